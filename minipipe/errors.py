@@ -1,0 +1,117 @@
+"""One tree of errors, each with a code for programs and a sentence for people.
+
+Programs (and the tests) compare ``error.code``; people read the sentence, which says what was given, what was
+expected and what to do. Both towers, numerics and schedules, import this file, so it imports nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = [
+    "LaunchError",
+    "MessageError",
+    "MicrobatchError",
+    "MinipipeError",
+    "ModelError",
+    "ParameterError",
+    "PartitionError",
+    "Problem",
+    "RankError",
+    "ScheduleError",
+    "TensorError",
+]
+
+
+class MinipipeError(Exception):
+    """The root of the tree.
+
+    Parameters
+    ----------
+    code : str
+        A short word that never changes, for programs: ``"too-few-layers"``.
+    message : str
+        A sentence for people.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class TensorError(MinipipeError, ValueError):
+    """An operation cannot be computed or differentiated (shape, dtype, not-scalar, no-graph, backward-twice, range)."""
+
+
+class ParameterError(MinipipeError, ValueError):
+    """A parameter is not filled, or does not fit what is loaded into it (uninitialised, missing, unexpected, shape)."""
+
+
+class ModelError(MinipipeError, TypeError):
+    """What was given as a model cannot be cut into stages (not-a-sequence)."""
+
+
+class PartitionError(MinipipeError, ValueError):
+    """Layers cannot be divided among the stages (zero-stages, too-few-layers, invalid-cost, not-a-partition)."""
+
+
+class MicrobatchError(MinipipeError, ValueError):
+    """A batch cannot be divided into microbatches (too-few-samples, out-of-range, unequal-lengths)."""
+
+
+class RankError(MinipipeError, ValueError):
+    """A rank does not exist, or there are too many or too few of them (out-of-range, wrong-number)."""
+
+
+class MessageError(MinipipeError, RuntimeError):
+    """A message is late, lost or not what was expected (shape, dtype, step, header, timeout, deadlock, peer-left)."""
+
+
+class LaunchError(MinipipeError, RuntimeError):
+    """The ranks cannot be started as asked (no-mpi4py, closed)."""
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with a schedule.
+
+    Attributes
+    ----------
+    code : str
+        What kind of problem, for programs: ``"missing"``, ``"deadlock"``, …
+    message : str
+        A sentence.
+    rank : int or None
+        The rank in whose list of actions the problem stands.
+    step : int or None
+        The index of the action in that list, from 0.
+    """
+
+    code: str
+    message: str
+    rank: int | None = None
+    step: int | None = None
+
+
+class ScheduleError(MinipipeError, ValueError):
+    """A schedule is illegal, or text is not a schedule.
+
+    Parameters
+    ----------
+    problems : sequence of Problem
+        Ordered, the cause first. The message is that of the first.
+    grid : str
+        A drawing of the schedule with the step marked, or nothing.
+    """
+
+    def __init__(self, problems: Sequence[Problem], grid: str = "") -> None:
+        self.problems = tuple(problems)
+        first = self.problems[0]
+        more = len(self.problems) - 1
+        tail = f"\n({more} more problem{'s' * (more > 1)} in .problems)" if more else ""
+        drawing = f"\n\n{grid}" if grid else ""
+        super().__init__(first.code, f"[{first.code}] {first.message}{drawing}{tail}")

@@ -1,0 +1,103 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from minipipe import backend
+from minipipe.backend import Array, array_module
+from minipipe.errors import TensorError
+from minipipe.tensor import Operand, Tensor, operands, record
+
+__all__ = ["linear", "matmul"]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight + bias as one operation, over the last axis of x.
+
+    Parameters
+    ----------
+    x : Tensor of shape (..., k)
+    weight : Tensor of shape (k, n)
+    bias : Tensor of shape (n,), optional
+
+    Returns
+    -------
+    Tensor of shape (..., n)
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+    """
+    x, weight = operands(x, weight)
+    w = weight.data
+    if x.ndim == 0 or w.ndim != 2 or x.shape[-1] != w.shape[0]:
+        raise TensorError(
+            "shape",
+            f"linear: the input has shape {x.shape} and the weight {w.shape}; "
+            "the input's last axis must be as long as the weight's first.",
+        )
+    rows = x.data if x.ndim == 2 else backend.reshape(x.data, (-1, w.shape[0]))  # one product instead of many small ones
+    shape = (*x.shape[:-1], w.shape[1])
+    result = rows @ w
+    inputs = [
+        (x, lambda g: backend.reshape(_rows(g) @ w.T, (*shape[:-1], w.shape[0]))),
+        (weight, lambda g: rows.T @ _rows(g)),
+    ]
+    if bias is not None:
+        _, bias = operands(x, bias)
+        if bias.shape != w.shape[1:]:
+            raise TensorError("shape", f"linear: the bias has shape {bias.shape}; expected {w.shape[1:]}.")
+        result += bias.data
+        inputs.append((bias, lambda g: backend.reduce_sum(_rows(g), axis=0)))
+    return record(backend.reshape(result, shape), *inputs)
+
+
+def _rows(array: Array) -> Array:
+    return array if array.ndim == 2 else backend.reshape(array, (-1, array.shape[-1]))
+
+
+def matmul(a: Operand, b: Operand) -> Tensor:
+    """Return the matrix product a @ b over the last two axes; the axes before them are broadcast.
+
+    A vector counts as a row on the left and as a column on the right, as in NumPy.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+    """
+    a, b = operands(a, b)
+    _check_product(a.shape, b.shape)
+    x = backend.reshape(a.data, (1, -1)) if a.ndim == 1 else a.data
+    y = backend.reshape(b.data, (-1, 1)) if b.ndim == 1 else b.data
+    product = x @ y
+    full = product.shape
+    shape = full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)
+    a_shape, b_shape = a.shape, b.shape
+    return record(
+        backend.reshape(product, shape),
+        (a, lambda g: backend.reshape(_sum_batch(backend.reshape(g, full) @ _swap(y), x.shape), a_shape)),
+        (b, lambda g: backend.reshape(_sum_batch(_swap(x) @ backend.reshape(g, full), y.shape), b_shape)),
+    )
+
+
+def _check_product(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
+        raise TensorError(
+            "shape",
+            f"matmul: shapes {left} and {right} do not fit; the last axis of the first must be as long as "
+            "the second's last axis but one (its only axis, if it is a vector).",
+        )
+
+
+def _swap(array: Array) -> Array:
+    return array_module(array).matrix_transpose(array)
+
+
+def _sum_batch(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the leading axes along which an operand of shape ``shape`` was broadcast."""
+    extra = gradient.ndim - len(shape)
+    axes = tuple(
+        i for i in range(gradient.ndim - 2) if i < extra or (shape[i - extra] == 1 and gradient.shape[i] != 1)
+    )
+    return backend.reshape(backend.reduce_sum(gradient, axes, True), shape) if axes else gradient

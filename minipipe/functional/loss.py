@@ -1,0 +1,102 @@
+"""Softmax and the losses."""
+
+from __future__ import annotations
+
+from minipipe import backend
+from minipipe.backend import Array, array_module
+from minipipe.errors import TensorError
+from minipipe.tensor import Operand, Tensor, as_tensor, operands, record
+
+__all__ = ["cross_entropy", "log_softmax", "mean_squared_error", "softmax"]
+
+
+def softmax(a: Operand, axis: int = -1) -> Tensor:
+    """Return e^a over its sum along an axis, shifted by the largest element so that nothing overflows."""
+    a = as_tensor(a)
+    xp = array_module(a.data)
+    exponentials = xp.exp(a.data - xp.max(a.data, axis=axis, keepdims=True))
+    result = exponentials / backend.reduce_sum(exponentials, axis, True)
+    return record(result, (a, lambda g: result * (g - backend.reduce_sum(g * result, axis, True))))
+
+
+def log_softmax(a: Operand, axis: int = -1) -> Tensor:
+    """Return the logarithm of :func:`softmax`, more exact than taking it afterwards."""
+    a = as_tensor(a)
+    xp = array_module(a.data)
+    result = _log_softmax(a.data, axis)
+    return record(result, (a, lambda g: g - xp.exp(result) * backend.reduce_sum(g, axis, True)))
+
+
+def _log_softmax(x: Array, axis: int) -> Array:
+    xp = array_module(x)
+    shifted = x - xp.max(x, axis=axis, keepdims=True)
+    return shifted - xp.log(backend.reduce_sum(xp.exp(shifted), axis, True))
+
+
+def cross_entropy(logits: Tensor, labels: Operand) -> Tensor:
+    """Return the mean of -log softmax(logits)[label] over all rows.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (..., k)
+        One score for each of k classes.
+    labels : array of integers of shape (...)
+        The right class of each row, 0 to k - 1.
+
+    Returns
+    -------
+    Tensor of shape ()
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape``, ``dtype`` and ``range``.
+    """
+    logits = as_tensor(logits)
+    xp, num_classes = array_module(logits.data), logits.shape[-1] if logits.ndim else 0
+    wanted = labels.data if isinstance(labels, Tensor) else backend.as_array(labels, like=logits.data)
+    _check_labels(logits, wanted)
+    columns = backend.reshape(wanted, (-1,))
+    log_probabilities = _log_softmax(backend.reshape(logits.data, (-1, num_classes)), -1)
+    shape, count = logits.shape, columns.shape[0]
+
+    def vjp(g: Array) -> Array:
+        is_wanted = xp.arange(num_classes) == columns[:, None]
+        difference = xp.exp(log_probabilities) - xp.astype(is_wanted, log_probabilities.dtype)
+        return backend.reshape(difference * (g / count), shape)
+
+    picked = backend.one_per_row(log_probabilities, columns)
+    return record(-(backend.reduce_sum(picked) / count), (logits, vjp))
+
+
+def _check_labels(logits: Tensor, labels: Array) -> None:
+    if not backend.is_integer(labels.dtype):
+        raise TensorError("dtype", f"cross_entropy: labels must be whole numbers (class indices); these are {labels.dtype}.")
+    if labels.shape != logits.shape[:-1] or labels.size == 0:
+        raise TensorError(
+            "shape",
+            f"cross_entropy: scores of shape {logits.shape} need labels of shape {logits.shape[:-1]}; "
+            f"these have {labels.shape}.",
+        )
+    xp = array_module(labels)
+    low, high = int(xp.min(labels)), int(xp.max(labels))
+    if low < 0 or high >= logits.shape[-1]:
+        raise TensorError(
+            "range", f"cross_entropy: labels run from {low} to {high}, but there are {logits.shape[-1]} classes, from 0."
+        )
+
+
+def mean_squared_error(prediction: Tensor, target: Operand) -> Tensor:
+    """Return the mean of (prediction - target)^2 over all elements; both of the same shape."""
+    prediction, target = operands(prediction, target)
+    if prediction.shape != target.shape:
+        raise TensorError(
+            "shape", f"mean_squared_error: the prediction has shape {prediction.shape}, the target {target.shape}."
+        )
+    difference = prediction.data - target.data
+    count = prediction.size
+    return record(
+        backend.reduce_sum(difference * difference) / count,
+        (prediction, lambda g: difference * (2 * g / count)),
+        (target, lambda g: difference * (-2 * g / count)),
+    )

@@ -1,0 +1,61 @@
+"""Attaches + - * / ** @ [] and the methods to Tensor, so that imports point one way: the tensor knows no operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minipipe.functional import elementwise, linear, reduction, shape
+from minipipe.tensor import Operand, Tensor
+
+__all__: list[str] = []
+
+
+def _swapped(operation: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
+    return lambda self, other: operation(other, self)
+
+
+def _reshape(self: Tensor, *lengths: Any) -> Tensor:
+    return shape.reshape(self, _unpacked(lengths))
+
+
+def _transpose(self: Tensor, *axes: Any) -> Tensor:
+    return shape.transpose(self, _unpacked(axes) if axes else None)
+
+
+def _unpacked(numbers: tuple[Any, ...]) -> Sequence[int]:
+    """Allow both ``reshape(2, 3)`` and ``reshape((2, 3))``."""
+    return numbers[0] if len(numbers) == 1 and not isinstance(numbers[0], int) else numbers
+
+
+_METHODS: dict[str, Any] = {
+    "__add__": elementwise.add,
+    "__radd__": _swapped(elementwise.add),
+    "__sub__": elementwise.subtract,
+    "__rsub__": _swapped(elementwise.subtract),
+    "__mul__": elementwise.multiply,
+    "__rmul__": _swapped(elementwise.multiply),
+    "__truediv__": elementwise.divide,
+    "__rtruediv__": _swapped(elementwise.divide),
+    "__pow__": elementwise.power,
+    "__rpow__": _swapped(elementwise.power),
+    "__matmul__": linear.matmul,
+    "__rmatmul__": _swapped(linear.matmul),
+    "__neg__": elementwise.negative,
+    "__getitem__": shape.index,
+    "sum": reduction.total,
+    "mean": reduction.mean,
+    "max": reduction.amax,
+    "exp": elementwise.exp,
+    "log": elementwise.log,
+    "tanh": elementwise.tanh,
+    "sqrt": elementwise.sqrt,
+    "relu": elementwise.relu,
+    "sigmoid": elementwise.sigmoid,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "T": property(shape.transpose),
+}
+
+for _name, _method in _METHODS.items():
+    setattr(Tensor, _name, _method)

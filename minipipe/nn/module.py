@@ -1,0 +1,172 @@
+"""The module: a part of a model, made of parameters and other modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from minipipe import backend
+from minipipe.errors import ParameterError
+from minipipe.nn.parameter import Parameter
+
+__all__ = ["Module", "load_parameters"]
+
+
+class Module:
+    """A part of a model. Subclasses set parameters and modules as attributes and define ``forward``.
+
+    Attributes that are a Parameter, a Module, or a list or tuple of those are found by themselves.
+
+    Attributes
+    ----------
+    is_training : bool
+        Whether it trains (the default) or is evaluated.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> class Twice(nn.Module):
+    ...     def __init__(self):
+    ...         self.inner = nn.Linear(2, 2)
+    ...     def forward(self, x):
+    ...         return self.inner(self.inner(x))
+    >>> [name for name, _ in Twice().named_parameters()]
+    ['inner.weight', 'inner.bias']
+    """
+
+    is_training: bool = True
+    _is_filled: bool = False
+
+    def forward(self, *inputs: Any) -> Any:
+        """Compute the result; subclasses say how."""
+        raise TypeError(f"{type(self).__name__} does not define forward(self, x).")
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Compute the result. Parameters that have no values yet get those of seed 0."""
+        if not self._is_filled:
+            self._fill_missing(seed=0)
+            self._is_filled = True
+        return self.forward(*inputs)
+
+    # -- parts ----------------------------------------------------------------------------------------------
+
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        """Yield (name, Parameter or Module) for everything directly inside."""
+        for name, value in vars(self).items():
+            if isinstance(value, Parameter | Module):
+                yield name, value
+            elif isinstance(value, list | tuple):
+                for i, item in enumerate(value):
+                    if isinstance(item, Parameter | Module):
+                        yield f"{name}.{i}", item
+
+    def modules(self) -> Iterator[Module]:
+        """Yield this module and every module inside it."""
+        yield self
+        for _, part in self._parts():
+            if isinstance(part, Module):
+                yield from part.modules()
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield (qualified name, parameter); one that occurs twice comes once, under its first name."""
+        seen: set[int] = set()
+        for name, parameter in self._all_named_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
+
+    def _all_named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        for name, part in self._parts():
+            if isinstance(part, Parameter):
+                yield name, part
+            else:
+                for inner, parameter in part.named_parameters():
+                    yield f"{name}.{inner}", parameter
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Yield every parameter once."""
+        for _, parameter in self.named_parameters():
+            yield parameter
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of trainable numbers, known before there are values."""
+        return sum(parameter.size for parameter in self.parameters())
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def initialise(self, seed: int = 0) -> Module:
+        """Fill every parameter, from the seed and its qualified name in this module. Returns the module."""
+        for name, parameter in self.named_parameters():
+            parameter.fill(seed, name)
+        return self
+
+    def _fill_missing(self, seed: int) -> None:
+        for name, parameter in self.named_parameters():
+            if not parameter.is_filled:
+                parameter.fill(seed, name)
+
+    def train(self, mode: bool = True) -> Module:
+        """Set this module and all inside it to train, or with ``mode=False`` to be evaluated. Returns the module."""
+        for module in self.modules():
+            module.is_training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Set this module and all inside it to be evaluated. Returns the module."""
+        return self.train(False)
+
+    def zero_grad(self) -> None:
+        """Forget every gradient."""
+        for parameter in self.parameters():
+            parameter.zero_grad()
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return a copy of every parameter's values, by qualified name."""
+        return {name: np.array(backend.to_numpy(p.data)) for name, p in self.named_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take the values of :meth:`state_dict`.
+
+        Raises
+        ------
+        ParameterError
+            Codes ``missing``, ``unexpected`` and ``shape``; then nothing has changed.
+        """
+        load_parameters(dict(self.named_parameters()), state)
+
+    # -- looks ----------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Return what stands between the brackets of the repr of a module without parts."""
+        return ""
+
+    def __repr__(self) -> str:
+        modules = [(name, part) for name, part in self._parts() if isinstance(part, Module)]
+        if not modules:
+            return f"{type(self).__name__}({self.describe()})"
+        lines = [f"{name}: {part!r}".replace("\n", "\n  ") for name, part in modules]
+        return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
+
+
+def load_parameters(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]) -> None:
+    """Fill parameters from a state, after checking that names and shapes agree.
+
+    Raises
+    ------
+    ParameterError
+        Codes ``missing``, ``unexpected`` and ``shape``; then nothing has changed.
+    """
+    missing, unexpected = parameters.keys() - state.keys(), state.keys() - parameters.keys()
+    for code, names in (("missing", missing), ("unexpected", unexpected)):
+        if names:
+            listed = ", ".join(sorted(names))
+            raise ParameterError(code, f"The state does not fit the model; {code}: {listed}.")
+    for name, parameter in parameters.items():
+        if np.shape(state[name]) != parameter.shape:
+            given = np.shape(state[name])
+            raise ParameterError("shape", f"{name} has shape {parameter.shape}; the state holds {given}.")
+    for name, parameter in parameters.items():
+        parameter.load(backend.as_array(state[name]), name)

@@ -1,0 +1,78 @@
+"""A timeline as text: a row for each rank, time from left to right."""
+
+from __future__ import annotations
+
+from minipipe.schedules.action import ActionKind
+from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.simulator import simulate
+from minipipe.schedules.timeline import Span, Timeline
+
+__all__ = ["draw_text"]
+
+_IDLE = "·"
+# What fills the rest of an action's cells after its label, so that the kinds differ at a glance.
+_FILL = {
+    ActionKind.FORWARD: "-",
+    ActionKind.BACKWARD: "=",
+    ActionKind.BACKWARD_INPUT: "=",
+    ActionKind.BACKWARD_WEIGHT: "~",
+}
+
+
+def draw_text(drawn: Schedule | Timeline, width: int = 80) -> str:
+    """Draw a schedule (F, I and W one unit each) or a timeline as text.
+
+    Parameters
+    ----------
+    drawn : Schedule or Timeline
+    width : int
+        The longest line, in columns; at least 40.
+
+    Returns
+    -------
+    str
+        A row for each rank, then a caption. An action begins with its label, ``F3`` or, where a rank holds several
+        stages, ``2F3``, as far as there is room; ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, and
+        ``·`` is idle time.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(draw_text(schedules.gpipe(2, 2), width=60))
+    rank 0 F0---F1---··········B0========B1========
+    rank 1 ·····F0---F1---B0========B1========·····
+    gpipe: makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2
+    """
+    timeline = simulate(drawn) if isinstance(drawn, Schedule) else drawn
+    width = max(40, width)
+    margin = len(f"rank {timeline.num_ranks - 1} ")
+    columns = _columns(timeline, width - margin)
+    rows = [
+        f"rank {rank}".ljust(margin) + _row(spans, columns, timeline.makespan)
+        for rank, spans in enumerate(timeline.spans)
+    ]
+    return "\n".join([*rows, str(timeline)])
+
+
+def _columns(timeline: Timeline, room: int) -> int:
+    """Return how many columns the makespan takes: all, or a whole number for each unit where times are whole."""
+    span = timeline.makespan
+    if timeline.unit == "units" and span and span == int(span) and span <= room:
+        return int(span) * min(5, room // int(span))
+    return room
+
+
+def _row(spans: tuple[Span, ...], columns: int, makespan: float) -> str:
+    """Draw one rank. Each span runs from its rounded start to its rounded end."""
+    if not makespan:
+        return _IDLE * columns
+    cells = [_IDLE] * columns
+    several = len({span.action.stage for span in spans}) > 1
+    for action, start, end in spans:
+        first, last = round(start / makespan * columns), round(end / makespan * columns)
+        room = last - first
+        letter, short = action.kind.value, f"{action.kind.value}{action.microbatch}"
+        labels = [f"{action.stage}{short}", short, letter] if several else [short, letter]
+        label = next((text for text in labels if len(text) <= room), "")
+        cells[first:last] = label.ljust(room, _FILL[action.kind])
+    return "".join(cells)

@@ -1,0 +1,82 @@
+"""One cell of a schedule: what a rank does for one stage and one microbatch."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+from minipipe.errors import Problem, ScheduleError
+
+__all__ = ["Action", "ActionKind"]
+
+
+class ActionKind(StrEnum):
+    """What an action does. The letters are PyTorch's; the zero-bubble papers write B for our I.
+
+    A SEND is named after the stage whose result it sends, a RECV after the stage that will use what it receives:
+    ``0SEND_F3`` on one rank meets ``1RECV_F3`` on another.
+    """
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
+    SEND_F = "SEND_F"
+    RECV_F = "RECV_F"
+    SEND_B = "SEND_B"
+    RECV_B = "RECV_B"
+
+    @property
+    def is_communication(self) -> bool:
+        """Whether this is one of the four SEND and RECV kinds."""
+        return len(self.value) > 1
+
+
+_CELL = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)", re.ASCII)
+
+
+class Action(NamedTuple):
+    """Stage, kind and microbatch of one action; ``str(action)`` is its cell.
+
+    Attributes
+    ----------
+    stage : int
+        Index of the stage, from 0.
+    kind : ActionKind
+    microbatch : int
+        Index of the microbatch, from 0.
+
+    Examples
+    --------
+    >>> str(Action(2, ActionKind.FORWARD, 0))
+    '2F0'
+    >>> Action.parse("0SEND_F3")
+    Action(stage=0, kind=<ActionKind.SEND_F: 'SEND_F'>, microbatch=3)
+    """
+
+    stage: int
+    kind: ActionKind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, cell: str) -> Action:
+        """Read one cell, such as ``"2F0"``.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``syntax``, for anything but stage, kind and microbatch.
+        """
+        match = _CELL.fullmatch(cell)
+        if match is None:
+            raise ScheduleError([Problem("syntax", f"{cell!r} is not an action. {EXPECTED_CELL}")])
+        return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
+
+
+EXPECTED_CELL = (
+    "Expected stage, kind and microbatch, such as 2F0; the kinds are F, B, I, W, SEND_F, RECV_F, SEND_B and RECV_B."
+)

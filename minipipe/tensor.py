@@ -1,0 +1,287 @@
+"""The tensor: an array that knows how it was computed. Arithmetic is attached by ``functional/operators.py``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minipipe import autograd, backend
+from minipipe.autograd import Leaf, Node, Vjp
+from minipipe.backend import Array
+from minipipe.errors import TensorError
+
+__all__ = ["Operand", "Tensor", "as_constant", "as_tensor", "operands", "record"]
+
+
+class Tensor:
+    """An array that knows how it was computed.
+
+    Parameters
+    ----------
+    data : array, number or nested list of numbers
+        Arrays keep their dtype; numbers and lists of real numbers become float32.
+    requires_grad : bool
+        Whether ``backward`` shall leave a gradient in ``grad``. Only real numbers can have one.
+    dtype : dtype, optional
+        Another dtype, for instance ``numpy.float64``.
+
+    Attributes
+    ----------
+    data : array
+        The values, of shape ``shape``.
+
+    Raises
+    ------
+    TensorError
+        Code ``dtype``: integers that should need gradients, or data that are not numbers.
+
+    Examples
+    --------
+    >>> x = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    >>> (x * x).sum().backward()
+    >>> x.grad
+    array([[2., 4.],
+           [6., 8.]], dtype=float32)
+    """
+
+    __slots__ = ("__weakref__", "data", "node")
+
+    # NumPy arrays leave ``array * tensor`` to the tensor.
+    __array_ufunc__ = None
+
+    data: Array
+    node: Node | None
+
+    def __init__(self, data: object, requires_grad: bool = False, dtype: Any = None) -> None:
+        if isinstance(data, Tensor):
+            data = data.data
+        array = backend.as_array(data, dtype)
+        if dtype is None and not backend.is_array(data) and array.dtype == np.float64:
+            array = array.astype(np.float32)
+        if not (backend.is_floating(array.dtype) or backend.is_integer(array.dtype) or array.dtype == bool):
+            raise TensorError("dtype", f"A tensor holds real or whole numbers; this is {array.dtype}: {data!r:.60}.")
+        self.data = array
+        self.node = None
+        if requires_grad:
+            if not backend.is_floating(array.dtype):
+                raise TensorError(
+                    "dtype", f"Only real numbers have gradients; this tensor is {array.dtype}. Give dtype=numpy.float32."
+                )
+            self.node = Leaf()
+
+    # -- what it is -----------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each axis."""
+        return self.data.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the elements."""
+        return self.data.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self.data.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return backend.prod(self.shape)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient can flow to or through this tensor."""
+        return self.node is not None and self.node.needs_gradient
+
+    @property
+    def grad(self) -> Array | None:
+        """The gradient that ``backward`` left here, of shape ``shape``; None for a result, or before ``backward``."""
+        return self.node.grad if isinstance(self.node, Leaf) else None
+
+    @grad.setter
+    def grad(self, gradient: Array | None) -> None:
+        if not isinstance(self.node, Leaf):
+            raise TensorError("no-graph", "Only a tensor made with requires_grad=True, or a parameter, keeps a gradient.")
+        if gradient is not None and gradient.shape != self.shape:
+            raise TensorError("shape", f"The gradient has shape {gradient.shape}; the tensor has {self.shape}.")
+        self.node.grad = gradient
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a tensor without axes")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"Tensor({np.array2string(backend.to_numpy(self.data), separator=', ', prefix='Tensor(')}{grad})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(backend.to_numpy(self.data), dtype=dtype, copy=copy)
+
+    def item(self) -> float:
+        """Return the only element as a Python number."""
+        if self.size != 1:
+            raise TensorError("shape", f"item() needs a tensor with one element; this one has shape {self.shape}.")
+        return backend.to_numpy(self.data).item()
+
+    def numpy(self) -> np.ndarray:
+        """Return the values as a NumPy array, without a copy where they are in NumPy's memory already."""
+        return backend.to_numpy(self.data)
+
+    def detach(self) -> Tensor:
+        """Return a tensor with the same values and no graph behind it."""
+        return record(self.data)
+
+    # -- what it does ---------------------------------------------------------------------------------------
+
+    def backward(self, gradient: Array | float | None = None) -> None:
+        """Add to ``grad`` of every leaf behind this tensor its gradient, and release the graph.
+
+        Parameters
+        ----------
+        gradient : array or float, optional
+            The gradient of this tensor, of its shape. For a tensor with one element it is 1 by default.
+
+        Raises
+        ------
+        TensorError
+            Codes ``no-graph``, ``not-scalar``, ``shape``, ``backward-twice``.
+        """
+        if self.node is None:
+            raise TensorError(
+                "no-graph",
+                "backward() found no graph: nothing that this tensor was computed from has requires_grad=True, "
+                "or it was computed inside no_grad().",
+            )
+        autograd.backward(self.node, self.seed_gradient(gradient))
+
+    def seed_gradient(self, gradient: Array | float | None = None) -> Array:
+        """Return ``gradient`` as an array of this tensor's shape and dtype; by default 1 for a single element."""
+        if gradient is None:
+            if self.size != 1:
+                raise TensorError(
+                    "not-scalar",
+                    f"backward() of a tensor of shape {self.shape} needs the gradient of that shape; "
+                    "only a tensor with one element has a gradient of its own, 1. Take .sum() or .mean() first?",
+                )
+            gradient = 1.0
+        if isinstance(gradient, int | float):
+            return backend.array_module(self.data).full(self.shape, gradient, dtype=self.dtype)
+        gradient = backend.as_array(gradient, self.dtype, self.data)
+        if gradient.shape != self.shape:
+            raise TensorError("shape", f"The gradient has shape {gradient.shape}; the tensor has {self.shape}.")
+        return gradient
+
+    def zero_grad(self) -> None:
+        """Forget the gradient."""
+        if isinstance(self.node, Leaf):
+            self.node.grad = None
+
+    if TYPE_CHECKING:  # attached by functional/operators.py, so that imports point one way
+
+        def __add__(self, other: Operand) -> Tensor: ...
+        def __radd__(self, other: Operand) -> Tensor: ...
+        def __sub__(self, other: Operand) -> Tensor: ...
+        def __rsub__(self, other: Operand) -> Tensor: ...
+        def __mul__(self, other: Operand) -> Tensor: ...
+        def __rmul__(self, other: Operand) -> Tensor: ...
+        def __truediv__(self, other: Operand) -> Tensor: ...
+        def __rtruediv__(self, other: Operand) -> Tensor: ...
+        def __pow__(self, exponent: Operand) -> Tensor: ...
+        def __rpow__(self, base: Operand) -> Tensor: ...
+        def __matmul__(self, other: Operand) -> Tensor: ...
+        def __rmatmul__(self, other: Operand) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __getitem__(self, index: Any) -> Tensor: ...
+        def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor: ...
+        def mean(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor: ...
+        def max(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor: ...
+        def exp(self) -> Tensor: ...
+        def log(self) -> Tensor: ...
+        def tanh(self) -> Tensor: ...
+        def sqrt(self) -> Tensor: ...
+        def relu(self) -> Tensor: ...
+        def sigmoid(self) -> Tensor: ...
+        def reshape(self, *shape: int) -> Tensor: ...
+        def transpose(self, *axes: int) -> Tensor: ...
+        @property
+        def T(self) -> Tensor: ...
+
+
+Operand = Tensor | Array | float | int
+
+
+def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
+    """Return a result, and note in the graph how it was computed.
+
+    Parameters
+    ----------
+    data : array
+        The values of the result.
+    *inputs : (Tensor, function)
+        Each input with its vjp: from the gradient of the result, of its shape, to that of the input, of the
+        input's shape. Inputs without a graph are left out, and what their vjp captured is let go.
+    """
+    result = Tensor.__new__(Tensor)
+    result.data = np.asarray(data) if isinstance(data, np.generic) else data
+    result.node = None
+    if inputs and autograd.is_grad_enabled():
+        edges = []
+        needs_gradient = False
+        for tensor, vjp in inputs:
+            node = tensor.node
+            if node is None:
+                continue
+            if node.needs_gradient:
+                needs_gradient = True
+                edges.append((node, vjp))
+            else:
+                edges.append((node, None))
+        if edges:
+            result.node = Node(tuple(edges), needs_gradient)
+    return result
+
+
+def as_tensor(value: Operand) -> Tensor:
+    """Return the value itself if it is a tensor, and a constant tensor of it otherwise."""
+    return value if isinstance(value, Tensor) else Tensor(value)
+
+
+def as_constant(value: Operand, like: Tensor) -> Tensor:
+    """Return a value as a constant beside a tensor: in its module, and in its dtype where that is real.
+
+    NumPy promotes float32 to float64 on the slightest occasion (a ``numpy.float64``, an integer array); a constant
+    takes the tensor's dtype instead.
+    """
+    data = value.data if isinstance(value, Tensor) else value
+    return record(backend.as_array(data, like.dtype if backend.is_floating(like.dtype) else None, like.data))
+
+
+def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
+    """Return both operands as tensors of one dtype.
+
+    Raises
+    ------
+    TensorError
+        Code ``dtype``, when two tensors of different real dtypes meet: float64 has crept in somewhere.
+    """
+    if not isinstance(left, Tensor):
+        left = as_constant(left, as_tensor(right))
+    if not isinstance(right, Tensor):
+        right = as_constant(right, left)
+    if left.data.dtype is not right.data.dtype and left.data.dtype != right.data.dtype:
+        if not backend.is_floating(left.dtype):
+            left = as_constant(left, right)
+        elif not backend.is_floating(right.dtype):
+            right = as_constant(right, left)
+        else:
+            raise TensorError(
+                "dtype",
+                f"A tensor of {left.dtype} meets one of {right.dtype}. Make them equal where they are made: "
+                "Tensor(values, dtype=numpy.float32), or Linear(…, dtype=numpy.float64) to compute in float64.",
+            )
+    return left, right
