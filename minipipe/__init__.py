@@ -1,5 +1,44 @@
-"""minipipe: pipeline-parallel training to learn from and to run."""
+"""minipipe: pipeline-parallel training to learn from and to run.
 
-from minipipe import data, functional, nn, optim, schedules
+A schedule is data: for each rank a list of actions, written by a pure function. The verifier proves it legal, the
+simulator times it, the executor runs it on real ranks, the renderer draws it, and a person reads it as text.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from minipipe import data, functional, nn, optim, schedules, testing
 from minipipe.autograd import no_grad
+from minipipe.comm import ProcessGroup, init_process_group, spawn
+from minipipe.pipeline import Pipeline, partition_by_cost, partition_evenly, split_microbatches
+from minipipe.schedules import Action, ActionKind, Costs, Schedule, Timeline, simulate, verify
 from minipipe.tensor import Tensor
+
+try:
+    __version__ = version("minipipe-mpi")
+except PackageNotFoundError:  # run from a checkout that was not installed
+    __version__ = "unknown"
+
+__all__ = [
+    "Action",
+    "ActionKind",
+    "Costs",
+    "Pipeline",
+    "ProcessGroup",
+    "Schedule",
+    "Tensor",
+    "Timeline",
+    "data",
+    "functional",
+    "init_process_group",
+    "nn",
+    "no_grad",
+    "optim",
+    "partition_by_cost",
+    "partition_evenly",
+    "schedules",
+    "simulate",
+    "spawn",
+    "split_microbatches",
+    "testing",
+    "verify",
+]

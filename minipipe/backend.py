@@ -88,8 +88,10 @@ def contiguous(array: Array) -> Array:
 
 
 def copy(array: Array) -> Array:
-    """Return a copy that shares no memory."""
-    return array_module(array).asarray(array, copy=True)
+    """Return a copy that shares no memory, in C order: whoever loads a transposed array must get the same bits."""
+    if isinstance(array, np.ndarray):
+        return np.array(array, order="C")
+    return contiguous(array_module(array).asarray(array, copy=True))
 
 
 def one_per_row(matrix: Array, columns: Array) -> Array:

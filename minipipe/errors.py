@@ -33,7 +33,14 @@ class MinipipeError(Exception):
         A short word that never changes, for programs: ``"too-few-layers"``.
     message : str
         A sentence for people.
+
+    Attributes
+    ----------
+    is_self_explaining : bool
+        Whether the sentence says all; then a failing rank prints it without a traceback.
     """
+
+    is_self_explaining = False
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
@@ -59,21 +66,31 @@ class ModelError(MinipipeError, TypeError):
 class PartitionError(MinipipeError, ValueError):
     """Layers cannot be divided among the stages (zero-stages, too-few-layers, invalid-cost, not-a-partition)."""
 
+    is_self_explaining = True
+
 
 class MicrobatchError(MinipipeError, ValueError):
     """A batch cannot be divided into microbatches (too-few-samples, out-of-range, unequal-lengths)."""
+
+    is_self_explaining = True
 
 
 class RankError(MinipipeError, ValueError):
     """A rank does not exist, or there are too many or too few of them (out-of-range, wrong-number)."""
 
+    is_self_explaining = True
+
 
 class MessageError(MinipipeError, RuntimeError):
     """A message is late, lost or not what was expected (shape, dtype, step, header, timeout, deadlock, peer-left)."""
 
+    is_self_explaining = True
+
 
 class LaunchError(MinipipeError, RuntimeError):
     """The ranks cannot be started as asked (no-mpi4py, closed)."""
+
+    is_self_explaining = True
 
 
 class Problem(NamedTuple):
@@ -107,6 +124,8 @@ class ScheduleError(MinipipeError, ValueError):
     grid : str
         A drawing of the schedule with the step marked, or nothing.
     """
+
+    is_self_explaining = True
 
     def __init__(self, problems: Sequence[Problem], grid: str = "") -> None:
         self.problems = tuple(problems)

@@ -85,7 +85,7 @@ class Tensor:
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return self.data.ndim
+        return len(self.shape)
 
     @property
     def size(self) -> int:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from minipipe.comm import spawn
+from minipipe.comm.host import limit_blas_threads
+from minipipe.nn import Sequential
+from minipipe.pipeline import Pipeline, split_microbatches
+from minipipe.pipeline.stage import Loss
+from minipipe.schedules import Schedule
 from minipipe.tensor import Tensor
 
-__all__ = ["check_gradients"]
+__all__ = ["StepResult", "check_gradients", "check_same_as_one_process", "one_process_step", "same_bits"]
 
 
 def check_gradients(
@@ -67,3 +75,88 @@ def _differences(evaluate: Callable[[], float], point: np.ndarray, epsilon: floa
         point[place] = value
         slope[place] = (up - down) / (2 * epsilon)
     return slope
+
+
+class StepResult(NamedTuple):
+    """The loss of a batch, and the gradient of every parameter, by its name in the model."""
+
+    loss: float
+    gradients: dict[str, np.ndarray | None]
+
+
+def one_process_step(model: Sequential, loss: Loss, inputs: Any, targets: Any, num_microbatches: int) -> StepResult:
+    """Accumulate the gradients of a batch's microbatches in ascending order, in one process and with plain autograd.
+
+    This is what every pipelined step must equal, bit for bit. Compute it with one BLAS thread.
+
+    Parameters
+    ----------
+    model : Sequential
+    loss : function
+        ``(outputs, targets) -> Tensor`` with one element.
+    inputs, targets : array of shape (samples, ...)
+    num_microbatches : int
+    """
+    model.zero_grad()
+    parts = split_microbatches(len(inputs), num_microbatches)
+    total = 0.0
+    for part in parts:
+        weight = (part.stop - part.start) / len(inputs)
+        value = loss(model(Tensor(inputs[part])), Tensor(targets[part]))
+        if value.requires_grad:
+            value.backward(weight)
+        total += weight * value.item()
+    return StepResult(total, {name: p.grad for name, p in model.named_parameters()})
+
+
+def check_same_as_one_process(
+    model: Sequential,
+    loss: Loss,
+    inputs: Any,
+    targets: Any,
+    schedule: Schedule,
+    seed: int = 0,
+    partition: list[range] | None = None,
+) -> None:
+    """Run one pipelined step on thread ranks, and compare loss and gradients with one process, bit for bit.
+
+    Parameters
+    ----------
+    model : Sequential
+        A description; it is left as it was.
+    loss : function
+    inputs, targets : array of shape (samples, ...)
+    schedule : Schedule
+        Says how many ranks, stages and microbatches.
+    seed : int
+    partition : list of range, optional
+
+    Raises
+    ------
+    AssertionError
+        When a bit differs; names the parameter.
+    """
+
+    def pipelined(group: Any) -> StepResult:
+        pipeline = Pipeline(model, group, loss=loss, schedule=schedule, seed=seed, partition=partition)
+        value = pipeline.step(inputs, targets)
+        return StepResult(value, {name: p.grad for name, p in pipeline.named_parameters()})
+
+    with limit_blas_threads(1):
+        twin = copy.deepcopy(model)
+        twin.initialise(seed)
+        expected = one_process_step(twin, loss, inputs, targets, schedule.num_microbatches)
+    by_rank = spawn(pipelined, schedule.num_ranks)
+    gradients = {name: gradient for result in by_rank for name, gradient in result.gradients.items()}
+    assert gradients.keys() == expected.gradients.keys(), f"parameters {sorted(gradients)} of {sorted(expected.gradients)}"
+    for name, gradient in gradients.items():
+        assert same_bits(gradient, expected.gradients[name]), f"the gradient of {name} differs from one process"
+    for rank, result in enumerate(by_rank):
+        assert result.loss == expected.loss, f"the loss on rank {rank} is {result.loss!r}, in one process {expected.loss!r}"
+
+
+def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    """Tell whether two arrays have the same dtype, shape and bits, or are both None."""
+    if a is None or b is None:
+        return a is b
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

@@ -74,10 +74,11 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     full = product.shape
     shape = full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)
     a_shape, b_shape = a.shape, b.shape
+    x_shape, y_shape = x.shape, y.shape  # so that each vjp keeps the other operand alone
     return record(
         backend.reshape(product, shape),
-        (a, lambda g: backend.reshape(_sum_batch(backend.reshape(g, full) @ _swap(y), x.shape), a_shape)),
-        (b, lambda g: backend.reshape(_sum_batch(_swap(x) @ backend.reshape(g, full), y.shape), b_shape)),
+        (a, lambda g: backend.reshape(_sum_batch(backend.reshape(g, full) @ _swap(y), x_shape), a_shape)),
+        (b, lambda g: backend.reshape(_sum_batch(_swap(x) @ backend.reshape(g, full), y_shape), b_shape)),
     )
 
 
@@ -88,6 +89,13 @@ def _check_product(left: tuple[int, ...], right: tuple[int, ...]) -> None:
             f"matmul: shapes {left} and {right} do not fit; the last axis of the first must be as long as "
             "the second's last axis but one (its only axis, if it is a vector).",
         )
+    for one, other in zip(reversed(left[:-2]), reversed(right[:-2])):
+        if one != other and one != 1 and other != 1:
+            raise TensorError(
+                "shape",
+                f"matmul: shapes {left} and {right} do not fit; before the last two axes, "
+                "lengths must be equal, or one of them 1.",
+            )
 
 
 def _swap(array: Array) -> Array:

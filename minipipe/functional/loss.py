@@ -72,7 +72,7 @@ def cross_entropy(logits: Tensor, labels: Operand) -> Tensor:
 def _check_labels(logits: Tensor, labels: Array) -> None:
     if not backend.is_integer(labels.dtype):
         raise TensorError("dtype", f"cross_entropy: labels must be whole numbers (class indices); these are {labels.dtype}.")
-    if labels.shape != logits.shape[:-1] or labels.size == 0:
+    if logits.ndim == 0 or labels.shape != logits.shape[:-1] or labels.size == 0:
         raise TensorError(
             "shape",
             f"cross_entropy: scores of shape {logits.shape} need labels of shape {logits.shape[:-1]}; "

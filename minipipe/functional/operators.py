@@ -25,7 +25,7 @@ def _transpose(self: Tensor, *axes: Any) -> Tensor:
 
 def _unpacked(numbers: tuple[Any, ...]) -> Sequence[int]:
     """Allow both ``reshape(2, 3)`` and ``reshape((2, 3))``."""
-    return numbers[0] if len(numbers) == 1 and not isinstance(numbers[0], int) else numbers
+    return numbers[0] if len(numbers) == 1 and isinstance(numbers[0], tuple | list | None) else numbers
 
 
 _METHODS: dict[str, Any] = {

@@ -15,7 +15,7 @@ Axis = int | tuple[int, ...] | None
 
 def _axes(a: Tensor, axis: Axis) -> tuple[int, ...]:
     """Return the axes as a tuple of numbers from 0."""
-    given = tuple(range(a.ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    given = tuple(range(a.ndim)) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
     for i in given:
         if not -a.ndim <= i < a.ndim:
             raise TensorError("shape", f"There is no axis {i} in a tensor of shape {a.shape}.")

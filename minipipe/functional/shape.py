@@ -27,7 +27,7 @@ def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
 def transpose(a: Operand, axes: Sequence[int] | None = None) -> Tensor:
     """Return the axes in another order, by default reversed. No element moves: the result is a view."""
     a = as_tensor(a)
-    order = tuple(reversed(range(a.ndim))) if axes is None else tuple(i % max(1, a.ndim) for i in axes)
+    order = tuple(reversed(range(a.ndim))) if axes is None else tuple(i + a.ndim * (i < 0) for i in axes)
     if sorted(order) != list(range(a.ndim)):
         raise TensorError("shape", f"transpose: {axes} does not name each axis of shape {a.shape} once.")
     back = tuple(order.index(i) for i in range(a.ndim))
@@ -58,7 +58,9 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     if len({str(tensor.dtype) for tensor in tensors}) > 1:
         given = ", ".join(str(tensor.dtype) for tensor in tensors)
         raise TensorError("dtype", f"concatenate: the dtypes differ: {given}.")
-    axis = axis % max(1, tensors[0].ndim)
+    if not -tensors[0].ndim <= axis < tensors[0].ndim:
+        raise TensorError("shape", f"concatenate: there is no axis {axis} in a tensor of shape {tensors[0].shape}.")
+    axis = axis % tensors[0].ndim
     others = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}
     if len(others) > 1 or any(t.ndim != tensors[0].ndim for t in tensors):
         shapes = ", ".join(str(tensor.shape) for tensor in tensors)
@@ -66,7 +68,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     xp = array_module(tensors[0].data)
     inputs, start = [], 0
     for tensor in tensors:
-        part = (slice(None),) * axis + (slice(start, start + tensor.shape[axis]),)
+        part = (slice(None),) * axis + (slice(start, start + tensor.shape[axis]), ...)
         inputs.append((tensor, lambda g, part=part: g[part]))
         start += tensor.shape[axis]
     return record(xp.concat([tensor.data for tensor in tensors], axis=axis), *inputs)

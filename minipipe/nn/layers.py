@@ -53,7 +53,7 @@ class Linear(Module):
 
     def describe(self) -> str:
         """Name both lengths."""
-        return ", ".join(map(str, self.weight.shape)) + ("" if self.bias else ", bias=False")
+        return ", ".join(map(str, self.weight.shape)) + ("" if self.bias is not None else ", bias=False")
 
 
 class Identity(Module):

@@ -11,7 +11,7 @@ from minipipe import backend
 from minipipe.errors import ParameterError
 from minipipe.nn.parameter import Parameter
 
-__all__ = ["Module", "load_parameters"]
+__all__ = ["Module", "check_state"]
 
 
 class Module:
@@ -135,7 +135,10 @@ class Module:
         ParameterError
             Codes ``missing``, ``unexpected`` and ``shape``; then nothing has changed.
         """
-        load_parameters(dict(self.named_parameters()), state)
+        parameters = dict(self.named_parameters())
+        check_state(parameters, state)
+        for name, parameter in parameters.items():
+            parameter.load(backend.as_array(state[name]), name)
 
     # -- looks ----------------------------------------------------------------------------------------------
 
@@ -151,13 +154,13 @@ class Module:
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
 
-def load_parameters(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]) -> None:
-    """Fill parameters from a state, after checking that names and shapes agree.
+def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]) -> None:
+    """Check that a state fits parameters: the same names, the same shapes.
 
     Raises
     ------
     ParameterError
-        Codes ``missing``, ``unexpected`` and ``shape``; then nothing has changed.
+        Codes ``missing``, ``unexpected`` and ``shape``.
     """
     missing, unexpected = parameters.keys() - state.keys(), state.keys() - parameters.keys()
     for code, names in (("missing", missing), ("unexpected", unexpected)):
@@ -168,5 +171,3 @@ def load_parameters(parameters: Mapping[str, Parameter], state: Mapping[str, np.
         if np.shape(state[name]) != parameter.shape:
             given = np.shape(state[name])
             raise ParameterError("shape", f"{name} has shape {parameter.shape}; the state holds {given}.")
-    for name, parameter in parameters.items():
-        parameter.load(backend.as_array(state[name]), name)

@@ -40,7 +40,7 @@ class Parameter(Tensor):
     __slots__ = ("declared_dtype", "declared_shape", "initialiser")
 
     def __init__(self, shape: tuple[int, ...] | Array, initialiser: Initialiser | None = None, dtype: Any = None) -> None:
-        values = None if isinstance(shape, tuple) else Tensor(shape, dtype=dtype).data
+        values = None if isinstance(shape, tuple) else Tensor(shape, requires_grad=True, dtype=dtype).data
         self.declared_shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
         self.declared_dtype = np.dtype(dtype or np.float32) if values is None else values.dtype
         self.initialiser = initialiser or constant(0.0)

@@ -26,7 +26,7 @@ def draw_text(drawn: Schedule | Timeline, width: int = 80) -> str:
     ----------
     drawn : Schedule or Timeline
     width : int
-        The longest line, in columns; at least 40.
+        The longest row, in columns; at least 40. The caption may be longer.
 
     Returns
     -------
@@ -39,8 +39,8 @@ def draw_text(drawn: Schedule | Timeline, width: int = 80) -> str:
     --------
     >>> from minipipe import schedules
     >>> print(draw_text(schedules.gpipe(2, 2), width=60))
-    rank 0 F0---F1---··········B0========B1========
-    rank 1 ·····F0---F1---B0========B1========·····
+    rank 0 F0---F1---···············B0========B1========
+    rank 1 ·····F0---F1---B0========B1========··········
     gpipe: makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2
     """
     timeline = simulate(drawn) if isinstance(drawn, Schedule) else drawn

@@ -33,7 +33,8 @@ class ActionKind(StrEnum):
         return len(self.value) > 1
 
 
-_CELL = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)", re.ASCII)
+# Nine digits are enough, and int() refuses some thousands of them with an error of its own.
+_CELL = re.compile(r"(\d{1,9})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d{1,9})", re.ASCII)
 
 
 class Action(NamedTuple):

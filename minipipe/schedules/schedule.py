@@ -144,7 +144,8 @@ class Schedule:
 
     def to_csv(self) -> str:
         """Return PyTorch's format: one line per rank, cells such as ``0F0``."""
-        return "".join(",".join(map(str, row)) + "\n" for row in self.actions)
+        # An empty line would be read as no rank; a lone comma is a rank that stays idle.
+        return "".join((",".join(map(str, row)) or ",") + "\n" for row in self.actions)
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv") -> Schedule:
@@ -167,7 +168,10 @@ class Schedule:
         >>> Schedule.from_csv("0F0,0B0,,\\n").actions[0][1]
         Action(stage=0, kind=<ActionKind.BACKWARD: 'B'>, microbatch=0)
         """
-        lines = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
+        try:
+            lines = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=None)))
+        except csv.Error as error:
+            raise _refused("syntax", f"The text is not CSV: {error}.") from None
         rows = [
             [(number, column, cell.strip()) for column, cell in enumerate(line, 1) if cell.strip()]
             for number, line in enumerate(lines, 1)

@@ -1,0 +1,79 @@
+"""Starting a group: MPI where a launcher started several ranks, one rank otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from minipipe.comm.host import keep_freed_memory, limit_blas_threads
+from minipipe.comm.process_group import DEFAULT_TIMEOUT, OneRankGroup, ProcessGroup
+from minipipe.errors import LaunchError
+
+__all__ = ["init_process_group", "launched_ranks"]
+
+# Set by mpirun or srun in each rank. Not SLURM_PROCID: a shell inside `salloc` carries it, too.
+_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def launched_ranks(environment: Mapping[str, str]) -> int | None:
+    """Return how many ranks the launcher started, 1 when there was none, and None when it does not say."""
+    sizes = [int(environment[name]) for name in _SIZE_VARIABLES if environment.get(name, "").isdigit()]
+    if sizes and max(sizes) > 1:
+        return max(sizes)
+    return None if "PMIX_RANK" in environment and not sizes else 1
+
+
+def init_process_group(*, timeout: float = DEFAULT_TIMEOUT, blas_threads: int = 1) -> ProcessGroup:
+    """Return this process' rank: of an MPI job when started by mpirun or srun, otherwise the only one.
+
+    Collective. From here until the group closes, matrix products use ``blas_threads`` threads. Use it as a context
+    manager, or without: either way an exception or ``sys.exit(n)`` on one rank ends every rank, with n.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds that a rank waits for another before it gives up and says what it waited for.
+    blas_threads : int
+        The same on every rank. Runs with another number may differ in the last bits.
+
+    Returns
+    -------
+    ProcessGroup
+
+    Raises
+    ------
+    LaunchError
+        Code ``no-mpi4py``: several ranks were started, but mpi4py is missing; they would all run alone. Code
+        ``wrong-mpi``: mpi4py belongs to another MPI than the launcher.
+
+    Examples
+    --------
+    >>> with init_process_group() as group:
+    ...     print(group.rank, group.size)
+    0 1
+    """
+    started = launched_ranks(os.environ)
+    group: ProcessGroup = OneRankGroup(timeout) if started == 1 else _mpi_group(started, timeout)
+    keep_freed_memory()
+    group._resources.enter_context(limit_blas_threads(blas_threads))
+    return group
+
+
+def _mpi_group(started: int | None, timeout: float) -> ProcessGroup:
+    several = f"{started} ranks" if started else "several ranks"
+    try:
+        from minipipe.comm import mpi
+    except ImportError as error:
+        raise LaunchError(
+            "no-mpi4py",
+            f"A launcher started {several}, but mpi4py cannot be imported ({error}), so each would run alone. "
+            "Install it: pip install 'minipipe-mpi[mpi]' (on a cluster: pip install mpi4py, with the cluster's MPI loaded).",
+        ) from None
+    group = mpi.world_group(timeout)
+    if started is not None and group.size != started:
+        raise LaunchError(
+            "wrong-mpi",
+            f"A launcher started {several}, but mpi4py sees {group.size}: it belongs to another MPI than this mpirun. "
+            "Use the mpirun of the same environment, or rebuild mpi4py: pip install --no-binary mpi4py mpi4py.",
+        )
+    return group

@@ -1,0 +1,139 @@
+"""What travels: a small fixed header, then the bytes of one array. No pickle.
+
+MPI does not check messages: too short a one, or float64 into a float32 buffer, is silently accepted. So every message
+says what it is, and the receiver compares before it takes a byte.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from minipipe.errors import MessageError
+
+__all__ = ["Expectation", "Header"]
+
+_MAGIC = b"mnpp"
+_MAX_AXES = 8
+_LAYOUT = struct.Struct(f"<4s8sqB{_MAX_AXES}q")  # magic, dtype, step, number of axes, lengths
+
+
+class Header(NamedTuple):
+    """What a message holds.
+
+    Attributes
+    ----------
+    dtype : str
+        NumPy's short form, with byte order: ``"<f4"``.
+    shape : tuple of int
+    step : int
+        The training step that it belongs to; 0 where there is none.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    step: int
+
+    @classmethod
+    def of(cls, array: np.ndarray, step: int = 0) -> Header:
+        """Describe an array.
+
+        Raises
+        ------
+        MessageError
+            Codes ``dtype`` (objects and records do not travel) and ``shape`` (more than 8 axes).
+        """
+        if array.dtype.kind not in "biufc":
+            raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {array.dtype}.")
+        if array.ndim > _MAX_AXES:
+            raise MessageError("shape", f"An array to send has at most {_MAX_AXES} axes; this one has {array.ndim}.")
+        return cls(array.dtype.str, array.shape, step)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes follow."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def pack(self) -> bytes:
+        """Return the header as bytes, always ``Header.size()`` of them."""
+        lengths = (*self.shape, *(0,) * (_MAX_AXES - len(self.shape)))
+        return _LAYOUT.pack(_MAGIC, self.dtype.encode(), self.step, len(self.shape), *lengths)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray) -> Header:
+        """Read a header.
+
+        Raises
+        ------
+        MessageError
+            Code ``header``, when the bytes are not one.
+        """
+        if len(data) != _LAYOUT.size or data[:4] != _MAGIC:
+            raise MessageError(
+                "header",
+                f"{len(data)} bytes arrived that are not the header of a message. Did something else send with this "
+                "tag, or do the ranks run different versions of minipipe?",
+            )
+        _, dtype, step, axes, *lengths = _LAYOUT.unpack(data)
+        return cls(dtype.rstrip(b"\0").decode("ascii"), tuple(lengths[:axes]), step)
+
+    @staticmethod
+    def size() -> int:
+        """Return the length of every header, in bytes."""
+        return _LAYOUT.size
+
+    def __str__(self) -> str:
+        return f"{np.dtype(self.dtype).name} {self.shape}"
+
+
+class Expectation(NamedTuple):
+    """What a rank waits for, and what it knows about it beforehand.
+
+    Attributes
+    ----------
+    rank, source, tag : int
+        Who waits, for whom.
+    like : array or None
+        An array of the same shape and dtype, if they are known.
+    step : int or None
+        The training step, if it matters.
+    what : str
+        In words, for messages.
+    """
+
+    rank: int
+    source: int
+    tag: int
+    like: np.ndarray | None = None
+    step: int | None = None
+    what: str = ""
+
+    def check(self, header: Header) -> None:
+        """Compare with the header that arrived.
+
+        Raises
+        ------
+        MessageError
+            Codes ``shape``, ``dtype`` and ``step``; names both sides.
+        """
+        if self.like is not None:
+            mine = Header.of(self.like)
+            for code in ("dtype", "shape"):
+                if getattr(mine, code) != getattr(header, code):
+                    raise MessageError(
+                        code,
+                        f"Rank {self.source} sent {header} to rank {self.rank}, which expects {mine} "
+                        f"({self}). Both ranks must describe the same model and batch.",
+                    )
+        if self.step is not None and header.step != self.step:
+            raise MessageError(
+                "step",
+                f"Rank {self.source} sent {self} in its step {header.step}, but rank {self.rank} is in step {self.step}. "
+                "Every rank must call step, evaluate and predict equally often and in the same order.",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.what or 'a message'} with tag {self.tag}"

@@ -1,0 +1,293 @@
+"""Ranks as MPI processes. The only file that imports mpi4py.
+
+Waiting. A spinning wait takes the core that another rank needs, and a sleeping loop around ``Test`` of a large posted
+receive moves one chunk at a time where ranks cannot read each other's memory. So a receive first only looks for a
+matching message, politely (yield, then short sleeps), and takes its bytes with one blocking call once it is there.
+
+Ending. A rank that raises, exits or returns while others wait for it would leave them waiting for ever. So
+
+* an exception, or ``sys.exit(n)`` inside the with-block, aborts the job;
+* a rank that comes to its end says goodbye to all others, and finalises MPI only when all have said goodbye;
+* a rank that waits for one that has said goodbye complains to it, and the complaint ends the job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+import mpi4py
+import numpy as np
+
+mpi4py.rc.finalize = False  # done in _Job.leave, once everybody has said goodbye
+from mpi4py import MPI  # noqa: E402
+
+from minipipe.comm.host import yield_core  # noqa: E402
+from minipipe.comm.message import Expectation, Header  # noqa: E402
+from minipipe.comm.process_group import LOWEST_TAG, ProcessGroup, Request  # noqa: E402
+from minipipe.errors import MessageError, MinipipeError  # noqa: E402
+
+__all__ = ["MPIGroup", "world_group"]
+
+_YIELDS = 100  # looks that only yield the core, before the sleeps begin
+_SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
+_SEND_PATIENCE = 3e-3  # seconds that a send may take before it is left to finish later
+_LOOK_AROUND = 0.05  # seconds between looks for goodbyes, while waiting
+_GOODBYE, _COMPLAINT = 0, 1  # tags on the job's own communicator
+
+
+class _Job:
+    """This process as one of an MPI job: how it ends, and who else has come to an end."""
+
+    def __init__(self) -> None:
+        self.world = MPI.COMM_WORLD
+        self.control = MPI.COMM_WORLD.Dup()
+        self.departed: set[int] = set()
+        self.exit_code = 0
+        self.timeout = 0.0  # the longest of all groups'
+        self._goodbyes: list[MPI.Request] = []
+        self._python_exit = sys.exit
+        self._python_excepthook = sys.excepthook
+        sys.exit = self._exit
+        sys.excepthook = self._report_and_abort
+        atexit.register(self.leave)
+
+    def _exit(self, code: Any = None) -> NoReturn:
+        """Remember the code of ``sys.exit``: Python tells it nobody, and others may be waiting for this rank."""
+        self.exit_code = _as_exit_code(code)
+        self._python_exit(code)
+
+    def _report_and_abort(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if MPI.Is_finalized():
+            self._python_excepthook(kind, error, trace)
+        else:
+            self.end_by(error)
+
+    def end_by(self, error: BaseException) -> NoReturn:
+        """Say what happened on this rank, and end all."""
+        if isinstance(error, SystemExit):
+            if error.code is not None and not isinstance(error.code, int):
+                self.say(str(error.code))
+            self.abort(_as_exit_code(error.code))
+        # When all ranks fail alike, the lowest one speaks and ends the rest.
+        time.sleep(min(0.05 * self.world.rank, 0.5))
+        if isinstance(error, MinipipeError) and error.is_self_explaining:
+            lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+        else:
+            lines = "".join(traceback.format_exception(error)).splitlines()
+        self.say("\n".join(lines))
+        self.abort(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+    def say(self, text: str) -> None:
+        prefix = f"[rank {self.world.rank}] "
+        sys.stderr.write("".join(f"{prefix}{line}\n" for line in text.splitlines()))
+        sys.stderr.flush()
+
+    def abort(self, code: int) -> NoReturn:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.world.Abort(code or 1)
+        os._exit(code or 1)  # Abort does not return
+
+    def look_around(self) -> None:
+        """Note who has said goodbye."""
+        status = MPI.Status()
+        while self.control.Iprobe(MPI.ANY_SOURCE, _GOODBYE, status):
+            self.control.Recv(bytearray(0), status.source, _GOODBYE)
+            self.departed.add(status.source)
+
+    def complain(self, rank: int, text: str) -> None:
+        """Tell a rank that has come to its end that this one still waits for it, and let it end the job."""
+        self.control.Isend(text.encode(), rank, _COMPLAINT).Wait()
+        time.sleep(2.0)  # it knows the exit code; it ends this rank meanwhile
+
+    def leave(self) -> None:
+        """Say goodbye, wait until all have, and finalise MPI. The last thing that a rank does."""
+        if MPI.Is_finalized():
+            return
+        others = set(range(self.world.size)) - {self.world.rank}
+        self._goodbyes = [self.control.Isend(bytearray(0), rank, _GOODBYE) for rank in others]
+        status, pause, deadline = MPI.Status(), 50e-6, time.perf_counter() + self.timeout
+        while not others <= self.departed:
+            self.look_around()
+            if time.perf_counter() > deadline:
+                missing = ", ".join(map(str, sorted(others - self.departed)))
+                self.say(f"This rank came to its end {self.timeout:g} s ago, but these have not yet: {missing}. Ending all.")
+                self.abort(1)
+            if self.control.Iprobe(MPI.ANY_SOURCE, _COMPLAINT, status):
+                text = bytearray(status.Get_count(MPI.BYTE))
+                self.control.Recv(text, status.source, _COMPLAINT)
+                self.say(f"This rank came to its end early. {text.decode()}")
+                self.abort(self.exit_code)
+            time.sleep(pause)
+            pause = min(2 * pause, 5e-3)
+        MPI.Request.Waitall(self._goodbyes)
+        MPI.Finalize()
+
+
+def _as_exit_code(code: Any) -> int:
+    """Return what the shell would see of ``sys.exit(code)``."""
+    if code is None:
+        return 0
+    return code & 0xFF if isinstance(code, int) else 1
+
+
+@functools.cache
+def _job() -> _Job:
+    """Return the job; MPI is there once in a process, and so is this."""
+    return _Job()
+
+
+def world_group(timeout: float) -> MPIGroup:
+    """Return the group of all ranks of this MPI job. Collective."""
+    group = MPIGroup(_job(), MPI.COMM_WORLD.Dup(), timeout)
+    group.align_clocks()
+    return group
+
+
+class MPIGroup(ProcessGroup):
+    """A rank that is an MPI process; :func:`minipipe.init_process_group` makes it."""
+
+    def __init__(self, job: _Job, comm: MPI.Intracomm, timeout: float) -> None:
+        super().__init__(comm.rank, comm.size, timeout)
+        self._job = job
+        job.timeout = max(job.timeout, timeout)
+        self._comm = comm
+        self._world_rank = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
+        self._largest_tag = comm.Get_attr(MPI.TAG_UB) + LOWEST_TAG
+
+    def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
+        request = _Send(self, header, array, destination, self._mpi_tag(tag))
+        request.progress(_SEND_PATIENCE)
+        return request
+
+    def _post_receive(self, expected: Expectation) -> Request:
+        return _Receive(self, expected, self._mpi_tag(expected.tag))
+
+    def _mpi_tag(self, tag: int) -> int:
+        if tag > self._largest_tag:
+            raise ValueError(f"tag is {tag}; this MPI allows at most {self._largest_tag}.")
+        return tag - LOWEST_TAG
+
+    def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
+        place = members.index(self.rank) if members else 0
+        comm = self._comm.Split(color if members else MPI.UNDEFINED, place)
+        return None if comm == MPI.COMM_NULL else MPIGroup(self._job, comm, self.timeout)
+
+    def _wait_until(self, is_over: Callable[[], bool], peer: int, words: str, timeout: float | None) -> None:
+        """Ask again and again, politely; give up after the timeout, or when the peer has come to its end."""
+        for _ in range(_YIELDS):
+            if is_over():
+                return
+            yield_core()
+        since, started = time.time(), time.perf_counter()
+        deadline = started + (self.timeout if timeout is None else timeout)
+        next_look, peer_is_gone, pause = started + _LOOK_AROUND, False, _SLEEPS[0]
+        while not is_over():
+            now = time.perf_counter()
+            sentence = f"Rank {self.rank} has waited {now - started:.1f} s, since {_clock(since)}, for {words}"
+            if now > deadline:
+                raise MessageError(
+                    "timeout",
+                    f"{sentence}. Rank {peer} may have stopped or be busy for longer than the timeout, "
+                    "or it never sends this message.",
+                )
+            if now > next_look:
+                next_look = now + _LOOK_AROUND
+                self._job.look_around()
+                if peer_is_gone:  # and still nothing, a while after its goodbye
+                    sentence += f"; but rank {peer} has come to its end."
+                    self._job.complain(self._world_rank[peer], sentence)
+                    raise MessageError("peer-left", sentence)
+                peer_is_gone = self._world_rank[peer] in self._job.departed
+            time.sleep(pause)
+            pause = min(1.2 * pause, _SLEEPS[1])
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """End every rank at once, with this exit code (1 instead of 0)."""
+        self._job.abort(code)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not (isinstance(error, SystemExit) and _as_exit_code(error.code) == 0):
+            self._job.end_by(error)
+        self.close()
+
+
+class _Send(Request):
+    """Two messages under one tag: the header, and the bytes. Holds both until they are gone."""
+
+    def __init__(self, group: MPIGroup, header: Header, array: np.ndarray, destination: int, tag: int) -> None:
+        self._group = group
+        self._words = f"rank {destination} to take {header} with tag {tag + LOWEST_TAG}"
+        self._destination = destination
+        self._buffers = (header.pack(), array)
+        self._parts = [group._comm.Isend([self._buffers[0], MPI.BYTE], destination, tag)]
+        if header.nbytes:
+            self._parts.append(group._comm.Isend(_bytes_of(array), destination, tag))
+
+    def _is_over(self) -> bool:
+        return MPI.Request.Testall(self._parts)
+
+    def progress(self, patience: float) -> None:
+        """Give the send a while, so that a partner who waits already can take it."""
+        give_up = time.perf_counter() + patience
+        while not self._is_over() and time.perf_counter() < give_up:
+            yield_core()
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._group._wait_until(self._is_over, self._destination, self._words, timeout)
+
+
+class _Receive(Request):
+    """Matches first, then takes the bytes."""
+
+    def __init__(self, group: MPIGroup, expected: Expectation, tag: int) -> None:
+        self._group = group
+        self._expected = expected
+        self._tag = tag
+
+    def _next(self, timeout: float | None) -> MPI.Message:
+        expected, found = self._expected, []
+
+        def look() -> bool:
+            message = self._group._comm.Improbe(expected.source, self._tag)
+            if message is not None:
+                found.append(message)
+            return message is not None
+
+        self._group._wait_until(look, expected.source, f"{expected} from rank {expected.source}", timeout)
+        return found[0]
+
+    def wait(self, timeout: float | None = None) -> np.ndarray:
+        data = bytearray(Header.size())
+        try:
+            self._next(timeout).Recv([data, MPI.BYTE])
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            data = bytearray()  # something longer than a header
+        header = Header.unpack(data)
+        self._expected.check(header)
+        array = np.empty(header.shape, header.dtype)
+        if header.nbytes:
+            self._next(timeout).Recv(_bytes_of(array))
+        return array
+
+
+def _bytes_of(array: np.ndarray) -> list[Any]:
+    return [array.reshape(-1).view(np.uint8), MPI.BYTE]
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

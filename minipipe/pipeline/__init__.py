@@ -1,0 +1,8 @@
+"""A model cut into stages, and the executor that runs a schedule on it."""
+
+from minipipe.pipeline.microbatch import split_microbatches
+from minipipe.pipeline.partition import partition_by_cost, partition_evenly
+from minipipe.pipeline.pipeline import Pipeline
+from minipipe.pipeline.stage import Stage
+
+__all__ = ["Pipeline", "Stage", "partition_by_cost", "partition_evenly", "split_microbatches"]

@@ -1,0 +1,456 @@
+"""The pipeline: a model cut into stages, over the ranks of a group."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minipipe import backend
+from minipipe.backend import Array
+from minipipe.comm import ProcessGroup
+from minipipe.errors import MicrobatchError, ModelError, Problem, RankError, ScheduleError, TensorError
+from minipipe.nn import Module, Parameter, Sequential
+from minipipe.nn.module import check_state
+from minipipe.pipeline.agreement import check_agreement
+from minipipe.pipeline.executor import Batch, Executor, Record
+from minipipe.pipeline.microbatch import split_microbatches
+from minipipe.pipeline.partition import check_partition, partition_by_cost
+from minipipe.pipeline.stage import Loss, Stage
+from minipipe.pipeline.table import layer_table
+from minipipe.schedules import REGISTRY, Schedule, Span, Timeline, forward_only, verify
+from minipipe.tensor import Tensor
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline:
+    """A model cut into stages over the ranks of a group. Making one is collective.
+
+    Every rank describes the same model; only the layers of its own stages take memory. They are copied out of
+    ``model``, which stays as it was.
+
+    Parameters
+    ----------
+    model : Sequential
+        The layers. A cut may fall between any two.
+    group : ProcessGroup
+    loss : function
+        ``(outputs, targets) -> Tensor`` with one element, a mean over the first axis.
+    schedule : str or Schedule
+        A name in ``schedules.REGISTRY``, or one of your own, which runs exactly as written.
+    num_microbatches : int, optional
+        For each batch; 4 for each stage by default.
+    chunks_per_rank : int, optional
+        Stages on each rank, for schedules that take it.
+    partition : list of range, optional
+        The layers of each stage; by default the largest stage has as few parameters as can be.
+    layer_costs : sequence of float, optional
+        Balances these, one for each layer, instead of numbers of parameters.
+    seed : int
+        First values come from it and the parameter's name, whatever the partition.
+    timeout : float, optional
+        Seconds that a wait may last; the group's own by default.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    partition : list of range
+    measures_memory : bool
+        Whether ``step`` measures the bytes held after each action. Slow; off by default.
+
+    Raises
+    ------
+    RankError, PartitionError, ScheduleError, ModelError
+        What does not fit: given, expected, what to do.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Pipeline, nn, optim, spawn
+    >>> def train(group):
+    ...     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4)
+    ...     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1)
+    ...     x = np.ones((8, 4), dtype=np.float32)
+    ...     for _ in range(50):
+    ...         loss = pipeline.step(x, x[:, :1])
+    ...         optimiser.step()
+    ...     return round(loss, 4)
+    >>> spawn(train, num_ranks=2)
+    [0.0, 0.0]
+    """
+
+    def __init__(
+        self,
+        model: Sequential,
+        group: ProcessGroup,
+        *,
+        loss: Loss,
+        schedule: str | Schedule = "1f1b",
+        num_microbatches: int | None = None,
+        chunks_per_rank: int | None = None,
+        partition: Sequence[range] | None = None,
+        layer_costs: Sequence[float] | None = None,
+        seed: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        if not isinstance(model, Sequential):
+            raise ModelError(
+                "not-a-sequence",
+                f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}. "
+                "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
+            )
+        self.model = model
+        self.group = group
+        self.schedule = _resolve(schedule, group.size, num_microbatches, chunks_per_rank)
+        verify(self.schedule)
+        self.partition = self._divide(partition, layer_costs)
+        check_agreement(group, self._description(seed, loss))
+        if not self.schedule.is_reproducible and group.rank == 0:
+            warnings.warn(
+                f"{self.schedule.name} adds gradients of some stage in another order than ascending microbatches; "
+                "it runs as written, but its last bits may differ from those of one process.",
+                stacklevel=2,
+            )
+        self._timeout = timeout
+        self._num_calls = 0
+        self._last_step: Record | None = None
+        self._stages = {stage: self._make_stage(stage, loss) for stage in self.schedule.stages_of(group.rank)}
+        for stage in self._stages.values():
+            stage.initialise(seed)
+        self._dtype = next((p.dtype for p in model.parameters()), np.dtype(np.float32))
+        self._trainer = Executor(self.schedule, self._stages, group, timeout)
+        self._predictors: dict[int, Executor] = {}
+
+    @classmethod
+    def from_modules(
+        cls, modules: Sequence[Module], group: ProcessGroup, *, schedule: str | Schedule | None = None, **options: Any
+    ) -> Pipeline:
+        """Make a pipeline whose stages are given: module i is stage i, on rank ``i % num_ranks``.
+
+        Collective. The same as their ``Sequential``, cut between them.
+
+        Parameters
+        ----------
+        modules : sequence of Module
+            As many as there are ranks, or a multiple.
+        group : ProcessGroup
+        schedule : str or Schedule, optional
+            By default 1F1B, in its interleaved form where ranks hold several modules.
+        **options
+            As for :class:`Pipeline`, without ``partition``, ``layer_costs`` and ``chunks_per_rank``.
+
+        Raises
+        ------
+        RankError
+            Code ``wrong-number``, when the modules cannot be dealt out evenly.
+        """
+        chunks, rest = divmod(len(modules), group.size)
+        if rest or not chunks:
+            raise RankError(
+                "wrong-number",
+                f"{len(modules)} modules cannot be dealt out to {group.size} ranks; expected as many modules as ranks, "
+                "or a multiple.",
+            )
+        if schedule is None:
+            schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
+        if isinstance(schedule, str) and chunks > 1:
+            options["chunks_per_rank"] = chunks
+        partition = [range(i, i + 1) for i in range(len(modules))]
+        return cls(Sequential(*modules), group, schedule=schedule, partition=partition, **options)
+
+    def _divide(self, partition: Sequence[range] | None, layer_costs: Sequence[float] | None) -> list[range]:
+        """Return the layers of each stage."""
+        num_layers, num_stages = len(self.model), self.schedule.num_stages
+        if partition is not None:
+            parts = check_partition(partition, num_layers, num_stages)
+        else:
+            costs = [layer.num_parameters for layer in self.model] if layer_costs is None else layer_costs
+            if len(costs) != num_layers:
+                raise ValueError(f"layer_costs has {len(costs)} values; expected one for each of {num_layers} layers.")
+            parts = partition_by_cost(costs, num_stages)
+        self._refuse_ties(parts)
+        return parts
+
+    def _refuse_ties(self, partition: list[range]) -> None:
+        owner: dict[int, int] = {}
+        for stage, layers in enumerate(partition):
+            for layer in layers:
+                for name, parameter in self.model[layer].named_parameters():
+                    if owner.setdefault(id(parameter), stage) != stage:
+                        raise ModelError(
+                            "tied-across-stages",
+                            f"Layer {layer} shares its {name} with stage {owner[id(parameter)]}, but is in stage {stage}. "
+                            "Shared parameters must lie in one stage: give partition=.",
+                        )
+
+    def _description(self, seed: int, loss: Loss) -> dict[str, str]:
+        """Return what must be the same on all ranks."""
+        from minipipe import __version__
+
+        parameters = [(name, p.shape, str(p.dtype)) for name, p in self.model.named_parameters()]
+        return {
+            "minipipe version": __version__,
+            "NumPy version": np.__version__,
+            "model": f"{self.model!r} {parameters}",
+            "schedule": str(self.schedule),
+            "partition": str(self.partition),
+            "seed": str(seed),
+            "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
+        }
+
+    def _make_stage(self, stage: int, loss: Loss) -> Stage:
+        return Stage(self.model, self.partition[stage], stage, stage == self.num_stages - 1, loss)
+
+    # -- training -------------------------------------------------------------------------------------------
+
+    def step(self, inputs: Any, targets: Any) -> float:
+        """Run forward and backward of one batch; leave its gradients, overwriting the last ones.
+
+        Collective. ``inputs`` are read on the rank of the first stage, ``targets`` on that of the last; others may
+        give None. Floating inputs are taken in the model's dtype.
+
+        Parameters
+        ----------
+        inputs : array of shape (samples, ...)
+        targets : array of shape (samples, ...)
+
+        Returns
+        -------
+        float
+            The mean loss of the batch, the same on every rank.
+
+        Raises
+        ------
+        MicrobatchError
+            Codes ``too-few-samples`` and ``unequal-lengths``.
+        MessageError
+            Code ``timeout``, naming what was awaited, from whom and since when.
+        """
+        if self.schedule.is_forward_only:
+            raise ScheduleError([Problem("forward-only", f"{self.schedule.name} has no backward; step() needs one.")])
+        batch = self._batch(inputs, targets, self.schedule.num_microbatches, with_targets=True)
+        for stage in self._stages.values():
+            stage.zero_grad()
+        self._last_step = self._trainer.run(batch)
+        return self._mean_loss(batch, self._last_step)
+
+    def evaluate(self, inputs: Any, targets: Any) -> float:
+        """Return the mean loss of a batch, forward only.
+
+        Collective; parameters and result are those of :meth:`step`. Batches smaller than the number of microbatches
+        are fine.
+        """
+        batch = self._batch(inputs, targets, None, with_targets=True)
+        return self._mean_loss(batch, self._predictor(batch).run(batch))
+
+    def predict(self, inputs: Any) -> np.ndarray:
+        """Return the model's outputs for a batch, forward only; the same array on every rank.
+
+        Collective. ``inputs`` are read on the rank of the first stage; others may give None.
+
+        Parameters
+        ----------
+        inputs : array of shape (samples, ...)
+
+        Returns
+        -------
+        array of shape (samples, ...)
+        """
+        batch = self._batch(inputs, None, None, with_targets=False)
+        outputs = self._predictor(batch).run(batch).outputs
+        parts = [backend.to_numpy(outputs[k]) for k in sorted(outputs)]
+        return self.group.broadcast(np.concatenate(parts) if parts else None, self._last_rank)
+
+    def _predictor(self, batch: Batch) -> Executor:
+        count = len(batch.slices)
+        if count not in self._predictors:
+            schedule = forward_only(self.schedule.placement, count)
+            self._predictors[count] = Executor(schedule, self._stages, self.group, self._timeout)
+        return self._predictors[count]
+
+    def _batch(self, inputs: Any, targets: Any, num_microbatches: int | None, with_targets: bool) -> Batch:
+        """Agree on the size of the batch, and divide it."""
+        own_inputs = self._own(inputs, "inputs", is_needed=self.group.rank == self._first_rank)
+        own_targets = self._own(targets, "targets", is_needed=with_targets and self.group.rank == self._last_rank)
+        own_size = None if own_inputs is None else np.array(len(own_inputs))
+        num_samples = int(self.group.broadcast(own_size, self._first_rank))
+        if own_targets is not None and len(own_targets) != num_samples:
+            raise MicrobatchError(
+                "unequal-lengths", f"There are {num_samples} inputs, but {len(own_targets)} targets; expected one for each."
+            )
+        count = min(self.schedule.num_microbatches, num_samples) if num_microbatches is None else num_microbatches
+        self._num_calls += 1
+        return Batch(split_microbatches(num_samples, max(1, count)), own_inputs, own_targets, self._num_calls)
+
+    def _own(self, given: Any, name: str, is_needed: bool) -> Array | None:
+        """Return what this rank needs as an array in the model's dtype, and None for what it does not need."""
+        if not is_needed:
+            return None
+        if given is None:
+            raise ValueError(f"Rank {self.group.rank} needs the {name}, but was given None.")
+        array = Tensor(given).data
+        if array.ndim == 0:
+            raise TensorError("shape", f"The {name} are a single number; expected an array of shape (samples, ...).")
+        return backend.as_array(array, self._dtype) if backend.is_floating(array.dtype) else array
+
+    def _mean_loss(self, batch: Batch, record: Record) -> float:
+        """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""
+        total = sum(batch.weight(k) * record.losses[k] for k in sorted(record.losses))
+        mine = np.array(total) if self.group.rank == self._last_rank else None
+        return float(self.group.broadcast(mine, self._last_rank))
+
+    @property
+    def _first_rank(self) -> int:
+        return self.schedule.placement[0]
+
+    @property
+    def _last_rank(self) -> int:
+        return self.schedule.placement[-1]
+
+    # -- this rank's part -----------------------------------------------------------------------------------
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages, all ranks together."""
+        return self.schedule.num_stages
+
+    @property
+    def local_stages(self) -> tuple[int, ...]:
+        """The indices of the stages on this rank."""
+        return tuple(self._stages)
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield this rank's parameters, named as in the model. Local."""
+        for stage in self._stages.values():
+            yield from stage.named_parameters()
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Yield this rank's parameters. Local."""
+        for _, parameter in self.named_parameters():
+            yield parameter
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the layers train (the default) or are evaluated."""
+        return all(stage.module.is_training for stage in self._stages.values())
+
+    def train(self, mode: bool = True) -> Pipeline:
+        """Set this rank's layers to train, or with ``mode=False`` to be evaluated. Local; returns the pipeline."""
+        for stage in self._stages.values():
+            stage.module.train(mode)
+        return self
+
+    def eval(self) -> Pipeline:
+        """Set this rank's layers to be evaluated. Local; returns the pipeline."""
+        return self.train(False)
+
+    @property
+    def measures_memory(self) -> bool:
+        """Whether ``step`` measures the bytes held after each action. Slow; off by default."""
+        return self._trainer.measures_memory
+
+    @measures_memory.setter
+    def measures_memory(self, value: bool) -> None:
+        self._trainer.measures_memory = value
+
+    # -- all ranks' parts -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole model's values on every rank, named as in the model. Collective."""
+        own = dict(self.named_parameters())
+        state = {}
+        for name, owner in self._owners():
+            mine = backend.to_numpy(own[name].data) if owner == self.group.rank else None
+            state[name] = np.array(self.group.broadcast(mine, owner))
+        return state
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take this rank's part of the whole model's values.
+
+        Collective in this sense: every rank gives the same state.
+
+        Raises
+        ------
+        ParameterError
+            Codes ``missing``, ``unexpected`` and ``shape``.
+        """
+        check_state(dict(self.model.named_parameters()), state)
+        for name, parameter in self.named_parameters():
+            parameter.load(backend.as_array(state[name]), name)
+
+    def _owners(self) -> list[tuple[str, int]]:
+        """Return the name of every parameter of the model with the rank that has it."""
+        stage_of = {str(layer): stage for stage, layers in enumerate(self.partition) for layer in layers}
+        names = [name for name, _ in self.model.named_parameters()]
+        return [(name, self.schedule.placement[stage_of[name.partition(".")[0]]]) for name in names]
+
+    def timeline(self) -> Timeline:
+        """Return what every rank did in the last step, and when, in seconds from its beginning.
+
+        Collective.
+        """
+        record = self._last_step
+        if record is None:
+            raise ValueError("There is no step yet whose timeline could be shown; call step() first.")
+        times = self.group.all_gather(np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2))
+        peaks = self.group.all_gather(np.array([record.peak_activations, record.peak_bytes]))
+        origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
+        compute = self.schedule.without_communication().actions
+        spans = tuple(
+            tuple(Span(action, float(start) - origin, float(end) - origin) for action, (start, end) in zip(row, rank_times))
+            for row, rank_times in zip(compute, times)
+        )
+        activations = tuple(int(peak[0]) for peak in peaks)
+        measured = tuple(int(peak[1]) for peak in peaks) if self.measures_memory else None
+        return Timeline(self.schedule.name, spans, activations, measured, "s", self.group.note)
+
+    def __str__(self) -> str:
+        return layer_table(self.model, self.partition, self.schedule.placement)
+
+
+def _resolve(
+    schedule: str | Schedule, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None
+) -> Schedule:
+    """Return the schedule that was given or named, after checking that all that was given fits together."""
+    if isinstance(schedule, Schedule):
+        return _checked(schedule, num_ranks, num_microbatches, chunks_per_rank)
+    builder = REGISTRY.get(schedule)
+    if builder is None:
+        names = ", ".join(REGISTRY)
+        raise ScheduleError([Problem("unknown", f"There is no schedule {schedule!r}; expected one of {names}.")])
+    takes = inspect.signature(builder).parameters
+    options: dict[str, int] = {}
+    if "chunks_per_rank" in takes:
+        default = takes["chunks_per_rank"].default
+        options["chunks_per_rank"] = default if chunks_per_rank is None else chunks_per_rank
+    elif chunks_per_rank not in (None, 1):
+        able = ", ".join(name for name, b in REGISTRY.items() if "chunks_per_rank" in inspect.signature(b).parameters)
+        message = f"{schedule} has one stage on each rank, not chunks_per_rank={chunks_per_rank}; {able} take several."
+        raise ScheduleError([Problem("parameters", message)])
+    num_stages = num_ranks * options.get("chunks_per_rank", 1)
+    return builder(num_ranks, 4 * num_stages if num_microbatches is None else num_microbatches, **options)
+
+
+def _checked(
+    schedule: Schedule, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None
+) -> Schedule:
+    if schedule.num_ranks != num_ranks:
+        raise RankError(
+            "wrong-number",
+            f"{schedule.name} is made for {schedule.num_ranks} ranks, but there are {num_ranks}. "
+            f"Start it with mpirun -n {schedule.num_ranks}, or make the schedule for {num_ranks}.",
+        )
+    chunks = schedule.num_stages / schedule.num_ranks
+    for name, given, own in (
+        ("num_microbatches", num_microbatches, schedule.num_microbatches),
+        ("chunks_per_rank", chunks_per_rank, chunks),
+    ):
+        if given not in (None, own):
+            message = f"{name} is {given}, but the schedule {schedule.name} has {own:g}; leave {name} out."
+            raise ScheduleError([Problem("parameters", message)])
+    return schedule

@@ -1,0 +1,87 @@
+"""An action and its cell of text are two spellings of one thing."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minipipe.errors import ScheduleError
+from minipipe.schedules import Action, ActionKind
+
+NUMBERS = st.integers(min_value=0, max_value=10**6)
+
+
+def test_the_cells_are_those_of_pytorch():
+    assert str(Action(2, ActionKind.FORWARD, 0)) == "2F0"
+    assert str(Action(0, ActionKind.BACKWARD, 13)) == "0B13"
+    assert str(Action(1, ActionKind.BACKWARD_INPUT, 4)) == "1I4"
+    assert str(Action(1, ActionKind.BACKWARD_WEIGHT, 4)) == "1W4"
+    assert str(Action(0, ActionKind.SEND_F, 3)) == "0SEND_F3"
+    assert str(Action(1, ActionKind.RECV_F, 3)) == "1RECV_F3"
+    assert str(Action(1, ActionKind.SEND_B, 3)) == "1SEND_B3"
+    assert str(Action(0, ActionKind.RECV_B, 3)) == "0RECV_B3"
+
+
+@given(stage=NUMBERS, kind=st.sampled_from(ActionKind), microbatch=NUMBERS)
+def test_an_action_survives_its_text(stage, kind, microbatch):
+    action = Action(stage, kind, microbatch)
+    read = Action.parse(str(action))
+    assert read == action
+    assert (type(read.stage), type(read.kind), type(read.microbatch)) == (int, ActionKind, int)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "",
+        " ",
+        "0F0junk",
+        "junk0F0",
+        "1FOO",
+        "0F-1",
+        "-1F0",
+        "+1F0",
+        " 0F0",
+        "0F0 ",
+        "0 F0",
+        "0F0\n",
+        "0F",
+        "F0",
+        "00",
+        "0f0",
+        "0FB0",
+        "0SEND0",
+        "0SEND_I0",
+        "0SEND_F",
+        "0OVERLAP_F_B0",
+        "1.0F0",
+        "1_0F0",
+        "0F0,0F1",
+        "٣F0",  # digits of other scripts are digits to str.isdigit and to \d, not to this format
+        "0F²",
+        "0F３",
+        "9" * 5000 + "F0",  # more digits than int() takes: a past bug, a bare ValueError without a code
+    ],
+)
+def test_what_is_not_a_cell_is_refused_as_syntax(cell):
+    with pytest.raises(ScheduleError) as caught:
+        Action.parse(cell)
+    assert caught.value.code == "syntax"
+    assert repr(cell) in str(caught.value)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.sampled_from([*"07_- FBIW٣²", "12", "SEND_F", "RECV_B"]), max_size=4).map("".join))
+def test_whatever_is_accepted_is_a_number_a_kind_and_a_number(cell):
+    try:
+        stage, kind, microbatch = Action.parse(cell)
+    except ScheduleError as error:
+        assert error.code == "syntax"
+        return
+    before, _, after = cell.partition(kind.value)
+    assert before.isascii() and before.isdigit() and int(before) == stage
+    assert after.isascii() and after.isdigit() and int(after) == microbatch
+
+
+def test_four_of_the_eight_kinds_are_communication():
+    assert [kind.value for kind in ActionKind if kind.is_communication] == ["SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+    assert [kind.value for kind in ActionKind if not kind.is_communication] == ["F", "B", "I", "W"]

@@ -1,0 +1,221 @@
+"""A schedule is data: it survives text and CSV, cannot be changed, and says where it cannot be read."""
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minipipe import schedules
+from minipipe.errors import ScheduleError
+from minipipe.schedules import Action, ActionKind, Schedule, lower, verify
+
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+
+
+def refusal(read, text):
+    with pytest.raises(ScheduleError) as caught:
+        read(text)
+    return caught.value
+
+
+# -- what it is ------------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_cannot_be_changed_and_equal_ones_are_equal():
+    schedule = schedules.gpipe(2, 3)
+    with pytest.raises(FrozenInstanceError):
+        schedule.name = "other"
+    with pytest.raises(TypeError):
+        schedule.actions[0][0] = Action(0, B, 0)
+    assert schedule == schedules.gpipe(2, 3) and hash(schedule) == hash(schedules.gpipe(2, 3))
+    assert schedule != schedules.gpipe(2, 4)
+
+
+def test_lists_become_tuples_so_that_the_caller_cannot_change_it_later():
+    rows, placement = [[Action(0, F, 0), Action(0, B, 0)]], [0]
+    schedule = Schedule("mine", placement, 1, rows)
+    rows[0].clear()
+    placement.append(7)
+    assert schedule.placement == (0,)
+    assert schedule.actions == ((Action(0, F, 0), Action(0, B, 0)),)
+
+
+def test_the_placement_answers_who_holds_what_and_where_messages_pass():
+    schedule = schedules.forward_only(placement=(0, 1, 1, 0), num_microbatches=1)
+    assert (schedule.num_ranks, schedule.num_stages) == (2, 4)
+    assert [schedule.stages_of(rank) for rank in (0, 1)] == [(0, 3), (1, 2)]
+    assert [schedule.crosses_ranks(stage) for stage in range(4)] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("placement", "num_microbatches", "actions", "code"),
+    [
+        ((0,), 1, (), "empty"),
+        ((), 1, ((),), "empty"),
+        ((0,), 0, ((),), "empty"),
+        ((1,), 1, ((),), "placement"),
+        ((0, -1), 1, ((),), "placement"),
+    ],
+)
+def test_a_schedule_of_nothing_or_on_a_rank_that_is_not_there_is_refused(placement, num_microbatches, actions, code):
+    with pytest.raises(ScheduleError) as caught:
+        Schedule("wrong", placement, num_microbatches, actions)
+    assert caught.value.code == code
+
+
+# -- reproducible ----------------------------------------------------------------------------------------------
+
+
+def test_every_named_schedule_adds_its_gradients_in_ascending_order(every_schedule):
+    for schedule in every_schedule:
+        assert schedule.is_reproducible, str(schedule)
+        for row in schedule.actions:
+            for stage in {action.stage for action in row}:
+                added = [a.microbatch for a in row if a.stage == stage and a.kind.value in "BW"]
+                assert added == sorted(added), str(schedule)
+
+
+@pytest.mark.parametrize(
+    ("reproducible", "text"),
+    [
+        (True, "0F0 0F1 0B0 0B1"),
+        (False, "0F0 0F1 0B1 0B0"),  # last in, first out: saves nothing, and the sums differ
+        (True, "0F0 0F1 0I1 0I0 0W0 0W1"),  # gradients of weights are added by W; the order of I is free
+        (False, "0F0 0F1 0I0 0I1 0W1 0W0"),
+        (False, "0F0 0F1 0F2 0B0 0I2 0W2 0B1"),  # B and W add to the same sum
+        (True, "0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1"),  # each stage has its own sum
+    ],
+)
+def test_a_schedule_is_reproducible_when_every_stage_adds_in_ascending_order(reproducible, text):
+    schedule = Schedule.from_text(text)
+    verify(schedule)
+    assert schedule.is_reproducible is reproducible
+
+
+# -- text ------------------------------------------------------------------------------------------------------
+
+
+def test_every_schedule_survives_its_text_and_its_csv(every_schedule):
+    for schedule in every_schedule:
+        for written in (schedule, lower(schedule)):
+            assert Schedule.from_text(written.to_text(), name=written.name) == written
+            assert Schedule.from_csv(written.to_csv(), name=written.name) == written
+
+
+def test_text_and_csv_are_what_a_person_would_write():
+    schedule = lower(schedules.gpipe(2, 1))
+    assert schedule.to_text() == (
+        "# gpipe: 2 ranks, 2 stages, 1 microbatches\n"
+        "rank 0: 0F0 0SEND_F0 0RECV_B0 0B0\n"
+        "rank 1: 1RECV_F0 1F0 1B0 1SEND_B0\n"
+    )
+    assert str(schedule) == schedule.to_text().rstrip()
+    assert schedule.to_csv() == "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+
+
+def test_text_may_hold_comments_and_blank_lines_and_leave_out_the_ranks():
+    text = """
+    # mine
+    0F0   0F1 0B0 0B1   # the first rank
+        # nothing
+
+    rank 1: 1F0 1F1 1B0 1B1"""
+    assert Schedule.from_text(text, name="gpipe") == schedules.gpipe(2, 2)
+
+
+def test_empty_cells_of_a_csv_are_idle_time():
+    drawn = "0F0,0F1,,,0B0,,0B1\n,1F0,1B0,1F1,1B1,,\n"
+    assert Schedule.from_csv(drawn, name="drawn").actions == (
+        (Action(0, F, 0), Action(0, F, 1), Action(0, B, 0), Action(0, B, 1)),
+        (Action(1, F, 0), Action(1, B, 0), Action(1, F, 1), Action(1, B, 1)),
+    )
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_csv_is_read_with_any_line_end_with_a_byte_order_mark_and_with_blanks(line_end):
+    # A lone carriage return was once a bare csv.Error.
+    text = "\ufeff" + line_end.join(["0F0, 0B0 ", "1F0 ,1B0", ""])
+    assert Schedule.from_csv(text, name="gpipe") == schedules.gpipe(2, 1)
+
+
+def test_a_rank_without_actions_survives_its_text_and_its_csv():
+    # An empty line was once no rank at all in CSV.
+    schedule = Schedule("gap", (0, 2), 1, ((Action(0, F, 0),), (), (Action(1, F, 0),)))
+    assert Schedule.from_text(schedule.to_text(), name="gap") == schedule
+    assert Schedule.from_csv(schedule.to_csv(), name="gap") == schedule
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "place"),
+    [
+        (Schedule.from_text, "rank 0: 0F0 0B0\n\n# rank 1\nrank 1: 1F0 1X0 1B0", "Line 4, cell 2: '1X0'"),
+        (Schedule.from_text, "0F0 0B0\n1F0 1B0junk", "Line 2, cell 2: '1B0junk'"),
+        (Schedule.from_text, "0F0,0B0", "Line 1, cell 1: '0F0,0B0'"),
+        (Schedule.from_csv, "0F0,0B0\n1F0,,1F-1,1B0\n", "Line 2, cell 3: '1F-1'"),
+        (Schedule.from_csv, "0F0 0B0\n", "Line 1, cell 1: '0F0 0B0'"),
+        (Schedule.from_csv, "0F0,0B0\n\n1F0,?\n", "Line 3, cell 2: '?'"),
+    ],
+)
+def test_junk_is_refused_with_its_line_and_its_cell(read, text, place):
+    error = refusal(read, text)
+    assert error.code == "syntax"
+    assert place in str(error)
+
+
+def test_a_line_that_names_another_rank_is_refused():
+    error = refusal(Schedule.from_text, "rank 0: 0F0 0B0\nrank 2: 1F0 1B0")
+    assert error.code == "syntax"
+    assert "Line 2 says rank 2, but it is the line of rank 1" in str(error)
+
+
+@pytest.mark.parametrize("read", [Schedule.from_text, Schedule.from_csv])
+@pytest.mark.parametrize("text", ["", "\n\n", "  \n"])
+def test_text_without_an_action_is_refused(read, text):
+    assert refusal(read, text).code == "empty"
+
+
+def test_text_that_leaves_out_a_stage_or_nearly_every_microbatch_is_refused():
+    error = refusal(Schedule.from_text, "0F0 0B0\n2F0 2B0")
+    assert error.code == "missing" and "stage 1" in str(error)
+    error = refusal(Schedule.from_text, "0F999999999 0B999999999")
+    assert error.code == "missing" and "0F999999999" in str(error)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.sampled_from([*'01FBIW,;#: "\n\r\t\x00\ufeff', "0F0", "1B1", "0SEND_F0", "rank 0:"])).map("".join))
+def test_any_text_is_either_a_schedule_or_a_schedule_error(text):
+    for read in (Schedule.from_text, Schedule.from_csv):
+        try:
+            schedule = read(text)
+        except ScheduleError as error:
+            assert error.code in {"syntax", "empty", "missing"}
+        else:
+            assert Schedule.from_text(schedule.to_text(), name=schedule.name) == schedule
+
+
+def test_a_cell_too_long_for_the_csv_reader_is_refused_as_syntax():
+    assert refusal(Schedule.from_csv, "0F0,0B0\n1F0," + "x" * 200_000).code == "syntax"
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_a_stray_action_in_a_csv_is_blamed_on_the_rank_where_it_stands(every_schedule, data):
+    fitting = [s for s in every_schedule if s.num_ranks > 1 and s.num_microbatches > 1]
+    schedule = data.draw(st.sampled_from(fitting))
+    rank = data.draw(st.integers(0, schedule.num_ranks - 1))
+    step = data.draw(st.integers(0, len(schedule.actions[rank]) - 1))
+    other = data.draw(st.sampled_from([r for r in range(schedule.num_ranks) if r != rank]))
+    place = data.draw(st.integers(0, len(schedule.actions[other])))
+
+    lines = [line.split(",") for line in schedule.to_csv().splitlines()]
+    stray = lines[rank].pop(step)
+    lines[other].insert(place, stray)
+    read = Schedule.from_csv("\n".join(map(",".join, lines)))
+
+    assert read.placement == schedule.placement
+    with pytest.raises(ScheduleError) as caught:
+        verify(read)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.rank, problem.step) == ("wrong-rank", other, place)
+    assert f"stage {Action.parse(stray).stage} is on rank {rank}" in problem.message
