@@ -74,12 +74,12 @@ class _Job:
 
     def end_by(self, error: BaseException) -> NoReturn:
         """Say what happened on this rank, and end all."""
+        # When all ranks fail alike, the lowest one speaks and ends the rest.
+        time.sleep(min(0.05 * self.world.rank, 0.5))
         if isinstance(error, SystemExit):
             if error.code is not None and not isinstance(error.code, int):
                 self.say(str(error.code))
             self.abort(_as_exit_code(error.code))
-        # When all ranks fail alike, the lowest one speaks and ends the rest.
-        time.sleep(min(0.05 * self.world.rank, 0.5))
         if isinstance(error, MinipipeError) and error.is_self_explaining:
             lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
         else:
@@ -278,7 +278,14 @@ class _Receive(Request):
                 raise
             data = bytearray()  # something longer than a header
         header = Header.unpack(data)
-        self._expected.check(header)
+        try:
+            self._expected.check(header)
+        except MessageError:
+            self._take(header, timeout)  # so that the next message of this tag begins with its header again
+            raise
+        return self._take(header, timeout)
+
+    def _take(self, header: Header, timeout: float | None) -> np.ndarray:
         array = np.empty(header.shape, header.dtype)
         if header.nbytes:
             self._next(timeout).Recv(_bytes_of(array))

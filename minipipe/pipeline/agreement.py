@@ -39,5 +39,10 @@ def check_agreement(group: ProcessGroup, description: Mapping[str, str]) -> None
             raise RankError(
                 "disagreement",
                 f"The {key} of rank {', '.join(map(str, others))} differs from that of rank {values.index(usual)}; "
-                f"on rank {group.rank} it is {description[key]:.200}. Every rank must run the same program.",
+                f"on rank {group.rank} it is: {_shortened(description[key])}. Every rank must run the same program.",
             )
+
+
+def _shortened(text: str, width: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 2] + " …"

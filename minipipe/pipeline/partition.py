@@ -102,7 +102,7 @@ def _most_even(before: Sequence[float], num_stages: int, limit: float) -> list[r
                 if cost > limit:
                     break
                 squares = (best[start][0] + cost * cost, best[start][1] + (end - start) ** 2)
-                if squares <= new[end]:  # on a tie the earlier stages get more
+                if squares < new[end]:  # on a tie the earlier stages get more layers
                     new[end], cut[end] = squares, start
         best = new
         cuts.append(cut)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,22 @@ class Costs:
     backward_input: float | Sequence[float] = 1.0
     backward_weight: float | Sequence[float] = 1.0
     latency: float = 0.0
+
+    @classmethod
+    def measured(cls, timeline: Timeline) -> Costs:
+        """Return the mean times of each stage's actions in a timeline; messages cost nothing.
+
+        A whole backward counts as ``backward_input``.
+        """
+        times: defaultdict[tuple[ActionKind, int], list[float]] = defaultdict(list)
+        for action, start, end in (span for row in timeline.spans for span in row):
+            times[I if action.kind is B else action.kind, action.stage].append(end - start)
+        num_stages = 1 + max((stage for _, stage in times), default=0)
+
+        def mean(kind: ActionKind) -> list[float]:
+            return [sum(times[kind, s]) / max(1, len(times[kind, s])) for s in range(num_stages)]
+
+        return cls(mean(F), mean(I), mean(W))
 
     def by_stage(self, num_stages: int) -> dict[ActionKind, list[float]]:
         """Return the time of each kind of action on each stage.

@@ -58,7 +58,7 @@ def test_an_action_survives_its_text(stage, kind, microbatch):
         "0F0,0F1",
         "٣F0",  # digits of other scripts are digits to str.isdigit and to \d, not to this format
         "0F²",
-        "0F３",
+        "0F\uff13",
         "9" * 5000 + "F0",  # more digits than int() takes: a past bug, a bare ValueError without a code
     ],
 )

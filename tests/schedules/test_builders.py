@@ -79,7 +79,8 @@ def test_1f1b_fills_the_pipeline_and_then_goes_forward_and_backward_in_turn(num_
 
 def test_interleaved_1f1b_takes_its_chunks_in_turn():
     # Two rounds of two microbatches. Rank 0 holds stages 0 and 2, rank 1 holds stages 1 and 3.
-    schedule = schedules.interleaved_1f1b(2, 4, chunks_per_rank=2)
+    schedule = schedules.interleaved_1f1b(2, 4)
+    assert schedule == schedules.interleaved_1f1b(2, 4, chunks_per_rank=2)
     assert schedule.placement == (0, 1, 0, 1)
     assert rows(schedule) == [
         "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",

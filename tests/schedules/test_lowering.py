@@ -6,10 +6,11 @@ import pytest
 
 from minipipe import schedules
 from minipipe.errors import ScheduleError
-from minipipe.schedules import Action, ActionKind, Schedule, lower, verify
+from minipipe.schedules import Action, ActionKind, Schedule, lower, order, verify
 from minipipe.schedules.order import walk
 
-F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 SEND_F, RECV_F, SEND_B, RECV_B = ActionKind.SEND_F, ActionKind.RECV_F, ActionKind.SEND_B, ActionKind.RECV_B
 
 
@@ -38,9 +39,9 @@ def can_run(schedule, action, done):
     stage, kind, k = action
     if kind is F:
         return stage == 0 or (stage - 1, F, k) in done
-    if kind is W:
-        return (stage, I, k) in done
-    after_next = stage + 1 == schedule.num_stages or not done.isdisjoint({(stage + 1, B, k), (stage + 1, I, k)})
+    if kind is WEIGHT:
+        return (stage, INPUT, k) in done
+    after_next = stage + 1 == schedule.num_stages or not done.isdisjoint({(stage + 1, B, k), (stage + 1, INPUT, k)})
     return (stage, F, k) in done and after_next
 
 
@@ -65,6 +66,18 @@ def test_the_walk_says_who_is_left_and_what_each_waits_for():
         (0, 1, "0B0", "1B0"),
         (1, 0, "1F1", "0F1"),
     ]
+
+
+def test_the_walk_looks_at_an_action_once_and_once_more_for_each_thing_it_waits_for(monkeypatch):
+    # Looking at every rank in every round would be 64 times as much here: only one rank is ever ready.
+    looks = Counter()
+    missing = order._Walker.missing
+    monkeypatch.setattr(order._Walker, "missing", lambda self, action: looks.update([action]) or missing(self, action))
+    for schedule in (schedules.sequential(64, 16), lower(schedules.sequential(64, 16))):
+        looks.clear()
+        assert walk(schedule).blocked == []
+        assert set(looks) == {action for row in schedule.actions for action in row}
+        assert max(looks.values()) <= 3  # at first, when the own F is done, when the neighbour is
 
 
 # -- lowering --------------------------------------------------------------------------------------------------

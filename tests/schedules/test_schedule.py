@@ -178,6 +178,8 @@ def test_text_without_an_action_is_refused(read, text):
 def test_text_that_leaves_out_a_stage_or_nearly_every_microbatch_is_refused():
     error = refusal(Schedule.from_text, "0F0 0B0\n2F0 2B0")
     assert error.code == "missing" and "stage 1" in str(error)
+    error = refusal(Schedule.from_text, "1F0 8F0")
+    assert error.code == "missing" and "Stage 8 occurs, but stage 0 does not" in str(error)
     error = refusal(Schedule.from_text, "0F999999999 0B999999999")
     assert error.code == "missing" and "0F999999999" in str(error)
 

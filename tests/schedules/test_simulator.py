@@ -10,7 +10,8 @@ from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import ActionKind, Costs, Schedule, lower, peak_activations, simulate
 
-F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 RANKS = st.integers(1, 6)
 MICROBATCHES = st.integers(1, 12)
@@ -64,6 +65,21 @@ def test_interleaving_is_paid_back_only_in_the_right_order():
     assert simulate(schedules.interleaved_1f1b(4, 8, 2), costs).makespan == 38
 
 
+@pytest.mark.parametrize(
+    ("peak", "text"),
+    [
+        (2, "0F0 0B0 0F1 0F2 0B1 0B2"),  # B gives one back, so that the peak comes late
+        (2, "0F0 0I0 0W0 0F1 0F2 0I1 0W1 0I2 0W2"),
+        (3, "0F0 0I0 0F1 0I1 0F2 0I2 0W0 0W1 0W2"),  # I gives back nothing
+        (3, "0F0 1F0 1B0 0F1 1F1 1B1 0B0 0B1"),  # each stage counts
+        (1, "0F0 0F1 1F0 1F1"),  # without a backward, F gives its own back
+    ],
+)
+def test_a_pair_of_stage_and_microbatch_is_held_from_f_until_b_or_w(peak, text):
+    schedule = Schedule.from_text(text)
+    assert peak_activations(schedule) == peak_activations(lower(schedule)) == (peak,)
+
+
 def test_a_split_backward_holds_its_activations_until_w():
     # ZB-H1 by hand, p = 2, m = 3: 3m + p - 1 = 10 units, and two microbatches on either rank.
     schedule = Schedule.from_text(
@@ -84,20 +100,20 @@ def test_a_split_backward_holds_its_activations_until_w():
 
 
 @settings(deadline=None, max_examples=60)
-@given(p=RANKS, m=MICROBATCHES, tF=TIMES, tB=TIMES)
-def test_sequential_takes_every_stage_of_every_microbatch_one_after_another(p, m, tF, tB):
-    timeline = simulate(schedules.sequential(p, m), whole(tF, tB))
-    assert timeline.makespan == m * p * (tF + tB)
+@given(p=RANKS, m=MICROBATCHES, forward=TIMES, backward=TIMES)
+def test_sequential_takes_every_stage_of_every_microbatch_one_after_another(p, m, forward, backward):
+    timeline = simulate(schedules.sequential(p, m), whole(forward, backward))
+    assert timeline.makespan == m * p * (forward + backward)
     assert timeline.bubble_fraction == pytest.approx((p - 1) / p)
     assert timeline.peak_activations == (1,) * p
 
 
 @settings(deadline=None, max_examples=60)
-@given(p=RANKS, m=MICROBATCHES, tF=TIMES, tB=TIMES)
-def test_gpipe_and_1f1b_take_the_same_time(p, m, tF, tB):
+@given(p=RANKS, m=MICROBATCHES, forward=TIMES, backward=TIMES)
+def test_gpipe_and_1f1b_take_the_same_time(p, m, forward, backward):
     for build in (schedules.gpipe, schedules.one_f_one_b):
-        timeline = simulate(build(p, m), whole(tF, tB))
-        assert timeline.makespan == (m + p - 1) * (tF + tB)
+        timeline = simulate(build(p, m), whole(forward, backward))
+        assert timeline.makespan == (m + p - 1) * (forward + backward)
         assert timeline.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
 
 
@@ -113,23 +129,23 @@ def test_gpipe_over_uneven_stages_waits_for_the_slowest(data, p, m):
 
 
 @settings(deadline=None, max_examples=100)
-@given(p=RANKS, rounds=st.integers(1, 3), group=st.integers(1, 12), v=st.integers(1, 3), tF=TIMES, tB=TIMES)
-def test_interleaved_1f1b_fills_and_drains_in_chunks(p, rounds, group, v, tF, tB):
+@given(p=RANKS, rounds=st.integers(1, 3), group=st.integers(1, 12), v=st.integers(1, 3), forward=TIMES, backward=TIMES)
+def test_interleaved_1f1b_fills_and_drains_in_chunks(p, rounds, group, v, forward, backward):
     m = rounds * group
     if max(1, m // p) != rounds:  # another number of rounds: make it one that is accepted
         m = rounds * p
     group = m // rounds
-    timeline = simulate(schedules.interleaved_1f1b(p, m, v), whole(tF, tB))
+    timeline = simulate(schedules.interleaved_1f1b(p, m, v), whole(forward, backward))
     chunk_units = (v - 1) * max(m, p) + m + p - 1  # v T(m)
-    assert timeline.makespan == chunk_units * (tF + tB)
+    assert timeline.makespan == chunk_units * (forward + backward)
     assert timeline.peak_activations == tuple(min(2 * (p - r - 1) + (v - 1) * group + 1, m * v) for r in range(p))
 
 
 @settings(deadline=None, max_examples=60)
-@given(p=RANKS, m=MICROBATCHES, v=st.integers(1, 3), tF=TIMES)
-def test_forward_only_takes_the_forward_half_and_keeps_nothing(p, m, v, tF):
-    timeline = simulate(schedules.forward_only(tuple(range(p)) * v, m), Costs(forward=tF))
-    assert timeline.makespan == ((v - 1) * max(m, p) + m + p - 1) * tF
+@given(p=RANKS, m=MICROBATCHES, v=st.integers(1, 3), forward=TIMES)
+def test_forward_only_takes_the_forward_half_and_keeps_nothing(p, m, v, forward):
+    timeline = simulate(schedules.forward_only(tuple(range(p)) * v, m), Costs(forward=forward))
+    assert timeline.makespan == ((v - 1) * max(m, p) + m + p - 1) * forward
     assert timeline.peak_activations == (1,) * p
 
 
@@ -180,20 +196,20 @@ def test_with_latency_1f1b_settles_into_a_period_of_seven_and_a_half():
 
 
 @settings(deadline=None, max_examples=60)
-@given(p=st.integers(2, 5), tF=TIMES, tB=TIMES, c=st.integers(0, 6))
-def test_the_steady_period_of_1f1b_is_its_work_or_one_round_trip_shared_by_those_in_flight(p, tF, tB, c):
-    costs = whole(tF, tB, latency=c)
-    period = max(tF + tB, (p * (tF + tB) + 2 * (p - 1) * c) / p)
+@given(p=st.integers(2, 5), forward=TIMES, backward=TIMES, c=st.integers(0, 6))
+def test_the_steady_period_of_1f1b_is_its_work_or_one_round_trip_shared_by_those_in_flight(p, forward, backward, c):
+    costs = whole(forward, backward, latency=c)
+    period = max(forward + backward, (p * (forward + backward) + 2 * (p - 1) * c) / p)
     short, long = (simulate(schedules.one_f_one_b(p, m), costs).makespan for m in (10 * p, 14 * p))
     assert long - short == pytest.approx(4 * p * period)
 
 
 @settings(deadline=None, max_examples=60)
-@given(p=RANKS, m=MICROBATCHES, tF=TIMES, tB=TIMES, c=st.integers(0, 6))
-def test_gpipe_pays_the_latency_once_each_way_and_sequential_for_every_microbatch(p, m, tF, tB, c):
-    costs = whole(tF, tB, latency=c)
-    assert simulate(schedules.gpipe(p, m), costs).makespan == (m + p - 1) * (tF + tB) + 2 * (p - 1) * c
-    assert simulate(schedules.sequential(p, m), costs).makespan == m * (p * (tF + tB) + 2 * (p - 1) * c)
+@given(p=RANKS, m=MICROBATCHES, forward=TIMES, backward=TIMES, c=st.integers(0, 6))
+def test_gpipe_pays_the_latency_once_each_way_and_sequential_for_every_microbatch(p, m, forward, backward, c):
+    costs = whole(forward, backward, latency=c)
+    assert simulate(schedules.gpipe(p, m), costs).makespan == (m + p - 1) * (forward + backward) + 2 * (p - 1) * c
+    assert simulate(schedules.sequential(p, m), costs).makespan == m * (p * (forward + backward) + 2 * (p - 1) * c)
 
 
 def test_neighbouring_stages_on_one_rank_pay_no_latency():
@@ -221,16 +237,16 @@ def test_every_action_starts_the_moment_its_rank_is_free_and_its_input_is_there(
         """Yield when each value that the action needs is there."""
         if kind is F:
             sources = [(stage - 1, (F,))]
-        elif kind is W:
-            sources = [(stage, (I,))]
+        elif kind is WEIGHT:
+            sources = [(stage, (INPUT,))]
         else:
-            sources = [(stage, (F,)), (stage + 1, (B, I))]
+            sources = [(stage, (F,)), (stage + 1, (B, INPUT))]
         for source, kinds in sources:
             if 0 <= source < stages:
                 crosses = schedule.placement[source] != schedule.placement[stage]
                 yield min(ends[source, one, k] for one in kinds if (source, one, k) in ends) + latency * crosses
 
-    durations = {F: forward, I: inputs, W: weights, B: [i + w for i, w in zip(inputs, weights)]}
+    durations = {F: forward, INPUT: inputs, WEIGHT: weights, B: [i + w for i, w in zip(inputs, weights)]}
     for row, spans in zip(schedule.actions, timeline.spans):
         free = 0
         assert tuple(span.action for span in spans) == row

@@ -1,0 +1,200 @@
+"""What every group must do. One body each, run on one rank, on thread ranks and on MPI ranks.
+
+Run as a script under mpirun it runs all of them, and names each one that passed on rank 0.
+"""
+
+import numpy as np
+
+from minipipe.errors import MessageError, RankError
+
+
+def expect(kind, code, call):
+    """Return the sentence of the error that ``call`` must raise."""
+    try:
+        call()
+    except kind as error:
+        assert error.code == code, (error.code, str(error))
+        return str(error)
+    raise AssertionError(f"no {kind.__name__} ({code}) was raised")
+
+
+def right(group):
+    return (group.rank + 1) % group.size
+
+
+def left(group):
+    return (group.rank - 1) % group.size
+
+
+def a_message_brings_its_shape_dtype_and_bits(group):
+    arrays = [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.array(3.5),
+        np.zeros((0, 4), dtype=np.int64),
+        np.array([True, False]),
+        np.arange(24, dtype=np.int8).reshape(2, 3, 4).transpose(2, 0, 1),  # not contiguous
+        np.float32([np.nan, -0.0, np.inf]),
+        np.arange(300_000, dtype=np.float64),  # too large to be sent eagerly
+    ]
+    for array in arrays:
+        request = group.isend(array, right(group), tag=7)
+        received = group.recv(left(group), tag=7)
+        request.wait()
+        assert received.dtype == array.dtype and received.shape == array.shape
+        assert received.tobytes() == array.tobytes()
+
+
+def messages_of_one_tag_keep_their_order_and_tags_are_apart(group):
+    for number in range(5):
+        group.isend(np.array(number), right(group), tag=1)
+    group.isend(np.array(99), right(group), tag=0)
+    assert int(group.recv(left(group), tag=0)) == 99
+    assert [int(group.recv(left(group), tag=1)) for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+def a_receiver_takes_what_was_sent_even_if_the_sender_changes_its_array_later(group):
+    array = np.arange(4.0)
+    group.isend(array, right(group)).wait()
+    received = group.recv(left(group))
+    group.barrier()
+    array[:] = -1
+    group.barrier()
+    assert received.tolist() == [0, 1, 2, 3]
+
+
+def receiving_into_an_array_fills_it(group):
+    out = np.zeros((2, 2), dtype=np.float32)
+    request = group.isend(np.ones((2, 2), dtype=np.float32), right(group))
+    assert group.recv(left(group), out=out) is out
+    request.wait()
+    assert out.tolist() == [[1, 1], [1, 1]]
+
+
+def a_wrong_shape_or_dtype_names_both_sides(group):
+    for out, code in ((np.zeros((3, 2), np.float32), "shape"), (np.zeros((2, 3), np.float64), "dtype")):
+        request = group.isend(np.ones((2, 3), dtype=np.float32), right(group), tag=2)
+        receive = lambda out=out: group.recv(left(group), tag=2, out=out)  # noqa: E731
+        sentence = expect(MessageError, code, receive)
+        for part in (
+            f"Rank {left(group)} sent float32 (2, 3)",
+            f"to rank {group.rank}",
+            f"expects {out.dtype.name} {out.shape}",
+        ):
+            assert part in sentence, sentence
+        assert not out.any(), "a wrong message must not touch the array"
+        request.wait()
+    group.isend(np.ones(2), right(group), tag=2)
+    assert group.recv(left(group), tag=2).tolist() == [1, 1], "the next message is whole"
+
+
+def a_message_of_another_step_is_refused(group):
+    request = group.isend(np.ones(2), right(group), tag=3, step=4)
+    sentence = expect(MessageError, "step", lambda: group.irecv(left(group), 3, step=5).wait())
+    assert "step 4" in sentence and "step 5" in sentence
+    request.wait()
+
+
+def ranks_and_tags_out_of_range_are_refused(group):
+    for rank in (-1, group.size):
+        expect(RankError, "out-of-range", lambda rank=rank: group.isend(np.zeros(1), rank))
+        expect(RankError, "out-of-range", lambda rank=rank: group.recv(rank))
+        expect(RankError, "out-of-range", lambda rank=rank: group.broadcast(np.zeros(1), root=rank))
+    for call in (lambda: group.isend(np.zeros(1), 0, tag=-1), lambda: group.recv(0, tag=-1)):
+        try:
+            call()
+        except ValueError as error:
+            assert "-1" in str(error)
+        else:
+            raise AssertionError("a negative tag was accepted")
+    expect(MessageError, "dtype", lambda: group.isend(np.array([object()]), 0))
+    expect(MessageError, "shape", lambda: group.isend(np.zeros((1,) * 9), 0))
+
+
+def broadcast_brings_every_root_to_every_rank(group):
+    for root in range(group.size):
+        mine = np.arange(3) + root if group.rank == root else None
+        assert group.broadcast(mine, root).tolist() == [root, root + 1, root + 2]
+    own = np.zeros(2)
+    assert group.broadcast(np.ones(2) if group.rank == 0 else own).tolist() == [1, 1]
+
+
+def all_gather_is_by_rank_and_may_be_ragged(group):
+    gathered = group.all_gather(np.full(group.rank, group.rank))
+    assert [a.tolist() for a in gathered] == [[r] * r for r in range(group.size)]
+
+
+def all_reduce_adds_in_rank_order_with_the_same_bits_everywhere(group):
+    values = [np.random.default_rng(rank).standard_normal(50).astype(np.float32) for rank in range(group.size)]
+    expected = values[0].copy()
+    for value in values[1:]:
+        expected = expected + value
+    given = values[group.rank]
+    assert group.all_reduce(given).tobytes() == expected.tobytes()
+    assert given.tobytes() == values[group.rank].tobytes()
+    assert float(group.all_reduce(np.array(group.rank), "max")) == group.size - 1
+
+
+def all_reduce_refuses_unequal_shapes(group):
+    if group.size == 1:
+        return
+    # With two ranks both see the other's; with more, each differs from somebody.
+    expect(MessageError, "shape", lambda: group.all_reduce(np.zeros(group.rank + 1)))
+
+
+def a_barrier_waits_for_all(group):
+    for _ in range(3):
+        group.barrier()
+
+
+def split_makes_groups_that_do_not_hear_each_other(group):
+    half = group.split(group.rank % 2, key=-group.rank)
+    members = [rank for rank in range(group.size) if rank % 2 == group.rank % 2][::-1]
+    assert (half.rank, half.size) == (members.index(group.rank), len(members))
+    assert [int(a) for a in half.all_gather(np.array(group.rank))] == members
+    alone = group.split(0 if group.rank == 0 else None)
+    assert (alone is None) == (group.rank != 0)
+    if half.size > 1:  # the same tag between the same ranks, in both groups
+        partner = (half.rank + 1) % half.size
+        group.isend(np.array(1), members[partner], tag=5)
+        half.isend(np.array(2), partner, tag=5)
+        before = (half.rank - 1) % half.size
+        assert int(half.recv(before, tag=5)) == 2
+        assert int(group.recv(members[before], tag=5)) == 1
+    group.barrier()
+
+
+def clocks_agree(group):
+    group.align_clocks()
+    group.barrier()
+    times = [float(t) for t in group.all_gather(np.array(group.time()))]
+    assert max(times) - min(times) < 1.0
+
+
+# A body that leaves unread bytes behind comes last.
+BODIES = [
+    a_message_brings_its_shape_dtype_and_bits,
+    messages_of_one_tag_keep_their_order_and_tags_are_apart,
+    a_receiver_takes_what_was_sent_even_if_the_sender_changes_its_array_later,
+    receiving_into_an_array_fills_it,
+    ranks_and_tags_out_of_range_are_refused,
+    broadcast_brings_every_root_to_every_rank,
+    all_gather_is_by_rank_and_may_be_ragged,
+    all_reduce_adds_in_rank_order_with_the_same_bits_everywhere,
+    a_barrier_waits_for_all,
+    split_makes_groups_that_do_not_hear_each_other,
+    clocks_agree,
+    a_wrong_shape_or_dtype_names_both_sides,
+    a_message_of_another_step_is_refused,
+    all_reduce_refuses_unequal_shapes,
+]
+
+
+if __name__ == "__main__":
+    from minipipe import init_process_group
+
+    with init_process_group(timeout=20) as group:
+        for body in BODIES:
+            part = group.split(0)  # messages that a body leaves behind stay in its own group
+            body(part)
+            if group.rank == 0:
+                print("passed", body.__name__, flush=True)

@@ -1,0 +1,117 @@
+"""When things break, with real processes: every rank ends soon, with one message that says who, where and why."""
+
+import re
+import subprocess
+import time
+
+import pytest
+
+from tests.comm.faults import TIMEOUT
+from tests.launch import mpirun, needs_mpi
+
+pytestmark = [needs_mpi, pytest.mark.parametrize("style", ["with", "without"])]
+
+START = 5.0  # generous: four interpreters on two busy cores
+PROMISED = 3.0  # seconds from the fault to the end (design: faults.md)
+
+
+def break_down(fault, style, limit, num_ranks=4):
+    """Run a fault; return exit code and what our ranks said. The time limit is three times what was promised."""
+    done = mpirun(num_ranks, "-m", "tests.comm.faults", fault, style, limit=START + 3 * limit)
+    end = time.perf_counter() + limit
+    while left := processes_of(f"tests.comm.faults {fault} {style}"):  # killed, but not yet gone
+        assert time.perf_counter() < end, f"processes {left} are still there"
+    print(f"{fault} {style}: ended after {done.seconds:.2f} s, start included; promised {limit:.1f} s")
+    assert done.code != 0
+    return done.code, [line for line in done.err.splitlines() if line.startswith("[rank")]
+
+
+def processes_of(pattern):
+    return subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=False).stdout.split()
+
+
+def test_a_rank_that_raises_ends_all_with_one_traceback(style):
+    code, said = break_down("raises", style, PROMISED)
+    assert code == 1
+    assert {line[:8] for line in said} == {"[rank 2]"}
+    assert said[0].endswith("Traceback (most recent call last):") and said[-1] == "[rank 2] ValueError: boom"
+
+
+@pytest.mark.parametrize("fault", ["exits", "exits_in_a_collective"])
+def test_a_rank_that_exits_ends_all_with_its_code(fault, style):
+    code, _ = break_down(fault, style, PROMISED)
+    assert code == 7
+
+
+def test_a_rank_that_returns_early_ends_all_and_is_named(style):
+    code, said = break_down("returns_early", style, PROMISED)
+    assert code == 1
+    assert re.fullmatch(
+        r"\[rank 2\] This rank came to its end early\. Rank [013] has waited .* for a message with tag 0 from rank 2; "
+        r"but rank 2 has come to its end\.",
+        said[0],
+    )
+
+
+@pytest.mark.parametrize("fault", ["catches_an_exit_and_goes_on", "exits_with_zero_at_the_end"])
+def test_an_exit_that_is_caught_or_zero_ends_nobody(fault, style):
+    done = mpirun(3, "-m", "tests.comm.faults", fault, style)
+    assert (done.code, done.err) == (0, "")
+    if fault == "catches_an_exit_and_goes_on":
+        assert done.out == "ended well\n" * 3
+
+
+def test_a_rank_that_stops_answering_is_named_after_the_timeout(style):
+    code, said = break_down("stops", style, TIMEOUT + PROMISED)
+    assert code == 1
+    assert re.search(r"Rank \d has waited 1\.\d s, since \d\d:\d\d:\d\d, for a message with tag 11 from rank 2", said[0])
+
+
+def test_a_rank_that_stops_at_its_end_is_named_after_the_timeout(style):
+    _, said = break_down("stops_at_the_end", style, TIMEOUT + PROMISED)
+    assert "these have not yet: 2" in said[0]
+
+
+def test_a_rank_that_stops_in_a_step_is_named_with_what_was_awaited(style):
+    _, said = break_down("stops_in_a_step", style, TIMEOUT + PROMISED)
+    text = "\n".join(said)
+    assert "MessageError" in text and re.search(r"has waited 1\.\d s, since .* from rank \d", text)
+
+
+def test_a_message_with_another_tag_is_a_timeout_that_names_both_sides(style):
+    _, said = break_down("sends_another_tag", style, TIMEOUT + PROMISED, num_ranks=2)
+    assert re.search(r"Rank (0|1) has waited .* for a message with tag (9|6) from rank (1|0)", said[0])
+
+
+def test_a_large_array_that_nobody_takes_is_a_timeout(style):
+    _, said = break_down("sends_a_large_array_that_nobody_takes", style, TIMEOUT + PROMISED, num_ranks=2)
+    assert "for rank 1 to take float64 (1048576,) with tag 0" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("disagrees_about_the_width", "The model of rank 1 differs from that of rank 0"),
+        ("disagrees_about_the_seed", "The seed of rank 3 differs from that of rank 0"),
+        ("disagrees_about_the_schedule", "The schedule of rank 0 differs from that of rank 1"),
+        ("too_few_layers", "1 layers cannot make 4 stages"),
+        ("too_few_samples", "A batch of 3 samples cannot make 4 microbatches"),
+        ("wrong_number_of_ranks", "gpipe is made for 2 ranks, but there are 4"),
+    ],
+)
+def test_what_cannot_work_is_one_line_without_a_traceback(fault, words, style):
+    _, said = break_down(fault, style, PROMISED)
+    assert len(said) == 1 and words in said[0], said
+
+
+def test_ranks_that_step_unequally_often_are_told_the_steps(style):
+    _, said = break_down("steps_unequally_often", style, PROMISED)
+    assert re.search(r"in its step \d, but rank \d is in step \d", "\n".join(said))
+
+
+def test_a_layer_that_raises_names_rank_stage_microbatch_and_action(style):
+    _, said = break_down("a_layer_raises", style, PROMISED)
+    assert "[rank 2] RuntimeError: broken layer" in said
+    assert said[-1] == "[rank 2] on rank 2, stage 2, microbatch 0, action 2F0 of 1f1b, step 1"
+
+

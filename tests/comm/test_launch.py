@@ -1,0 +1,60 @@
+"""Which group init_process_group() starts, and what happens where MPI is missing."""
+
+import sys
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+from minipipe import init_process_group
+from minipipe.comm.launch import launched_ranks
+from tests.launch import run
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 1),
+        ({"PMI_SIZE": "4"}, 4),
+        ({"PMI_SIZE": "1"}, 1),
+        ({"OMPI_COMM_WORLD_SIZE": "3"}, 3),
+        ({"SLURM_STEP_NUM_TASKS": "8"}, 8),
+        ({"PMIX_RANK": "0"}, None),
+        ({"PMIX_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, 3),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, 1),  # a shell inside salloc
+        ({"PMI_SIZE": "junk"}, 1),
+    ],
+)
+def test_a_launcher_is_recognised_by_what_it_sets(environment, expected):
+    assert launched_ranks(environment) == expected
+
+
+def test_plain_python_gets_one_rank_with_one_blas_thread():
+    with init_process_group() as group:
+        assert (group.rank, group.size) == (0, 1)
+        assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {1}
+        assert group.all_reduce(np.ones(2)).tolist() == [1, 1]
+
+
+def test_without_mpi4py_several_ranks_refuse_to_run_alone():
+    program = "import sys; sys.modules['mpi4py'] = None\nimport minipipe; minipipe.init_process_group(); print('alone')"
+    done = run([sys.executable, "-c", program], PMI_SIZE="4", PMI_RANK="0")
+    assert done.code != 0 and "alone" not in done.out.split()
+    assert "pip install 'minipipe-mpi[mpi]'" in done.err
+
+
+def test_without_mpi4py_one_rank_and_thread_ranks_work():
+    program = (
+        "import sys; sys.modules['mpi4py'] = None; sys.modules['cupy'] = None\n"
+        "import minipipe\n"
+        "with minipipe.init_process_group() as group: print(group.size)\n"
+        "print(minipipe.spawn(lambda group: group.rank, 3))"
+    )
+    done = run([sys.executable, "-c", program])
+    assert (done.code, done.out) == (0, "1\n[0, 1, 2]\n"), done.err
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_must_be_positive(timeout):
+    with pytest.raises(ValueError, match="timeout"):
+        init_process_group(timeout=timeout)

@@ -1,0 +1,44 @@
+"""One body for every group: one rank, thread ranks, MPI ranks."""
+
+import pytest
+
+from minipipe import spawn
+from minipipe.comm import OneRankGroup
+from minipipe.errors import LaunchError, MessageError
+from tests.comm.bodies import BODIES
+from tests.launch import mpirun, needs_mpi
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_on_one_rank(body):
+    assert body(OneRankGroup()) is None
+
+
+@pytest.mark.parametrize("take_turns", [False, True], ids=["free", "in turns"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_on_thread_ranks(body, num_ranks, take_turns):
+    assert spawn(body, num_ranks, timeout=20, take_turns=take_turns) == [None] * num_ranks
+
+
+@needs_mpi
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@pytest.mark.parametrize("can_read_other_memory", ["1", "0"], ids=["CMA", "no CMA"])
+def test_on_mpi_ranks(num_ranks, can_read_other_memory):
+    done = mpirun(num_ranks, "-m", "tests.comm.bodies", MPIR_CVAR_CH4_CMA_ENABLE=can_read_other_memory)
+    assert done.code == 0, done.err
+    assert done.out.split() == [word for body in BODIES for word in ("passed", body.__name__)]
+
+
+def test_a_closed_group_says_so():
+    with OneRankGroup() as group:
+        pass
+    with pytest.raises(LaunchError, match="closed") as caught:
+        group.barrier() or group.recv(0)
+    assert caught.value.code == "closed"
+
+
+def test_one_rank_that_waits_for_itself_is_told_at_once():
+    with pytest.raises(MessageError) as caught:
+        OneRankGroup().recv(0, tag=3)
+    assert caught.value.code == "deadlock" and "tag 3" in str(caught.value)

@@ -1,0 +1,61 @@
+"""Real processes for tests: mpirun with this Python, from the project's root."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Finished(NamedTuple):
+    """What a job left behind."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def find_mpirun():
+    """Return the mpirun that belongs to this Python, or the one on PATH, or None."""
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def _has_mpi4py():
+    try:
+        import mpi4py  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+needs_mpi = pytest.mark.skipif(
+    find_mpirun() is None or not _has_mpi4py(), reason="no mpirun or no mpi4py here: pip install '.[mpi]'"
+)
+
+
+def environment(**changes):
+    """Return this process' environment without traces of a launcher, and with the project importable."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "SLURM_", "MPI_"))}
+    return {**kept, "PYTHONPATH": str(ROOT), **changes}
+
+
+def mpirun(num_ranks, *command, limit=60, **changes):
+    """Run ``python *command`` on ranks and wait. A job that outlasts ``limit`` seconds fails the test."""
+    return run([find_mpirun(), "-n", str(num_ranks), sys.executable, *map(str, command)], limit, **changes)
+
+
+def run(command, limit=60, **changes):
+    """Run any command in the project's root and wait."""
+    start = time.perf_counter()
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(**changes), capture_output=True, text=True, timeout=limit, check=False
+    )
+    return Finished(done.returncode, done.stdout, done.stderr, time.perf_counter() - start)

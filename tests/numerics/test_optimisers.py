@@ -1,0 +1,160 @@
+"""SGD against the formulas, written out here for each element."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minipipe import Tensor, nn, optim
+
+START = [1.0, -2.0, 0.5]
+GRADIENTS = [[0.5, 1.0, -1.0], [0.25, -1.0, 2.0], [1.0, 0.0, -0.5], [-2.0, 0.5, 0.125]]
+
+
+def parameter(values: list[float], dtype: type = np.float64) -> nn.Parameter:
+    return nn.Parameter(np.array(values, dtype))
+
+
+def after_steps(optimiser: optim.SGD, p: nn.Parameter, gradients: list[list[float]] = GRADIENTS) -> list[float]:
+    for gradient in gradients:
+        p.grad = np.array(gradient, p.dtype)
+        optimiser.step()
+    return p.data.tolist()
+
+
+def by_hand(learning_rate: float, momentum: float, weight_decay: float) -> list[float]:
+    #   v <- momentum v + (gradient + weight_decay p)        v = 0 before the first step
+    #   p <- p - learning_rate v
+    finished = []
+    for start, gradients in zip(START, zip(*GRADIENTS)):
+        p, v = start, 0.0
+        for gradient in gradients:
+            v = momentum * v + (gradient + weight_decay * p)
+            p = p - learning_rate * v
+        finished.append(p)
+    return finished
+
+
+def test_one_plain_step_goes_down_the_gradient():
+    p = parameter([1.0, 2.0])
+    assert after_steps(optim.SGD([p], 0.5), p, [[1.0, -4.0]]) == [0.5, 4.0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.floats(1e-3, 1.0),
+    st.sampled_from([0.0, 0.5, 0.9, 0.99]),
+    st.sampled_from([0.0, 1e-4, 0.1, 2.0]),
+)
+def test_momentum_and_weight_decay_follow_the_formulas(learning_rate, momentum, weight_decay):
+    p = parameter(START)
+    given_ = after_steps(optim.SGD([p], learning_rate, momentum=momentum, weight_decay=weight_decay), p)
+    np.testing.assert_allclose(given_, by_hand(learning_rate, momentum, weight_decay), rtol=1e-12, atol=1e-13)
+
+
+def test_each_parameter_has_a_velocity_of_its_own():
+    p, q = parameter(START), parameter([0.0, 0.0])
+    optimiser = optim.SGD([p, q], 0.1, momentum=0.9)
+    for gradient in GRADIENTS:
+        p.grad, q.grad = np.array(gradient), np.array([1.0, 0.0])
+        optimiser.step()
+    np.testing.assert_allclose(p.data, by_hand(0.1, 0.9, 0.0))
+    np.testing.assert_allclose(q.data, [-0.1 * (1 + 1.9 + 2.71 + 3.439), 0.0])
+
+
+def test_the_learning_rate_can_change_between_steps_and_the_velocity_stays():
+    p = parameter([0.0])
+    optimiser = optim.SGD([p], 1.0, momentum=0.5)
+    after_steps(optimiser, p, [[1.0]])  # v = 1, p = -1
+    optimiser.learning_rate = 0.1
+    assert after_steps(optimiser, p, [[1.0]]) == [-1.0 - 0.1 * 1.5]
+
+
+def test_a_parameter_without_a_gradient_stays_as_it_is_even_with_weight_decay():
+    p, q = parameter(START), parameter(START)
+    p.grad = np.ones(3)
+    optim.SGD([p, q], 0.1, momentum=0.9, weight_decay=0.1).step()
+    assert q.data.tolist() == START and p.data.tolist() != START
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_step_leaves_the_gradient_alone_and_changes_the_array_in_place(momentum, weight_decay):
+    p = parameter(START)
+    array, gradient = p.data, np.array(GRADIENTS[0])
+    p.grad = gradient
+    optimiser = optim.SGD([p], 0.1, momentum=momentum, weight_decay=weight_decay)
+    optimiser.step()
+    optimiser.step()
+    assert p.grad is gradient and gradient.tolist() == GRADIENTS[0]
+    assert p.data is array
+
+
+@pytest.mark.parametrize("number", [0.25, np.float32(0.25), np.float64(0.25)])
+def test_float32_parameters_stay_float32_whatever_type_the_numbers_have(number):
+    p = parameter(START, np.float32)
+    optimiser = optim.SGD([p], number, momentum=number, weight_decay=number)
+    np.testing.assert_allclose(after_steps(optimiser, p), by_hand(0.25, 0.25, 0.25), rtol=1e-6)
+    assert p.data.dtype == np.float32
+
+
+def test_no_parameters_are_fine():
+    optimiser = optim.SGD(nn.ReLU().parameters(), 0.1, momentum=0.9)
+    optimiser.step()
+    optimiser.zero_grad()
+    assert optimiser.parameters == []
+
+
+def test_a_generator_of_parameters_is_read_once_and_kept():
+    model = nn.Linear(2, 2).initialise()
+    optimiser = optim.SGD(model.parameters(), 1.0)
+    model(np.ones((1, 2), np.float32)).sum().backward()
+    for _ in range(2):
+        optimiser.step()
+    assert model.bias.data.tolist() == [-2.0, -2.0]
+
+
+def test_zero_grad_forgets_every_gradient_and_keeps_the_velocity():
+    p = parameter([0.0])
+    optimiser = optim.SGD([p], 1.0, momentum=0.5)
+    after_steps(optimiser, p, [[1.0]])
+    optimiser.zero_grad()
+    assert p.grad is None
+    optimiser.step()
+    assert p.data.tolist() == [-1.0]
+    assert after_steps(optimiser, p, [[0.0]]) == [-1.5]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"learning_rate": 0.0},
+        {"learning_rate": -0.1},
+        {"learning_rate": float("nan")},
+        {"momentum": -0.1},
+        {"momentum": 1.0},
+        {"momentum": float("nan")},
+        {"weight_decay": -1e-9},
+        {"weight_decay": float("nan")},
+    ],
+    ids=str,
+)
+def test_a_number_out_of_its_range_is_refused_by_name(wrong):
+    ((name, number),) = wrong.items()
+    with pytest.raises(ValueError, match=f"^{name} is {number}; expected"):
+        optim.SGD([parameter(START)], **{"learning_rate": 0.1, **wrong})
+
+
+def test_gradient_descent_solves_a_least_squares_problem():
+    # (X w - y)^2 has its minimum where X^T X w = X^T y.
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(20, 3)), generator.normal(size=(20, 1))
+    model = nn.Linear(3, 1, bias=False, dtype=np.float64).initialise()
+    optimiser, loss = optim.SGD(model.parameters(), 0.2, momentum=0.5), nn.MSELoss()
+    for _ in range(200):
+        optimiser.zero_grad()
+        loss(model(Tensor(x)), y).backward()
+        optimiser.step()
+    np.testing.assert_allclose(model.weight.data, np.linalg.lstsq(x, y, rcond=None)[0], atol=1e-10)

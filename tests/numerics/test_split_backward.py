@@ -1,0 +1,477 @@
+"""The two halves of backward: I, the gradients of activations, and W, those of weights. Any graph, the same bits."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minipipe import Tensor, autograd, functional, nn
+from minipipe import functional as F  # noqa: N812
+from minipipe.autograd import Leaf, StageInput, WeightWork, backward, backward_input
+from minipipe.errors import TensorError
+from minipipe.tensor import record
+
+ROWS, WIDTH, NUM_MATRICES, NUM_VECTORS = 5, 4, 3, 2
+
+
+def numbers(*shape: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# -- programs: random stages as data -------------------------------------------------------------------------
+#
+# A program computes with activations of shape (ROWS, WIDTH), which come from the stage's input, with matrices
+# (WIDTH, WIDTH) and with vectors (WIDTH,), which come from weights. Every step appends one value to one of the
+# three lists; its operands are picked from what is there already, the newest most often.
+
+
+class Step(NamedTuple):
+    """One operation, and which values it takes (counted back from the newest)."""
+
+    name: str
+    picks: tuple[int, int, int]
+
+
+ACTIVATION_STEPS: dict[str, Callable[..., Tensor]] = {
+    "linear": lambda a, b, m, n, v: F.linear(a, m, v),
+    "linear without bias": lambda a, b, m, n, v: F.linear(a, m),
+    "matmul": lambda a, b, m, n, v: a @ m,
+    "matmul from the left": lambda a, b, m, n, v: (m @ a.T).T,
+    "through the transpose": lambda a, b, m, n, v: a @ m.T,
+    "tanh": lambda a, b, m, n, v: a.tanh(),
+    "relu": lambda a, b, m, n, v: a.relu(),
+    "softmax": lambda a, b, m, n, v: functional.softmax(a),
+    "add": lambda a, b, m, n, v: a + b,
+    "multiply": lambda a, b, m, n, v: a * b,
+    "shift by a vector": lambda a, b, m, n, v: a - v,
+    "scale by a vector": lambda a, b, m, n, v: a * v,
+    "scale by a column": lambda a, b, m, n, v: a * a.mean(axis=1, keepdims=True),
+    "one weight twice": lambda a, b, m, n, v: (a @ m) @ m + a @ m,
+    "three consumers of one vector": lambda a, b, m, n, v: a * v + v * b - v,
+    "rows picked, some twice": lambda a, b, m, n, v: a[[4, 0, 0, 2, 1]],
+    "columns backwards": lambda a, b, m, n, v: a[:, ::-1],
+    "columns of two": lambda a, b, m, n, v: F.concatenate([a[:, :1], b[:, 1:]], axis=1),
+    "contiguous": lambda a, b, m, n, v: F.contiguous(a[:, ::-1]),
+    "a weight alone, broadcast": lambda a, b, m, n, v: m.sum() + b,
+}
+MATRIX_STEPS: dict[str, Callable[..., Tensor]] = {
+    "w1 * w2 + w1": lambda m, n, v: m * n + m,
+    "w1 @ w2": lambda m, n, v: m @ n,
+    "transposed": lambda m, n, v: m.T,
+    "bounded": lambda m, n, v: m.tanh(),
+    "scaled by a vector": lambda m, n, v: m * v,
+    "columns picked, some twice": lambda m, n, v: m[:, [1, 1, 3, 0]],
+}
+VECTOR_STEPS: dict[str, Callable[..., Tensor]] = {
+    "sum of a matrix": lambda m, n, v: m.sum(axis=0),
+    "row of a matrix": lambda m, n, v: n[2],
+    "matrix times vector": lambda m, n, v: m @ v,
+    "v * v": lambda m, n, v: v * v + v,
+}
+steps = st.builds(
+    Step,
+    st.sampled_from([*ACTIVATION_STEPS, *MATRIX_STEPS, *VECTOR_STEPS]),
+    st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)),
+)
+programs = st.lists(steps, min_size=1, max_size=9)
+
+
+def run(program: list[Step], x: Tensor, weights: list[Tensor]) -> Tensor:
+    """Return the newest activation; if no step made one, the stage returns its input."""
+    activations, matrices, vectors = [x], list(weights[:NUM_MATRICES]), list(weights[NUM_MATRICES:])
+
+    def pick(values: list[Tensor], back: int) -> Tensor:
+        return values[-1 - back % len(values)]
+
+    for name, (i, j, k) in program:
+        operands = pick(matrices, i), pick(matrices, j), pick(vectors, k)
+        if name in ACTIVATION_STEPS:
+            activations.append(ACTIVATION_STEPS[name](pick(activations, i), pick(activations, j), *operands))
+        elif name in MATRIX_STEPS:
+            matrices.append(MATRIX_STEPS[name](*operands))
+        else:
+            vectors.append(VECTOR_STEPS[name](*operands))
+    return activations[-1]
+
+
+def fresh_weights() -> list[Tensor]:
+    arrays = [numbers(WIDTH, WIDTH, seed=i) / 2 for i in range(NUM_MATRICES)]
+    arrays += [numbers(WIDTH, seed=10 + i) for i in range(NUM_VECTORS)]
+    return [Tensor(array, requires_grad=True) for array in arrays]
+
+
+Stage = Callable[[Tensor, list[Tensor]], Tensor]
+
+
+class Microbatch(NamedTuple):
+    """The input of a stage, its result, and the gradient of the result."""
+
+    x: Tensor
+    y: Tensor
+    upstream: np.ndarray
+
+
+def forward(stage: Stage, weights: list[Tensor], number: int, needs_gradient: bool = True) -> Microbatch:
+    x = Tensor(numbers(ROWS, WIDTH, seed=100 + number))
+    x.node = StageInput(needs_gradient)
+    y = stage(x, weights)
+    return Microbatch(x, y, numbers(*y.shape, seed=200 + number))
+
+
+def bits(gradients: list[np.ndarray | None]) -> list[bytes | None]:
+    return [None if gradient is None else gradient.tobytes() for gradient in gradients]
+
+
+def gradients_of(weights: list[Tensor], microbatches: list[Microbatch]) -> list[bytes | None]:
+    return bits([weight.grad for weight in weights]) + bits([microbatch.x.grad for microbatch in microbatches])
+
+
+def fused(stage: Stage, num_microbatches: int = 1, needs_gradient: bool = True) -> list[bytes | None]:
+    """F0 B0 F1 B1 …"""
+    weights, done = fresh_weights(), []
+    for i in range(num_microbatches):
+        microbatch = forward(stage, weights, i, needs_gradient)
+        backward(microbatch.y.node, microbatch.upstream)
+        done.append(microbatch)
+    return gradients_of(weights, done)
+
+
+def first_half(microbatch: Microbatch) -> WeightWork:
+    return backward_input(microbatch.y.node, microbatch.upstream, microbatch.x.node)
+
+
+def in_halves(
+    stage: Stage,
+    num_microbatches: int = 1,
+    needs_gradient: bool = True,
+    half: Callable[[Microbatch], WeightWork] = first_half,
+) -> list[bytes | None]:
+    """F0 F1 … I0 I1 … W0 W1 …"""
+    weights = fresh_weights()
+    microbatches = [forward(stage, weights, i, needs_gradient) for i in range(num_microbatches)]
+    postponed = [half(microbatch) for microbatch in microbatches]
+    assert all(weight.grad is None for weight in weights), "I has touched the gradient of a weight"
+    for work in postponed:
+        work.run()
+    return gradients_of(weights, microbatches)
+
+
+# -- the same bits -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=250, deadline=None)
+@given(programs)
+def test_i_then_w_gives_the_bits_of_the_fused_backward_and_i_touches_no_weight(program):
+    def stage(x, weights):
+        return run(program, x, weights)
+
+    assert in_halves(stage) == fused(stage)
+
+
+@settings(max_examples=100, deadline=None)
+@given(programs, st.integers(2, 4))
+def test_every_w_postponed_to_the_end_gives_the_bits_of_one_microbatch_after_another(program, num_microbatches):
+    def stage(x, weights):
+        return run(program, x, weights)
+
+    assert in_halves(stage, num_microbatches) == fused(stage, num_microbatches)
+
+
+@settings(max_examples=100, deadline=None)
+@given(programs)
+def test_a_first_stage_gives_no_gradient_of_its_input_and_the_same_bits_of_its_weights(program):
+    def stage(x, weights):
+        return run([Step("linear", (0, 0, 0)), *program], x, weights)
+
+    first = in_halves(stage, needs_gradient=False)
+    assert first[-1] is None
+    assert first[:-1] == fused(stage, needs_gradient=False)[:-1] == in_halves(stage, needs_gradient=True)[:-1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(programs)
+def test_the_gradient_of_the_input_is_there_after_i_already(program):
+    weights = fresh_weights()
+    microbatch = forward(lambda x, weights: run(program, x, weights), weights, 0)
+    work = first_half(microbatch)
+    after_i = bits([microbatch.x.grad])
+    work.run()
+    assert after_i == bits([microbatch.x.grad])
+    assert microbatch.x.grad is None or microbatch.x.grad.flags.c_contiguous
+
+
+class Tied(nn.Module):
+    """One matrix three times: as it stands, transposed, and combined with another before it is used."""
+
+    def __init__(self) -> None:
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        w1, w2 = self.first.weight, self.second.weight
+        hidden = self.second(self.first(x).tanh())
+        return (hidden @ w1.T) @ (w1 * w2 + w1) + self.first.bias
+
+
+LAYERS = {
+    "linear": lambda: nn.Linear(WIDTH, WIDTH),
+    "linear without bias": lambda: nn.Linear(WIDTH, WIDTH, bias=False),
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+    "tied": Tied,
+    "sequential": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(list(LAYERS)), min_size=1, max_size=6), st.integers(1, 3), st.booleans())
+def test_modules_split_like_any_other_graph(names, num_microbatches, same_layer_again):
+    def gradients(in_two_halves: bool) -> list[bytes | None]:
+        layers = [LAYERS[name]() for name in names]
+        model = nn.Sequential(*layers, *layers[:1] * same_layer_again).initialise(3)
+        microbatches, postponed = [], []
+        for i in range(num_microbatches):
+            microbatch = forward(lambda x, _: model(x), [], i)
+            microbatches.append(microbatch)
+            if in_two_halves:
+                postponed.append(first_half(microbatch))
+            else:
+                backward(microbatch.y.node, microbatch.upstream)
+        for work in postponed:
+            work.run()
+        return gradients_of(list(model.parameters()), microbatches)
+
+    assert gradients(in_two_halves=True) == gradients(in_two_halves=False)
+
+
+def test_the_programs_really_reach_weights_and_inputs():
+    # Guards the tests above: were all gradients None or zero, they would pass whatever the walk did.
+    program = [
+        Step("w1 * w2 + w1", (0, 1, 0)),
+        Step("one weight twice", (0, 0, 0)),
+        Step("scale by a vector", (0, 0, 1)),
+    ]
+    given_ = fused(lambda x, weights: run(program, x, weights))
+    assert [gradient is not None for gradient in given_] == [False, True, True, True, False, True]
+    assert all(np.any(np.frombuffer(gradient, np.float32)) for gradient in given_ if gradient is not None)
+
+
+# -- mutants: what the tests above must notice ---------------------------------------------------------------
+
+
+@contextmanager
+def earliest_consumer_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let W add the contributions in the order of the forward pass, and not latest first."""
+    original = WeightWork.postpone
+    with monkeypatch.context() as patched:
+        patched.setattr(WeightWork, "postpone", lambda self, order, *rest: original(self, 10**9 - order, *rest))
+        yield
+
+
+@contextmanager
+def pieces_straight_to_the_leaves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let W run one postponed edge after another, each down to the leaves, instead of one walk through all."""
+
+    def run_each(self: WeightWork) -> None:
+        for node, gradient in self._postponed:
+            for parent, vjp in node.edges:
+                backward(parent, vjp(gradient))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WeightWork, "run", run_each)
+        yield
+
+
+def three_consumers_of_one_weight(x: Tensor, weights: list[Tensor]) -> Tensor:
+    w = weights[0]
+    return ((x @ w).tanh() @ w).tanh() @ w
+
+
+def test_another_order_of_three_consumers_of_one_weight_changes_bits_and_is_noticed(monkeypatch):
+    right = fused(three_consumers_of_one_weight)
+    assert in_halves(three_consumers_of_one_weight) == right
+    with earliest_consumer_first(monkeypatch):
+        wrong = in_halves(three_consumers_of_one_weight)
+    assert wrong[0] != right[0]
+    assert wrong[-1] == right[-1]  # the gradient of the input does not come from W
+    close = [np.frombuffer(gradients[0], np.float32) for gradients in (wrong, right)]
+    np.testing.assert_allclose(*close, rtol=1e-4, atol=1e-5)  # rounding only: no looser test would do
+
+
+def test_a_second_half_that_is_not_one_walk_is_noticed_when_microbatches_share_a_weight(monkeypatch):
+    # (0 + a) + b + c is not 0 + (a + b + c) once an earlier microbatch's gradient is there.
+    right = fused(three_consumers_of_one_weight, num_microbatches=3)
+    assert in_halves(three_consumers_of_one_weight, num_microbatches=3) == right
+    with pieces_straight_to_the_leaves(monkeypatch):
+        wrong = in_halves(three_consumers_of_one_weight, num_microbatches=3)
+    assert wrong[0] != right[0]
+
+
+def test_a_first_half_that_postpones_nothing_is_noticed():
+    def everything_at_once(microbatch: Microbatch) -> WeightWork:
+        backward(microbatch.y.node, microbatch.upstream)
+        return WeightWork()
+
+    with pytest.raises(AssertionError, match="I has touched"):
+        in_halves(three_consumers_of_one_weight, half=everything_at_once)
+
+
+# -- the edges of what a stage can be ------------------------------------------------------------------------
+
+
+def test_a_stage_that_returns_its_input_passes_the_gradient_on():
+    microbatch = forward(lambda x, weights: x, [], 0)
+    first_half(microbatch).run()
+    np.testing.assert_array_equal(microbatch.x.grad, microbatch.upstream)
+
+
+def test_a_stage_that_ignores_its_input_leaves_everything_to_w():
+    weights = fresh_weights()
+    microbatch = forward(lambda x, weights: weights[0] * weights[1] + weights[0], weights, 0)
+    work = first_half(microbatch)
+    assert weights[0].grad is None and microbatch.x.grad is None
+    work.run()
+    np.testing.assert_array_equal(weights[1].grad, microbatch.upstream * weights[0].data)
+    assert microbatch.x.grad is None
+
+
+def test_a_first_stage_without_weights_has_nothing_to_do():
+    microbatch = forward(lambda x, weights: x.reshape(-1).tanh(), [], 0, needs_gradient=False)
+    work = first_half(microbatch)
+    assert list(work.arrays()) == []
+    work.run()
+    assert microbatch.x.grad is None
+
+
+def test_every_vjp_runs_once_those_to_activations_in_i_and_those_to_weights_in_w():
+    calls: list[str] = []
+
+    def called(name: str, gradient: np.ndarray) -> np.ndarray:
+        calls.append(name)
+        return gradient
+
+    weights = fresh_weights()[:1]
+    x = Tensor(numbers(WIDTH, WIDTH, seed=0))
+    x.node = StageInput(needs_gradient=True)
+    w = record(weights[0].data, (weights[0], lambda g: called("behind the weight", g)))
+    y = record(x.data + w.data, (x, lambda g: called("to x", g)), (w, lambda g: called("to w", g)))
+    z = record(y.data + 0, (y, lambda g: called("to y", g)))
+    work = backward_input(z.node, numbers(WIDTH, WIDTH, seed=1), x.node)
+    assert calls == ["to y", "to x"]
+    work.run()
+    assert calls == ["to y", "to x", "to w", "behind the weight"]
+
+
+def test_w_run_again_adds_nothing():
+    weights = fresh_weights()
+    work = first_half(forward(three_consumers_of_one_weight, weights, 0))
+    work.run()
+    once = bits([weights[0].grad])
+    work.run()
+    assert bits([weights[0].grad]) == once
+
+
+def test_i_twice_raises_backward_twice_and_changes_nothing():
+    weights = fresh_weights()
+    microbatch = forward(three_consumers_of_one_weight, weights, 0)
+    work = first_half(microbatch)
+    before = bits([microbatch.x.grad])
+    for again in (first_half, lambda m: backward(m.y.node, m.upstream)):
+        with pytest.raises(TensorError) as caught:
+            again(microbatch)
+        assert caught.value.code == "backward-twice"
+    assert bits([microbatch.x.grad]) == before and weights[0].grad is None
+    work.run()
+    assert weights[0].grad is not None
+
+
+def test_a_stage_input_keeps_its_gradient_contiguous_and_does_not_copy_one_that_is():
+    node = StageInput(needs_gradient=True)
+    gradient = numbers(3, 4, seed=0)
+    backward(node, gradient)
+    assert node.grad is gradient
+    backward(transposed := StageInput(needs_gradient=True), gradient.T)
+    assert transposed.grad.flags.c_contiguous
+    np.testing.assert_array_equal(transposed.grad, gradient.T)
+    backward(leaf := Leaf(), gradient)
+    assert leaf.grad is not gradient  # a parameter's gradient is its own
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+
+def test_what_only_i_needed_is_freed_after_i_and_what_w_needs_after_w():
+    #   x ── linear ── h ── tanh ── y        I needs y, for the slope of tanh; W needs x and the gradient of h
+    weight = Tensor(numbers(WIDTH, WIDTH, seed=1), requires_grad=True)
+    x = Tensor(numbers(ROWS, WIDTH, seed=2))
+    x.node = stage_input = StageInput(needs_gradient=True)
+    h = F.linear(x, weight)
+    y = h.tanh()
+    root, upstream = y.node, numbers(ROWS, WIDTH, seed=3)
+    array_of_x, array_of_h, array_of_y = weakref.ref(x.data), weakref.ref(h.data), weakref.ref(y.data)
+    array_of_upstream = weakref.ref(upstream)
+    del x, h, y
+    assert array_of_x() is not None and array_of_h() is None and array_of_y() is not None
+
+    work = backward_input(root, upstream, stage_input)
+    del upstream
+    assert array_of_y() is None and array_of_upstream() is None
+    assert array_of_x() is not None
+
+    gradient_of_h = weakref.ref(next(array for array in work.arrays() if array.shape == (ROWS, WIDTH)))
+    assert gradient_of_h() is not None
+    work.run()
+    assert array_of_x() is None and gradient_of_h() is None
+    assert weight.grad is not None
+
+
+def test_activations_between_layers_that_no_weight_needs_are_freed_after_i():
+    held: list[weakref.ref] = []
+
+    def stage(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = (x * x).tanh()  # I needs x and tanh's result; W nothing
+            held.append(weakref.ref(x.data))
+        return x
+
+    x = Tensor(numbers(ROWS, WIDTH, seed=2))
+    x.node = StageInput(needs_gradient=True)
+    root = stage(x).node
+    assert all(array() is not None for array in held)
+    work = backward_input(root, numbers(ROWS, WIDTH, seed=3), x.node)
+    assert all(array() is None for array in held)
+    assert list(work.arrays()) == []
+
+
+def test_eight_linears_hold_8_arrays_after_f_and_15_after_i_and_none_after_w():
+    # After F the input of each layer. After I besides the gradient of each layer's result; the last of those eight
+    # is the one that came from outside, and the caller holds it anyway.
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False).initialise(i) for i in range(8)]
+    weights = [layer.weight.data for layer in layers]
+    x = Tensor(numbers(ROWS, WIDTH, seed=0))
+    x.node = stage_input = StageInput(needs_gradient=True)
+    unit, root = x.data.nbytes, nn.Sequential(*layers)(x).node
+    upstream = numbers(ROWS, WIDTH, seed=1)
+    del x
+    assert autograd.held_bytes([root], weights) == 8 * unit
+    work = backward_input(root, upstream, stage_input)
+    assert autograd.held_bytes([work], [*weights, upstream]) == 15 * unit
+    work.run()
+    assert autograd.held_bytes([work], []) == 0
+
+
+def test_a_bias_and_a_weight_that_wait_for_the_same_gradient_hold_it_once():
+    layer = nn.Linear(WIDTH, WIDTH).initialise()
+    x = Tensor(numbers(ROWS, WIDTH, seed=0))
+    x.node = StageInput(needs_gradient=True)
+    upstream = numbers(ROWS, WIDTH, seed=1)
+    work = backward_input(layer(x).node, upstream, x.node)
+    assert autograd.held_bytes([work], [x.data, layer.weight.data]) == upstream.nbytes

@@ -1,0 +1,450 @@
+"""What a user of Pipeline sees."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from minipipe import Pipeline, Schedule, Tensor, nn, optim, schedules, simulate, spawn
+from minipipe.comm import OneRankGroup
+from minipipe.errors import (
+    MessageError,
+    MicrobatchError,
+    ModelError,
+    ParameterError,
+    PartitionError,
+    RankError,
+    ScheduleError,
+    TensorError,
+)
+from minipipe.testing import one_process_step, same_bits
+from tests.strategies import NAMES, batch, build, split_backward, v_shaped
+
+
+def mlp(width=4, linears=4):
+    layers = [layer for _ in range(linears) for layer in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(width, 2))
+
+
+def on_ranks(num_ranks, act, model=None, **options):
+    """Make a pipeline on thread ranks and return what ``act(pipeline)`` gives on each."""
+    model = mlp() if model is None else model
+    options = {"num_microbatches": 4, **options}
+    return spawn(lambda group: act(Pipeline(model, group, loss=nn.MSELoss(), **options)), num_ranks)
+
+
+# -- stages and ranks ---------------------------------------------------------------------------------------
+
+
+def test_the_first_and_the_last_stage_are_on_the_first_and_the_last_rank():
+    assert on_ranks(3, lambda pipeline: pipeline.local_stages) == [(0,), (1,), (2,)]
+    stages = on_ranks(1, lambda pipeline: list(pipeline._stages.values()))[0]
+    assert stages[0].is_first and stages[0].is_last
+
+
+def test_3_modules_make_3_stages():
+    parts = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 2))]
+    inputs, targets = batch(7, 4)
+
+    def result(group):
+        pipeline = Pipeline.from_modules(parts, group, loss=nn.MSELoss(), num_microbatches=3)
+        loss = pipeline.step(inputs, targets)
+        return pipeline.num_stages, pipeline.local_stages, loss, {n: p.grad for n, p in pipeline.named_parameters()}
+
+    expected = one_process_step(nn.Sequential(*copy.deepcopy(parts)), nn.MSELoss(), inputs, targets, 3)
+    for num_ranks in (3, 1):
+        by_rank = spawn(result, num_ranks)
+        assert [r[0] for r in by_rank] == [3] * num_ranks
+        assert [r[1] for r in by_rank] == ([(0,), (1,), (2,)] if num_ranks == 3 else [(0, 1, 2)])
+        gradients = {name: gradient for r in by_rank for name, gradient in r[3].items()}
+        assert all(same_bits(gradients[name], value) for name, value in expected.gradients.items())
+        assert {r[2] for r in by_rank} == {expected.loss}
+
+
+def test_neighbouring_stages_on_one_rank_exchange_no_message():
+    class Counting(OneRankGroup):
+        sent = 0
+
+        def isend(self, *args, **options):
+            self.sent += 1
+            return super().isend(*args, **options)
+
+    group = Counting()
+    pipeline = Pipeline.from_modules([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)], group, loss=nn.MSELoss(), num_microbatches=2)
+    pipeline.step(*batch(4, 4))
+    assert pipeline.num_stages == 3 and group.sent == 0
+    middle = schedules.lower(v_shaped(2, 2)).actions[1]  # stages 1 and 2 are neighbours on rank 1
+    assert {str(a)[1:-1] for a in middle if a.stage == 1 and a.kind.is_communication} == {"RECV_F", "SEND_B"}
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_modules_that_cannot_be_dealt_out_are_refused(number):
+    with pytest.raises(RankError) as caught:
+        spawn(lambda group: Pipeline.from_modules([nn.Identity()] * number, group, loss=nn.MSELoss()), 2)
+    assert caught.value.code == "wrong-number" and f"{number} modules" in str(caught.value)
+
+
+# -- parameters ---------------------------------------------------------------------------------------------
+
+
+def test_first_values_depend_on_seed_and_name_and_not_on_the_partition():
+    expected = mlp().initialise(7).state_dict()
+    for num_ranks in (1, 2, 4):
+        for state in on_ranks(num_ranks, lambda pipeline: pipeline.state_dict(), seed=7):
+            assert state.keys() == expected.keys()
+            assert all(same_bits(state[name], expected[name]) for name in expected)
+    assert not same_bits(expected["0.weight"], expected["2.weight"])
+
+
+def test_values_that_the_model_has_are_copied_and_the_model_stays_as_it_was():
+    model = mlp().initialise(3)
+    before = model.state_dict()
+
+    def train(pipeline):
+        own = {name: p.data.copy() for name, p in pipeline.named_parameters()}
+        pipeline.step(*batch(8, 4))
+        optim.SGD(pipeline.parameters(), 1.0).step()
+        return own
+
+    for own in on_ranks(2, train, model, seed=99):
+        assert all(same_bits(value, before[name]) for name, value in own.items())
+    assert all(same_bits(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_description_stays_without_values():
+    model = mlp()
+    on_ranks(2, lambda pipeline: pipeline.step(*batch(8, 4)), model)
+    assert not any(parameter.is_filled for parameter in model.parameters())
+
+
+def test_only_the_layers_of_its_own_stage_take_memory():
+    layer = 10**5  # a weight of 40 GB, which no rank of this test holds
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(layer, layer), nn.Linear(4, 2))
+
+    class Claimed(Exception):
+        pass
+
+    def claim(group):
+        parts = [range(1), range(1, 2), range(2, 3)]
+        if group.rank == 1:  # this rank would hold the large one; it only describes it
+            from minipipe.pipeline.stage import Stage
+
+            stage = Stage(model, parts[1], 1, False, nn.MSELoss())
+            return stage.module.num_parameters
+        from minipipe.pipeline.stage import Stage
+
+        stage = Stage(model, parts[group.rank], group.rank, group.rank == 2, nn.MSELoss())
+        stage.initialise(0)
+        return sum(p.data.nbytes for p in stage.module.parameters())
+
+    assert spawn(claim, 3) == [80, layer * layer + layer, 40]
+
+
+def test_state_goes_out_and_in_again_under_the_models_names():
+    state = mlp().initialise(5).state_dict()
+
+    def replace(pipeline):
+        pipeline.load_state_dict(state)
+        return pipeline.state_dict()
+
+    for result in on_ranks(3, replace):
+        assert all(same_bits(result[name], state[name]) for name in state)
+    del state["0.weight"]
+    with pytest.raises(ParameterError) as caught:
+        on_ranks(2, lambda pipeline: pipeline.load_state_dict(state))
+    assert caught.value.code == "missing" and "0.weight" in str(caught.value)
+
+
+def test_shared_parameters_must_lie_in_one_stage():
+    tied = nn.Linear(4, 4)
+    model = nn.Sequential(tied, nn.Tanh(), tied, nn.Linear(4, 2))
+    with pytest.raises(ModelError) as caught:
+        on_ranks(2, lambda pipeline: None, model, partition=[range(2), range(2, 4)])
+    assert caught.value.code == "tied-across-stages"
+    inputs, targets = batch(8, 4)
+    expected = one_process_step(copy.deepcopy(model), nn.MSELoss(), inputs, targets, 4)
+
+    def gradients(pipeline):
+        pipeline.step(inputs, targets)
+        return {name: p.grad for name, p in pipeline.named_parameters()}
+
+    first, _ = on_ranks(2, gradients, model, partition=[range(3), range(3, 4)])
+    assert first.keys() == {"0.weight", "0.bias"}
+    assert all(same_bits(value, expected.gradients[name]) for name, value in first.items())
+
+
+def test_train_and_eval_reach_every_layer_of_this_rank():
+    def modes(pipeline):
+        out = [pipeline.is_training]
+        pipeline.eval()
+        out.append(pipeline.is_training)
+        out += [module.is_training for stage in pipeline._stages.values() for module in stage.module.modules()]
+        return out, pipeline.train().is_training
+
+    for modes_of_rank, again in on_ranks(2, modes):
+        assert modes_of_rank[0] is True and not any(modes_of_rank[1:]) and again is True
+
+
+# -- step, evaluate, predict --------------------------------------------------------------------------------
+
+
+def test_a_step_overwrites_the_gradients_of_the_last_one():
+    inputs, targets = batch(8, 4)
+
+    def gradients(pipeline):
+        pipeline.step(inputs * 100, targets)
+        pipeline.step(inputs, targets)
+        return {name: p.grad for name, p in pipeline.named_parameters()}
+
+    expected = one_process_step(mlp(), nn.MSELoss(), inputs, targets, 4)
+    for result in on_ranks(2, gradients):
+        assert all(same_bits(value, expected.gradients[name]) for name, value in result.items())
+
+
+def test_gradients_kept_from_a_step_are_not_changed_by_the_next():
+    inputs, targets = batch(8, 4)
+
+    def kept(pipeline):
+        pipeline.step(inputs, targets)
+        first = {name: p.grad for name, p in pipeline.named_parameters()}
+        copies = {name: gradient.copy() for name, gradient in first.items()}
+        pipeline.step(inputs * 3, targets)
+        return all(same_bits(first[name], copies[name]) for name in first)
+
+    assert on_ranks(2, kept) == [True, True]
+
+
+def test_only_the_ends_need_the_data_and_batches_may_change_in_size():
+    def run(pipeline):
+        out = []
+        for size in (4, 9, 5):
+            inputs, targets = batch(size, 4)
+            first, last = 0 in pipeline.local_stages, pipeline.num_stages - 1 in pipeline.local_stages
+            out.append(pipeline.step(inputs if first else None, targets if last else None))
+            out.append(pipeline.evaluate(inputs if first else None, targets if last else None))
+            out.append(pipeline.predict(inputs if first else None).shape)
+        return out
+
+    results = on_ranks(3, run)
+    assert results[0] == results[1] == results[2]
+    assert results[0][2::3] == [(4, 2), (9, 2), (5, 2)]
+    assert results[0][0] == results[0][1], "evaluate sees the weights that the step saw"
+
+
+def test_predict_equals_the_model_and_takes_a_single_sample():
+    model = mlp().initialise(0)
+    inputs, _ = batch(1, 4)
+    expected = model(Tensor(inputs)).numpy()
+    for result in on_ranks(3, lambda pipeline: pipeline.predict(inputs), model):
+        assert same_bits(result, expected)
+
+
+def test_evaluate_and_predict_leave_the_gradients_alone():
+    inputs, targets = batch(8, 4)
+
+    def untouched(pipeline):
+        pipeline.step(inputs, targets)
+        before = [p.grad.copy() for p in pipeline.parameters()]
+        pipeline.evaluate(inputs, targets)
+        pipeline.predict(inputs)
+        held = [stage.num_held for stage in pipeline._stages.values()]
+        return all(same_bits(p.grad, b) for p, b in zip(pipeline.parameters(), before)), held
+
+    assert on_ranks(2, untouched) == [(True, [0]), (True, [0])]
+
+
+def test_a_rank_without_parameters_trains_too():
+    model = nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Identity())
+
+    def train(pipeline):
+        optimiser = optim.SGD(pipeline.parameters(), 0.1, momentum=0.9)
+        loss = pipeline.step(*batch(8, 4))
+        optimiser.step()
+        return loss
+
+    losses = on_ranks(3, train, model)
+    assert losses == [one_process_step(model, nn.MSELoss(), *batch(8, 4), 4).loss] * 3
+
+
+# -- the timeline -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*NAMES, "v-shaped", "split"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_the_executor_does_what_the_simulator_says_in_order_and_in_memory(name, num_ranks):
+    if name == "v-shaped":
+        schedule = v_shaped(num_ranks, 4)
+    elif name == "split":
+        schedule = split_backward(build("1f1b", num_ranks, 4), delay=2)
+    else:
+        schedule = build(name, num_ranks, 4)
+
+    def run(group):
+        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), schedule=schedule)
+        pipeline.step(*batch(8, 4))
+        return pipeline.timeline()
+
+    predicted = simulate(schedule)
+    for timeline in spawn(run, num_ranks):
+        assert [[span.action for span in row] for row in timeline.spans] == [list(row) for row in schedule.actions]
+        assert timeline.peak_activations == predicted.peak_activations
+        assert timeline.unit == "s" and "thread ranks" in timeline.note
+        assert min(row[0].start for row in timeline.spans) == 0.0
+        for row in timeline.spans:
+            times = [time for span in row for time in (span.start, span.end)]
+            assert times == sorted(times)
+        assert 0 < timeline.bubble_fraction < 1 if num_ranks > 1 else timeline.bubble_fraction >= 0
+
+
+def test_the_timeline_obeys_the_dependencies():
+    def run(pipeline):
+        pipeline.step(*batch(8, 4))
+        return pipeline.timeline()
+
+    timeline = on_ranks(3, run)[0]
+    end = {str(span.action): span.end for row in timeline.spans for span in row}
+    start = {str(span.action): span.start for row in timeline.spans for span in row}
+    for k in range(4):
+        for stage in range(2):
+            assert end[f"{stage}F{k}"] <= start[f"{stage + 1}F{k}"]
+            assert end[f"{stage + 1}B{k}"] <= start[f"{stage}B{k}"]
+
+
+def test_held_bytes_grow_with_what_is_in_flight_and_end_at_nothing():
+    model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(32, 32), nn.Tanh())], nn.Linear(32, 2))
+    inputs, targets = batch(32, 32)
+
+    def peaks(pipeline):
+        pipeline.measures_memory = True
+        pipeline.step(inputs, targets)
+        left = [stage.held_bytes([]) for stage in pipeline._stages.values()]
+        return pipeline.timeline().peak_bytes, left
+
+    gpipe, _ = on_ranks(2, peaks, model, schedule="gpipe", num_microbatches=8)[0]
+    one_f, left = on_ranks(2, peaks, model, schedule="1f1b", num_microbatches=8)[0]
+    assert left == [0]
+    assert gpipe[0] == 4 * one_f[0]  # 8 in flight against 2, of equal microbatches
+    assert on_ranks(2, lambda p: (p.step(inputs, targets), p.timeline().peak_bytes)[1], model) == [None, None]
+
+
+def test_a_timeline_before_the_first_step_says_what_is_missing():
+    with pytest.raises(ValueError, match="call step"):
+        on_ranks(1, lambda pipeline: pipeline.timeline())
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "options"),
+    [
+        (ScheduleError, "unknown", {"schedule": "1f2b"}),
+        (ScheduleError, "parameters", {"schedule": "1f1b", "chunks_per_rank": 2}),
+        (ScheduleError, "parameters", {"schedule": schedules.gpipe(2, 4), "num_microbatches": 5}),
+        (ScheduleError, "parameters", {"schedule": schedules.gpipe(2, 4), "chunks_per_rank": 2}),
+        (ScheduleError, "parameters", {"num_microbatches": 0}),
+        (RankError, "wrong-number", {"schedule": schedules.gpipe(3, 4)}),
+        (PartitionError, "too-few-layers", {"schedule": "interleaved-1f1b", "chunks_per_rank": 9}),
+        (PartitionError, "not-a-partition", {"partition": [range(9)]}),
+        (ScheduleError, "order", {"schedule": Schedule.from_text("0B0 0F0\n1F0 1B0")}),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_first_message(kind, code, options):
+    with pytest.raises(kind) as caught:
+        on_ranks(2, lambda pipeline: None, **{"num_microbatches": None, **options})
+    assert caught.value.code == code
+
+
+def test_what_is_not_a_sequence_is_refused():
+    with pytest.raises(ModelError) as caught:
+        Pipeline(nn.Linear(2, 2), OneRankGroup(), loss=nn.MSELoss())
+    assert caught.value.code == "not-a-sequence" and "nn.Sequential" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "kind", "code"),
+    [
+        (np.ones((3, 4), np.float32), np.ones((3, 2), np.float32), MicrobatchError, "too-few-samples"),
+        (np.ones((8, 4), np.float32), np.ones((7, 2), np.float32), MicrobatchError, "unequal-lengths"),
+        (np.ones((8, 5), np.float32), np.ones((8, 2), np.float32), TensorError, "shape"),
+        (np.float32(1), np.ones((8, 2), np.float32), TensorError, "shape"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(inputs, targets, kind, code):
+    with pytest.raises(kind) as caught:
+        on_ranks(2, lambda pipeline: pipeline.step(inputs, targets))
+    assert caught.value.code == code
+
+
+def test_an_error_in_a_layer_names_rank_stage_microbatch_and_action():
+    with pytest.raises(TensorError) as caught:
+        on_ranks(2, lambda pipeline: pipeline.step(np.ones((8, 5), np.float32), np.ones((8, 2), np.float32)))
+    notes = "\n".join(caught.value.__notes__)
+    assert "in layer 0, Linear(4, 4)" in notes
+    assert "on rank 0, stage 0, microbatch 0, action 0F0 of 1f1b, step 1" in notes
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "inputs"), (1, "targets")])
+def test_the_rank_that_needs_data_says_so_when_it_gets_none(rank, name):
+    inputs, targets = batch(8, 4)
+    given = {"inputs": inputs, "targets": targets, name: None}
+    with pytest.raises(ValueError, match=f"Rank {rank} needs the {name}"):
+        on_ranks(2, lambda pipeline: pipeline.step(given["inputs"], given["targets"]))
+
+
+def test_a_loss_that_is_not_a_scalar_is_refused():
+    inputs, targets = batch(8, 4)
+    with pytest.raises(TensorError) as caught:
+        spawn(lambda g: Pipeline(mlp(), g, loss=lambda y, t: y - t, num_microbatches=4).step(inputs, targets), 2)
+    assert caught.value.code == "not-scalar"
+
+
+def test_a_layer_that_cuts_the_graph_is_named():
+    class Detached(nn.Module):
+        def forward(self, x):
+            return x.detach()
+
+    model = nn.Sequential(nn.Linear(4, 4), Detached(), nn.Linear(4, 2))
+    with pytest.raises(TensorError, match="Stage 1 computed nothing from its input") as caught:
+        on_ranks(3, lambda pipeline: pipeline.step(*batch(8, 4)), model)
+    assert caught.value.code == "no-graph"
+
+
+def test_ranks_that_step_unequally_often_are_told():
+    inputs, targets = batch(8, 4)
+
+    def skip(pipeline):
+        pipeline._num_calls += pipeline.group.rank
+        pipeline.step(inputs, targets)
+
+    with pytest.raises(MessageError) as caught:
+        on_ranks(2, skip)
+    assert caught.value.code == "step"
+
+
+@pytest.mark.parametrize(
+    ("key", "options"), [("seed", {"seed": 1}), ("schedule", {"schedule": "gpipe"}), ("partition", {"layer_costs": [9, *[1] * 8]})]
+)
+def test_ranks_that_disagree_are_named_before_the_first_step(key, options):
+    def make(group):
+        mine = options if group.rank == 2 else {}
+        Pipeline(mlp(), group, loss=nn.MSELoss(), **mine)
+
+    with pytest.raises(RankError, match=f"The {key} of rank 2 differs from that of rank 0") as caught:
+        spawn(make, 3)
+    assert caught.value.code == "disagreement"
+
+
+# -- looks --------------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_prints_as_a_table():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    assert on_ranks(2, str, model)[0].splitlines() == [
+        "layer                stage  rank  parameters  bytes",
+        "    0  Linear(4, 8)      0     0          40    160",
+        "    1  ReLU()            1     1           0      0",
+        "    2  Linear(8, 2)      1     1          18     72",
+        "                             all          58    232",
+    ]

@@ -1,0 +1,161 @@
+"""The central property: a pipelined step leaves the same bits as one process that accumulates the same microbatches."""
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from minipipe import Pipeline, Schedule, Tensor, functional, nn, optim, spawn
+from minipipe.comm.host import limit_blas_threads
+from minipipe.pipeline.stage import Stage
+from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
+from tests.launch import mpirun, needs_mpi
+from tests.strategies import NAMES, ColumnMajor, Summed, Turned, batch, build, runnable_schedules, split_backward, stacks, v_shaped
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_gradients_of_a_pipelined_step_are_those_of_one_process_bit_for_bit(data):
+    schedule = data.draw(runnable_schedules())
+    model, width = data.draw(stacks(min_layers=schedule.num_stages, max_layers=schedule.num_stages + 6))
+    m = schedule.num_microbatches
+    inputs, targets = batch(data.draw(st.integers(m, 3 * m + 2)), width, seed=data.draw(st.integers(0, 99)))
+    cuts = data.draw(
+        st.lists(
+            st.integers(1, len(model) - 1), min_size=schedule.num_stages - 1, max_size=schedule.num_stages - 1, unique=True
+        )
+        if schedule.num_stages > 1
+        else st.just([])
+    )
+    ends = [0, *sorted(cuts), len(model)]
+    partition = [range(a, b) for a, b in zip(ends, ends[1:])]
+    check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule, seed=3, partition=partition)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize("name", [*NAMES, "v-shaped"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_every_schedule_trains_like_one_process(name, num_ranks, split):
+    schedule = v_shaped(num_ranks, 5) if name == "v-shaped" else build(name, num_ranks, 5)
+    if split:
+        schedule = split_backward(schedule, delay=3)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), Turned(2, 3), nn.Flatten())]
+    model = nn.Sequential(*layers, nn.Linear(6, 2))
+    inputs, targets = batch(13, 6)
+
+    def losses(group):
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule)
+        optimiser = optim.SGD(pipeline.parameters(), 0.05, momentum=0.9)
+        out = []
+        for _ in range(4):
+            out.append(pipeline.step(inputs, targets))
+            optimiser.step()
+        return out, pipeline.evaluate(inputs, targets), pipeline.predict(inputs), pipeline.state_dict()
+
+    with limit_blas_threads(1):
+        twin = copy.deepcopy(model)
+        twin.initialise(0)
+        optimiser = optim.SGD(twin.parameters(), 0.05, momentum=0.9)
+        expected = []
+        for _ in range(4):
+            expected.append(one_process_step(twin, nn.MSELoss(), inputs, targets, schedule.num_microbatches).loss)
+            optimiser.step()
+    by_rank = spawn(losses, num_ranks)
+    for rank_losses, evaluated, predicted, state in by_rank:
+        assert rank_losses == expected
+        assert evaluated == by_rank[0][1]
+        assert same_bits(predicted, by_rank[0][2])
+        assert state.keys() == twin.state_dict().keys()
+        assert all(same_bits(state[name], value) for name, value in twin.state_dict().items())
+
+
+@needs_mpi
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_20_steps_through_mpirun_have_the_losses_of_one_process(num_ranks):
+    alone = mpirun(1, "-m", "tests.pipeline.twenty_steps")
+    done = mpirun(num_ranks, "-m", "tests.pipeline.twenty_steps")
+    assert alone.code == done.code == 0, alone.err + done.err
+    assert len(done.out.splitlines()) > 100
+    assert done.out == alone.out
+
+
+# -- the checks can fail ------------------------------------------------------------------------------------
+
+
+def _must_differ(schedule):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    inputs, targets = batch(12, 4)
+    with pytest.raises(AssertionError, match="differs from one process|in one process"):
+        check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule)
+
+
+def test_a_loss_scaled_twice_is_caught(monkeypatch):
+    once = Stage.forward_with_loss
+    monkeypatch.setattr(Stage, "forward_with_loss", lambda self, k, x, y, weight: once(self, k, x, y, weight * weight))
+    _must_differ(build("1f1b", 2, 3))
+
+
+def test_gradients_added_in_another_order_are_caught():
+    rows = ((0, "F", 0), (0, "F", 1), (0, "F", 2), (0, "B", 2), (0, "B", 0), (0, "B", 1))
+    text = " ".join(f"{s}{kind}{k}" for s, kind, k in rows)
+    schedule = Schedule.from_text(text)
+    assert not schedule.is_reproducible
+    with pytest.warns(UserWarning, match="another order"):
+        _must_differ(schedule)
+
+
+@pytest.mark.parametrize(
+    ("layers", "cut", "differs"),
+    [
+        ([nn.Linear(8, 8), ColumnMajor(8), nn.Linear(8, 2)], 1, "0.bias"),  # the gradient of Linear is transposed
+        ([ColumnMajor(8), Summed(), nn.Linear(1, 2)], 1, "0.weight"),  # the input of Summed is transposed
+    ],
+    ids=["gradient", "activation"],
+)
+def test_a_transposed_view_that_is_not_made_contiguous_is_caught(layers, cut, differs, monkeypatch):
+    """The story: a sum over a transposed array goes in another order than over the array that a message brings."""
+    inputs, targets = batch(200, 8)
+    schedule, partition = build("gpipe", 2, 2), [range(cut), range(cut, len(layers))]
+    arguments = (nn.Sequential(*layers), nn.MSELoss(), inputs, targets, schedule, 0, partition)
+    check_same_as_one_process(*arguments)
+    monkeypatch.setattr(functional, "contiguous", lambda tensor: tensor)
+    with pytest.raises(AssertionError, match=f"the gradient of {differs} differs"):
+        check_same_as_one_process(*arguments)
+
+
+def test_a_microbatch_weighted_as_if_all_were_equal_is_caught(monkeypatch):
+    from minipipe.pipeline.executor import Batch
+
+    monkeypatch.setattr(Batch, "weight", lambda self, k: 1 / len(self.slices))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    inputs, targets = batch(5, 4)
+    with pytest.raises(AssertionError, match="differs|in one process"):
+        check_same_as_one_process(model, nn.MSELoss(), inputs, targets, build("gpipe", 2, 2))
+
+
+# -- what the promise means ---------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_mean_over_the_whole_batch():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).initialise(0)
+    inputs, targets = batch(11, 4)
+    whole = nn.MSELoss()(model(Tensor(inputs)), targets)
+    whole.backward()
+    pieces = one_process_step(copy.deepcopy(model), nn.MSELoss(), inputs, targets, 4)
+    assert pieces.loss == pytest.approx(whole.item(), rel=1e-6)
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(pieces.gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_float64_models_train_in_float64():
+    model = nn.Sequential(nn.Linear(4, 4, dtype=np.float64), nn.Tanh(), nn.Linear(4, 2, dtype=np.float64))
+    inputs, targets = batch(6, 4)
+
+    def dtypes(group):
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+        pipeline.step(inputs, targets)  # float32 inputs are taken in the model's dtype
+        return {str(parameter.grad.dtype) for parameter in pipeline.parameters()}
+
+    assert spawn(dtypes, 2) == [{"float64"}, {"float64"}]

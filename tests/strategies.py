@@ -1,0 +1,170 @@
+"""The language of inputs: random models, batches and schedules, for hypothesis and for mpirun alike."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from minipipe import Action, ActionKind, Schedule, functional, nn, schedules
+
+# -- layers that are awkward on purpose ---------------------------------------------------------------------
+
+
+class Turned(nn.Module):
+    """Hands on a transposed view, and so gets a transposed gradient: (n, a * b) to (n, b, a)."""
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+    def forward(self, x):
+        return x.reshape(len(x), self.a, self.b).transpose(0, 2, 1)
+
+
+class ColumnMajor(nn.Module):
+    """Hands on a matrix in Fortran order, and hands back its gradient so, too."""
+
+    def __init__(self, width):
+        self.weight = nn.Parameter((width, width), nn.initialisers.he_uniform(width))
+
+    def forward(self, x):
+        return (self.weight @ x.T).T
+
+
+class Pooled(nn.Module):
+    """Its gradient is a broadcast view, all strides 0 along an axis: (n, a, b) to (n, b)."""
+
+    def forward(self, x):
+        return x.mean(axis=1)
+
+
+class Summed(nn.Module):
+    """The same for a sum that keeps its axis: (n, d) to (n, 1)."""
+
+    def forward(self, x):
+        return x.sum(axis=1, keepdims=True)
+
+
+class UsedTwice(nn.Module):
+    """Uses its input three times and its weight twice."""
+
+    def __init__(self, width):
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.linear(self.linear(x).tanh()) + x * x.sigmoid()
+
+
+class WeightSide(nn.Module):
+    """Computes with weights before they meet the activations."""
+
+    def __init__(self, width):
+        uniform = nn.initialisers.he_uniform(width)
+        self.left = nn.Parameter((width, width), uniform)
+        self.right = nn.Parameter((width, width), uniform)
+        self.scale = nn.Parameter((width,), nn.initialisers.constant(0.5))
+
+    def forward(self, x):
+        weight = self.left * self.scale + self.left @ self.right
+        return (x @ weight) * self.scale + functional.concatenate([x[:, 1:], x[:, :1]], axis=1)
+
+
+def _flat_layers(width):
+    """Return strategies for (layer, next shape) after a matrix of this width."""
+    choices = [
+        st.integers(1, 6).map(lambda n: (nn.Linear(width, n), (n,))),
+        st.booleans().map(lambda bias: (nn.Linear(width, width, bias=bias), (width,))),
+        st.sampled_from([nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Identity]).map(lambda kind: (kind(), (width,))),
+        st.just(width).map(lambda n: (ColumnMajor(n), (n,))),
+        st.just(width).map(lambda n: (UsedTwice(n), (n,))),
+        st.just(width).map(lambda n: (WeightSide(n), (n,))),
+        st.just(width).map(lambda n: (Summed(), (1,))),
+    ]
+    for a in (2, 3):
+        if width % a == 0:
+            choices.append(st.just(a).map(lambda a: (Turned(a, width // a), (width // a, a))))
+    return st.one_of(choices)
+
+
+def _cubic_layers(shape):
+    """The same after an array of shape (n, a, b)."""
+    a, b = shape
+    return st.one_of(
+        st.integers(1, 5).map(lambda n: (nn.Linear(b, n), (a, n))),
+        st.sampled_from([nn.Tanh, nn.Identity]).map(lambda kind: (kind(), shape)),
+        st.just(shape).map(lambda s: (nn.Flatten(), (s[0] * s[1],))),
+        st.just(shape).map(lambda s: (Pooled(), (s[1],))),
+    )
+
+
+@st.composite
+def stacks(draw, min_layers=1, max_layers=9):
+    """Draw (model, width of the input): a sequence of layers that ends in two outputs."""
+    width = draw(st.integers(1, 6))
+    shape, layers = (width,), []
+    for _ in range(draw(st.integers(max(0, min_layers - 2), max_layers - 2))):
+        layer, shape = draw(_flat_layers(*shape) if len(shape) == 1 else _cubic_layers(shape))
+        layers.append(layer)
+    if len(shape) == 2:
+        layers.append(Pooled())
+        shape = shape[1:]
+    layers.append(nn.Linear(shape[0], 2))
+    while len(layers) < min_layers:
+        layers.insert(0, nn.Identity())
+    return nn.Sequential(*layers), width
+
+
+# -- schedules ----------------------------------------------------------------------------------------------
+
+NAMES = list(schedules.REGISTRY)
+
+
+def build(name, num_ranks, num_microbatches, chunks=2):
+    """Build a schedule by name; interleaved ones with as many microbatches as fit the wish."""
+    if name == "interleaved-1f1b":
+        rounds = max(1, num_microbatches // num_ranks)
+        return schedules.interleaved_1f1b(num_ranks, num_microbatches // rounds * rounds, chunks)
+    return schedules.REGISTRY[name](num_ranks, num_microbatches)
+
+
+def split_backward(schedule, delay):
+    """Return the schedule with each B as I and W; each rank does a W at the earliest ``delay`` actions after its I."""
+    rows = []
+    for row in schedule.actions:
+        out, owed = [], []
+        for action in row:
+            if action.kind is ActionKind.BACKWARD:
+                out.append(action._replace(kind=ActionKind.BACKWARD_INPUT))
+                owed.append((len(out) + delay, action._replace(kind=ActionKind.BACKWARD_WEIGHT)))
+            else:
+                out.append(action)
+            while owed and owed[0][0] <= len(out):
+                out.append(owed.pop(0)[1])
+        rows.append((*out, *(weight for _, weight in owed)))
+    return Schedule(f"{schedule.name}-split", schedule.placement, schedule.num_microbatches, tuple(rows))
+
+
+def v_shaped(num_ranks, num_microbatches):
+    """Return a legal schedule for a V: rank r holds stages r and 2p-1-r, so the last rank hands over to itself."""
+    stages = 2 * num_ranks
+    placement = tuple(min(stage, stages - 1 - stage) for stage in range(stages))
+    rows = [[] for _ in range(num_ranks)]
+    for k in range(num_microbatches):
+        for kind, order in ((ActionKind.FORWARD, range(stages)), (ActionKind.BACKWARD, reversed(range(stages)))):
+            for stage in order:
+                rows[placement[stage]].append(Action(stage, kind, k))
+    return Schedule("v-shaped", placement, num_microbatches, tuple(map(tuple, rows)))
+
+
+@st.composite
+def runnable_schedules(draw, max_ranks=5, max_microbatches=6):
+    """Draw a schedule that adds gradients in ascending order, whole or split, looped or V-shaped."""
+    num_ranks, m = draw(st.integers(1, max_ranks)), draw(st.integers(1, max_microbatches))
+    name = draw(st.sampled_from([*NAMES, "v-shaped"]))
+    schedule = v_shaped(num_ranks, m) if name == "v-shaped" else build(name, num_ranks, m, draw(st.integers(1, 3)))
+    delay = draw(st.sampled_from([None, 0, 2, 100]))
+    return schedule if delay is None else split_backward(schedule, delay)
+
+
+def batch(num_samples, width, seed=0):
+    """Return inputs of shape (n, width) and targets of shape (n, 2), in float32."""
+    generator = np.random.default_rng(seed)
+    inputs = generator.standard_normal((num_samples, width)).astype(np.float32)
+    return inputs, generator.standard_normal((num_samples, 2)).astype(np.float32)
