@@ -4,19 +4,13 @@ A schedule is data: for each rank a list of actions, written by a pure function.
 simulator times it, the executor runs it on real ranks, the renderer draws it, and a person reads it as text.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
 from minipipe import data, functional, nn, optim, schedules, testing
 from minipipe.autograd import no_grad
 from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.pipeline import Pipeline, partition_by_cost, partition_evenly, split_microbatches
 from minipipe.schedules import Action, ActionKind, Costs, Schedule, Timeline, simulate, verify
 from minipipe.tensor import Tensor
-
-try:
-    __version__ = version("minipipe-mpi")
-except PackageNotFoundError:  # run from a checkout that was not installed
-    __version__ = "unknown"
+from minipipe.version import __version__
 
 __all__ = [
     "Action",
@@ -27,6 +21,7 @@ __all__ = [
     "Schedule",
     "Tensor",
     "Timeline",
+    "__version__",
     "data",
     "functional",
     "init_process_group",

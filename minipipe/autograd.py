@@ -215,7 +215,7 @@ def _propagate(
     activations: set[Node] | None = None,
     work: WeightWork | None = None,
 ) -> None:
-    """Pass gradients along the edges of ``nodes``, which come latest first; with ``work``, postpone what is not theirs."""
+    """Pass gradients along the edges of ``nodes``, latest first; given ``work``, postpone the weight-side edges."""
     for node in nodes:
         gradient = pending.pop(node, None)
         if gradient is None:

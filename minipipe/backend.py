@@ -47,11 +47,12 @@ def array_module(array: Array) -> ModuleType:
 def is_array(value: object) -> bool:
     """Tell whether a value is an array of some module, and no number, list or NumPy scalar."""
     return isinstance(value, np.ndarray) or (
-        not isinstance(value, np.generic) and (hasattr(value, "__array_namespace__") or hasattr(value, "__cuda_array_interface__"))
+        not isinstance(value, np.generic)
+        and (hasattr(value, "__array_namespace__") or hasattr(value, "__cuda_array_interface__"))
     )
 
 
-def as_array(data: object, dtype: Any = None, like: Array | None = None) -> Array:
+def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
     """Return ``data`` as an array: what is one stays one of its module; the rest goes to the module of ``like``."""
     if is_array(data):
         return data if dtype is None or data.dtype == dtype else array_module(data).astype(data, dtype)
@@ -108,7 +109,8 @@ def reshape(array: Array, shape: tuple[int, ...]) -> Array:
 def reduce_sum(array: Array, axis: Any = None, keepdims: bool = False) -> Array:
     """Return the sum over one axis, several, or all."""
     if isinstance(array, np.ndarray):
-        return np.add.reduce(array, axis=axis, keepdims=keepdims)  # half the time of np.sum's wrapper
+        add: Any = np.add
+        return add.reduce(array, axis=axis, keepdims=keepdims)  # half the time of np.sum's wrapper
     return array_module(array).sum(array, axis=axis, keepdims=keepdims)
 
 

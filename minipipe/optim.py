@@ -47,6 +47,12 @@ class SGD:
         if not weight_decay >= 0:
             raise ValueError(f"weight_decay is {weight_decay}; expected at least 0.")
         self.parameters = list(parameters)
+        for parameter in self.parameters:
+            if not isinstance(parameter, Parameter):
+                raise TypeError(
+                    f"An optimiser takes parameters; {type(parameter).__name__} is none. Give model.parameters() or "
+                    "pipeline.parameters(), or a list: [model.weight]."
+                )
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.weight_decay = weight_decay

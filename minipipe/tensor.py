@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minipipe import autograd, backend
-from minipipe.autograd import Leaf, Node, Vjp
+from minipipe.autograd import Edge, Leaf, Node, Vjp
 from minipipe.backend import Array
 from minipipe.errors import TensorError
 
-__all__ = ["Operand", "Tensor", "as_constant", "as_tensor", "operands", "record"]
+__all__ = ["Operand", "Tensor", "as_constant", "as_real", "as_tensor", "operands", "record"]
 
 
 class Tensor:
@@ -66,7 +67,8 @@ class Tensor:
         if requires_grad:
             if not backend.is_floating(array.dtype):
                 raise TensorError(
-                    "dtype", f"Only real numbers have gradients; this tensor is {array.dtype}. Give dtype=numpy.float32."
+                    "dtype",
+                    f"Only real numbers have gradients; this tensor is {array.dtype}. Give dtype=numpy.float32.",
                 )
             self.node = Leaf()
 
@@ -105,7 +107,9 @@ class Tensor:
     @grad.setter
     def grad(self, gradient: Array | None) -> None:
         if not isinstance(self.node, Leaf):
-            raise TensorError("no-graph", "Only a tensor made with requires_grad=True, or a parameter, keeps a gradient.")
+            raise TensorError(
+                "no-graph", "Only a tensor made with requires_grad=True, or a parameter, keeps a gradient."
+            )
         if gradient is not None and gradient.shape != self.shape:
             raise TensorError("shape", f"The gradient has shape {gradient.shape}; the tensor has {self.shape}.")
         self.node.grad = gradient
@@ -114,6 +118,18 @@ class Tensor:
         if not self.shape:
             raise TypeError("len() of a tensor without axes")
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
 
     def __repr__(self) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""
@@ -171,10 +187,10 @@ class Tensor:
             gradient = 1.0
         if isinstance(gradient, int | float):
             return backend.array_module(self.data).full(self.shape, gradient, dtype=self.dtype)
-        gradient = backend.as_array(gradient, self.dtype, self.data)
-        if gradient.shape != self.shape:
-            raise TensorError("shape", f"The gradient has shape {gradient.shape}; the tensor has {self.shape}.")
-        return gradient
+        array = backend.as_array(gradient, self.dtype, self.data)
+        if array.shape != self.shape:
+            raise TensorError("shape", f"The gradient has shape {array.shape}; the tensor has {self.shape}.")
+        return array
 
     def zero_grad(self) -> None:
         """Forget the gradient."""
@@ -230,7 +246,7 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     result.data = np.asarray(data) if isinstance(data, np.generic) else data
     result.node = None
     if inputs and autograd.is_grad_enabled():
-        edges = []
+        edges: list[Edge] = []
         needs_gradient = False
         for tensor, vjp in inputs:
             node = tensor.node
@@ -258,7 +274,18 @@ def as_constant(value: Operand, like: Tensor) -> Tensor:
     takes the tensor's dtype instead.
     """
     data = value.data if isinstance(value, Tensor) else value
-    return record(backend.as_array(data, like.dtype if backend.is_floating(like.dtype) else None, like.data))
+    if backend.is_floating(like.dtype):
+        return record(backend.as_array(data, like.dtype, like.data))
+    # Beside whole numbers a real one is float32, the default, and not float64 as in NumPy.
+    return record(backend.as_array(data, np.float32 if isinstance(data, float) else None, like.data))
+
+
+def as_real(value: Operand) -> Tensor:
+    """Return the value as a tensor of real numbers: whole ones become float32, the default."""
+    tensor = as_tensor(value)
+    if backend.is_floating(tensor.dtype):
+        return tensor
+    return record(backend.as_array(tensor.data, backend.array_module(tensor.data).float32))
 
 
 def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:

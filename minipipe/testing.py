@@ -148,11 +148,15 @@ def check_same_as_one_process(
         expected = one_process_step(twin, loss, inputs, targets, schedule.num_microbatches)
     by_rank = spawn(pipelined, schedule.num_ranks)
     gradients = {name: gradient for result in by_rank for name, gradient in result.gradients.items()}
-    assert gradients.keys() == expected.gradients.keys(), f"parameters {sorted(gradients)} of {sorted(expected.gradients)}"
+    assert gradients.keys() == expected.gradients.keys(), (
+        f"parameters {sorted(gradients)} of {sorted(expected.gradients)}"
+    )
     for name, gradient in gradients.items():
         assert same_bits(gradient, expected.gradients[name]), f"the gradient of {name} differs from one process"
     for rank, result in enumerate(by_rank):
-        assert result.loss == expected.loss, f"the loss on rank {rank} is {result.loss!r}, in one process {expected.loss!r}"
+        assert result.loss == expected.loss, (
+            f"the loss on rank {rank} is {result.loss!r}, in one process {expected.loss!r}"
+        )
 
 
 def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:

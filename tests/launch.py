@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,16 +29,8 @@ def find_mpirun():
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-def _has_mpi4py():
-    try:
-        import mpi4py  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 needs_mpi = pytest.mark.skipif(
-    find_mpirun() is None or not _has_mpi4py(), reason="no mpirun or no mpi4py here: pip install '.[mpi]'"
+    find_mpirun() is None or find_spec("mpi4py") is None, reason="no mpirun or no mpi4py here: pip install '.[mpi]'"
 )
 
 

@@ -28,13 +28,23 @@ def parse_options(is_silent):
     """Read the command line. Every rank does, but only rank 0 speaks."""
     names = ", ".join(schedules.REGISTRY)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--schedule", default="1f1b", metavar="NAME|FILE.csv", help=f"{names}, or a file (default: 1f1b)")
+    parser.add_argument(
+        "--schedule", default="1f1b", metavar="NAME|FILE.csv", help=f"{names}, or a file (default: 1f1b)"
+    )
     parser.add_argument("--microbatches", type=int, metavar="N", help="of each batch (default: 16, or the file's)")
-    parser.add_argument("--epochs", type=int, default=40, metavar="N", help="passes over the data (default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=int, default=40, metavar="N", help="passes over the data (default: %(default)s)"
+    )
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="at most (default: %(default)s)")
-    parser.add_argument("--learning-rate", type=float, default=0.05, metavar="X", help="falls to 0 (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of first values and order (default: %(default)s)")
-    parser.add_argument("--hidden", type=int, default=128, metavar="N", help="width of the layers (default: %(default)s)")
+    parser.add_argument(
+        "--learning-rate", type=float, default=0.05, metavar="X", help="falls to 0 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of first values and order (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--hidden", type=int, default=128, metavar="N", help="width of the layers (default: %(default)s)"
+    )
     parser.add_argument("--layers", type=int, default=8, metavar="N", help="linear layers (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON last")
     with contextlib.ExitStack() as stack:
@@ -46,6 +56,8 @@ def parse_options(is_silent):
         for name in ("epochs", "batch_size", "hidden", "layers"):
             if getattr(options, name) < 1:
                 parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; expected at least 1")
+        if not options.learning_rate > 0:
+            parser.error(f"--learning-rate is {options.learning_rate}; expected more than 0")
         if options.schedule.endswith(".csv") and not Path(options.schedule).is_file():
             parser.error(f"--schedule names the file {options.schedule}, which is not there")
         return options
@@ -106,7 +118,8 @@ def main():
         training, test = data.split_examples(images, labels, test_fraction=0.2)
         pipeline = make_pipeline(options, group)
         if speaks:
-            print(f"{len(training[0])} images to train, {len(test[0])} to test, {group.size} ranks, {pipeline.schedule.name}")
+            print(f"{len(training[0])} images to train, {len(test[0])} to test")
+            print(f"{group.size} ranks, {pipeline.schedule.name}\n")
             print(pipeline, end="\n\n", flush=True)
 
         start = time.perf_counter()

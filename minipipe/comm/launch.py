@@ -67,7 +67,7 @@ def _mpi_group(started: int | None, timeout: float) -> ProcessGroup:
         raise LaunchError(
             "no-mpi4py",
             f"A launcher started {several}, but mpi4py cannot be imported ({error}), so each would run alone. "
-            "Install it: pip install 'minipipe-mpi[mpi]' (on a cluster: pip install mpi4py, with the cluster's MPI loaded).",
+            "Install it: pip install 'minipipe-mpi[mpi]' (on a cluster, with its MPI loaded: pip install mpi4py).",
         ) from None
     group = mpi.world_group(timeout)
     if started is not None and group.size != started:

@@ -131,7 +131,8 @@ class Expectation(NamedTuple):
         if self.step is not None and header.step != self.step:
             raise MessageError(
                 "step",
-                f"Rank {self.source} sent {self} in its step {header.step}, but rank {self.rank} is in step {self.step}. "
+                f"Rank {self.source} sent {self} in its step {header.step}, "
+                f"but rank {self.rank} is in step {self.step}. "
                 "Every rank must call step, evaluate and predict equally often and in the same order.",
             )
 

@@ -27,12 +27,12 @@ import mpi4py
 import numpy as np
 
 mpi4py.rc.finalize = False  # done in _Job.leave, once everybody has said goodbye
-from mpi4py import MPI  # noqa: E402
+from mpi4py import MPI
 
-from minipipe.comm.host import yield_core  # noqa: E402
-from minipipe.comm.message import Expectation, Header  # noqa: E402
-from minipipe.comm.process_group import LOWEST_TAG, ProcessGroup, Request  # noqa: E402
-from minipipe.errors import MessageError, MinipipeError  # noqa: E402
+from minipipe.comm.host import yield_core
+from minipipe.comm.message import Expectation, Header
+from minipipe.comm.process_group import LOWEST_TAG, ProcessGroup, Request
+from minipipe.errors import MessageError, MinipipeError
 
 __all__ = ["MPIGroup", "world_group"]
 
@@ -64,9 +64,7 @@ class _Job:
         self.exit_code = _as_exit_code(code)
         self._python_exit(code)
 
-    def _report_and_abort(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def _report_and_abort(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if MPI.Is_finalized():
             self._python_excepthook(kind, error, trace)
         else:
@@ -121,7 +119,9 @@ class _Job:
             self.look_around()
             if time.perf_counter() > deadline:
                 missing = ", ".join(map(str, sorted(others - self.departed)))
-                self.say(f"This rank came to its end {self.timeout:g} s ago, but these have not yet: {missing}. Ending all.")
+                self.say(
+                    f"This rank came to its end {self.timeout:g} s ago, but these have not yet: {missing}. Ending all."
+                )
                 self.abort(1)
             if self.control.Iprobe(MPI.ANY_SOURCE, _COMPLAINT, status):
                 text = bytearray(status.Get_count(MPI.BYTE))
@@ -157,13 +157,13 @@ def world_group(timeout: float) -> MPIGroup:
 class MPIGroup(ProcessGroup):
     """A rank that is an MPI process; :func:`minipipe.init_process_group` makes it."""
 
-    def __init__(self, job: _Job, comm: MPI.Intracomm, timeout: float) -> None:
+    def __init__(self, job: _Job, comm: MPI.Comm, timeout: float) -> None:
         super().__init__(comm.rank, comm.size, timeout)
         self._job = job
         job.timeout = max(job.timeout, timeout)
         self._comm = comm
         self._world_rank = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
-        self._largest_tag = comm.Get_attr(MPI.TAG_UB) + LOWEST_TAG
+        self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) + LOWEST_TAG  # MPI promises 32767
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
         request = _Send(self, header, array, destination, self._mpi_tag(tag))

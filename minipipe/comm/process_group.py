@@ -282,9 +282,7 @@ class ProcessGroup(ABC):
         self._finish(sends)
         return gathered
 
-    def _receive(
-        self, source: int, tag: int, like: np.ndarray | None, what: str, fill: bool = True
-    ) -> np.ndarray:
+    def _receive(self, source: int, tag: int, like: np.ndarray | None, what: str, fill: bool = True) -> np.ndarray:
         self._check_open()
         request = self._post_receive(Expectation(self.rank, source, tag, like, None, what))
         array = (_ReceiveInto(request, like) if fill else request).wait()
@@ -402,7 +400,8 @@ class _FromMailbox(Request):
         if not self._letters:
             raise MessageError(
                 "deadlock",
-                f"Rank 0 waits for {self._expected} from itself, and nobody else is there to send it. Send before you receive.",
+                f"Rank 0 waits for {self._expected} from itself, and nobody else is there to send it. "
+                "Send before you receive.",
             )
         header, array = self._letters.popleft()
         self._expected.check(header)

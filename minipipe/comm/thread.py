@@ -116,7 +116,9 @@ class ThreadGroup(ProcessGroup):
 
     note = "thread ranks share one interpreter: times are not those of real ranks"
 
-    def __init__(self, switchboard: _Switchboard, members: list[int], rank: int, timeout: float, name: tuple = ()) -> None:
+    def __init__(
+        self, switchboard: _Switchboard, members: list[int], rank: int, timeout: float, name: tuple = ()
+    ) -> None:
         super().__init__(rank, len(members), timeout)
         self._switchboard = switchboard
         self._members = members  # by rank here: the number of the thread

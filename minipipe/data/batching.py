@@ -11,7 +11,9 @@ __all__ = ["batches", "num_batches", "split_examples"]
 Examples = tuple[np.ndarray, np.ndarray]
 
 
-def split_examples(inputs: np.ndarray, targets: np.ndarray, test_fraction: float, seed: int = 0) -> tuple[Examples, Examples]:
+def split_examples(
+    inputs: np.ndarray, targets: np.ndarray, test_fraction: float, seed: int = 0
+) -> tuple[Examples, Examples]:
     """Shuffle examples and divide them into those to train with and those to test with.
 
     Parameters
@@ -71,4 +73,6 @@ def batches(
 
 def _check_lengths(inputs: np.ndarray, targets: np.ndarray) -> None:
     if len(inputs) != len(targets) or not len(inputs):
-        raise ValueError(f"There are {len(inputs)} inputs and {len(targets)} targets; expected one for each, at least one.")
+        raise ValueError(
+            f"There are {len(inputs)} inputs and {len(targets)} targets; expected one for each, at least one."
+        )

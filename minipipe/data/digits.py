@@ -33,4 +33,3 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
     text = gzip.decompress((files("minipipe.data") / "digits.csv.gz").read_bytes()).decode("ascii")
     table = np.loadtxt(text.splitlines(), delimiter=",", dtype=np.int64)
     return (table[:, :64] / 16).astype(np.float32).reshape(-1, 8, 8), table[:, 64].copy()
-

@@ -5,9 +5,22 @@ from __future__ import annotations
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
-from minipipe.tensor import Operand, Tensor, as_tensor, operands, record
+from minipipe.tensor import Operand, Tensor, as_real, as_tensor, operands, record
 
-__all__ = ["add", "divide", "exp", "log", "multiply", "negative", "power", "relu", "sigmoid", "sqrt", "subtract", "tanh"]
+__all__ = [
+    "add",
+    "divide",
+    "exp",
+    "log",
+    "multiply",
+    "negative",
+    "power",
+    "relu",
+    "sigmoid",
+    "sqrt",
+    "subtract",
+    "tanh",
+]
 
 
 def _unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
@@ -69,6 +82,7 @@ def multiply(a: Operand, b: Operand) -> Tensor:
 def divide(a: Operand, b: Operand) -> Tensor:
     """Return a / b, broadcast."""
     a, b = operands(a, b)
+    a, b = as_real(a), as_real(b)
     _check_broadcast("divide", a, b)
     x, y, a_shape, b_shape = a.data, b.data, a.shape, b.shape
     return record(
@@ -103,36 +117,38 @@ def negative(a: Operand) -> Tensor:
 
 def exp(a: Operand) -> Tensor:
     """Return e to the power of a."""
-    a = as_tensor(a)
+    a = as_real(a)
     result = array_module(a.data).exp(a.data)
     return record(result, (a, lambda g: g * result))
 
 
 def log(a: Operand) -> Tensor:
     """Return the natural logarithm of a."""
-    a = as_tensor(a)
+    a = as_real(a)
     x = a.data
     return record(array_module(x).log(x), (a, lambda g: g / x))
 
 
 def sqrt(a: Operand) -> Tensor:
     """Return the square root of a."""
-    a = as_tensor(a)
+    a = as_real(a)
     result = array_module(a.data).sqrt(a.data)
     return record(result, (a, lambda g: g * 0.5 / result))
 
 
 def tanh(a: Operand) -> Tensor:
     """Return the hyperbolic tangent of a."""
-    a = as_tensor(a)
+    a = as_real(a)
     result = array_module(a.data).tanh(a.data)
     return record(result, (a, lambda g: g * (1 - result * result)))
 
 
 def sigmoid(a: Operand) -> Tensor:
-    """Return 1 / (1 + e^-a), computed from tanh so that no large number overflows."""
-    a = as_tensor(a)
-    result = 0.5 * (1 + array_module(a.data).tanh(0.5 * a.data))
+    """Return 1 / (1 + e^-a), from e^-|a|, so that nothing overflows and small results are exact, too."""
+    a = as_real(a)
+    xp = array_module(a.data)
+    small = xp.exp(-xp.abs(a.data))
+    result = xp.where(a.data >= 0, 1 / (1 + small), small / (1 + small))
     return record(result, (a, lambda g: g * (result * (1 - result))))
 
 

@@ -36,7 +36,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             f"linear: the input has shape {x.shape} and the weight {w.shape}; "
             "the input's last axis must be as long as the weight's first.",
         )
-    rows = x.data if x.ndim == 2 else backend.reshape(x.data, (-1, w.shape[0]))  # one product instead of many small ones
+    rows = (
+        x.data if x.ndim == 2 else backend.reshape(x.data, (-1, w.shape[0]))
+    )  # one product instead of many small ones
     shape = (*x.shape[:-1], w.shape[1])
     result = rows @ w
     inputs = [
@@ -105,7 +107,5 @@ def _swap(array: Array) -> Array:
 def _sum_batch(gradient: Array, shape: tuple[int, ...]) -> Array:
     """Sum over the leading axes along which an operand of shape ``shape`` was broadcast."""
     extra = gradient.ndim - len(shape)
-    axes = tuple(
-        i for i in range(gradient.ndim - 2) if i < extra or (shape[i - extra] == 1 and gradient.shape[i] != 1)
-    )
+    axes = tuple(i for i in range(gradient.ndim - 2) if i < extra or (shape[i - extra] == 1 and gradient.shape[i] != 1))
     return backend.reshape(backend.reduce_sum(gradient, axes, True), shape) if axes else gradient

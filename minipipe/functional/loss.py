@@ -5,14 +5,14 @@ from __future__ import annotations
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
-from minipipe.tensor import Operand, Tensor, as_tensor, operands, record
+from minipipe.tensor import Operand, Tensor, as_real, operands, record
 
 __all__ = ["cross_entropy", "log_softmax", "mean_squared_error", "softmax"]
 
 
 def softmax(a: Operand, axis: int = -1) -> Tensor:
     """Return e^a over its sum along an axis, shifted by the largest element so that nothing overflows."""
-    a = as_tensor(a)
+    a = as_real(a)
     xp = array_module(a.data)
     exponentials = xp.exp(a.data - xp.max(a.data, axis=axis, keepdims=True))
     result = exponentials / backend.reduce_sum(exponentials, axis, True)
@@ -21,7 +21,7 @@ def softmax(a: Operand, axis: int = -1) -> Tensor:
 
 def log_softmax(a: Operand, axis: int = -1) -> Tensor:
     """Return the logarithm of :func:`softmax`, more exact than taking it afterwards."""
-    a = as_tensor(a)
+    a = as_real(a)
     xp = array_module(a.data)
     result = _log_softmax(a.data, axis)
     return record(result, (a, lambda g: g - xp.exp(result) * backend.reduce_sum(g, axis, True)))
@@ -52,7 +52,7 @@ def cross_entropy(logits: Tensor, labels: Operand) -> Tensor:
     TensorError
         Codes ``shape``, ``dtype`` and ``range``.
     """
-    logits = as_tensor(logits)
+    logits = as_real(logits)
     xp, num_classes = array_module(logits.data), logits.shape[-1] if logits.ndim else 0
     wanted = labels.data if isinstance(labels, Tensor) else backend.as_array(labels, like=logits.data)
     _check_labels(logits, wanted)
@@ -71,7 +71,9 @@ def cross_entropy(logits: Tensor, labels: Operand) -> Tensor:
 
 def _check_labels(logits: Tensor, labels: Array) -> None:
     if not backend.is_integer(labels.dtype):
-        raise TensorError("dtype", f"cross_entropy: labels must be whole numbers (class indices); these are {labels.dtype}.")
+        raise TensorError(
+            "dtype", f"cross_entropy: labels must be whole numbers (class indices); these are {labels.dtype}."
+        )
     if logits.ndim == 0 or labels.shape != logits.shape[:-1] or labels.size == 0:
         raise TensorError(
             "shape",
@@ -82,7 +84,8 @@ def _check_labels(logits: Tensor, labels: Array) -> None:
     low, high = int(xp.min(labels)), int(xp.max(labels))
     if low < 0 or high >= logits.shape[-1]:
         raise TensorError(
-            "range", f"cross_entropy: labels run from {low} to {high}, but there are {logits.shape[-1]} classes, from 0."
+            "range",
+            f"cross_entropy: labels run from {low} to {high}, but there are {logits.shape[-1]} classes, from 0.",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 from minipipe.functional import elementwise, linear, reduction, shape
@@ -25,7 +26,7 @@ def _transpose(self: Tensor, *axes: Any) -> Tensor:
 
 def _unpacked(numbers: tuple[Any, ...]) -> Sequence[int]:
     """Allow both ``reshape(2, 3)`` and ``reshape((2, 3))``."""
-    return numbers[0] if len(numbers) == 1 and isinstance(numbers[0], tuple | list | None) else numbers
+    return numbers[0] if len(numbers) == 1 and not isinstance(numbers[0], Integral) else numbers
 
 
 _METHODS: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
-from minipipe.tensor import Operand, Tensor, as_tensor, record
+from minipipe.tensor import Operand, Tensor, as_real, as_tensor, record
 
 # `sum` and `max` are the names that users of NumPy look for; inside this file nothing calls Python's.
 __all__ = ["amax", "mean", "total"]
@@ -41,7 +41,7 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean over the given axes, by default all."""
-    a = as_tensor(a)
+    a = as_real(a)
     shape, axes = a.shape, _axes(a, axis)
     kept = _kept(shape, axes)
     count = backend.prod(shape) // max(1, backend.prod(kept))

@@ -17,7 +17,7 @@ __all__ = ["Module", "check_state"]
 class Module:
     """A part of a model. Subclasses set parameters and modules as attributes and define ``forward``.
 
-    Attributes that are a Parameter, a Module, or a list or tuple of those are found by themselves.
+    Attributes that are a Parameter, a Module, or a list, tuple or dict of those are found by themselves.
 
     Attributes
     ----------
@@ -39,28 +39,23 @@ class Module:
     is_training: bool = True
     _is_filled: bool = False
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result; subclasses say how."""
         raise TypeError(f"{type(self).__name__} does not define forward(self, x).")
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result. Parameters that have no values yet get those of seed 0."""
         if not self._is_filled:
             self._fill_missing(seed=0)
             self._is_filled = True
-        return self.forward(*inputs)
+        return self.forward(*inputs, **options)
 
     # -- parts ----------------------------------------------------------------------------------------------
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
         """Yield (name, Parameter or Module) for everything directly inside."""
         for name, value in vars(self).items():
-            if isinstance(value, Parameter | Module):
-                yield name, value
-            elif isinstance(value, list | tuple):
-                for i, item in enumerate(value):
-                    if isinstance(item, Parameter | Module):
-                        yield f"{name}.{i}", item
+            yield from _parts_in(name, value)
 
     def modules(self) -> Iterator[Module]:
         """Yield this module and every module inside it."""
@@ -152,6 +147,17 @@ class Module:
             return f"{type(self).__name__}({self.describe()})"
         lines = [f"{name}: {part!r}".replace("\n", "\n  ") for name, part in modules]
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
+
+
+def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Parameter | Module):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _parts_in(f"{name}.{i}", item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _parts_in(f"{name}.{key}", item)
 
 
 def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]) -> None:

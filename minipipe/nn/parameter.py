@@ -39,7 +39,9 @@ class Parameter(Tensor):
 
     __slots__ = ("declared_dtype", "declared_shape", "initialiser")
 
-    def __init__(self, shape: tuple[int, ...] | Array, initialiser: Initialiser | None = None, dtype: Any = None) -> None:
+    def __init__(
+        self, shape: tuple[int, ...] | Array, initialiser: Initialiser | None = None, dtype: Any = None
+    ) -> None:
         values = None if isinstance(shape, tuple) else Tensor(shape, requires_grad=True, dtype=dtype).data
         self.declared_shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
         self.declared_dtype = np.dtype(dtype or np.float32) if values is None else values.dtype
@@ -53,8 +55,8 @@ class Parameter(Tensor):
         if name == "data":
             raise ParameterError(
                 "uninitialised",
-                f"This parameter of shape {self.declared_shape} has no values yet. Call model.initialise(seed), call the "
-                "model once, or give the model to a Pipeline and read pipeline.parameters().",
+                f"This parameter of shape {self.declared_shape} has no values yet. Call model.initialise(seed), "
+                "call the model once, or give the model to a Pipeline and read pipeline.parameters().",
             )
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
@@ -77,7 +79,7 @@ class Parameter(Tensor):
     def is_filled(self) -> bool:
         """Whether there are values."""
         try:
-            Tensor.data.__get__(self)  # type: ignore[attr-defined]
+            object.__getattribute__(self, "data")
         except AttributeError:
             return False
         return True

@@ -107,7 +107,7 @@ class Executor:
         }
 
     def run(self, batch: Batch) -> Record:
-        """Run the program once. Collective: every rank runs its own. Its partners are the neighbouring stages' ranks."""
+        """Run the program once. Collective: every rank runs its own, and talks to those of neighbouring stages."""
         self._batch, self._record = batch, Record()
         self._inbox: dict[tuple[int, int, int], Array | Request] = {}  # (way, stage that uses it, microbatch)
         self._outbox: dict[tuple[int, int, int], Array] = {}

@@ -23,6 +23,7 @@ from minipipe.pipeline.stage import Loss, Stage
 from minipipe.pipeline.table import layer_table
 from minipipe.schedules import REGISTRY, Schedule, Span, Timeline, forward_only, verify
 from minipipe.tensor import Tensor
+from minipipe.version import __version__
 
 __all__ = ["Pipeline"]
 
@@ -98,11 +99,11 @@ class Pipeline:
         seed: int = 0,
         timeout: float | None = None,
     ) -> None:
-        if not isinstance(model, Sequential):
+        if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
             raise ModelError(
                 "not-a-sequence",
-                f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}. "
-                "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
+                f"A pipeline cuts an nn.Sequential between its layers; "
+                f"this model is {type(model).__name__}, with a forward of its own. Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
             )
         self.model = model
         self.group = group
@@ -184,14 +185,12 @@ class Pipeline:
                     if owner.setdefault(id(parameter), stage) != stage:
                         raise ModelError(
                             "tied-across-stages",
-                            f"Layer {layer} shares its {name} with stage {owner[id(parameter)]}, but is in stage {stage}. "
+                            f"Layer {layer}, in stage {stage}, shares its {name} with stage {owner[id(parameter)]}. "
                             "Shared parameters must lie in one stage: give partition=.",
                         )
 
     def _description(self, seed: int, loss: Loss) -> dict[str, str]:
         """Return what must be the same on all ranks."""
-        from minipipe import __version__
-
         parameters = [(name, p.shape, str(p.dtype)) for name, p in self.model.named_parameters()]
         return {
             "minipipe version": __version__,
@@ -281,7 +280,8 @@ class Pipeline:
         num_samples = int(self.group.broadcast(own_size, self._first_rank))
         if own_targets is not None and len(own_targets) != num_samples:
             raise MicrobatchError(
-                "unequal-lengths", f"There are {num_samples} inputs, but {len(own_targets)} targets; expected one for each."
+                "unequal-lengths",
+                f"There are {num_samples} inputs, but {len(own_targets)} targets; expected one for each.",
             )
         count = min(self.schedule.num_microbatches, num_samples) if num_microbatches is None else num_microbatches
         self._num_calls += 1
@@ -402,7 +402,10 @@ class Pipeline:
         origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
         compute = self.schedule.without_communication().actions
         spans = tuple(
-            tuple(Span(action, float(start) - origin, float(end) - origin) for action, (start, end) in zip(row, rank_times))
+            tuple(
+                Span(action, float(start) - origin, float(end) - origin)
+                for action, (start, end) in zip(row, rank_times)
+            )
             for row, rank_times in zip(compute, times)
         )
         activations = tuple(int(peak[0]) for peak in peaks)
@@ -436,9 +439,7 @@ def _resolve(
     return builder(num_ranks, 4 * num_stages if num_microbatches is None else num_microbatches, **options)
 
 
-def _checked(
-    schedule: Schedule, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None
-) -> Schedule:
+def _checked(schedule: Schedule, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None) -> Schedule:
     if schedule.num_ranks != num_ranks:
         raise RankError(
             "wrong-number",

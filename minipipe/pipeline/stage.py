@@ -168,7 +168,7 @@ class Stage:
     def held_bytes(self, not_counted: list[Any]) -> int:
         """Return how many bytes they take, without parameters and without ``not_counted``. Slow; for measuring only."""
         roots = [held.root for held in self._held.values() if held.root is not None]
-        held = [*roots, *self._weight_work.values()]
+        held: list[Node | WeightWork] = [*roots, *self._weight_work.values()]
         return autograd.held_bytes(held, [*not_counted, *(p.data for p in self.module.parameters())])
 
 

@@ -70,7 +70,9 @@ class Costs:
         given = getattr(self, name)
         values = [float(given)] * num_stages if isinstance(given, int | float) else [float(v) for v in given]
         if len(values) != num_stages:
-            raise _refused(f"{name} has {len(values)} values for {num_stages} stages; expected one number, or one each.")
+            raise _refused(
+                f"{name} has {len(values)} values for {num_stages} stages; expected one number, or one each."
+            )
         if not all(0 <= value < float("inf") for value in values):
             raise _refused(f"{name} is {given}; expected finite times, at least 0.")
         return values

@@ -75,7 +75,9 @@ def _placed_problems(schedule: Schedule) -> list[Problem]:
                 )
                 problems.append(Problem("out-of-range", sentence, rank, step))
             elif schedule.placement[action.stage] != rank:
-                sentence = f"{where} stands here, but stage {action.stage} is on rank {schedule.placement[action.stage]}."
+                sentence = (
+                    f"{where} stands here, but stage {action.stage} is on rank {schedule.placement[action.stage]}."
+                )
                 problems.append(Problem("wrong-rank", sentence, rank, step))
     return problems
 

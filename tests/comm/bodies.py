@@ -73,7 +73,7 @@ def receiving_into_an_array_fills_it(group):
 def a_wrong_shape_or_dtype_names_both_sides(group):
     for out, code in ((np.zeros((3, 2), np.float32), "shape"), (np.zeros((2, 3), np.float64), "dtype")):
         request = group.isend(np.ones((2, 3), dtype=np.float32), right(group), tag=2)
-        receive = lambda out=out: group.recv(left(group), tag=2, out=out)  # noqa: E731
+        receive = lambda out=out: group.recv(left(group), tag=2, out=out)
         sentence = expect(MessageError, code, receive)
         for part in (
             f"Rank {left(group)} sent float32 (2, 3)",

@@ -64,7 +64,9 @@ def test_an_exit_that_is_caught_or_zero_ends_nobody(fault, style):
 def test_a_rank_that_stops_answering_is_named_after_the_timeout(style):
     code, said = break_down("stops", style, TIMEOUT + PROMISED)
     assert code == 1
-    assert re.search(r"Rank \d has waited 1\.\d s, since \d\d:\d\d:\d\d, for a message with tag 11 from rank 2", said[0])
+    assert re.search(
+        r"Rank \d has waited 1\.\d s, since \d\d:\d\d:\d\d, for a message with tag 11 from rank 2", said[0]
+    )
 
 
 def test_a_rank_that_stops_at_its_end_is_named_after_the_timeout(style):
@@ -113,5 +115,3 @@ def test_a_layer_that_raises_names_rank_stage_microbatch_and_action(style):
     _, said = break_down("a_layer_raises", style, PROMISED)
     assert "[rank 2] RuntimeError: broken layer" in said
     assert said[-1] == "[rank 2] on rank 2, stage 2, microbatch 0, action 2F0 of 1f1b, step 1"
-
-

@@ -637,3 +637,20 @@ def test_a_boundary_is_marked_in_the_graph_and_nothing_else_is():
     outside = functional.contiguous(inside)
     assert outside.node.is_boundary and not inside.node.is_boundary
     assert isinstance(outside.node, autograd.Node) and StageInput(True).is_boundary
+
+
+def test_parameters_in_dicts_and_nested_lists_are_found():
+    class Nested(nn.Module):
+        def __init__(self):
+            self.heads = {"left": nn.Linear(2, 2), "right": [nn.Linear(2, 2)]}
+
+    names = [name for name, _ in Nested().named_parameters()]
+    assert names == ["heads.left.weight", "heads.left.bias", "heads.right.0.weight", "heads.right.0.bias"]
+
+
+def test_a_module_takes_keywords():
+    class Scaled(nn.Module):
+        def forward(self, x, factor):
+            return x * factor
+
+    assert Scaled()(Tensor([1.0, 2.0]), factor=3).numpy().tolist() == [3, 6]

@@ -134,3 +134,40 @@ def test_negative_bases_have_gradients_under_whole_exponents():
     (x**2).sum().backward()
     (x**3).sum().backward()
     assert x.grad.tolist() == [-4.0 + 12.0, -6.0 + 27.0]
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda t: t / 255,
+        lambda t: t * 0.5,
+        lambda t: 1.5 - t,
+        lambda t: t / t,
+        lambda t: t.mean(),
+        lambda t: t.exp(),
+        lambda t: t.sqrt(),
+        lambda t: t.sigmoid(),
+        lambda t: t**0.5,
+    ],
+)
+def test_whole_numbers_become_float32_and_not_float64(compute):
+    """The story: `Tensor(pixels) / 255` was float64 and could not meet a float32 layer."""
+    for dtype in (np.uint8, np.int64):
+        assert compute(Tensor(np.array([1, 2, 3], dtype=dtype))).dtype == np.float32
+
+
+def test_small_sigmoids_are_exact():
+    """The story: computed from tanh, sigmoid(-20) was 0 in float32, and its logarithm minus infinity."""
+    x = np.array([-80.0, -20.0, -10.0, 0.0, 10.0], dtype=np.float32)
+    expected = 1 / (1 + np.exp(-x.astype(np.float64)))
+    np.testing.assert_allclose(Tensor(x).sigmoid().numpy(), expected, rtol=3e-7)
+
+
+def test_a_tensor_with_one_element_is_a_number_where_python_wants_one():
+    loss = Tensor(0.25)
+    assert float(loss) == 0.25 and f"{loss:.3f}" == "0.250" and bool(loss)
+    assert [float(row) for row in Tensor([1.0, 2.0])] == [1, 2]
+    with pytest.raises(TypeError):
+        list(loss)
+    with pytest.raises(ValueError, match="one element"):
+        bool(Tensor([1.0, 2.0]))

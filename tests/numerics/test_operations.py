@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from minipipe import Tensor, functional
-from minipipe import functional as F  # noqa: N812
+from minipipe import functional as F
 from minipipe.errors import TensorError
 from minipipe.testing import check_gradients
 

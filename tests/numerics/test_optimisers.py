@@ -158,3 +158,10 @@ def test_gradient_descent_solves_a_least_squares_problem():
         loss(model(Tensor(x)), y).backward()
         optimiser.step()
     np.testing.assert_allclose(model.weight.data, np.linalg.lstsq(x, y, rcond=None)[0], atol=1e-10)
+
+
+@pytest.mark.parametrize("parameters", [nn.Linear(2, 2).initialise().weight, nn.Sequential(nn.Linear(2, 2))])
+def test_what_is_no_list_of_parameters_is_refused(parameters):
+    """The story: SGD(model.weight, …) took the rows of the weight, and trained nothing."""
+    with pytest.raises(TypeError, match=r"Give model\.parameters\(\)"):
+        optim.SGD(parameters, 0.1)

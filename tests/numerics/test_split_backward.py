@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipipe import Tensor, autograd, functional, nn
-from minipipe import functional as F  # noqa: N812
+from minipipe import functional as F
 from minipipe.autograd import Leaf, StageInput, WeightWork, backward, backward_input
 from minipipe.errors import TensorError
 from minipipe.tensor import record

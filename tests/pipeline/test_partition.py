@@ -15,7 +15,9 @@ def sizes(partition):
     return [len(part) for part in partition]
 
 
-@pytest.mark.parametrize(("layers", "stages", "expected"), [(12, 4, [3, 3, 3, 3]), (10, 3, [4, 3, 3]), (4, 4, [1] * 4), (5, 1, [5])])
+@pytest.mark.parametrize(
+    ("layers", "stages", "expected"), [(12, 4, [3, 3, 3, 3]), (10, 3, [4, 3, 3]), (4, 4, [1] * 4), (5, 1, [5])]
+)
 def test_the_first_stages_get_one_more(layers, stages, expected):
     partition = partition_evenly(layers, stages)
     assert all(isinstance(part, range) for part in partition)
@@ -45,7 +47,7 @@ def test_the_largest_stage_is_as_small_as_can_be(costs, stages, expected):
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.data())
 def test_no_partition_at_all_beats_partition_by_cost(costs, data):
     stages = data.draw(st.integers(1, len(costs)))
-    key = lambda parts: (max(parts), sum(part**2 for part in parts))  # noqa: E731
+    key = lambda parts: (max(parts), sum(part**2 for part in parts))
     everything = [
         key([sum(costs[a:b]) for a, b in zip((0, *cuts), (*cuts, len(costs)))])
         for cuts in combinations(range(1, len(costs)), stages - 1)
@@ -58,7 +60,8 @@ def test_no_partition_at_all_beats_partition_by_cost(costs, data):
 
 @pytest.mark.parametrize("divide", [partition_evenly, lambda n, s: partition_by_cost([1] * n, s)])
 @pytest.mark.parametrize(
-    ("layers", "stages", "code"), [(3, 0, "zero-stages"), (3, -1, "zero-stages"), (3, 4, "too-few-layers"), (0, 1, "too-few-layers")]
+    ("layers", "stages", "code"),
+    [(3, 0, "zero-stages"), (3, -1, "zero-stages"), (3, 4, "too-few-layers"), (0, 1, "too-few-layers")],
 )
 def test_what_cannot_be_divided_says_what_to_do(divide, layers, stages, code):
     with pytest.raises(PartitionError) as caught:

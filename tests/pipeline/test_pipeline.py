@@ -70,7 +70,9 @@ def test_neighbouring_stages_on_one_rank_exchange_no_message():
             return super().isend(*args, **options)
 
     group = Counting()
-    pipeline = Pipeline.from_modules([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)], group, loss=nn.MSELoss(), num_microbatches=2)
+    pipeline = Pipeline.from_modules(
+        [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)], group, loss=nn.MSELoss(), num_microbatches=2
+    )
     pipeline.step(*batch(4, 4))
     assert pipeline.num_stages == 3 and group.sent == 0
     middle = schedules.lower(v_shaped(2, 2)).actions[1]  # stages 1 and 2 are neighbours on rank 1
@@ -424,7 +426,8 @@ def test_ranks_that_step_unequally_often_are_told():
 
 
 @pytest.mark.parametrize(
-    ("key", "options"), [("seed", {"seed": 1}), ("schedule", {"schedule": "gpipe"}), ("partition", {"layer_costs": [9, *[1] * 8]})]
+    ("key", "options"),
+    [("seed", {"seed": 1}), ("schedule", {"schedule": "gpipe"}), ("partition", {"layer_costs": [9, *[1] * 8]})],
 )
 def test_ranks_that_disagree_are_named_before_the_first_step(key, options):
     def make(group):
@@ -444,7 +447,16 @@ def test_a_pipeline_prints_as_a_table():
     assert on_ranks(2, str, model)[0].splitlines() == [
         "layer                stage  rank  parameters  bytes",
         "    0  Linear(4, 8)      0     0          40    160",
-        "    1  ReLU()            1     1           0      0",
+        "    1  ReLU()            0     0           0      0",
         "    2  Linear(8, 2)      1     1          18     72",
         "                             all          58    232",
     ]
+
+
+def test_a_sequence_with_a_forward_of_its_own_is_refused():
+    class Residual(nn.Sequential):
+        def forward(self, x):
+            return x + super().forward(x)
+
+    with pytest.raises(ModelError, match="with a forward of its own"):
+        Pipeline(Residual(nn.Linear(2, 2)), OneRankGroup(), loss=nn.MSELoss())

@@ -12,7 +12,18 @@ from minipipe.comm.host import limit_blas_threads
 from minipipe.pipeline.stage import Stage
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.launch import mpirun, needs_mpi
-from tests.strategies import NAMES, ColumnMajor, Summed, Turned, batch, build, runnable_schedules, split_backward, stacks, v_shaped
+from tests.strategies import (
+    NAMES,
+    ColumnMajor,
+    Summed,
+    Turned,
+    batch,
+    build,
+    runnable_schedules,
+    split_backward,
+    stacks,
+    v_shaped,
+)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,7 +35,10 @@ def test_gradients_of_a_pipelined_step_are_those_of_one_process_bit_for_bit(data
     inputs, targets = batch(data.draw(st.integers(m, 3 * m + 2)), width, seed=data.draw(st.integers(0, 99)))
     cuts = data.draw(
         st.lists(
-            st.integers(1, len(model) - 1), min_size=schedule.num_stages - 1, max_size=schedule.num_stages - 1, unique=True
+            st.integers(1, len(model) - 1),
+            min_size=schedule.num_stages - 1,
+            max_size=schedule.num_stages - 1,
+            unique=True,
         )
         if schedule.num_stages > 1
         else st.just([])

@@ -18,7 +18,13 @@ def model():
 
 def losses(group, schedule):
     pipeline = Pipeline(
-        model(), group, loss=nn.MSELoss(), schedule=schedule, num_microbatches=MICROBATCHES, layer_costs=[1] * 18, seed=5
+        model(),
+        group,
+        loss=nn.MSELoss(),
+        schedule=schedule,
+        num_microbatches=MICROBATCHES,
+        layer_costs=[1] * 18,
+        seed=5,
     )
     optimiser = optim.SGD(pipeline.parameters(), 0.02, momentum=0.9, weight_decay=1e-3)
     for step in range(20):

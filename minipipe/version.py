@@ -1,0 +1,10 @@
+"""The installed version."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["__version__"]
+
+try:
+    __version__ = version("minipipe-mpi")
+except PackageNotFoundError:  # run from a checkout that was not installed
+    __version__ = "unknown"

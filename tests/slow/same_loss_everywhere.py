@@ -1,0 +1,51 @@
+"""Run tutorials/train.py with 1, 2, 3, 4 and 8 ranks and every schedule: one loss, bit for bit; 97 % at the defaults.
+
+Takes minutes, so `.ci/run` runs it after the suite.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from minipipe import schedules
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RANKS = (1, 2, 3, 4, 8)
+SHORT = ("--epochs", "3")
+
+
+def train(num_ranks, *options):
+    launcher = ["mpirun", "-n", str(num_ranks)] if num_ranks > 1 else []
+    command = [*launcher, sys.executable, "tutorials/train.py", "--json", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def fits(schedule, num_ranks, num_microbatches=16):
+    """Tell whether a schedule can be built: interleaved ones take rounds of equal size."""
+    try:
+        schedules.REGISTRY[schedule](num_ranks, num_microbatches)
+    except ValueError:
+        return False
+    return True
+
+
+def main():
+    losses = {}
+    for schedule in schedules.REGISTRY:
+        for num_ranks in RANKS:
+            if fits(schedule, num_ranks):
+                losses[schedule, num_ranks] = train(num_ranks, "--schedule", schedule, *SHORT)["loss"]
+                print(f"{schedule:20} {num_ranks} ranks: loss {losses[schedule, num_ranks]!r}", flush=True)
+    assert len(losses) >= len(RANKS) * (len(schedules.REGISTRY) - 1)
+    assert len(set(losses.values())) == 1, "the losses differ"
+
+    whole = train(4)
+    print("defaults, 4 ranks:", {key: whole[key] for key in ("accuracy", "seconds", "step_ms", "bubble_fraction")})
+    assert whole["loss"] == train(1)["loss"], "the loss of four ranks differs from that of one"
+    assert whole["accuracy"] >= 0.97
+
+
+if __name__ == "__main__":
+    main()

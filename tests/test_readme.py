@@ -1,0 +1,68 @@
+"""README.md is true: its commands, its smallest program, its picture, its map."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from minipipe import render, schedules
+from tests.launch import ROOT, mpirun, needs_mpi, run
+
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_it_opens_with_two_commands_of_one_line():
+    assert README.split("```")[0].strip() == "# minipipe"
+    run_line, test_line = blocks("sh")[:2]
+    for line in (run_line, test_line):
+        assert line.count("\n") == 1
+        assert line.startswith("python3 -m venv .venv && . .venv/bin/activate && pip install -e '.[mpi")
+    assert run_line.strip().endswith("mpirun -n 4 python tutorials/train.py")
+    assert test_line.strip().endswith("pytest")
+
+
+@pytest.fixture
+def smallest(tmp_path):
+    program = next(block for block in blocks("python") if "init_process_group" in block)
+    assert program.count("\n") <= 25
+    path = tmp_path / "smallest.py"
+    path.write_text(program)
+    return path
+
+
+@needs_mpi
+def test_the_smallest_program_prints_the_same_loss_on_one_rank_and_on_three(smallest):
+    alone, three = run([sys.executable, str(smallest)]), mpirun(3, smallest)
+    assert alone.code == three.code == 0, alone.err + three.err
+    assert alone.out.startswith("1 ranks, loss ") and three.out.startswith("3 ranks, loss ")
+    assert alone.out.split()[-1] == three.out.split()[-1]
+    assert float(alone.out.split()[-1]) < 0.05
+
+
+def test_the_other_programs_run(capsys):
+    for block in blocks("python"):
+        if "init_process_group" not in block:
+            exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("text: makespan")
+
+
+def test_the_picture_is_what_is_drawn():
+    assert blocks("text")[0].rstrip() == render.draw_text(schedules.one_f_one_b(4, 8))
+
+
+def test_the_map_is_the_tree():
+    named = set(re.findall(r"^\| `([\w./]+)` \|", README, flags=re.MULTILINE))
+    package = Path(ROOT / "minipipe")
+    files = {p.name for p in package.glob("*.py")} - {"__init__.py", "version.py"}
+    folders = {f"{p.name}/" for p in package.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    assert named == files | folders
+
+
+def test_every_schedule_is_named():
+    sentence = re.search(r"The schedules: (.*?)\. Or", README, flags=re.DOTALL).group(1)
+    assert re.findall(r"`([\w-]+)`", sentence) == list(schedules.REGISTRY)
