@@ -102,8 +102,8 @@ class Pipeline:
         if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
             raise ModelError(
                 "not-a-sequence",
-                f"A pipeline cuts an nn.Sequential between its layers; "
-                f"this model is {type(model).__name__}, with a forward of its own. Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
+                f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}, with a "
+                "forward of its own. Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
             )
         self.model = model
         self.group = group

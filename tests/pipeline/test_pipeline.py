@@ -458,5 +458,5 @@ def test_a_sequence_with_a_forward_of_its_own_is_refused():
         def forward(self, x):
             return x + super().forward(x)
 
-    with pytest.raises(ModelError, match="with a forward of its own"):
+    with pytest.raises(ModelError, match=r"Residual, with a forward of its own"):
         Pipeline(Residual(nn.Linear(2, 2)), OneRankGroup(), loss=nn.MSELoss())

@@ -62,10 +62,16 @@ def test_a_timeline_is_drawn_with_its_own_times():
     assert caption == "gpipe: makespan 8 units, bubble 62.5 %, peak activations by rank 1, 1"
 
 
-def test_labels_line_up_when_there_are_ten_ranks_or_more():
+def test_rows_line_up_from_the_eleventh_rank_on():
     lines = draw_text(schedules.gpipe(11, 1), width=120).splitlines()
     assert lines[0].startswith("rank 0  F0") and lines[10].startswith("rank 10 ··")
     assert len({len(line) for line in lines[:-1]}) == 1
+    assert draw_text(schedules.gpipe(10, 1), width=120).startswith("rank 0 F0")
+
+
+def test_a_long_schedule_fills_the_80_columns_of_a_terminal():
+    *rows, _ = draw_text(schedules.gpipe(2, 30)).splitlines()
+    assert [len(row) for row in rows] == [80, 80]
 
 
 @settings(deadline=None, max_examples=100)

@@ -1,6 +1,7 @@
 """The simulator gives the published numbers, and every time in a timeline has its reason."""
 
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from minipipe import schedules
 from minipipe.errors import ScheduleError
-from minipipe.schedules import ActionKind, Costs, Schedule, lower, peak_activations, simulate
+from minipipe.schedules import Action, ActionKind, Costs, Schedule, Span, Timeline, lower, peak_activations, simulate
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
@@ -264,6 +265,25 @@ def test_bubble_fraction_is_idle_time_over_all_time():
     assert timeline.makespan == 4
     assert [timeline.busy(rank) for rank in (0, 1)] == [2, 2]
     assert timeline.bubble_fraction == 0.5
+
+
+def test_the_makespan_counts_from_the_first_start():
+    # As measured: the clock of a run need not begin at 0, and rank 1 is the first here.
+    forward, backward = Action(0, F, 0), Action(0, B, 0)
+    timeline = Timeline("clock", ((Span(forward, 7.0, 9.0),), (Span(backward, 5.0, 8.0),)), (1, 1))
+    assert timeline.makespan == 9.0 - 5.0
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_measured_costs_give_back_the_timeline_they_were_measured_in(every_schedule, data):
+    schedule = data.draw(st.sampled_from(every_schedule))
+    stages = schedule.num_stages
+    times = [data.draw(st.lists(st.integers(0, 5), min_size=stages, max_size=stages)) for _ in range(3)]
+    split = Schedule.from_text(re.sub(r"(\d+)B(\d+)", r"\1I\2 \1W\2", schedule.to_text()), name=schedule.name)
+    for measured in (schedule, split):
+        timeline = simulate(measured, Costs(*times))
+        assert simulate(measured, Costs.measured(timeline)) == timeline
 
 
 def test_what_takes_no_time_has_no_bubble():

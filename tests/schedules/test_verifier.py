@@ -324,6 +324,16 @@ def test_the_grid_of_a_long_schedule_shows_the_neighbourhood_of_the_marked_step(
     ]
 
 
+def test_the_grid_leaves_out_nothing_without_saying_so():
+    def grid(text):
+        return str(refusal(Schedule.from_text(text))).splitlines()[2]
+
+    assert grid("0F0 0F0 0F1 0F2 0B0 0B1 0B2") == "rank 0:  0F0  >0F0<  0F1   0F2   0B0   0B1   0B2"
+    assert grid("0F0 0F0 0F1 0F2 0B0 0B1 0B2 0F3 0B3") == "rank 0:  0F0  >0F0<  0F1   0F2   0B0   0B1   0B2  …"
+    assert grid("0F0 0F1 0F2 0B0 0B1 0B2 0F0") == "rank 0: …  0F1   0F2   0B0   0B1   0B2  >0F0<"
+    assert grid("0F0 0F1 0F2 0B0 0B1 0F0 0B2") == "rank 0:  0F0   0F1   0F2   0B0   0B1  >0F0<  0B2"
+
+
 def test_what_is_missing_stands_nowhere_and_has_no_grid():
     error = refusal(Schedule.from_text("0F0 0F1 0B0"))
     (problem,) = error.problems

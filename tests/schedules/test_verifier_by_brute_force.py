@@ -280,8 +280,18 @@ def test_every_problem_points_at_a_cell_that_exists_or_at_the_rank_that_lacks_on
         assert str(error).count(">") == str(error).count("<") == marked
 
 
-def test_every_single_swap_in_1f1b_is_judged_alike():
-    schedule = schedules.one_f_one_b(3, 4)
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        schedules.one_f_one_b(3, 4),
+        lower(schedules.one_f_one_b(3, 2)),
+        # Three ranks in a row: the middle one must not answer a send before it has something to answer with.
+        lower(schedules.sequential(3, 2)),
+        lower(Schedule.from_text("0F0 3F0 0F1 3F1 3I0 0I0 3I1 0I1 0W0 3W0 0W1 3W1\n1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1")),
+    ],
+    ids=["1f1b", "lowered 1f1b", "lowered sequential", "lowered V"],
+)
+def test_every_single_swap_is_judged_alike(schedule):
     verdicts = Counter()
     for rank, row in enumerate(schedule.actions):
         for first, second in product(range(len(row)), repeat=2):
