@@ -222,10 +222,11 @@ def _propagate(
             continue
         if node.is_boundary:
             gradient = backend.contiguous(gradient)
-        if isinstance(node, Leaf):
-            node.add(gradient)
-            continue
         edges = node.edges or ()
+        if not edges:
+            if isinstance(node, Leaf):
+                node.add(gradient)
+            continue
         node.edges = None
         if work is not None and activations is not None:
             weight_side = tuple(edge for edge in edges if edge[0] not in activations)

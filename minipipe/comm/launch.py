@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 
 from minipipe.comm.host import keep_freed_memory, limit_blas_threads
-from minipipe.comm.process_group import DEFAULT_TIMEOUT, OneRankGroup, ProcessGroup
+from minipipe.comm.point_to_point import DEFAULT_TIMEOUT
+from minipipe.comm.process_group import OneRankGroup, ProcessGroup
 from minipipe.errors import LaunchError
 
 __all__ = ["init_process_group", "launched_ranks"]

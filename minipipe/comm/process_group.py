@@ -1,53 +1,29 @@
-"""Ranks that talk to each other: what every group can do, and the group of one.
+"""Ranks that act together: what every group can do, and the group of one.
 
-A kind of group brings four things (post a send, post a receive, split, abort); everything else is written here once,
-from sends and receives, so that all groups agree to the bit and every wait has the same time limit.
+Everything that all ranks do together is written here once, from sends and receives, so that all kinds of groups agree
+to the bit, and every wait has the same time limit.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict, deque
-from contextlib import ExitStack
-from types import TracebackType
 from typing import NoReturn
 
 import numpy as np
 
 from minipipe.comm.message import Expectation, Header
-from minipipe.errors import LaunchError, MessageError, RankError
+from minipipe.comm.point_to_point import DEFAULT_TIMEOUT, Done, PointToPoint, Request, check_rank
+from minipipe.errors import MessageError
 
-__all__ = ["DEFAULT_TIMEOUT", "OneRankGroup", "ProcessGroup", "Request", "check_rank"]
-
-DEFAULT_TIMEOUT = 300.0
-"""Seconds that a rank waits for another before it gives up and says what it waited for."""
+__all__ = ["OneRankGroup", "ProcessGroup"]
 
 # Tags below zero are the library's own; users' begin at zero.
 _BROADCAST, _GATHER, _BARRIER, _CLOCK = -1, -2, -3, -4
-LOWEST_TAG = -8
 
 
-class Request(ABC):
-    """A send or a receive that was started."""
-
-    @abstractmethod
-    def wait(self, timeout: float | None = None) -> np.ndarray | None:
-        """Wait until it is done. Returns the array of a receive, None for a send.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            In seconds; the group's own by default.
-
-        Raises
-        ------
-        MessageError
-            Code ``timeout``, naming what was awaited, from whom and since when; or what is wrong with the message.
-        """
-
-
-class ProcessGroup(ABC):
+class ProcessGroup(PointToPoint):
     """Ranks 0 to size - 1, of which this object is one.
 
     Attributes
@@ -63,115 +39,11 @@ class ProcessGroup(ABC):
     """
 
     note = ""
-
-    def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:
-        if not timeout > 0:
-            raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
-        self.rank = rank
-        self.size = size
-        self.timeout = timeout
-        self.is_closed = False
-        self._clock_offset = 0.0
-        self._resources = ExitStack()
-
-    # -- what each kind of group brings ---------------------------------------------------------------------
-
-    @abstractmethod
-    def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request: ...
-
-    @abstractmethod
-    def _post_receive(self, expected: Expectation) -> Request: ...
+    _clock_offset = 0.0
 
     @abstractmethod
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         """Return this rank's view of a group of these ranks, or None where ``members`` is empty; all ranks call it."""
-
-    @abstractmethod
-    def abort(self, code: int = 1) -> NoReturn:
-        """End every rank at once, with an exit code that is not 0."""
-
-    # -- two ranks ------------------------------------------------------------------------------------------
-
-    def isend(self, array: np.ndarray, destination: int, tag: int = 0, *, step: int = 0) -> Request:
-        """Start to send an array, and return at once.
-
-        Local; the partner is ``destination``, which receives with the same tag. Do not change the array before the
-        request is done. Roughly: ``request = comm.Isend(array, destination, tag)``.
-
-        Parameters
-        ----------
-        array : array
-            Of numbers, with at most 8 axes; its shape and dtype travel along.
-        destination : int
-            A rank; oneself is allowed.
-        tag : int
-            At least 0. Messages of one sender and one tag arrive in order.
-        step : int
-            The training step, which the receiver may compare with its own.
-        """
-        if tag < 0:
-            raise ValueError(f"tag is {tag}; expected at least 0.")
-        return self._isend(array, destination, tag, step)
-
-    def _isend(self, array: np.ndarray, destination: int, tag: int, step: int = 0) -> Request:
-        self._check_open()
-        check_rank("destination", destination, self.size)
-        array = np.ascontiguousarray(array).reshape(np.shape(array))  # ascontiguousarray makes () to (1,)
-        return self._post_send(Header.of(array, step), array, destination, tag)
-
-    def irecv(
-        self, source: int, tag: int = 0, out: np.ndarray | None = None, *, step: int | None = None, what: str = ""
-    ) -> Request:
-        """Say that a message is expected; its array comes from ``wait()``.
-
-        Local; the partner is ``source``, which sends with the same tag.
-
-        Parameters
-        ----------
-        source : int
-            A rank.
-        tag : int
-            At least 0.
-        out : array, optional
-            Filled with what arrives, which must have the same shape and dtype.
-        step : int, optional
-            Compared with the sender's.
-        what : str
-            In words, what is awaited; for the message of a timeout.
-        """
-        if tag < 0:
-            raise ValueError(f"tag is {tag}; expected at least 0.")
-        self._check_open()
-        check_rank("source", source, self.size)
-        expected = Expectation(self.rank, source, tag, out, step, what)
-        return _ReceiveInto(self._post_receive(expected), out)
-
-    def send(self, array: np.ndarray, destination: int, tag: int = 0, *, timeout: float | None = None) -> None:
-        """Send an array and wait until it may be changed again.
-
-        Local; the partner is ``destination``. A large array is only gone once the partner receives it: two ranks that
-        both send first and receive afterwards wait for each other (use :meth:`isend`).
-        """
-        self.isend(array, destination, tag).wait(timeout)
-
-    def recv(
-        self, source: int, tag: int = 0, out: np.ndarray | None = None, *, timeout: float | None = None
-    ) -> np.ndarray:
-        """Wait for an array and return it.
-
-        Local; the partner is ``source``, which sends with the same tag. Shape and dtype come with the message; if
-        ``out`` is given, they must be its own, and it is filled.
-
-        Raises
-        ------
-        MessageError
-            Codes ``shape``, ``dtype``, ``timeout``, ``peer-left``.
-        """
-        array = self.irecv(source, tag, out).wait(timeout)
-        assert array is not None
-        return array
-
-    # -- all ranks ------------------------------------------------------------------------------------------
 
     def broadcast(self, array: np.ndarray | None = None, root: int = 0) -> np.ndarray:
         """Return the root's array on every rank.
@@ -282,18 +154,6 @@ class ProcessGroup(ABC):
         self._finish(sends)
         return gathered
 
-    def _receive(self, source: int, tag: int, like: np.ndarray | None, what: str, fill: bool = True) -> np.ndarray:
-        self._check_open()
-        request = self._post_receive(Expectation(self.rank, source, tag, like, None, what))
-        array = (_ReceiveInto(request, like) if fill else request).wait()
-        assert array is not None
-        return array
-
-    @staticmethod
-    def _finish(sends: list[Request]) -> None:
-        for send in sends:
-            send.wait()
-
     # -- time -----------------------------------------------------------------------------------------------
 
     def time(self) -> float:
@@ -323,43 +183,6 @@ class ProcessGroup(ABC):
                 best = heard - asked
                 self._clock_offset = answer - (asked + heard) / 2
 
-    # -- the end --------------------------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if self.is_closed:
-            raise LaunchError("closed", "This group was closed (its with-block has ended); start another one.")
-
-    def close(self) -> None:
-        """Give back what the group holds, such as the limit on BLAS threads. Local; may be called twice."""
-        self.is_closed = True
-        self._resources.close()
-
-    def __enter__(self) -> ProcessGroup:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: rank {self.rank} of {self.size}>"
-
-
-class _ReceiveInto(Request):
-    """A receive whose array is copied into the caller's."""
-
-    def __init__(self, request: Request, out: np.ndarray | None) -> None:
-        self._request = request
-        self._out = out
-
-    def wait(self, timeout: float | None = None) -> np.ndarray | None:
-        array = self._request.wait(timeout)
-        if self._out is None or array is None:
-            return array
-        self._out[...] = array
-        return self._out
-
 
 class OneRankGroup(ProcessGroup):
     """The group of one: plain ``python`` runs the same program as four ranks do."""
@@ -383,14 +206,6 @@ class OneRankGroup(ProcessGroup):
         raise SystemExit(code or 1)
 
 
-class Done(Request):
-    """A send that was done at once, because the array was copied."""
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return at once."""
-        return None
-
-
 class _FromMailbox(Request):
     def __init__(self, letters: deque[tuple[Header, np.ndarray]], expected: Expectation) -> None:
         self._letters = letters
@@ -406,15 +221,3 @@ class _FromMailbox(Request):
         header, array = self._letters.popleft()
         self._expected.check(header)
         return array
-
-
-def check_rank(name: str, rank: int, size: int) -> None:
-    """Refuse a rank that does not exist.
-
-    Raises
-    ------
-    RankError
-        Code ``out-of-range``.
-    """
-    if not 0 <= rank < size:
-        raise RankError("out-of-range", f"{name} is {rank}, but there are {size} ranks, counted from 0.")

@@ -157,4 +157,4 @@ def relu(a: Operand) -> Tensor:
     a = as_tensor(a)
     xp = array_module(a.data)
     result = xp.maximum(a.data, 0)
-    return record(result, (a, lambda g: xp.where(result > 0, g, 0)))
+    return record(result, (a, lambda g: backend.masked(g, result > 0)))

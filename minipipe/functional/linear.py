@@ -5,6 +5,7 @@ from __future__ import annotations
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
+from minipipe.functional.shape import reshape
 from minipipe.tensor import Operand, Tensor, operands, record
 
 __all__ = ["linear", "matmul"]
@@ -36,26 +37,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             f"linear: the input has shape {x.shape} and the weight {w.shape}; "
             "the input's last axis must be as long as the weight's first.",
         )
-    rows = (
-        x.data if x.ndim == 2 else backend.reshape(x.data, (-1, w.shape[0]))
-    )  # one product instead of many small ones
-    shape = (*x.shape[:-1], w.shape[1])
-    result = rows @ w
-    inputs = [
-        (x, lambda g: backend.reshape(_rows(g) @ w.T, (*shape[:-1], w.shape[0]))),
-        (weight, lambda g: rows.T @ _rows(g)),
-    ]
+    if x.ndim != 2:  # one product of all rows instead of many small ones
+        rows = reshape(x, (backend.prod(x.shape[:-1]), w.shape[0]))
+        return reshape(linear(rows, weight, bias), (*x.shape[:-1], w.shape[1]))
+    data = x.data
+    result = data @ w
+    inputs = [(x, lambda g: g @ w.T), (weight, lambda g: data.T @ g)]
     if bias is not None:
         _, bias = operands(x, bias)
         if bias.shape != w.shape[1:]:
             raise TensorError("shape", f"linear: the bias has shape {bias.shape}; expected {w.shape[1:]}.")
         result += bias.data
-        inputs.append((bias, lambda g: backend.reduce_sum(_rows(g), axis=0)))
-    return record(backend.reshape(result, shape), *inputs)
-
-
-def _rows(array: Array) -> Array:
-    return array if array.ndim == 2 else backend.reshape(array, (-1, array.shape[-1]))
+        inputs.append((bias, lambda g: backend.reduce_sum(g, axis=0)))
+    return record(result, *inputs)
 
 
 def matmul(a: Operand, b: Operand) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,11 +16,11 @@ from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import check_state
 from minipipe.pipeline.agreement import check_agreement
 from minipipe.pipeline.executor import Batch, Executor, Record
+from minipipe.pipeline.layout import divide_layers, resolve_schedule
 from minipipe.pipeline.microbatch import split_microbatches
-from minipipe.pipeline.partition import check_partition, partition_by_cost
 from minipipe.pipeline.stage import Loss, Stage
 from minipipe.pipeline.table import layer_table
-from minipipe.schedules import REGISTRY, Schedule, Span, Timeline, forward_only, verify
+from minipipe.schedules import Schedule, Span, Timeline, forward_only, verify
 from minipipe.tensor import Tensor
 from minipipe.version import __version__
 
@@ -107,9 +106,9 @@ class Pipeline:
             )
         self.model = model
         self.group = group
-        self.schedule = _resolve(schedule, group.size, num_microbatches, chunks_per_rank)
+        self.schedule = resolve_schedule(schedule, group.size, num_microbatches, chunks_per_rank)
         verify(self.schedule)
-        self.partition = self._divide(partition, layer_costs)
+        self.partition = divide_layers(model, self.schedule.num_stages, partition, layer_costs)
         check_agreement(group, self._description(seed, loss))
         if not self.schedule.is_reproducible and group.rank == 0:
             warnings.warn(
@@ -163,31 +162,6 @@ class Pipeline:
             options["chunks_per_rank"] = chunks
         partition = [range(i, i + 1) for i in range(len(modules))]
         return cls(Sequential(*modules), group, schedule=schedule, partition=partition, **options)
-
-    def _divide(self, partition: Sequence[range] | None, layer_costs: Sequence[float] | None) -> list[range]:
-        """Return the layers of each stage."""
-        num_layers, num_stages = len(self.model), self.schedule.num_stages
-        if partition is not None:
-            parts = check_partition(partition, num_layers, num_stages)
-        else:
-            costs = [layer.num_parameters for layer in self.model] if layer_costs is None else layer_costs
-            if len(costs) != num_layers:
-                raise ValueError(f"layer_costs has {len(costs)} values; expected one for each of {num_layers} layers.")
-            parts = partition_by_cost(costs, num_stages)
-        self._refuse_ties(parts)
-        return parts
-
-    def _refuse_ties(self, partition: list[range]) -> None:
-        owner: dict[int, int] = {}
-        for stage, layers in enumerate(partition):
-            for layer in layers:
-                for name, parameter in self.model[layer].named_parameters():
-                    if owner.setdefault(id(parameter), stage) != stage:
-                        raise ModelError(
-                            "tied-across-stages",
-                            f"Layer {layer}, in stage {stage}, shares its {name} with stage {owner[id(parameter)]}. "
-                            "Shared parameters must lie in one stage: give partition=.",
-                        )
 
     def _description(self, seed: int, loss: Loss) -> dict[str, str]:
         """Return what must be the same on all ranks."""
@@ -414,44 +388,3 @@ class Pipeline:
 
     def __str__(self) -> str:
         return layer_table(self.model, self.partition, self.schedule.placement)
-
-
-def _resolve(
-    schedule: str | Schedule, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None
-) -> Schedule:
-    """Return the schedule that was given or named, after checking that all that was given fits together."""
-    if isinstance(schedule, Schedule):
-        return _checked(schedule, num_ranks, num_microbatches, chunks_per_rank)
-    builder = REGISTRY.get(schedule)
-    if builder is None:
-        names = ", ".join(REGISTRY)
-        raise ScheduleError([Problem("unknown", f"There is no schedule {schedule!r}; expected one of {names}.")])
-    takes = inspect.signature(builder).parameters
-    options: dict[str, int] = {}
-    if "chunks_per_rank" in takes:
-        default = takes["chunks_per_rank"].default
-        options["chunks_per_rank"] = default if chunks_per_rank is None else chunks_per_rank
-    elif chunks_per_rank not in (None, 1):
-        able = ", ".join(name for name, b in REGISTRY.items() if "chunks_per_rank" in inspect.signature(b).parameters)
-        message = f"{schedule} has one stage on each rank, not chunks_per_rank={chunks_per_rank}; {able} take several."
-        raise ScheduleError([Problem("parameters", message)])
-    num_stages = num_ranks * options.get("chunks_per_rank", 1)
-    return builder(num_ranks, 4 * num_stages if num_microbatches is None else num_microbatches, **options)
-
-
-def _checked(schedule: Schedule, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None) -> Schedule:
-    if schedule.num_ranks != num_ranks:
-        raise RankError(
-            "wrong-number",
-            f"{schedule.name} is made for {schedule.num_ranks} ranks, but there are {num_ranks}. "
-            f"Start it with mpirun -n {schedule.num_ranks}, or make the schedule for {num_ranks}.",
-        )
-    chunks = schedule.num_stages / schedule.num_ranks
-    for name, given, own in (
-        ("num_microbatches", num_microbatches, schedule.num_microbatches),
-        ("chunks_per_rank", chunks_per_rank, chunks),
-    ):
-        if given not in (None, own):
-            message = f"{name} is {given}, but the schedule {schedule.name} has {own:g}; leave {name} out."
-            raise ScheduleError([Problem("parameters", message)])
-    return schedule

@@ -124,9 +124,7 @@ def test_gpipe_over_uneven_stages_waits_for_the_slowest(data, p, m):
     forward, inputs, weights = (data.draw(st.lists(TIMES, min_size=p, max_size=p)) for _ in range(3))
     backward = [i + w for i, w in zip(inputs, weights)]
     timeline = simulate(schedules.gpipe(p, m), Costs(forward, inputs, weights))
-    assert timeline.makespan == (
-        sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
-    )  # fmt: skip
+    assert timeline.makespan == sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 
 
 @settings(deadline=None, max_examples=100)

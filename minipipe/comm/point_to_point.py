@@ -1,0 +1,225 @@
+"""Messages between two ranks: what every kind of group does alike.
+
+A kind of group brings three things: post a send, post a receive, abort.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from types import TracebackType
+from typing import NoReturn, Self
+
+import numpy as np
+
+from minipipe.comm.message import Expectation, Header
+from minipipe.errors import LaunchError, RankError
+
+__all__ = ["DEFAULT_TIMEOUT", "Done", "PointToPoint", "Request", "check_rank"]
+
+DEFAULT_TIMEOUT = 300.0
+"""Seconds that a rank waits for another before it gives up and says what it waited for."""
+
+
+class Request(ABC):
+    """A send or a receive that was started."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> np.ndarray | None:
+        """Wait until it is done. Returns the array of a receive, None for a send.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            In seconds; the group's own by default.
+
+        Raises
+        ------
+        MessageError
+            Code ``timeout``, naming what was awaited, from whom and since when; or what is wrong with the message.
+        """
+
+
+class Done(Request):
+    """A send that was done at once, because the array was copied."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return at once."""
+        return None
+
+
+class PointToPoint(ABC):
+    """Ranks 0 to size - 1, of which this object is one, and the messages between any two of them.
+
+    Attributes
+    ----------
+    rank : int
+        Which one this is.
+    size : int
+        How many there are.
+    timeout : float
+        Seconds that a wait may last, unless the call says otherwise.
+    """
+
+    def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.is_closed = False
+        self._resources = ExitStack()
+
+    # -- what each kind of group brings ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request: ...
+
+    @abstractmethod
+    def _post_receive(self, expected: Expectation) -> Request: ...
+
+    @abstractmethod
+    def abort(self, code: int = 1) -> NoReturn:
+        """End every rank at once, with an exit code that is not 0."""
+
+    # -- two ranks ------------------------------------------------------------------------------------------
+
+    def isend(self, array: np.ndarray, destination: int, tag: int = 0, *, step: int = 0) -> Request:
+        """Start to send an array, and return at once.
+
+        Local; the partner is ``destination``, which receives with the same tag. Do not change the array before the
+        request is done. Roughly: ``request = comm.Isend(array, destination, tag)``.
+
+        Parameters
+        ----------
+        array : array
+            Of numbers, with at most 8 axes; its shape and dtype travel along.
+        destination : int
+            A rank; oneself is allowed.
+        tag : int
+            At least 0. Messages of one sender and one tag arrive in order.
+        step : int
+            The training step, which the receiver may compare with its own.
+        """
+        if tag < 0:
+            raise ValueError(f"tag is {tag}; expected at least 0.")
+        return self._isend(array, destination, tag, step)
+
+    def _isend(self, array: np.ndarray, destination: int, tag: int, step: int = 0) -> Request:
+        self._check_open()
+        check_rank("destination", destination, self.size)
+        array = np.ascontiguousarray(array).reshape(np.shape(array))  # ascontiguousarray makes () to (1,)
+        return self._post_send(Header.of(array, step), array, destination, tag)
+
+    def irecv(
+        self, source: int, tag: int = 0, out: np.ndarray | None = None, *, step: int | None = None, what: str = ""
+    ) -> Request:
+        """Say that a message is expected; its array comes from ``wait()``.
+
+        Local; the partner is ``source``, which sends with the same tag.
+
+        Parameters
+        ----------
+        source : int
+            A rank.
+        tag : int
+            At least 0.
+        out : array, optional
+            Filled with what arrives, which must have the same shape and dtype.
+        step : int, optional
+            Compared with the sender's.
+        what : str
+            In words, what is awaited; for the message of a timeout.
+        """
+        if tag < 0:
+            raise ValueError(f"tag is {tag}; expected at least 0.")
+        self._check_open()
+        check_rank("source", source, self.size)
+        expected = Expectation(self.rank, source, tag, out, step, what)
+        return _ReceiveInto(self._post_receive(expected), out)
+
+    def send(self, array: np.ndarray, destination: int, tag: int = 0, *, timeout: float | None = None) -> None:
+        """Send an array and wait until it may be changed again.
+
+        Local; the partner is ``destination``. A large array is only gone once the partner receives it: two ranks that
+        both send first and receive afterwards wait for each other (use :meth:`isend`).
+        """
+        self.isend(array, destination, tag).wait(timeout)
+
+    def recv(
+        self, source: int, tag: int = 0, out: np.ndarray | None = None, *, timeout: float | None = None
+    ) -> np.ndarray:
+        """Wait for an array and return it.
+
+        Local; the partner is ``source``, which sends with the same tag. Shape and dtype come with the message; if
+        ``out`` is given, they must be its own, and it is filled.
+
+        Raises
+        ------
+        MessageError
+            Codes ``shape``, ``dtype``, ``timeout``, ``peer-left``.
+        """
+        array = self.irecv(source, tag, out).wait(timeout)
+        assert array is not None
+        return array
+
+    def _receive(self, source: int, tag: int, like: np.ndarray | None, what: str, fill: bool = True) -> np.ndarray:
+        self._check_open()
+        request = self._post_receive(Expectation(self.rank, source, tag, like, None, what))
+        array = (_ReceiveInto(request, like) if fill else request).wait()
+        assert array is not None
+        return array
+
+    @staticmethod
+    def _finish(sends: list[Request]) -> None:
+        for send in sends:
+            send.wait()
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise LaunchError("closed", "This group was closed (its with-block has ended); start another one.")
+
+    def close(self) -> None:
+        """Give back what the group holds, such as the limit on BLAS threads. Local; may be called twice."""
+        self.is_closed = True
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: rank {self.rank} of {self.size}>"
+
+
+class _ReceiveInto(Request):
+    """A receive whose array is copied into the caller's."""
+
+    def __init__(self, request: Request, out: np.ndarray | None) -> None:
+        self._request = request
+        self._out = out
+
+    def wait(self, timeout: float | None = None) -> np.ndarray | None:
+        array = self._request.wait(timeout)
+        if self._out is None or array is None:
+            return array
+        self._out[...] = array
+        return self._out
+
+
+def check_rank(name: str, rank: int, size: int) -> None:
+    """Refuse a rank that does not exist.
+
+    Raises
+    ------
+    RankError
+        Code ``out-of-range``.
+    """
+    if not 0 <= rank < size:
+        raise RankError("out-of-range", f"{name} is {rank}, but there are {size} ranks, counted from 0.")
