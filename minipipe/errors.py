@@ -129,8 +129,12 @@ class ScheduleError(MinipipeError, ValueError):
 
     def __init__(self, problems: Sequence[Problem], grid: str = "") -> None:
         self.problems = tuple(problems)
+        self.grid = grid
         first = self.problems[0]
         more = len(self.problems) - 1
-        tail = f"\n({more} more problem{'s' * (more > 1)} in .problems)" if more else ""
+        others = f" ({more} more problem{'s' * (more > 1)} in .problems)" if more else ""
         drawing = f"\n\n{grid}" if grid else ""
-        super().__init__(first.code, f"[{first.code}] {first.message}{drawing}{tail}")
+        super().__init__(first.code, f"[{first.code}] {first.message}{others}{drawing}")
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.problems, self.grid)

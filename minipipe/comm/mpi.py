@@ -301,7 +301,7 @@ def _bytes_of(array: np.ndarray) -> list[Any]:
 def _late(waited: str, peer: int) -> MessageError:
     return MessageError(
         "timeout",
-        f"{waited}. Rank {peer} may have stopped or be busy for longer than the timeout, or it never sends this message.",
+        f"{waited}. Rank {peer} may have stopped, be busy for longer than the timeout, or never send this message.",
     )
 
 

@@ -44,7 +44,8 @@ def draw_text(drawn: Schedule | Timeline, width: int = 80) -> str:
     gpipe: makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2
     """
     timeline = simulate(drawn) if isinstance(drawn, Schedule) else drawn
-    width = max(40, width)
+    if width < 40:
+        raise ValueError(f"width is {width}; expected at least 40 columns.")
     margin = len(f"rank {timeline.num_ranks - 1} ")
     columns = _columns(timeline, width - margin)
     rows = [

@@ -47,7 +47,7 @@ def lower(schedule: Schedule) -> Schedule:
     --------
     >>> from minipipe import schedules
     >>> print(lower(schedules.gpipe(2, 1)))
-    # gpipe: 2 ranks, 2 stages, 1 microbatches
+    # gpipe: 2 ranks, 2 stages, 1 microbatch
     rank 0: 0F0 0SEND_F0 0RECV_B0 0B0
     rank 1: 1RECV_F0 1F0 1B0 1SEND_B0
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 from minipipe.errors import Problem, ScheduleError
 
 __all__ = ["check_counts", "looped_placement"]
@@ -28,5 +30,5 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     """
     given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "chunks_per_rank": chunks_per_rank}
     for name, value in given.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise ScheduleError([Problem("parameters", f"{name} is {value!r}; expected a whole number, at least 1.")])

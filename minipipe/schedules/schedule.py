@@ -30,7 +30,7 @@ class Schedule:
         ``placement[stage]`` is the rank that holds the stage.
     num_microbatches : int
     actions : tuple of tuple of Action
-        ``actions[rank]`` is the program of a rank.
+        ``actions[rank]`` is the program of a rank. Cells such as ``"0F0"`` are read as actions.
 
     Examples
     --------
@@ -48,7 +48,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "placement", tuple(self.placement))
-        object.__setattr__(self, "actions", tuple(tuple(row) for row in self.actions))
+        object.__setattr__(self, "actions", tuple(tuple(map(_as_action, row)) for row in self.actions))
         if not self.actions or not self.placement or self.num_microbatches < 1:
             raise _refused(
                 "empty",
@@ -117,7 +117,8 @@ class Schedule:
 
     def to_text(self) -> str:
         """Return one line per rank, cells separated by blanks: what a person reads and writes."""
-        head = f"# {self.name}: {self.num_ranks} ranks, {self.num_stages} stages, {self.num_microbatches} microbatches"
+        counts = ((self.num_ranks, "rank"), (self.num_stages, "stage"), (self.num_microbatches, "microbatch"))
+        head = f"# {self.name}: {', '.join(_number(*count) for count in counts)}"
         lines = [f"rank {rank}: {' '.join(map(str, row))}".rstrip() for rank, row in enumerate(self.actions)]
         return "\n".join([head, *lines, ""])
 
@@ -208,6 +209,18 @@ def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int, ...]:
         missing = next(index for index, stage in enumerate(stages) if index != stage)
         raise _refused("missing", f"Stage {stages[-1]} occurs, but stage {missing} does not.")
     return tuple(max(range(len(actions)), key=lambda rank: counts[rank][stage]) for stage in stages)
+
+
+def _as_action(cell: Action | str) -> Action:
+    """Allow ``"2F0"`` for an action, and ``"F"`` for its kind."""
+    if isinstance(cell, str):
+        return Action.parse(cell)
+    return cell if isinstance(cell.kind, ActionKind) else cell._replace(kind=ActionKind(cell.kind))
+
+
+def _number(count: int, noun: str) -> str:
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{count} {noun if count == 1 else plural}"
 
 
 def _refused(code: str, message: str) -> ScheduleError:

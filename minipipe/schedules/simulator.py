@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
@@ -68,7 +69,7 @@ class Costs:
 
     def _spread(self, name: str, num_stages: int) -> list[float]:
         given = getattr(self, name)
-        values = [float(given)] * num_stages if isinstance(given, int | float) else [float(v) for v in given]
+        values = [float(given)] * num_stages if isinstance(given, Real) else [float(v) for v in given]
         if len(values) != num_stages:
             raise _refused(
                 f"{name} has {len(values)} values for {num_stages} stages; expected one number, or one each."

@@ -1,14 +1,16 @@
 """A schedule is data: it survives text and CSV, cannot be changed, and says where it cannot be read."""
 
+import pickle
 from dataclasses import FrozenInstanceError
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipipe import schedules
 from minipipe.errors import ScheduleError
-from minipipe.schedules import Action, ActionKind, Schedule, lower, verify
+from minipipe.schedules import Action, ActionKind, Costs, Schedule, lower, simulate, verify
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
@@ -113,7 +115,7 @@ def test_a_forward_only_schedule_survives_its_text_and_its_csv():
 def test_text_and_csv_are_what_a_person_would_write():
     schedule = lower(schedules.gpipe(2, 1))
     assert schedule.to_text() == (
-        "# gpipe: 2 ranks, 2 stages, 1 microbatches\n"
+        "# gpipe: 2 ranks, 2 stages, 1 microbatch\n"
         "rank 0: 0F0 0SEND_F0 0RECV_B0 0B0\n"
         "rank 1: 1RECV_F0 1F0 1B0 1SEND_B0\n"
     )
@@ -228,3 +230,26 @@ def test_a_stray_action_in_a_csv_is_blamed_on_the_rank_where_it_stands(every_sch
     (problem,) = caught.value.problems
     assert (problem.code, problem.rank, problem.step) == ("wrong-rank", other, place)
     assert f"stage {Action.parse(stray).stage} is on rank {rank}" in problem.message
+
+
+def test_cells_may_be_written_as_text_and_kinds_as_letters():
+    row = ("0F0", Action(0, "B", 0))
+    assert Schedule("mine", (0,), 1, (row,)) == Schedule.from_text("0F0 0B0", name="mine")
+    with pytest.raises(ScheduleError):
+        Schedule("mine", (0,), 1, (("0X0",),))
+
+
+def test_one_of_a_thing_is_not_called_several():
+    assert str(schedules.gpipe(1, 1)).startswith("# gpipe: 1 rank, 1 stage, 1 microbatch\n")
+
+
+def test_an_error_survives_being_copied():
+    with pytest.raises(ScheduleError) as caught:
+        verify(Schedule.from_text("0B0 0F0"))
+    twin = pickle.loads(pickle.dumps(caught.value))
+    assert (str(twin), twin.code, twin.problems) == (str(caught.value), "order", caught.value.problems)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert schedules.gpipe(np.int64(2), np.int32(2)) == schedules.gpipe(2, 2)
+    assert simulate(schedules.gpipe(2, 2), Costs(forward=np.float32(2))).makespan == 12
