@@ -138,9 +138,10 @@ def report(options, group, loss, accuracy, seconds, times, timeline, predicted):
     print(f"\ntest loss {loss!r}\ntest accuracy {100 * accuracy:.2f} %")
     print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n\nThe last step, as measured:\n")
     print(draw_text(timeline))
+    print("\nThe same step, predicted from each stage's mean times, with messages that take no time:\n")
+    print(draw_text(predicted))
     print(
-        f"\nbubble: measured {100 * timeline.bubble_fraction:.1f} %, predicted {100 * predicted.bubble_fraction:.1f} % "
-        "(each stage's mean times, messages free)"
+        f"\nbubble: measured {100 * timeline.bubble_fraction:.1f} %, predicted {100 * predicted.bubble_fraction:.1f} %"
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if group.size > cores:

@@ -28,6 +28,7 @@ def draw_text(drawn: Schedule | Timeline, width: int = 80) -> str:
     width : int
         The longest row, in columns; at least 40. The caption may be longer.
 
+
     Returns
     -------
     str
@@ -52,14 +53,15 @@ def draw_text(drawn: Schedule | Timeline, width: int = 80) -> str:
         f"rank {rank}".ljust(margin) + _row(spans, columns, timeline.makespan)
         for rank, spans in enumerate(timeline.spans)
     ]
-    return "\n".join([*rows, str(timeline)])
+    notes = [f"({timeline.note})"] if timeline.note else []
+    return "\n".join([*rows, str(timeline), *notes])
 
 
 def _columns(timeline: Timeline, room: int) -> int:
     """Return how many columns the makespan takes: all, or a whole number for each unit where times are whole."""
-    span = timeline.makespan
-    if timeline.unit == "units" and span and span == int(span) and span <= room:
-        return int(span) * min(5, room // int(span))
+    end = timeline.makespan
+    if timeline.unit == "units" and end and end == int(end) and end <= room:
+        return int(end) * min(5, room // int(end))
     return room
 
 

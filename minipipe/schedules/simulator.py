@@ -29,12 +29,15 @@ class Costs:
     latency : float
         From the end of an action on one rank until its result can be used on another. Neighbouring stages on one
         rank pay nothing. The sender is not held up.
+    unit : str
+        Of all these times, for captions: ``"s"`` or ``"units"``.
     """
 
     forward: float | Sequence[float] = 1.0
     backward_input: float | Sequence[float] = 1.0
     backward_weight: float | Sequence[float] = 1.0
     latency: float = 0.0
+    unit: str = "units"
 
     @classmethod
     def measured(cls, timeline: Timeline) -> Costs:
@@ -50,7 +53,7 @@ class Costs:
         def mean(kind: ActionKind) -> list[float]:
             return [sum(times[kind, s]) / max(1, len(times[kind, s])) for s in range(num_stages)]
 
-        return cls(mean(F), mean(I), mean(W))
+        return cls(mean(F), mean(I), mean(W), unit=timeline.unit)
 
     def by_stage(self, num_stages: int) -> dict[ActionKind, list[float]]:
         """Return the time of each kind of action on each stage.
@@ -126,7 +129,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         spans[rank].append(Span(action, start, end))
         if kind is not W:
             ended[stage, kind is F, k] = end
-    return Timeline(schedule.name, tuple(map(tuple, spans)), peak_activations(schedule))
+    return Timeline(schedule.name, tuple(map(tuple, spans)), peak_activations(schedule), unit=costs.unit)
 
 
 def _input_ready(

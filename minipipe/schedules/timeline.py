@@ -33,7 +33,7 @@ class Timeline:
     peak_bytes : tuple of int or None
         By rank: the most bytes that they took, where that was measured.
     unit : str
-        ``"s"`` where measured, ``"units"`` where predicted in the units of the costs.
+        ``"s"`` for seconds, ``"units"`` for those of the costs.
     note : str
         What to keep in mind when reading the times.
     """
@@ -69,7 +69,8 @@ class Timeline:
 
     def __str__(self) -> str:
         peak = ", ".join(map(str, self.peak_activations))
+        makespan = f"{1000 * self.makespan:.4g} ms" if self.unit == "s" else f"{self.makespan:.6g} {self.unit}"
         return (
-            f"{self.name}: makespan {self.makespan:.6g} {self.unit}, bubble {100 * self.bubble_fraction:.1f} %, "
+            f"{self.name}: makespan {makespan}, bubble {100 * self.bubble_fraction:.1f} %, "
             f"peak activations by rank {peak}"
         )

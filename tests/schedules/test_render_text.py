@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.render import draw_text
-from minipipe.schedules import Costs, Schedule, simulate
+from minipipe.schedules import Action, ActionKind, Costs, Schedule, Span, Timeline, simulate
 
 
 def picture(drawn, width=80):
@@ -118,3 +118,12 @@ def test_what_cannot_end_cannot_be_drawn():
     with pytest.raises(ScheduleError) as caught:
         draw_text(Schedule.from_text("0B0 0F0"))
     assert caught.value.code == "deadlock"
+
+
+def test_measured_times_are_in_milliseconds_and_notes_are_shown():
+    span = Span(Action(0, ActionKind.FORWARD, 0), 0.0, 0.0125)
+    timeline = Timeline("mine", ((span,),), (1,), unit="s", note="only a test")
+    assert draw_text(timeline).splitlines()[1:] == [
+        "mine: makespan 12.5 ms, bubble 0.0 %, peak activations by rank 1",
+        "(only a test)",
+    ]
