@@ -154,13 +154,26 @@ def v_shaped(num_ranks, num_microbatches):
 
 
 @st.composite
-def runnable_schedules(draw, max_ranks=5, max_microbatches=6):
-    """Draw a schedule that adds gradients in ascending order, whole or split, looped or V-shaped."""
-    num_ranks, m = draw(st.integers(1, max_ranks)), draw(st.integers(1, max_microbatches))
+def runnable_schedules(draw, num_ranks=None, max_microbatches=6):
+    """Draw a schedule that adds gradients in ascending order, whole or split, looped or V-shaped; 1 to 5 ranks."""
+    num_ranks = num_ranks or draw(st.integers(1, 5))
+    m = draw(st.integers(1, max_microbatches))
     name = draw(st.sampled_from([*NAMES, "v-shaped"]))
     schedule = v_shaped(num_ranks, m) if name == "v-shaped" else build(name, num_ranks, m, draw(st.integers(1, 3)))
     delay = draw(st.sampled_from([None, 0, 2, 100]))
     return schedule if delay is None else split_backward(schedule, delay)
+
+
+@st.composite
+def steps(draw, num_ranks=None):
+    """Draw everything that a pipelined step needs: model, inputs, targets, schedule and partition."""
+    schedule = draw(runnable_schedules(num_ranks))
+    m, num_stages = schedule.num_microbatches, schedule.num_stages
+    model, width = draw(stacks(min_layers=num_stages, max_layers=num_stages + 6))
+    inputs, targets = batch(draw(st.integers(m, 3 * m + 2)), width, seed=draw(st.integers(0, 99)))
+    cuts = st.permutations(range(1, len(model))).map(lambda order: sorted(order[: num_stages - 1]))
+    ends = [0, *draw(cuts), len(model)]
+    return model, inputs, targets, schedule, [range(a, b) for a, b in zip(ends, ends[1:])]
 
 
 def batch(num_samples, width, seed=0):

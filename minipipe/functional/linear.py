@@ -30,17 +30,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         Codes ``shape`` and ``dtype``.
     """
     x, weight = operands(x, weight)
-    w = weight.data
-    if x.ndim == 0 or w.ndim != 2 or x.shape[-1] != w.shape[0]:
+    data, w = x.data, weight.data
+    if data.ndim == 0 or w.ndim != 2 or data.shape[-1] != w.shape[0]:
         raise TensorError(
             "shape",
             f"linear: the input has shape {x.shape} and the weight {w.shape}; "
             "the input's last axis must be as long as the weight's first.",
         )
-    if x.ndim != 2:  # one product of all rows instead of many small ones
+    if data.ndim != 2:  # one product of all rows instead of many small ones
         rows = reshape(x, (backend.prod(x.shape[:-1]), w.shape[0]))
         return reshape(linear(rows, weight, bias), (*x.shape[:-1], w.shape[1]))
-    data = x.data
     result = data @ w
     inputs = [(x, lambda g: g @ w.T), (weight, lambda g: data.T @ g)]
     if bias is not None:

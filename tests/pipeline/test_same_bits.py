@@ -4,8 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings
 
 from minipipe import Pipeline, Schedule, Tensor, functional, nn, optim, spawn
 from minipipe.comm.host import limit_blas_threads
@@ -19,33 +18,25 @@ from tests.strategies import (
     Turned,
     batch,
     build,
-    runnable_schedules,
     split_backward,
-    stacks,
+    steps,
     v_shaped,
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data())
-def test_gradients_of_a_pipelined_step_are_those_of_one_process_bit_for_bit(data):
-    schedule = data.draw(runnable_schedules())
-    model, width = data.draw(stacks(min_layers=schedule.num_stages, max_layers=schedule.num_stages + 6))
-    m = schedule.num_microbatches
-    inputs, targets = batch(data.draw(st.integers(m, 3 * m + 2)), width, seed=data.draw(st.integers(0, 99)))
-    cuts = data.draw(
-        st.lists(
-            st.integers(1, len(model) - 1),
-            min_size=schedule.num_stages - 1,
-            max_size=schedule.num_stages - 1,
-            unique=True,
-        )
-        if schedule.num_stages > 1
-        else st.just([])
-    )
-    ends = [0, *sorted(cuts), len(model)]
-    partition = [range(a, b) for a, b in zip(ends, ends[1:])]
+@settings(max_examples=120)
+@given(steps())
+def test_gradients_of_a_pipelined_step_are_those_of_one_process_bit_for_bit(step):
+    model, inputs, targets, schedule, partition = step
     check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule, seed=3, partition=partition)
+
+
+@needs_mpi
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+def test_so_they_are_through_mpirun(num_ranks):
+    done = mpirun(num_ranks, "-m", "tests.pipeline.random_steps", limit=120)
+    assert done.code == 0, done.err
+    assert done.out.startswith("the same bits in 40 steps")
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
