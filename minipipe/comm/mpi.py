@@ -168,12 +168,15 @@ class MPIGroup(ProcessGroup):
         self._job = job
         job.timeout = max(job.timeout, timeout)
         self._comm = comm
+        self._unfinished: list[_Send] = []
         self._world_rank = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
         request = _Send(self, header, array, destination, self._mpi_tag(tag))
         request.progress(_SEND_PATIENCE * header.nbytes)
+        # MPI reads from the buffers until the send is done, whether or not the caller keeps the request.
+        self._unfinished = [send for send in (*self._unfinished, request) if not send.is_over()]
         return request
 
     def _post_receive(self, expected: Expectation) -> Request:
@@ -238,17 +241,18 @@ class _Send(Request):
         if header.nbytes:
             self._parts.append(group._comm.Isend(_bytes_of(array), destination, tag))
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Tell whether both parts are gone."""
         return MPI.Request.Testall(self._parts)
 
     def progress(self, patience: float) -> None:
         """Give the send a while, so that a partner who waits already can take it."""
         give_up = time.perf_counter() + patience
-        while not self._is_over() and time.perf_counter() < give_up:
+        while not self.is_over() and time.perf_counter() < give_up:
             yield_core()
 
     def wait(self, timeout: float | None = None) -> None:
-        self._group._wait_until(self._is_over, self._destination, self._words, timeout)
+        self._group._wait_until(self.is_over, self._destination, self._words, timeout)
 
 
 class _Receive(Request):

@@ -3,6 +3,8 @@
 Run as a script under mpirun it runs all of them, and names each one that passed on rank 0.
 """
 
+import gc
+
 import numpy as np
 
 from minipipe.errors import MessageError, RankError
@@ -60,6 +62,16 @@ def a_receiver_takes_what_was_sent_even_if_the_sender_changes_its_array_later(gr
     array[:] = -1
     group.barrier()
     assert received.tolist() == [0, 1, 2, 3]
+
+
+def a_send_whose_request_nobody_keeps_arrives_whole(group):
+    for number in range(5):
+        group.isend(np.full(300_000, number, dtype=np.float64), right(group), tag=6)
+        gc.collect()
+        np.full(300_000, -1.0)  # would land where a freed buffer was
+    for number in range(5):
+        received = group.recv(left(group), tag=6)
+        assert (received == number).all()
 
 
 def receiving_into_an_array_fills_it(group):
@@ -175,6 +187,7 @@ BODIES = [
     a_message_brings_its_shape_dtype_and_bits,
     messages_of_one_tag_keep_their_order_and_tags_are_apart,
     a_receiver_takes_what_was_sent_even_if_the_sender_changes_its_array_later,
+    a_send_whose_request_nobody_keeps_arrives_whole,
     receiving_into_an_array_fills_it,
     ranks_and_tags_out_of_range_are_refused,
     broadcast_brings_every_root_to_every_rank,
