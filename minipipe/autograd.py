@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -35,6 +35,7 @@ __all__ = [
     "WeightWork",
     "backward",
     "backward_input",
+    "enable_grad",
     "held_bytes",
     "is_grad_enabled",
     "no_grad",
@@ -48,7 +49,20 @@ _creation = itertools.count()
 
 
 @contextmanager
-def no_grad() -> Iterator[None]:
+def _grad_mode(is_enabled: bool) -> Iterator[None]:
+    token = _grad_enabled.set(is_enabled)
+    try:
+        yield
+    finally:
+        _grad_enabled.reset(token)
+
+
+def enable_grad() -> AbstractContextManager[None]:
+    """Record the graph inside this block, even inside :func:`no_grad`."""
+    return _grad_mode(True)
+
+
+def no_grad() -> AbstractContextManager[None]:
     """Record no graph inside this block, in this thread.
 
     Examples
@@ -60,11 +74,7 @@ def no_grad() -> Iterator[None]:
     >>> y.requires_grad
     False
     """
-    token = _grad_enabled.set(False)
-    try:
-        yield
-    finally:
-        _grad_enabled.reset(token)
+    return _grad_mode(False)
 
 
 is_grad_enabled = _grad_enabled.get

@@ -60,7 +60,7 @@ class ParameterError(MinipipeError, ValueError):
 
 
 class ModelError(MinipipeError, TypeError):
-    """What was given as a model cannot be cut into stages (not-a-sequence)."""
+    """A model cannot be cut into stages (not-a-sequence, tied-across-stages, loss-with-parameters)."""
 
 
 class PartitionError(MinipipeError, ValueError):
@@ -76,7 +76,7 @@ class MicrobatchError(MinipipeError, ValueError):
 
 
 class RankError(MinipipeError, ValueError):
-    """A rank does not exist, or there are too many or too few of them (out-of-range, wrong-number)."""
+    """A rank does not exist, or there are too many or too few of them (out-of-range, wrong-number, disagreement)."""
 
     is_self_explaining = True
 
@@ -88,7 +88,7 @@ class MessageError(MinipipeError, RuntimeError):
 
 
 class LaunchError(MinipipeError, RuntimeError):
-    """The ranks cannot be started as asked (no-mpi4py, closed)."""
+    """The ranks cannot be started as asked (no-mpi4py, wrong-mpi, closed)."""
 
     is_self_explaining = True
 

@@ -1,11 +1,14 @@
-"""Two settings of this process that ranks need; each group makes them when it starts, never at import."""
+"""What ranks need of this process: BLAS threads, memory, politeness. Set when a group starts, never at import."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from threadpoolctl import threadpool_limits
 
@@ -15,10 +18,12 @@ __all__ = ["keep_freed_memory", "limit_blas_threads", "yield_core"]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def limit_blas_threads(count: int) -> AbstractContextManager[object]:
-    """Return a context in which matrix products use ``count`` threads; it takes effect at once.
+@contextmanager
+def limit_blas_threads(count: int) -> Iterator[None]:
+    """Let matrix products use ``count`` threads inside this block, everywhere in this process.
 
-    One thread for each rank: two on a full host are 4 to 100 times slower, and another number changes bits.
+    One thread for each rank: two on a full host are 4 to 100 times slower, and another number changes bits. Blocks
+    may overlap in any way: the one entered last counts, and the first state comes back when the last one ends.
 
     Raises
     ------
@@ -27,7 +32,33 @@ def limit_blas_threads(count: int) -> AbstractContextManager[object]:
     """
     if count < 1:
         raise ValueError(f"blas_threads is {count}; expected at least 1.")
-    return threadpool_limits(limits=count, user_api="blas")
+    token = object()
+    with _blas.lock:
+        limits = threadpool_limits(limits=count, user_api="blas")
+        if not _blas.counts:
+            _blas.before = limits
+        _blas.counts[token] = count
+    try:
+        yield
+    finally:
+        with _blas.lock:
+            del _blas.counts[token]
+            if _blas.counts:
+                threadpool_limits(limits=next(reversed(_blas.counts.values())), user_api="blas")
+            else:
+                _blas.before.restore_original_limits()
+
+
+class _BlasLimits:
+    """The limits that are in force; a process has one BLAS, and so one of these."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.counts: dict[object, int] = {}
+        self.before: Any = None
+
+
+_blas = _BlasLimits()
 
 
 def keep_freed_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from collections.abc import Mapping
 
@@ -70,7 +71,12 @@ def _mpi_group(started: int | None, timeout: float) -> ProcessGroup:
             f"A launcher started {several}, but mpi4py cannot be imported ({error}), so each would run alone. "
             "Install it: pip install 'minipipe-mpi[mpi]' (on a cluster, with its MPI loaded: pip install mpi4py).",
         ) from None
-    group = mpi.world_group(timeout)
+    # MPI itself waits without limit for ranks that died before they got here, and Python cannot interrupt it.
+    faulthandler.dump_traceback_later(timeout, exit=True)
+    try:
+        group = mpi.world_group(timeout)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     if started is not None and group.size != started:
         raise LaunchError(
             "wrong-mpi",

@@ -21,9 +21,11 @@ import atexit
 import functools
 import os
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -44,6 +46,8 @@ __all__ = ["MPIGroup", "world_group"]
 _YIELDS = 400  # looks that only yield the core, before the sleeps begin (100 made two ranks 10 % slower)
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
 _SEND_PATIENCE = 0.25e-9  # seconds for each byte, before a send is left to finish later
+_WATCH_INTERVAL = 0.25  # seconds between the watchdog's looks
+_END_PATIENCE = 10  # times the timeout: how long a rank that has ended waits for one that still works alone
 _LOOK_AROUND = 0.05  # seconds between looks for goodbyes, while waiting
 _GOODBYE, _COMPLAINT = 0, 1  # tags on the job's own communicator
 _TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
@@ -59,6 +63,8 @@ class _Job:
         self.exit_code = 0
         self.timeout = 0.0  # the longest of all groups'
         self._goodbyes: list[MPI.Request] = []
+        self._watched: tuple[float, float, str] | None = None  # since, until, what
+        self._watchdog: threading.Thread | None = None
         self._python_exit = sys.exit
         self._python_excepthook = sys.excepthook
         sys.exit = self._exit
@@ -99,8 +105,33 @@ class _Job:
     def abort(self, code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
-        self.world.Abort(code or 1)
-        os._exit(code or 1)  # Abort does not return
+        code = code & 0xFF or 1
+        self.world.Abort(code)
+        os._exit(code)  # Abort does not return
+
+    @contextmanager
+    def watch(self, limit: float, words: str) -> Iterator[None]:
+        """End the job if this block takes longer than ``limit`` seconds.
+
+        For the one call that blocks inside MPI: a sender that stops in the middle of its bytes would hang it for ever.
+        """
+        now = time.perf_counter()
+        self._watched = (now, now + limit, words)
+        if self._watchdog is None:
+            self._watchdog = threading.Thread(target=self._watch_for_ever, name="watchdog", daemon=True)
+            self._watchdog.start()
+        try:
+            yield
+        finally:
+            self._watched = None
+
+    def _watch_for_ever(self) -> None:
+        while True:
+            time.sleep(_WATCH_INTERVAL)
+            watched, now = self._watched, time.perf_counter()
+            if watched is not None and now > watched[1]:
+                self.say(f"MessageError: Rank {self.world.rank} has waited {now - watched[0]:.1f} s for {watched[2]}.")
+                self.abort(1)
 
     def look_around(self) -> None:
         """Note who has said goodbye."""
@@ -120,15 +151,16 @@ class _Job:
             return
         others = set(range(self.world.size)) - {self.world.rank}
         self._goodbyes = [self.control.Isend(bytearray(0), rank, _GOODBYE) for rank in others]
-        status, pause, deadline = MPI.Status(), 50e-6, time.perf_counter() + self.timeout
+        patience = _END_PATIENCE * self.timeout
+        status, pause, deadline = MPI.Status(), 50e-6, time.perf_counter() + patience
         while not others <= self.departed:
             self.look_around()
             if time.perf_counter() > deadline:
                 missing = ", ".join(map(str, sorted(others - self.departed)))
                 self.say(
-                    f"This rank came to its end {self.timeout:g} s ago, but these have not yet: {missing}. Ending all."
+                    f"This rank came to its end {patience:g} s ago, but these have not yet: {missing}. Ending all."
                 )
-                self.abort(1)
+                self.abort(self.exit_code)
             if self.control.Iprobe(MPI.ANY_SOURCE, _COMPLAINT, status):
                 text = bytearray(status.Get_count(MPI.BYTE))
                 self.control.Recv(text, status.source, _COMPLAINT)
@@ -169,6 +201,7 @@ class MPIGroup(ProcessGroup):
         job.timeout = max(job.timeout, timeout)
         self._comm = comm
         self._unfinished: list[_Send] = []
+        self._resources.callback(comm.Free)
         self._world_rank = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
 
@@ -192,6 +225,10 @@ class MPIGroup(ProcessGroup):
         comm = self._comm.Split(color if members else MPI.UNDEFINED, place)
         return None if comm == MPI.COMM_NULL else MPIGroup(self._job, comm, self.timeout)
 
+    def limit(self, timeout: float | None) -> float:
+        """Return the seconds that a wait may last."""
+        return self.timeout if timeout is None else timeout
+
     def _wait_until(self, is_over: Callable[[], bool], peer: int, words: str, timeout: float | None) -> None:
         """Ask again and again, politely; give up after the timeout, or when the peer has come to its end."""
         for _ in range(_YIELDS):
@@ -199,7 +236,7 @@ class MPIGroup(ProcessGroup):
                 return
             yield_core()
         since, started = time.time(), time.perf_counter()
-        deadline = started + (self.timeout if timeout is None else timeout)
+        deadline = started + self.limit(timeout)
         next_look, peer_is_gone, pause = started + min(_LOOK_AROUND, deadline - started), False, _SLEEPS[0]
         while not is_over():
             now = time.perf_counter()
@@ -236,14 +273,17 @@ class _Send(Request):
         self._group = group
         self._words = f"rank {destination} to take {header} with tag {tag - _TAGS_BELOW_ZERO}"
         self._destination = destination
-        self._buffers = (header.pack(), array)
-        self._parts = [group._comm.Isend([self._buffers[0], MPI.BYTE], destination, tag)]
+        packed = header.pack()
+        self._buffers: tuple = (packed, array)
+        self._parts = [group._comm.Isend([packed, MPI.BYTE], destination, tag)]
         if header.nbytes:
             self._parts.append(group._comm.Isend(_bytes_of(array), destination, tag))
 
     def is_over(self) -> bool:
-        """Tell whether both parts are gone."""
-        return MPI.Request.Testall(self._parts)
+        """Tell whether both parts are gone, and let go of them once they are."""
+        if self._parts and MPI.Request.Testall(self._parts):
+            self._parts, self._buffers = [], ()
+        return not self._parts
 
     def progress(self, patience: float) -> None:
         """Give the send a while, so that a partner who waits already can take it."""
@@ -262,6 +302,7 @@ class _Receive(Request):
         self._group = group
         self._expected = expected
         self._tag = tag
+        self._words = f"{expected} from rank {expected.source}"
 
     def _next(self, timeout: float | None) -> MPI.Message:
         expected, found = self._expected, []
@@ -272,7 +313,7 @@ class _Receive(Request):
                 found.append(message)
             return message is not None
 
-        self._group._wait_until(look, expected.source, f"{expected} from rank {expected.source}", timeout)
+        self._group._wait_until(look, expected.source, self._words, timeout)
         return found[0]
 
     def wait(self, timeout: float | None = None) -> np.ndarray:
@@ -294,7 +335,9 @@ class _Receive(Request):
     def _take(self, header: Header, timeout: float | None) -> np.ndarray:
         array = np.empty(header.shape, header.dtype)
         if header.nbytes:
-            self._next(timeout).Recv(_bytes_of(array))
+            message = self._next(timeout)
+            with self._group._job.watch(self._group.limit(timeout), f"the bytes of {self._words}"):
+                message.Recv(_bytes_of(array))
         return array
 
 

@@ -1,6 +1,6 @@
 """Messages between two ranks: what every kind of group does alike.
 
-A kind of group brings three things: post a send, post a receive, abort.
+A kind of group brings four things: post a send, post a receive, make a subgroup, abort.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class PointToPoint(ABC):
         self.size = size
         self.timeout = timeout
         self.is_closed = False
+        self._parent: PointToPoint | None = None  # the group that this one was split off from
         self._resources = ExitStack()
 
     # -- what each kind of group brings ---------------------------------------------------------------------
@@ -116,7 +117,8 @@ class PointToPoint(ABC):
     ) -> Request:
         """Say that a message is expected; its array comes from ``wait()``.
 
-        Local; the partner is ``source``, which sends with the same tag.
+        Local; nothing is taken before ``wait``, so of several receives with one source and tag, the one waited for
+        first gets the first message. The partner is ``source``, which sends with the same tag.
 
         Parameters
         ----------
@@ -163,21 +165,25 @@ class PointToPoint(ABC):
         assert array is not None
         return array
 
-    def _receive(self, source: int, tag: int, like: np.ndarray | None, what: str, fill: bool = True) -> np.ndarray:
+    def _receive(
+        self, source: int, tag: int, out: np.ndarray | None, what: str, timeout: float | None = None
+    ) -> np.ndarray:
         self._check_open()
-        request = self._post_receive(Expectation(self.rank, source, tag, like, None, what))
-        array = (_ReceiveInto(request, like) if fill else request).wait()
+        request = self._post_receive(Expectation(self.rank, source, tag, out, None, what))
+        array = _ReceiveInto(request, out).wait(timeout)
         assert array is not None
         return array
 
     @staticmethod
-    def _finish(sends: list[Request]) -> None:
+    def _finish(sends: list[Request], timeout: float | None = None) -> None:
         for send in sends:
-            send.wait()
+            send.wait(timeout)
 
     # -- the end --------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
+        if self._parent is not None:
+            self._parent._check_open()
         if self.is_closed:
             raise LaunchError("closed", "This group was closed (its with-block has ended); start another one.")
 
@@ -199,18 +205,21 @@ class PointToPoint(ABC):
 
 
 class _ReceiveInto(Request):
-    """A receive whose array is copied into the caller's."""
+    """One receive: one message, however often it is waited for; copied into the caller's array if there is one."""
 
     def __init__(self, request: Request, out: np.ndarray | None) -> None:
-        self._request = request
+        self._request: Request | None = request
         self._out = out
+        self._array: np.ndarray | None = None
 
     def wait(self, timeout: float | None = None) -> np.ndarray | None:
-        array = self._request.wait(timeout)
-        if self._out is None or array is None:
-            return array
-        self._out[...] = array
-        return self._out
+        if self._request is not None:
+            self._array = self._request.wait(timeout)
+            self._request = None
+            if self._out is not None:
+                self._out[...] = self._array
+                self._array = self._out
+        return self._array
 
 
 def check_rank(name: str, rank: int, size: int) -> None:

@@ -40,12 +40,13 @@ class ProcessGroup(PointToPoint):
 
     note = ""
     _clock_offset = 0.0
+    _num_serials = 0
 
     @abstractmethod
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         """Return this rank's view of a group of these ranks, or None where ``members`` is empty; all ranks call it."""
 
-    def broadcast(self, array: np.ndarray | None = None, root: int = 0) -> np.ndarray:
+    def broadcast(self, array: np.ndarray | None = None, root: int = 0, *, timeout: float | None = None) -> np.ndarray:
         """Return the root's array on every rank.
 
         Collective. It travels down a binomial tree.
@@ -56,17 +57,20 @@ class ProcessGroup(PointToPoint):
             On the root, what is sent. On other ranks None, or an array of the same shape and dtype to be filled.
         root : int
             A rank.
+        timeout : float, optional
+            Seconds that each wait may last; the group's own by default.
 
         Raises
         ------
         MessageError
             Codes ``shape`` and ``dtype``, where another rank's array is not like the root's.
         """
+        self._check_open()
         check_rank("root", root, self.size)
         place = (self.rank - root) % self.size  # in the tree, whose root is 0
         if place:
             parent = (place & (place - 1)) + root
-            array = self._receive(parent % self.size, _BROADCAST, array, "the broadcast array")
+            array = self._receive(parent % self.size, _BROADCAST, array, "the broadcast array", timeout)
         elif array is None:
             raise ValueError(f"broadcast: rank {root} is the root and must give an array.")
         array = np.asarray(array)
@@ -76,7 +80,7 @@ class ProcessGroup(PointToPoint):
             reach >>= 1
             if place + reach < self.size:
                 sends.append(self._isend(array, (place + reach + root) % self.size, _BROADCAST))
-        self._finish(sends)
+        self._finish(sends, timeout)
         return array
 
     def all_gather(self, array: np.ndarray) -> list[np.ndarray]:
@@ -84,7 +88,15 @@ class ProcessGroup(PointToPoint):
 
         Collective.
         """
-        return self._gather(np.asarray(array), must_agree=False)
+        self._check_open()
+        gathered = [np.array(array)] * self.size
+        sends = []
+        for distance in range(1, self.size):
+            sends.append(self._isend(gathered[self.rank], (self.rank + distance) % self.size, _GATHER))
+            source = (self.rank - distance) % self.size
+            gathered[source] = self._receive(source, _GATHER, None, "its part of a gather")
+        self._finish(sends)
+        return gathered
 
     def all_reduce(self, array: np.ndarray, operation: str = "sum") -> np.ndarray:
         """Return the sum (or the elementwise largest) of the arrays of all ranks, on every rank.
@@ -106,9 +118,11 @@ class ProcessGroup(PointToPoint):
         combine = {"sum": np.add, "max": np.maximum}.get(operation)
         if combine is None:
             raise ValueError(f"operation is {operation!r}; expected 'sum' or 'max'.")
-        first, *others = self._gather(np.asarray(array), must_agree=True)
-        total = np.array(first)
-        for other in others:
+        gathered = self.all_gather(array)
+        for source, other in enumerate(gathered):
+            Expectation(self.rank, source, _GATHER, gathered[self.rank]).check(Header.of(other))
+        total = gathered[0]
+        for other in gathered[1:]:
             total = combine(total, other)
         return np.asarray(total)
 
@@ -117,6 +131,7 @@ class ProcessGroup(PointToPoint):
 
         Collective. In round k each rank tells the one 2^k further on, and hears from the one 2^k behind.
         """
+        self._check_open()
         distance = 1
         while distance < self.size:
             send = self._isend(np.zeros(0), (self.rank + distance) % self.size, _BARRIER)
@@ -141,18 +156,15 @@ class ProcessGroup(PointToPoint):
         given = [(int(c), int(k)) for c, k in self.all_gather(np.array([mine, key]))]
         members = [rank for rank in range(self.size) if given[rank][0] == mine and color is not None]
         members.sort(key=lambda rank: (given[rank][1], rank))
-        return self._subgroup(members, mine)
+        group = self._subgroup(members, mine)
+        if group is not None:
+            group._parent, group._clock_offset = self, self._clock_offset
+        return group
 
-    def _gather(self, array: np.ndarray, must_agree: bool) -> list[np.ndarray]:
-        gathered = [array] * self.size
-        like = array if must_agree else None
-        sends = []
-        for distance in range(1, self.size):
-            sends.append(self._isend(array, (self.rank + distance) % self.size, _GATHER))
-            source = (self.rank - distance) % self.size
-            gathered[source] = self._receive(source, _GATHER, like, "its part of a gather", fill=False)
-        self._finish(sends)
-        return gathered
+    def next_serial(self) -> int:
+        """Return 1, 2, … by turns: a number for something that all ranks make in the same order. Local."""
+        self._num_serials += 1
+        return self._num_serials
 
     # -- time -----------------------------------------------------------------------------------------------
 

@@ -71,10 +71,11 @@ class _Switchboard:
                     if self.turn == rank:
                         self._pass_turn()
                         continue
-                    left = since + timeout - time.perf_counter()
+                    # Where ranks take turns, one may stand in a debugger; a deadlock is noticed without a limit.
+                    left = since + timeout - time.perf_counter() if self.turn is None else timeout
                     if left <= 0:
                         raise MessageError("timeout", f"Rank {rank} has waited {timeout:g} s for {wait.words}.")
-                    self.changed.wait(left)
+                    self.changed.wait(min(left, threading.TIMEOUT_MAX))
             finally:
                 del self.waits[rank]
 
@@ -134,7 +135,8 @@ class ThreadGroup(ProcessGroup):
         return _ThreadReceive(self, expected)
 
     def _receive_now(self, expected: Expectation, timeout: float | None) -> np.ndarray:
-        letters = self._switchboard.mailboxes[self._name, expected.source, self.rank, expected.tag]
+        with self._switchboard.changed:
+            letters = self._switchboard.mailboxes[self._name, expected.source, self.rank, expected.tag]
         words = f"{expected} from rank {expected.source}"
         limit = self.timeout if timeout is None else timeout
         self._switchboard.wait(self._members[self.rank], _Wait(lambda: bool(letters), words), limit)
@@ -239,15 +241,13 @@ def spawn(
 
 def _join(threads: list[threading.Thread], switchboard: _Switchboard) -> None:
     """Wait for every rank; after a failure, only as long as the others need to reach a communication."""
-    give_up = None
     try:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.05 if switchboard.failure else 0.5)
-                if switchboard.failure is not None:
-                    give_up = give_up or time.perf_counter() + _GRACE
-                    if time.perf_counter() > give_up:
-                        break
+        while switchboard.failure is None and any(thread.is_alive() for thread in threads):
+            max(threads, key=threading.Thread.is_alive).join(0.2)
     except KeyboardInterrupt as error:
         switchboard.fail(-1, error)
         raise
+    finally:
+        give_up = time.perf_counter() + _GRACE
+        for thread in threads:
+            thread.join(max(0.0, give_up - time.perf_counter()))

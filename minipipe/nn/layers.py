@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from minipipe import functional
-from minipipe.errors import MinipipeError
+from minipipe.errors import MinipipeError, TensorError
 from minipipe.nn.initialisers import Initialiser, he_uniform
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
@@ -138,6 +138,10 @@ class Sequential(Module):
             except MinipipeError as error:
                 error.add_note(f"in layer {i}, {layer!r}")
                 raise
+            if not isinstance(x, Tensor):
+                raise TensorError(
+                    "not-a-tensor", f"Layer {i}, {layer!r}, returned {type(x).__name__}; a layer returns a Tensor."
+                )
             if i < last:
                 x = functional.contiguous(x)
         return x

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from minipipe import backend
-from minipipe.autograd import no_grad
+from minipipe.autograd import enable_grad, no_grad
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup, Request
-from minipipe.errors import TensorError
 from minipipe.pipeline.stage import Stage
 from minipipe.schedules import Action, ActionKind, Schedule, Span, lower
 
 __all__ = ["Batch", "Executor", "Record"]
 
 _FORWARD, _BACKWARD = 0, 1  # which way a message goes
+_NO_GRADIENT = np.zeros(0)  # travels in place of a gradient where a stage's result does not depend on its input
 
 
 @dataclass
@@ -58,7 +59,7 @@ class Record:
         Every computation, in the group's time.
     peak_activations : int
         The most (stage, microbatch) pairs held at once.
-    peak_bytes : int
+    peak_bytes : int or None
         What they took, if it was measured.
     """
 
@@ -66,14 +67,11 @@ class Record:
     outputs: dict[int, Array] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     peak_activations: int = 0
-    peak_bytes: int = 0
+    peak_bytes: int | None = None
 
 
 class Executor:
-    """Runs one rank's program, action by action, through a table from kind to method.
-
-    A RECV is noted, and waited for by the action that needs what it brings; a SEND is finished at the end at the
-    latest, and its array is kept until then. Neighbouring stages on this rank hand over without a message.
+    """Runs one rank's program on its stages. Keeps nothing of a batch once it has run.
 
     Parameters
     ----------
@@ -84,17 +82,45 @@ class Executor:
     group : ProcessGroup
     timeout : float or None
         Seconds that a wait may last; the group's own by default.
+
+    Attributes
+    ----------
+    measures_memory : bool
+        Whether to measure the bytes held after each action. Slow.
     """
 
     def __init__(
         self, schedule: Schedule, stages: Mapping[int, Stage], group: ProcessGroup, timeout: float | None
     ) -> None:
-        self._program = lower(schedule).actions[group.rank]
-        self._schedule = schedule
-        self._stages = stages
-        self._group = group
-        self._timeout = timeout
+        self.program = lower(schedule).actions[group.rank]
+        self.schedule = schedule
+        self.stages = stages
+        self.group = group
+        self.timeout = timeout
         self.measures_memory = False
+
+    def run(self, batch: Batch) -> Record:
+        """Run the program once. Collective: every rank runs its own, and talks to those of neighbouring stages."""
+        with no_grad() if self.schedule.is_forward_only else enable_grad():
+            run = _Run(self, batch)
+            run.all_actions()
+        return run.record
+
+
+class _Run:
+    """One run: goes through the program, action by action, with a table from kind to method.
+
+    A RECV is noted, and waited for by the action that needs what it brings; a SEND is finished at the end at the
+    latest. Neighbouring stages on this rank hand over without a message.
+    """
+
+    def __init__(self, executor: Executor, batch: Batch) -> None:
+        self._executor = executor
+        self._batch = batch
+        self.record = Record()
+        self._inbox: dict[tuple[int, int, int], Array | Request] = {}  # (way, stage that uses it, microbatch)
+        self._outbox: dict[tuple[int, int, int], Array] = {}
+        self._sends: list[Request] = []
         self._methods: dict[ActionKind, Callable[[Action], None]] = {
             ActionKind.FORWARD: self._forward,
             ActionKind.BACKWARD: self._backward,
@@ -106,54 +132,50 @@ class Executor:
             ActionKind.RECV_B: self._receive,
         }
 
-    def run(self, batch: Batch) -> Record:
-        """Run the program once. Collective: every rank runs its own, and talks to those of neighbouring stages."""
-        self._batch, self._record = batch, Record()
-        self._inbox: dict[tuple[int, int, int], Array | Request] = {}  # (way, stage that uses it, microbatch)
-        self._outbox: dict[tuple[int, int, int], Array] = {}
-        self._sends: list[Request] = []
-        with no_grad() if self._schedule.is_forward_only else nullcontext():
-            for action in self._program:
-                try:
-                    self._methods[action.kind](action)
-                except Exception as error:
-                    error.add_note(
-                        f"on rank {self._group.rank}, stage {action.stage}, microbatch {action.microbatch}, "
-                        f"action {action} of {self._schedule.name}, step {batch.step}"
-                    )
-                    raise
+    def all_actions(self) -> None:
+        """Run every action in its order, and finish the sends."""
+        for action in self._executor.program:
+            try:
+                self._methods[action.kind](action)
+            except Exception as error:
+                error.add_note(
+                    f"on rank {self._executor.group.rank}, stage {action.stage}, microbatch {action.microbatch}, "
+                    f"action {action} of {self._executor.schedule.name}, step {self._batch.step}"
+                )
+                raise
         for send in self._sends:
-            send.wait(self._timeout)
-        return self._record
+            send.wait(self._executor.timeout)
 
     # -- computing ------------------------------------------------------------------------------------------
 
     def _forward(self, action: Action) -> None:
-        stage, k = self._stages[action.stage], action.microbatch
+        stage, k = self._executor.stages[action.stage], action.microbatch
         data = self._microbatch(self._batch.inputs, k) if stage.is_first else self._take(_FORWARD, action)
-        start = self._group.time()
+        start = self._executor.group.time()
         if not stage.is_last:
-            self._deliver(_FORWARD, stage.index + 1, k, stage.forward(k, data).data)
+            self._deliver(_FORWARD, stage.index + 1, k, stage.forward(k, data))
         elif self._batch.targets is None:
-            self._record.outputs[k] = stage.predict(data)
+            self.record.outputs[k] = stage.predict(data)
         else:
             targets = self._microbatch(self._batch.targets, k)
-            self._record.losses[k] = stage.forward_with_loss(k, data, targets, self._batch.weight(k))
+            self.record.losses[k] = stage.forward_with_loss(k, data, targets, self._batch.weight(k))
         self._note(action, start)
 
     def _backward(self, action: Action) -> None:
-        stage, k = self._stages[action.stage], action.microbatch
+        stage, k = self._executor.stages[action.stage], action.microbatch
         received = None if stage.is_last else self._take(_BACKWARD, action)
-        start = self._group.time()
+        if received is not None and not received.size:
+            received = None  # what came for it was _NO_GRADIENT
+        start = self._executor.group.time()
         compute = stage.backward if action.kind is ActionKind.BACKWARD else stage.backward_input
         gradient = compute(k, received)
         if not stage.is_first:
-            self._deliver(_BACKWARD, stage.index - 1, k, gradient)
+            self._deliver(_BACKWARD, stage.index - 1, k, _NO_GRADIENT if gradient is None else gradient)
         self._note(action, start)
 
     def _backward_weight(self, action: Action) -> None:
-        start = self._group.time()
-        self._stages[action.stage].backward_weight(action.microbatch)
+        start = self._executor.group.time()
+        self._executor.stages[action.stage].backward_weight(action.microbatch)
         self._note(action, start)
 
     def _microbatch(self, array: Array | None, k: int) -> Array:
@@ -162,52 +184,42 @@ class Executor:
 
     def _note(self, action: Action, start: float) -> None:
         """Record when the action ran and what is held after it."""
-        record, stages = self._record, self._stages.values()
-        record.spans.append(Span(action, start, self._group.time()))
+        record, stages = self.record, self._executor.stages.values()
+        record.spans.append(Span(action, start, self._executor.group.time()))
         record.peak_activations = max(record.peak_activations, sum(stage.num_held for stage in stages))
-        if self.measures_memory:
+        if self._executor.measures_memory:
             own = [array for array in (self._batch.inputs, self._batch.targets) if array is not None]
-            record.peak_bytes = max(record.peak_bytes, sum(stage.held_bytes(own) for stage in stages))
+            record.peak_bytes = max(record.peak_bytes or 0, sum(stage.held_bytes(own) for stage in stages))
 
     # -- handing over ---------------------------------------------------------------------------------------
 
-    def _deliver(self, way: int, stage: int, k: int, array: Array | None) -> None:
+    def _deliver(self, way: int, stage: int, k: int, array: Array) -> None:
         """Hand a result to the stage that uses it: here, or into the box from which its SEND takes it."""
-        if array is None:
-            raise _no_gradient(stage + 1)
-        box: dict = self._inbox if stage in self._stages else self._outbox
+        box: dict = self._inbox if stage in self._executor.stages else self._outbox
         box[way, stage, k] = array
 
     def _take(self, way: int, action: Action) -> Array:
         """Return what the action needs from a neighbouring stage; wait if it is still to come."""
         item = self._inbox.pop((way, action.stage, action.microbatch))
         if isinstance(item, Request):
-            return item.wait(self._timeout)
+            return item.wait(self._executor.timeout)
         return item
 
     def _send(self, action: Action) -> None:
         way, user = (_FORWARD, action.stage + 1) if action.kind is ActionKind.SEND_F else (_BACKWARD, action.stage - 1)
         array = backend.to_numpy(self._outbox.pop((way, user, action.microbatch)))
-        destination, tag = self._schedule.placement[user], self._tag(way, user, action.microbatch)
-        self._sends.append(self._group.isend(array, destination, tag, step=self._batch.step))
+        destination, tag = self._executor.schedule.placement[user], self._tag(way, user, action.microbatch)
+        self._sends.append(self._executor.group.isend(array, destination, tag, step=self._batch.step))
 
     def _receive(self, action: Action) -> None:
         is_forward = action.kind is ActionKind.RECV_F
         way, maker = (_FORWARD, action.stage - 1) if is_forward else (_BACKWARD, action.stage + 1)
         k = action.microbatch
         words = f"the {'activations' if is_forward else 'gradient'} of microbatch {k} from stage {maker}"
-        source, tag = self._schedule.placement[maker], self._tag(way, action.stage, k)
-        request = self._group.irecv(source, tag, step=self._batch.step, what=words)
+        source, tag = self._executor.schedule.placement[maker], self._tag(way, action.stage, k)
+        request = self._executor.group.irecv(source, tag, step=self._batch.step, what=words)
         self._inbox[way, action.stage, k] = request
 
     def _tag(self, way: int, stage: int, k: int) -> int:
-        """Name (way, stage, microbatch) by one number."""
-        return (stage * self._schedule.num_microbatches + k) * 2 + way
-
-
-def _no_gradient(stage: int) -> TensorError:
-    return TensorError(
-        "no-graph",
-        f"Stage {stage} computed nothing from its input that has a gradient, so the stages before it cannot learn. "
-        "Does a layer detach its input, or return whole numbers?",
-    )
+        """Name by one number which way a message goes, the stage that receives it, and the microbatch."""
+        return (stage * self._executor.schedule.num_microbatches + k) * 2 + way

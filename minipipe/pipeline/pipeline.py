@@ -11,7 +11,7 @@ import numpy as np
 from minipipe import backend
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
-from minipipe.errors import MicrobatchError, ModelError, Problem, RankError, ScheduleError, TensorError
+from minipipe.errors import MessageError, MicrobatchError, ModelError, Problem, RankError, ScheduleError, TensorError
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import check_state
 from minipipe.pipeline.agreement import check_agreement
@@ -116,8 +116,16 @@ class Pipeline:
                 "it runs as written, but its last bits may differ from those of one process.",
                 stacklevel=2,
             )
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
+        if isinstance(loss, Module) and loss.num_parameters:
+            raise ModelError(
+                "loss-with-parameters", "The loss has parameters of its own; make them a layer of the model."
+            )
         self._timeout = timeout
+        self._serial = group.next_serial()
         self._num_calls = 0
+        self._is_training = True
         self._last_step: Record | None = None
         self._stages = {stage: self._make_stage(stage, loss) for stage in self.schedule.stages_of(group.rank)}
         for stage in self._stages.values():
@@ -237,12 +245,12 @@ class Pipeline:
         batch = self._batch(inputs, None, None, with_targets=False)
         outputs = self._predictor(batch).run(batch).outputs
         parts = [backend.to_numpy(outputs[k]) for k in sorted(outputs)]
-        return self.group.broadcast(np.concatenate(parts) if parts else None, self._last_rank)
+        return self.group.broadcast(np.concatenate(parts) if parts else None, self._last_rank, timeout=self._timeout)
 
     def _predictor(self, batch: Batch) -> Executor:
         count = len(batch.slices)
         if count not in self._predictors:
-            schedule = forward_only(self.schedule.placement, count)
+            schedule = forward_only(self.schedule.placement, count, self.schedule.num_ranks)
             self._predictors[count] = Executor(schedule, self._stages, self.group, self._timeout)
         return self._predictors[count]
 
@@ -250,16 +258,29 @@ class Pipeline:
         """Agree on the size of the batch, and divide it."""
         own_inputs = self._own(inputs, "inputs", is_needed=self.group.rank == self._first_rank)
         own_targets = self._own(targets, "targets", is_needed=with_targets and self.group.rank == self._last_rank)
-        own_size = None if own_inputs is None else np.array(len(own_inputs))
-        num_samples = int(self.group.broadcast(own_size, self._first_rank))
+        self._num_calls += 1
+        num_samples = self._agree(own_inputs, is_step=num_microbatches is not None, with_targets=with_targets)
         if own_targets is not None and len(own_targets) != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
                 f"There are {num_samples} inputs, but {len(own_targets)} targets; expected one for each.",
             )
         count = min(self.schedule.num_microbatches, num_samples) if num_microbatches is None else num_microbatches
-        self._num_calls += 1
         return Batch(split_microbatches(num_samples, max(1, count)), own_inputs, own_targets, self._num_calls)
+
+    def _agree(self, own_inputs: Array | None, is_step: bool, with_targets: bool) -> int:
+        """Return the size of the batch, after checking that all ranks are in the same call of the same pipeline."""
+        call = np.array([self._serial, self._num_calls, is_step, with_targets])
+        size = 0 if own_inputs is None else len(own_inputs)
+        first = self.group.broadcast(np.append(call, size), self._first_rank, timeout=self._timeout)
+        if not np.array_equal(first[:-1], call):
+            raise MessageError(
+                "step",
+                f"Rank {self.group.rank} is in {_call_name(*call)}, "
+                f"but rank {self._first_rank} in {_call_name(*first[:-1])}. "
+                "Every rank must call step, evaluate and predict equally often and in the same order.",
+            )
+        return int(first[-1])
 
     def _own(self, given: Any, name: str, is_needed: bool) -> Array | None:
         """Return what this rank needs as an array in the model's dtype, and None for what it does not need."""
@@ -276,7 +297,7 @@ class Pipeline:
         """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""
         total = sum(batch.weight(k) * record.losses[k] for k in sorted(record.losses))
         mine = np.array(total) if self.group.rank == self._last_rank else None
-        return float(self.group.broadcast(mine, self._last_rank))
+        return float(self.group.broadcast(mine, self._last_rank, timeout=self._timeout))
 
     @property
     def _first_rank(self) -> int:
@@ -311,10 +332,11 @@ class Pipeline:
     @property
     def is_training(self) -> bool:
         """Whether the layers train (the default) or are evaluated."""
-        return all(stage.module.is_training for stage in self._stages.values())
+        return self._is_training
 
     def train(self, mode: bool = True) -> Pipeline:
         """Set this rank's layers to train, or with ``mode=False`` to be evaluated. Local; returns the pipeline."""
+        self._is_training = mode
         for stage in self._stages.values():
             stage.module.train(mode)
         return self
@@ -372,7 +394,7 @@ class Pipeline:
         if record is None:
             raise ValueError("There is no step yet whose timeline could be shown; call step() first.")
         times = self.group.all_gather(np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2))
-        peaks = self.group.all_gather(np.array([record.peak_activations, record.peak_bytes]))
+        peaks = self.group.all_gather(np.array([record.peak_activations, record.peak_bytes or 0]))
         origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
         compute = self.schedule.without_communication().actions
         spans = tuple(
@@ -383,8 +405,13 @@ class Pipeline:
             for row, rank_times in zip(compute, times)
         )
         activations = tuple(int(peak[0]) for peak in peaks)
-        measured = tuple(int(peak[1]) for peak in peaks) if self.measures_memory else None
+        measured = tuple(int(peak[1]) for peak in peaks) if record.peak_bytes is not None else None
         return Timeline(self.schedule.name, spans, activations, measured, "s", self.group.note)
 
     def __str__(self) -> str:
         return layer_table(self.model, self.partition, self.schedule.placement)
+
+
+def _call_name(serial: int, number: int, is_step: bool, with_targets: bool) -> str:
+    verb = "step" if is_step else "evaluate" if with_targets else "predict"
+    return f"call {number} of pipeline {serial} ({verb})"

@@ -71,7 +71,7 @@ class Stage:
 
     # -- the actions ----------------------------------------------------------------------------------------
 
-    def forward(self, microbatch: int, data: Array) -> Tensor:
+    def forward(self, microbatch: int, data: Array) -> Array:
         """F, on any stage but the last: return the activations for the next stage, in C order.
 
         Parameters
@@ -83,7 +83,7 @@ class Stage:
         stage_input, result = self._compute(data)
         result = functional.contiguous(result)
         self._hold(microbatch, stage_input, result, None)
-        return result.detach()
+        return result.data
 
     def forward_with_loss(self, microbatch: int, data: Array, targets: Array, weight: float) -> float:
         """F on the last stage: return the mean loss of this microbatch.
@@ -115,15 +115,18 @@ class Stage:
         ----------
         microbatch : int
         gradient : array or None
-            Of the stage's result; None on the last stage, where the loss begins it.
+            Of the stage's result. None on the last stage, where the loss begins it, and where the next stage's result
+            does not depend on this one's.
 
         Returns
         -------
-        array, or None on the first stage
+        array or None
+            None on the first stage, and where the result does not depend on the input.
         """
         held = self._held.pop(microbatch)
-        if held.root is not None:
-            autograd.backward(held.root, _first_of(held.seed, gradient))
+        begin = held.seed if self.is_last else gradient
+        if held.root is not None and begin is not None:
+            autograd.backward(held.root, begin)
         return held.stage_input.grad
 
     def backward_input(self, microbatch: int, gradient: Array | None) -> Array | None:
@@ -133,8 +136,9 @@ class Stage:
         """
         held = self._held.pop(microbatch)
         work = WeightWork()
-        if held.root is not None:
-            work = autograd.backward_input(held.root, _first_of(held.seed, gradient), held.stage_input)
+        begin = held.seed if self.is_last else gradient
+        if held.root is not None and begin is not None:
+            work = autograd.backward_input(held.root, begin, held.stage_input)
         self._weight_work[microbatch] = work
         return held.stage_input.grad
 
@@ -170,9 +174,3 @@ class Stage:
         roots = [held.root for held in self._held.values() if held.root is not None]
         held: list[Node | WeightWork] = [*roots, *self._weight_work.values()]
         return autograd.held_bytes(held, [*not_counted, *(p.data for p in self.module.parameters())])
-
-
-def _first_of(seed: Array | None, gradient: Array | None) -> Array:
-    found = seed if gradient is None else gradient
-    assert found is not None
-    return found

@@ -41,7 +41,7 @@ def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
     return Schedule("sequential", placement, num_microbatches, tuple(map(tuple, rows)))
 
 
-def forward_only(placement: tuple[int, ...], num_microbatches: int) -> Schedule:
+def forward_only(placement: tuple[int, ...], num_microbatches: int, num_ranks: int | None = None) -> Schedule:
     """Return the schedule of a prediction: every microbatch forward through every stage, nothing back.
 
     Parameters
@@ -50,13 +50,15 @@ def forward_only(placement: tuple[int, ...], num_microbatches: int) -> Schedule:
         The rank of each stage, as in :class:`Schedule`; any placement will do.
     num_microbatches : int
         At least 1.
+    num_ranks : int, optional
+        By default as many as the placement names; more, if some hold no stage.
 
     Returns
     -------
     Schedule
         On each rank, chunk after chunk, microbatches ascending.
     """
-    num_ranks = max(placement) + 1
+    num_ranks = max(placement, default=0) + 1 if num_ranks is None else num_ranks
     check_counts(num_ranks, num_microbatches)
     rows = tuple(
         tuple(

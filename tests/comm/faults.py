@@ -59,6 +59,18 @@ def stops_at_the_end(group):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def stops_in_the_middle_of_a_large_array(group):
+    """Where ranks cannot read each other's memory, the bytes move only while the sender helps."""
+    array = np.zeros(64 << 20, np.uint8)
+    if group.rank == 2:
+        group.isend(array, 0, tag=1)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if group.rank == 0:
+        time.sleep(0.3)
+        group.recv(2, tag=1)
+    group.barrier()
+
+
 def sends_another_tag(group):
     if group.rank == 0:
         group.isend(np.zeros(3), 1, tag=5)
@@ -137,8 +149,21 @@ def a_layer_raises(group):
     Pipeline(model, group, loss=nn.MSELoss(), partition=partition).step(*batch(16))
 
 
+def raises_before_there_is_a_group():
+    if os.environ["PMI_RANK"] == "1":
+        raise ValueError("boom")
+    init_process_group(timeout=TIMEOUT)
+
+
+def works_on_alone_after_the_others(group):
+    if group.rank == 0:
+        time.sleep(2 * TIMEOUT)
+
+
 if __name__ == "__main__":
     fault = globals()[sys.argv[1]]
+    if fault is raises_before_there_is_a_group:
+        fault()
     if sys.argv[2] == "with":
         with init_process_group(timeout=TIMEOUT) as group:
             fault(group)

@@ -15,9 +15,9 @@ START = 5.0  # generous: four interpreters on two busy cores
 PROMISED = 3.0  # seconds from the fault to the end (design: faults.md)
 
 
-def break_down(fault, style, limit, num_ranks=4):
+def break_down(fault, style, limit, num_ranks=4, **changes):
     """Run a fault; return exit code and what our ranks said. The time limit is three times what was promised."""
-    done = mpirun(num_ranks, "-m", "tests.comm.faults", fault, style, limit=START + 3 * limit)
+    done = mpirun(num_ranks, "-m", "tests.comm.faults", fault, style, limit=START + 3 * limit, **changes)
     end = time.perf_counter() + limit
     while left := processes_of(f"tests.comm.faults {fault} {style}"):  # killed, but not yet gone
         assert time.perf_counter() < end, f"processes {left} are still there"
@@ -53,7 +53,21 @@ def test_a_rank_that_returns_early_ends_all_and_is_named(style):
     )
 
 
-@pytest.mark.parametrize("fault", ["catches_an_exit_and_goes_on", "exits_with_zero_at_the_end"])
+@pytest.mark.parametrize("can_read_other_memory", ["1", "0"], ids=["CMA", "no CMA"])
+def test_a_rank_that_stops_in_the_middle_of_a_large_array_hangs_nobody(style, can_read_other_memory):
+    """The story: without CMA the one blocking call waited for ever for the rest of the bytes."""
+    changes = {"MPIR_CVAR_CH4_CMA_ENABLE": can_read_other_memory}
+    _, said = break_down("stops_in_the_middle_of_a_large_array", style, TIMEOUT + PROMISED, **changes)
+    assert re.search(r"has waited [12]\.\d s", "\n".join(said))
+
+
+def test_a_rank_that_dies_before_there_is_a_group_hangs_nobody(style):
+    break_down("raises_before_there_is_a_group", style, TIMEOUT + PROMISED)
+
+
+@pytest.mark.parametrize(
+    "fault", ["catches_an_exit_and_goes_on", "exits_with_zero_at_the_end", "works_on_alone_after_the_others"]
+)
 def test_an_exit_that_is_caught_or_zero_ends_nobody(fault, style):
     done = mpirun(3, "-m", "tests.comm.faults", fault, style)
     assert (done.code, done.err) == (0, "")
@@ -70,7 +84,7 @@ def test_a_rank_that_stops_answering_is_named_after_the_timeout(style):
 
 
 def test_a_rank_that_stops_at_its_end_is_named_after_the_timeout(style):
-    _, said = break_down("stops_at_the_end", style, TIMEOUT + PROMISED)
+    _, said = break_down("stops_at_the_end", style, 10 * TIMEOUT + PROMISED)
     assert "these have not yet: 2" in said[0]
 
 

@@ -1,13 +1,16 @@
 """What a user of Pipeline sees."""
 
 import copy
+import gc
+import weakref
 
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, Schedule, Tensor, nn, optim, schedules, simulate, spawn
+from minipipe import Pipeline, Schedule, Tensor, init_process_group, nn, no_grad, optim, schedules, simulate, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import (
+    LaunchError,
     MessageError,
     MicrobatchError,
     ModelError,
@@ -17,7 +20,7 @@ from minipipe.errors import (
     ScheduleError,
     TensorError,
 )
-from minipipe.testing import one_process_step, same_bits
+from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.strategies import NAMES, batch, build, split_backward, v_shaped
 
 
@@ -402,15 +405,124 @@ def test_a_loss_that_is_not_a_scalar_is_refused():
     assert caught.value.code == "not-scalar"
 
 
-def test_a_layer_that_cuts_the_graph_is_named():
-    class Detached(nn.Module):
-        def forward(self, x):
-            return x.detach()
+class Detached(nn.Module):
+    def forward(self, x):
+        return x.detach()
 
-    model = nn.Sequential(nn.Linear(4, 4), Detached(), nn.Linear(4, 2))
-    with pytest.raises(TensorError, match="Stage 1 computed nothing from its input") as caught:
-        on_ranks(3, lambda pipeline: pipeline.step(*batch(8, 4)), model)
-    assert caught.value.code == "no-graph"
+
+class WholeNumbers(nn.Module):
+    def forward(self, x):
+        return Tensor((x.data > 0).astype(np.int64))
+
+
+class Looked(nn.Module):
+    """Takes rows of a table by whole numbers, as an embedding does."""
+
+    def __init__(self):
+        self.table = nn.Parameter((2, 3), nn.initialisers.he_uniform(3))
+
+    def forward(self, x):
+        return self.table[x].mean(axis=1)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Linear(4, 4), Detached(), nn.Linear(4, 2)],
+        [WholeNumbers(), Looked(), nn.Linear(3, 2)],
+        [nn.Linear(4, 4), WholeNumbers(), Looked(), nn.Linear(3, 2)],
+    ],
+)
+def test_a_stage_whose_result_does_not_depend_on_its_input_passes_no_gradient_as_in_one_process(layers, split):
+    schedule = build("1f1b", len(layers), 4)
+    schedule = split_backward(schedule, delay=2) if split else schedule
+    check_same_as_one_process(nn.Sequential(*layers), nn.MSELoss(), *batch(8, 4), schedule)
+
+
+def test_pipelines_of_one_group_called_in_different_orders_are_told():
+    """The story: both counted their calls from 1 and used the same tags, so each took the other's activations."""
+    inputs, targets = batch(8, 4)
+
+    def swap(group):
+        a, b = (Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4, seed=seed) for seed in (1, 2))
+        for pipeline in (a, b) if group.rank else (b, a):
+            pipeline.step(inputs, targets)
+
+    with pytest.raises(
+        MessageError, match=r"Rank 1 is in call 1 of pipeline 1 \(step\), but rank 0 in call 1 of pipeline 2"
+    ):
+        spawn(swap, 2)
+
+
+def test_a_step_against_an_evaluate_is_told():
+    inputs, targets = batch(8, 4)
+    with pytest.raises(MessageError, match=r"\(evaluate\), but rank 0 in call 1 of pipeline 1 \(step\)"):
+        on_ranks(2, lambda p: (p.evaluate if p.group.rank else p.step)(inputs, targets))
+
+
+def test_a_rank_without_stages_takes_part_in_everything():
+    schedule = Schedule("idle", (0, 1), 2, (("0F0", "0F1", "0B0", "0B1"), ("1F0", "1B0", "1F1", "1B1"), ()))
+    inputs, targets = batch(4, 4)
+
+    def everything(pipeline):
+        loss = pipeline.step(inputs, targets)
+        pipeline.eval()
+        return loss, pipeline.evaluate(inputs, targets), pipeline.predict(inputs).shape, pipeline.is_training
+
+    results = on_ranks(3, everything, schedule=schedule, num_microbatches=None)
+    assert len({result[0] for result in results}) == 1
+    assert [result[1:] for result in results] == [(results[0][0], (4, 2), False)] * 3
+
+
+def test_nothing_of_a_batch_is_kept_after_its_step():
+    """The story: the executor kept its last batch, and every array that it had sent, until the next step."""
+    pipeline = Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2)
+    inputs, targets = batch(8, 4)
+    watched = [weakref.ref(inputs), weakref.ref(targets)]
+    pipeline.step(inputs, targets)
+    pipeline.predict(inputs)
+    del inputs, targets
+    gc.collect()
+    assert [ref() for ref in watched] == [None, None]
+
+
+def test_a_step_inside_no_grad_is_a_step_all_the_same():
+    inputs, targets = batch(8, 4)
+
+    def quiet_step(pipeline):
+        with no_grad():
+            pipeline.step(inputs, targets)
+        return all(p.grad is not None for p in pipeline.parameters())
+
+    assert on_ranks(2, quiet_step) == [True, True]
+
+
+def test_a_loss_with_parameters_is_refused():
+    class Weighted(nn.MSELoss):
+        def __init__(self):
+            self.weight = nn.Parameter((1,))
+
+    with pytest.raises(ModelError) as caught:
+        Pipeline(mlp(), OneRankGroup(), loss=Weighted())
+    assert caught.value.code == "loss-with-parameters"
+
+
+def test_a_layer_that_returns_no_tensor_is_named():
+    class Plain(nn.Module):
+        def forward(self, x):
+            return x.numpy()
+
+    with pytest.raises(TensorError, match=r"Layer 1, Plain\(\), returned ndarray"):
+        nn.Sequential(nn.Identity(), Plain())(Tensor([1.0]))
+
+
+def test_a_closed_group_computes_no_further():
+    """The story: after the with-block a step on one rank still ran, with as many BLAS threads as there are cores."""
+    with init_process_group() as group:
+        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=2)
+    with pytest.raises(LaunchError):
+        pipeline.step(*batch(8, 4))
 
 
 def test_ranks_that_step_unequally_often_are_told():
