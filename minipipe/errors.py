@@ -60,7 +60,7 @@ class ParameterError(MinipipeError, ValueError):
 
 
 class ModelError(MinipipeError, TypeError):
-    """A model cannot be cut into stages (not-a-sequence, tied-across-stages, loss-with-parameters)."""
+    """A model cannot be cut into stages (not-a-sequence, tied-across-stages, loss, loss-with-parameters)."""
 
 
 class PartitionError(MinipipeError, ValueError):

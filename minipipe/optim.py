@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from minipipe import backend
 from minipipe.backend import Array
+from minipipe.errors import ParameterError
 from minipipe.nn.parameter import Parameter
 
 __all__ = ["SGD"]
@@ -59,7 +60,19 @@ class SGD:
         self._velocity: list[Array | None] = [None] * len(self.parameters)
 
     def step(self) -> None:
-        """Change every parameter that has a gradient, in place."""
+        """Change every parameter that has a gradient, in place.
+
+        Raises
+        ------
+        ParameterError
+            Code ``uninitialised``, when not one parameter has values: these are not the ones that are trained.
+        """
+        if self.parameters and not any(parameter.is_filled for parameter in self.parameters):
+            raise ParameterError(
+                "uninitialised",
+                "None of these parameters has values. A pipeline trains copies of the model's layers: give "
+                "pipeline.parameters() to the optimiser, not model.parameters().",
+            )
         for i, parameter in enumerate(self.parameters):
             change = parameter.grad
             if change is None:

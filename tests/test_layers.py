@@ -20,7 +20,7 @@ TABLE = {
     "tensor": {"numpy", "errors", "backend", "autograd"},
     "functional": {"errors", "backend", "tensor"},
     "nn": {"numpy", "errors", "backend", "autograd", "tensor", "functional"},
-    "optim": {"backend", "nn"},
+    "optim": {"errors", "backend", "nn"},
     # schedule tower: standard library only
     "schedules": {"errors"},
     "render": {"schedules"},

@@ -10,6 +10,7 @@ which flow through the stages as the schedule says. At the end stands what every
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -56,8 +57,10 @@ def parse_options(is_silent):
         for name in ("epochs", "batch_size", "hidden", "layers"):
             if getattr(options, name) < 1:
                 parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; expected at least 1")
-        if not options.learning_rate > 0:
-            parser.error(f"--learning-rate is {options.learning_rate}; expected more than 0")
+        if not 0 < options.learning_rate < float("inf"):
+            parser.error(f"--learning-rate is {options.learning_rate}; expected a finite number, more than 0")
+        if options.seed < 0:
+            parser.error(f"--seed is {options.seed}; expected at least 0")
         if options.schedule.endswith(".csv") and not Path(options.schedule).is_file():
             parser.error(f"--schedule names the file {options.schedule}, which is not there")
         return options
@@ -97,13 +100,17 @@ def train(pipeline, examples, options, speaks):
     with tqdm(range(options.epochs), unit="epoch", disable=not has_bar) as epochs:
         for epoch in epochs:
             optimiser.learning_rate = options.learning_rate * (1 - epoch / options.epochs)
+            losses = []
             for inputs, targets in data.batches(*examples, options.batch_size, options.seed, epoch):
                 # A little noise keeps a small data set from being learnt by heart. Every rank draws the same.
                 inputs += 0.25 * generator.standard_normal(inputs.shape, dtype=np.float32)
                 start = time.perf_counter()
-                loss = pipeline.step(inputs, targets)
+                losses.append(pipeline.step(inputs, targets))
                 optimiser.step()
                 times.append(time.perf_counter() - start)
+            loss = sum(losses) / len(losses)
+            if not math.isfinite(loss):
+                sys.exit(f"epoch {epoch + 1}: the loss is {loss}. Try a smaller --learning-rate.")
             epochs.set_postfix(loss=f"{loss:.4f}")
             if speaks and not has_bar and (epoch + 1) % max(1, options.epochs // 8) == 0:
                 print(f"epoch {epoch + 1:3d} of {options.epochs}, loss {loss:.4f}", flush=True)

@@ -63,18 +63,18 @@ def init_process_group(*, timeout: float = DEFAULT_TIMEOUT, blas_threads: int = 
 
 def _mpi_group(started: int | None, timeout: float) -> ProcessGroup:
     several = f"{started} ranks" if started else "several ranks"
+    # Importing MPI starts it. It waits without limit for ranks that died before, and Python cannot interrupt it.
+    faulthandler.dump_traceback_later(timeout, exit=True)
     try:
         from minipipe.comm import mpi
+
+        group = mpi.world_group(timeout)
     except ImportError as error:
         raise LaunchError(
             "no-mpi4py",
-            f"A launcher started {several}, but mpi4py cannot be imported ({error}), so each would run alone. "
-            "Install it: pip install 'minipipe-mpi[mpi]' (on a cluster, with its MPI loaded: pip install mpi4py).",
+            f"A launcher started {several}, but mpi4py cannot be imported ({error}), so each would run alone. Install "
+            "it from minipipe's folder: pip install -e '.[mpi]' (on a cluster, its MPI loaded: pip install mpi4py).",
         ) from None
-    # MPI itself waits without limit for ranks that died before they got here, and Python cannot interrupt it.
-    faulthandler.dump_traceback_later(timeout, exit=True)
-    try:
-        group = mpi.world_group(timeout)
     finally:
         faulthandler.cancel_dump_traceback_later()
     if started is not None and group.size != started:

@@ -46,6 +46,7 @@ __all__ = ["MPIGroup", "world_group"]
 _YIELDS = 400  # looks that only yield the core, before the sleeps begin (100 made two ranks 10 % slower)
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
 _SEND_PATIENCE = 0.25e-9  # seconds for each byte, before a send is left to finish later
+_FORWARDING = 0.1  # seconds for what was said to reach the terminal, before an abort
 _WATCH_INTERVAL = 0.25  # seconds between the watchdog's looks
 _END_PATIENCE = 10  # times the timeout: how long a rank that has ended waits for one that still works alone
 _LOOK_AROUND = 0.05  # seconds between looks for goodbyes, while waiting
@@ -85,17 +86,20 @@ class _Job:
     def end_by(self, error: BaseException) -> NoReturn:
         """Say what happened on this rank, and end all."""
         # When all ranks fail alike, the lowest one speaks and ends the rest.
-        time.sleep(min(0.05 * self.world.rank, 0.5))
+        time.sleep(min(2 * _FORWARDING * self.world.rank, 1.0))
         if isinstance(error, SystemExit):
-            if error.code is not None and not isinstance(error.code, int):
-                self.say(str(error.code))
-            self.abort(_as_exit_code(error.code))
+            code = _as_exit_code(error.code)
+            self.say(f"sys.exit({code}); ending all." if isinstance(error.code, int) else str(error.code))
+            self.abort(code)
+        if isinstance(error, KeyboardInterrupt):
+            self.say("Interrupted.")
+            self.abort(130)
         if isinstance(error, MinipipeError) and error.is_self_explaining:
             lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
         else:
             lines = "".join(traceback.format_exception(error)).splitlines()
         self.say("\n".join(lines))
-        self.abort(130 if isinstance(error, KeyboardInterrupt) else 1)
+        self.abort(1)
 
     def say(self, text: str) -> None:
         prefix = f"[rank {self.world.rank}] "
@@ -106,6 +110,7 @@ class _Job:
         sys.stdout.flush()
         sys.stderr.flush()
         code = code & 0xFF or 1
+        time.sleep(_FORWARDING)  # the launcher ends at once, and with it whatever it has not yet forwarded
         self.world.Abort(code)
         os._exit(code)  # Abort does not return
 

@@ -46,7 +46,14 @@ class ProcessGroup(PointToPoint):
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         """Return this rank's view of a group of these ranks, or None where ``members`` is empty; all ranks call it."""
 
-    def broadcast(self, array: np.ndarray | None = None, root: int = 0, *, timeout: float | None = None) -> np.ndarray:
+    def broadcast(
+        self,
+        array: np.ndarray | None = None,
+        root: int = 0,
+        *,
+        timeout: float | None = None,
+        what: str = "the broadcast array",
+    ) -> np.ndarray:
         """Return the root's array on every rank.
 
         Collective. It travels down a binomial tree.
@@ -59,6 +66,8 @@ class ProcessGroup(PointToPoint):
             A rank.
         timeout : float, optional
             Seconds that each wait may last; the group's own by default.
+        what : str
+            In words, what is awaited; for the message of a timeout.
 
         Raises
         ------
@@ -70,7 +79,7 @@ class ProcessGroup(PointToPoint):
         place = (self.rank - root) % self.size  # in the tree, whose root is 0
         if place:
             parent = (place & (place - 1)) + root
-            array = self._receive(parent % self.size, _BROADCAST, array, "the broadcast array", timeout)
+            array = self._receive(parent % self.size, _BROADCAST, array, what, timeout)
         elif array is None:
             raise ValueError(f"broadcast: rank {root} is the root and must give an array.")
         array = np.asarray(array)
@@ -83,7 +92,7 @@ class ProcessGroup(PointToPoint):
         self._finish(sends, timeout)
         return array
 
-    def all_gather(self, array: np.ndarray) -> list[np.ndarray]:
+    def all_gather(self, array: np.ndarray, *, what: str = "its part of a gather") -> list[np.ndarray]:
         """Return the arrays of all ranks, by rank; their shapes may differ.
 
         Collective.
@@ -94,7 +103,7 @@ class ProcessGroup(PointToPoint):
         for distance in range(1, self.size):
             sends.append(self._isend(gathered[self.rank], (self.rank + distance) % self.size, _GATHER))
             source = (self.rank - distance) % self.size
-            gathered[source] = self._receive(source, _GATHER, None, "its part of a gather")
+            gathered[source] = self._receive(source, _GATHER, None, what)
         self._finish(sends)
         return gathered
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Any
 
 from minipipe import functional
@@ -44,6 +45,9 @@ class Linear(Module):
         initialiser: Initialiser | None = None,
         dtype: Any = None,
     ) -> None:
+        for name, value in (("in_features", in_features), ("out_features", out_features)):
+            if not isinstance(value, Integral) or value < 0:
+                raise ValueError(f"Linear: {name} is {value!r}; expected a whole number (64 // 2, not 64 / 2).")
         self.weight = Parameter((in_features, out_features), initialiser or he_uniform(in_features), dtype)
         self.bias = Parameter((out_features,), dtype=dtype) if bias else None
 
@@ -123,6 +127,7 @@ class Sequential(Module):
                     "Write Sequential(*layers) to give a list."
                 )
         self.layers = list(layers)
+        self.first_layer = 0  # the number of the first one, where these are part of a longer sequence
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
         for i, layer in enumerate(self.layers):
@@ -136,11 +141,12 @@ class Sequential(Module):
             try:
                 x = layer(x)
             except MinipipeError as error:
-                error.add_note(f"in layer {i}, {layer!r}")
+                error.add_note(f"in layer {self.first_layer + i}, {layer!r}")
                 raise
             if not isinstance(x, Tensor):
                 raise TensorError(
-                    "not-a-tensor", f"Layer {i}, {layer!r}, returned {type(x).__name__}; a layer returns a Tensor."
+                    "not-a-tensor",
+                    f"Layer {self.first_layer + i}, {layer!r}, returned {type(x).__name__}; a layer returns a Tensor.",
                 )
             if i < last:
                 x = functional.contiguous(x)

@@ -27,7 +27,7 @@ def resolve_schedule(
     """
     if isinstance(schedule, Schedule):
         return _checked(schedule, num_ranks, num_microbatches, chunks_per_rank)
-    builder = REGISTRY.get(schedule)
+    builder = REGISTRY.get(schedule) if isinstance(schedule, str) else None
     if builder is None:
         names = ", ".join(REGISTRY)
         raise ScheduleError([Problem("unknown", f"There is no schedule {schedule!r}; expected one of {names}.")])

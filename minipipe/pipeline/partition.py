@@ -122,13 +122,10 @@ def check_partition(partition: Sequence[range], num_layers: int, num_stages: int
         Code ``not-a-partition``.
     """
     parts = list(partition)
-    ends = [part.stop for part in parts]
-    fits = (
-        len(parts) == num_stages
-        and all(len(part) > 0 and part.step == 1 for part in parts)
-        and [part.start for part in parts] == [0, *ends[:-1]]
-        and ends[-1] == num_layers
-    )
+    fits = len(parts) == num_stages and all(isinstance(part, range) and part and part.step == 1 for part in parts)
+    if fits:
+        starts, ends = [part.start for part in parts], [part.stop for part in parts]
+        fits = starts == [0, *ends[:-1]] and ends[-1] == num_layers
     if not fits:
         raise PartitionError(
             "not-a-partition",

@@ -26,6 +26,8 @@ from minipipe.version import __version__
 
 __all__ = ["Pipeline"]
 
+_CALLS = ("step", "evaluate", "predict", "state_dict", "timeline")
+
 
 class Pipeline:
     """A model cut into stages over the ranks of a group. Making one is collective.
@@ -99,11 +101,14 @@ class Pipeline:
         timeout: float | None = None,
     ) -> None:
         if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
+            own = ", with a forward of its own" if isinstance(model, Sequential) else ""
             raise ModelError(
                 "not-a-sequence",
-                f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}, with a "
-                "forward of its own. Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
+                f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
+                "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
             )
+        if not callable(loss) or isinstance(loss, type):
+            raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
         self.model = model
         self.group = group
         self.schedule = resolve_schedule(schedule, group.size, num_microbatches, chunks_per_rank)
@@ -214,11 +219,11 @@ class Pipeline:
         """
         if self.schedule.is_forward_only:
             raise ScheduleError([Problem("forward-only", f"{self.schedule.name} has no backward; step() needs one.")])
-        batch = self._batch(inputs, targets, self.schedule.num_microbatches, with_targets=True)
+        batch = self._batch("step", inputs, targets)
         for stage in self._stages.values():
             stage.zero_grad()
         self._last_step = self._trainer.run(batch)
-        return self._mean_loss(batch, self._last_step)
+        return self._mean_loss("step", batch, self._last_step)
 
     def evaluate(self, inputs: Any, targets: Any) -> float:
         """Return the mean loss of a batch, forward only.
@@ -226,8 +231,8 @@ class Pipeline:
         Collective; parameters and result are those of :meth:`step`. Batches smaller than the number of microbatches
         are fine.
         """
-        batch = self._batch(inputs, targets, None, with_targets=True)
-        return self._mean_loss(batch, self._predictor(batch).run(batch))
+        batch = self._batch("evaluate", inputs, targets)
+        return self._mean_loss("evaluate", batch, self._predictor(batch).run(batch))
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Return the model's outputs for a batch, forward only; the same array on every rank.
@@ -242,10 +247,11 @@ class Pipeline:
         -------
         array of shape (samples, ...)
         """
-        batch = self._batch(inputs, None, None, with_targets=False)
+        batch = self._batch("predict", inputs, None)
         outputs = self._predictor(batch).run(batch).outputs
         parts = [backend.to_numpy(outputs[k]) for k in sorted(outputs)]
-        return self.group.broadcast(np.concatenate(parts) if parts else None, self._last_rank, timeout=self._timeout)
+        mine = np.concatenate(parts) if parts else None
+        return self.group.broadcast(mine, self._last_rank, timeout=self._timeout, what=_part_of("predict"))
 
     def _predictor(self, batch: Batch) -> Executor:
         count = len(batch.slices)
@@ -254,33 +260,36 @@ class Pipeline:
             self._predictors[count] = Executor(schedule, self._stages, self.group, self._timeout)
         return self._predictors[count]
 
-    def _batch(self, inputs: Any, targets: Any, num_microbatches: int | None, with_targets: bool) -> Batch:
-        """Agree on the size of the batch, and divide it."""
+    def _batch(self, call: str, inputs: Any, targets: Any) -> Batch:
+        """Agree on the call and on the size of the batch, and divide it."""
+        needs_targets = call != "predict" and self.group.rank == self._last_rank
         own_inputs = self._own(inputs, "inputs", is_needed=self.group.rank == self._first_rank)
-        own_targets = self._own(targets, "targets", is_needed=with_targets and self.group.rank == self._last_rank)
-        self._num_calls += 1
-        num_samples = self._agree(own_inputs, is_step=num_microbatches is not None, with_targets=with_targets)
+        own_targets = self._own(targets, "targets", is_needed=needs_targets)
+        num_samples = self._agree(call, 0 if own_inputs is None else len(own_inputs))
         if own_targets is not None and len(own_targets) != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
                 f"There are {num_samples} inputs, but {len(own_targets)} targets; expected one for each.",
             )
-        count = min(self.schedule.num_microbatches, num_samples) if num_microbatches is None else num_microbatches
-        return Batch(split_microbatches(num_samples, max(1, count)), own_inputs, own_targets, self._num_calls)
+        count = self.schedule.num_microbatches
+        if call != "step":  # any number of samples will do, but none
+            count = max(1, min(count, num_samples))
+        return Batch(split_microbatches(num_samples, count), own_inputs, own_targets, self._num_calls)
 
-    def _agree(self, own_inputs: Array | None, is_step: bool, with_targets: bool) -> int:
-        """Return the size of the batch, after checking that all ranks are in the same call of the same pipeline."""
-        call = np.array([self._serial, self._num_calls, is_step, with_targets])
-        size = 0 if own_inputs is None else len(own_inputs)
-        first = self.group.broadcast(np.append(call, size), self._first_rank, timeout=self._timeout)
-        if not np.array_equal(first[:-1], call):
+    def _agree(self, call: str, size: int = 0) -> int:
+        """Return the first rank's ``size``, after checking that all ranks are in the same call of the same pipeline."""
+        self._num_calls += 1
+        mine = np.array([self._serial, self._num_calls, _CALLS.index(call), size])
+        sent = mine if self.group.rank == self._first_rank else None
+        first = self.group.broadcast(sent, self._first_rank, timeout=self._timeout, what=_part_of(call))
+        if not np.array_equal(first[:3], mine[:3]):
             raise MessageError(
                 "step",
-                f"Rank {self.group.rank} is in {_call_name(*call)}, "
-                f"but rank {self._first_rank} in {_call_name(*first[:-1])}. "
-                "Every rank must call step, evaluate and predict equally often and in the same order.",
+                f"Rank {self.group.rank} is in {_call_name(*mine)}, "
+                f"but rank {self._first_rank} in {_call_name(*first)}. "
+                "Every rank must make the same calls of the same pipelines in the same order.",
             )
-        return int(first[-1])
+        return int(first[3])
 
     def _own(self, given: Any, name: str, is_needed: bool) -> Array | None:
         """Return what this rank needs as an array in the model's dtype, and None for what it does not need."""
@@ -293,11 +302,11 @@ class Pipeline:
             raise TensorError("shape", f"The {name} are a single number; expected an array of shape (samples, ...).")
         return backend.as_array(array, self._dtype) if backend.is_floating(array.dtype) else array
 
-    def _mean_loss(self, batch: Batch, record: Record) -> float:
+    def _mean_loss(self, call: str, batch: Batch, record: Record) -> float:
         """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""
         total = sum(batch.weight(k) * record.losses[k] for k in sorted(record.losses))
         mine = np.array(total) if self.group.rank == self._last_rank else None
-        return float(self.group.broadcast(mine, self._last_rank, timeout=self._timeout))
+        return float(self.group.broadcast(mine, self._last_rank, timeout=self._timeout, what=_part_of(call)))
 
     @property
     def _first_rank(self) -> int:
@@ -358,11 +367,12 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole model's values on every rank, named as in the model. Collective."""
+        self._agree("state_dict")
         own = dict(self.named_parameters())
         state = {}
         for name, owner in self._owners():
             mine = backend.to_numpy(own[name].data) if owner == self.group.rank else None
-            state[name] = np.array(self.group.broadcast(mine, owner))
+            state[name] = np.array(self.group.broadcast(mine, owner, what=_part_of("state_dict")))
         return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -393,7 +403,10 @@ class Pipeline:
         record = self._last_step
         if record is None:
             raise ValueError("There is no step yet whose timeline could be shown; call step() first.")
-        times = self.group.all_gather(np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2))
+        self._agree("timeline")
+        times = self.group.all_gather(
+            np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2), what=_part_of("timeline")
+        )
         peaks = self.group.all_gather(np.array([record.peak_activations, record.peak_bytes or 0]))
         origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
         compute = self.schedule.without_communication().actions
@@ -412,6 +425,9 @@ class Pipeline:
         return layer_table(self.model, self.partition, self.schedule.placement)
 
 
-def _call_name(serial: int, number: int, is_step: bool, with_targets: bool) -> str:
-    verb = "step" if is_step else "evaluate" if with_targets else "predict"
-    return f"call {number} of pipeline {serial} ({verb})"
+def _call_name(serial: int, number: int, call: int, size: int) -> str:
+    return f"{_CALLS[call]}(), call {number} of pipeline {serial}"
+
+
+def _part_of(call: str) -> str:
+    return f"its part of pipeline.{call}(), which every rank must call,"

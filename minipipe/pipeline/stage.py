@@ -51,6 +51,7 @@ class Stage:
         self.is_first = index == 0
         self.is_last = is_last
         self.module = Sequential(*copy.deepcopy(model.layers[layers.start : layers.stop]))
+        self.module.first_layer = layers.start
         self._loss = loss
         self._held: dict[int, _Held] = {}
         self._weight_work: dict[int, WeightWork] = {}

@@ -66,16 +66,35 @@ def _columns(timeline: Timeline, room: int) -> int:
 
 
 def _row(spans: tuple[Span, ...], columns: int, makespan: float) -> str:
-    """Draw one rank. Each span runs from its rounded start to its rounded end."""
-    if not makespan:
-        return _IDLE * columns
+    """Draw one rank."""
     cells = [_IDLE] * columns
     several = len({span.action.stage for span in spans}) > 1
-    for action, start, end in spans:
-        first, last = round(start / makespan * columns), round(end / makespan * columns)
+    for (action, _, _), (first, last) in zip(spans, _places(spans, columns, makespan)):
         room = last - first
         letter, short = action.kind.value, f"{action.kind.value}{action.microbatch}"
         labels = [f"{action.stage}{short}", short, letter] if several else [short, letter]
         label = next((text for text in labels if len(text) <= room), "")
         cells[first:last] = label.ljust(room, _FILL[action.kind])
     return "".join(cells)
+
+
+def _places(spans: tuple[Span, ...], columns: int, makespan: float) -> list[tuple[int, int]]:
+    """Return the columns of each span: from its rounded start to its rounded end, but at least one where there is room.
+
+    What is too short to be seen pushes its neighbours aside, first to the right, then, at the edge, to the left.
+    """
+    if not makespan:
+        return [(0, 0)] * len(spans)
+    places, taken = [], 0
+    for _, start, end in spans:
+        first = max(taken, round(start / makespan * columns))
+        taken = max(first + 1, round(end / makespan * columns))
+        places.append((first, taken))
+    limit = columns
+    for i in range(len(places) - 1, -1, -1):
+        first, last = places[i]
+        last = min(last, limit)
+        first = max(0, min(first, last - 1))
+        places[i] = (first, max(first, last))
+        limit = first
+    return places

@@ -72,7 +72,7 @@ def test_an_exit_that_is_caught_or_zero_ends_nobody(fault, style):
     done = mpirun(3, "-m", "tests.comm.faults", fault, style)
     assert (done.code, done.err) == (0, "")
     if fault == "catches_an_exit_and_goes_on":
-        assert done.out == "ended well\n" * 3
+        assert done.out.count("ended well") == 3
 
 
 def test_a_rank_that_stops_answering_is_named_after_the_timeout(style):
@@ -122,7 +122,7 @@ def test_what_cannot_work_is_one_line_without_a_traceback(fault, words, style):
 
 def test_ranks_that_step_unequally_often_are_told_the_steps(style):
     _, said = break_down("steps_unequally_often", style, PROMISED)
-    assert re.search(r"in its step \d, but rank \d is in step \d", "\n".join(said))
+    assert re.search(r"Rank \d is in step\(\), call 2 of pipeline 1, but rank 0 in step\(\), call 1", "\n".join(said))
 
 
 def test_a_layer_that_raises_names_rank_stage_microbatch_and_action(style):

@@ -63,7 +63,9 @@ def test_it_shows_progress_the_result_and_a_timeline():
         (["--schedule", "1f2b"], "There is no schedule '1f2b'; expected one of sequential, gpipe, 1f1b"),
         (["--schedule", "nowhere.csv"], "nowhere.csv, which is not there"),
         (["--microbatches", "100"], "samples cannot make 100 microbatches"),
-        (["--learning-rate", "-1"], "--learning-rate is -1.0; expected more than 0"),
+        (["--learning-rate", "-1"], "--learning-rate is -1.0; expected a finite number, more than 0"),
+        (["--seed", "-1"], "--seed is -1; expected at least 0"),
+        (["--learning-rate", "1e9", "--epochs", "1"], "Try a smaller --learning-rate"),
         (["--epochs", "many"], "invalid int value: 'many'"),
     ],
 )
