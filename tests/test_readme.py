@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minipipe import render, schedules
+from minipipe import Pipeline, render, schedules
 from tests.launch import ROOT, mpirun, needs_mpi, run
 
 README = (ROOT / "README.md").read_text()
@@ -63,6 +63,14 @@ def test_the_map_is_the_tree():
     assert named == files | folders
 
 
-def test_every_schedule_is_named():
+def test_the_schedules_that_it_names_are_there():
     sentence = re.search(r"The schedules: (.*?)\. Or", README, flags=re.DOTALL).group(1)
-    assert re.findall(r"`([\w-]+)`", sentence) == list(schedules.REGISTRY)
+    names = re.findall(r"`([\w-]+)`", sentence)
+    assert "1f1b" in names and set(names) <= set(schedules.REGISTRY)
+
+
+def test_every_call_that_it_lists_is_there():
+    table = README.split("## What a pipeline does")[1].split("Four rules")[0]
+    calls = re.findall(r"`(?:Pipeline\.)?(\w+)\(", table)
+    assert {"step", "timeline", "from_modules"} <= set(calls)
+    assert not [call for call in calls if not hasattr(Pipeline, call) and call not in ("Pipeline", "print")]

@@ -40,7 +40,7 @@ def test_without_mpi4py_several_ranks_refuse_to_run_alone():
     program = "import sys; sys.modules['mpi4py'] = None\nimport minipipe; minipipe.init_process_group(); print('alone')"
     done = run([sys.executable, "-c", program], PMI_SIZE="4", PMI_RANK="0")
     assert done.code != 0 and "alone" not in done.out.split()
-    assert "pip install 'minipipe-mpi[mpi]'" in done.err
+    assert "pip install -e '.[mpi]'" in done.err
 
 
 def test_without_mpi4py_one_rank_and_thread_ranks_work():

@@ -654,3 +654,9 @@ def test_a_module_takes_keywords():
             return x * factor
 
     assert Scaled()(Tensor([1.0, 2.0]), factor=3).numpy().tolist() == [3, 6]
+
+
+@pytest.mark.parametrize("widths", [(8, 64 / 2), (8.0, 4), (-1, 4), ("8", 4)])
+def test_lengths_that_are_no_whole_numbers_are_refused(widths):
+    with pytest.raises(ValueError, match="expected a whole number"):
+        nn.Linear(*widths)

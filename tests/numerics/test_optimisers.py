@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipipe import Tensor, nn, optim
+from minipipe.errors import ParameterError
 
 START = [1.0, -2.0, 0.5]
 GRADIENTS = [[0.5, 1.0, -1.0], [0.25, -1.0, 2.0], [1.0, 0.0, -0.5], [-2.0, 0.5, 0.125]]
@@ -165,3 +166,13 @@ def test_what_is_no_list_of_parameters_is_refused(parameters):
     """The story: SGD(model.weight, …) took the rows of the weight, and trained nothing."""
     with pytest.raises(TypeError, match=r"Give model\.parameters\(\)"):
         optim.SGD(parameters, 0.1)
+
+
+def test_parameters_without_values_are_refused_at_the_first_step():
+    """The story: SGD(model.parameters()) beside a pipeline, which trains copies; the loss never fell."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    optimiser = optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ParameterError, match=r"pipeline\.parameters\(\)"):
+        optimiser.step()
+    model.initialise()
+    optimiser.step()

@@ -572,3 +572,40 @@ def test_a_sequence_with_a_forward_of_its_own_is_refused():
 
     with pytest.raises(ModelError, match=r"Residual, with a forward of its own"):
         Pipeline(Residual(nn.Linear(2, 2)), OneRankGroup(), loss=nn.MSELoss())
+
+
+def test_a_call_that_one_rank_makes_alone_is_named():
+    """The story: `if group.rank == 0: pipeline.timeline()` waited for a message that had no name."""
+
+    def alone(pipeline):
+        pipeline.step(*batch(8, 4))
+        if pipeline.group.rank == 1:
+            pipeline.state_dict()
+
+    with pytest.raises(MessageError, match=r"pipeline\.state_dict\(\), which every rank must call"):
+        on_ranks(2, alone)
+
+
+@pytest.mark.parametrize("call", ["state_dict", "timeline"])
+def test_another_call_on_one_rank_is_told_before_anything_is_exchanged(call):
+    def differ(pipeline):
+        pipeline.step(*batch(8, 4))
+        if pipeline.group.rank == 0:
+            getattr(pipeline, call)()
+        pipeline.step(*batch(8, 4))
+
+    with pytest.raises(MessageError, match=rf"Rank 1 is in step\(\), .* but rank 0 in {call}\(\)"):
+        on_ranks(2, differ)
+
+
+def test_the_layer_in_an_error_is_numbered_as_in_the_model():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(5, 2))
+    with pytest.raises(TensorError) as caught:
+        on_ranks(3, lambda pipeline: pipeline.step(*batch(8, 4)), model)
+    assert "in layer 2, Linear(5, 2)" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss, "mse", None])
+def test_what_is_no_loss_is_refused(loss):
+    with pytest.raises(ModelError, match=r"such as nn\.MSELoss\(\)"):
+        Pipeline(mlp(), OneRankGroup(), loss=loss)

@@ -127,3 +127,17 @@ def test_measured_times_are_in_milliseconds_and_notes_are_shown():
         "mine: makespan 12.5 ms, bubble 0.0 %, peak activations by rank 1",
         "(only a test)",
     ]
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=60))
+def test_every_action_is_drawn_as_long_as_there_is_a_column_for_it(pairs):
+    """The story: in a measured step of 16 microbatches most actions were shorter than half a column, and vanished."""
+    spans, time = [], 0.0
+    for k, (pause, length) in enumerate(pairs):
+        start = time + (pause if k else 0.0)  # the first start is 0
+        time = start + length
+        spans.append(Span(Action(0, ActionKind.FORWARD, k), start, time))
+    row = draw_text(Timeline("mine", (tuple(spans),), (1,), unit="s")).splitlines()[0]
+    assert len(row) <= 80
+    if time > 0:
+        assert row.removeprefix("rank 0 ").count("F") == len(pairs)
