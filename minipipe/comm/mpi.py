@@ -21,11 +21,8 @@ import atexit
 import functools
 import os
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -35,11 +32,12 @@ import numpy as np
 mpi4py.rc.finalize = False  # done in _Job.leave, once everybody has said goodbye
 from mpi4py import MPI
 
+from minipipe.comm.ending import Watchdog, exit_code_of, last_words
 from minipipe.comm.host import yield_core
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.point_to_point import Request
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.errors import MessageError, MinipipeError
+from minipipe.errors import MessageError
 
 __all__ = ["MPIGroup", "world_group"]
 
@@ -47,7 +45,6 @@ _YIELDS = 400  # looks that only yield the core, before the sleeps begin (100 ma
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
 _SEND_PATIENCE = 0.25e-9  # seconds for each byte, before a send is left to finish later
 _FORWARDING = 0.1  # seconds for what was said to reach the terminal, before an abort
-_WATCH_INTERVAL = 0.25  # seconds between the watchdog's looks
 _END_PATIENCE = 10  # times the timeout: how long a rank that has ended waits for one that still works alone
 _LOOK_AROUND = 0.05  # seconds between looks for goodbyes, while waiting
 _GOODBYE, _COMPLAINT = 0, 1  # tags on the job's own communicator
@@ -64,8 +61,7 @@ class _Job:
         self.exit_code = 0
         self.timeout = 0.0  # the longest of all groups'
         self._goodbyes: list[MPI.Request] = []
-        self._watched: tuple[float, float, str] | None = None  # since, until, what
-        self._watchdog: threading.Thread | None = None
+        self.watchdog = Watchdog(self._give_up)
         self._python_exit = sys.exit
         self._python_excepthook = sys.excepthook
         sys.exit = self._exit
@@ -74,7 +70,7 @@ class _Job:
 
     def _exit(self, code: Any = None) -> NoReturn:
         """Remember the code of ``sys.exit``: Python tells it nobody, and others may be waiting for this rank."""
-        self.exit_code = _as_exit_code(code)
+        self.exit_code = exit_code_of(SystemExit(code))
         self._python_exit(code)
 
     def _report_and_abort(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -87,18 +83,11 @@ class _Job:
         """Say what happened on this rank, and end all."""
         # When all ranks fail alike, the lowest one speaks and ends the rest.
         time.sleep(min(2 * _FORWARDING * self.world.rank, 1.0))
-        if isinstance(error, SystemExit):
-            code = _as_exit_code(error.code)
-            self.say(f"sys.exit({code}); ending all." if isinstance(error.code, int) else str(error.code))
-            self.abort(code)
-        if isinstance(error, KeyboardInterrupt):
-            self.say("Interrupted.")
-            self.abort(130)
-        if isinstance(error, MinipipeError) and error.is_self_explaining:
-            lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-        else:
-            lines = "".join(traceback.format_exception(error)).splitlines()
-        self.say("\n".join(lines))
+        self.say(last_words(error))
+        self.abort(exit_code_of(error))
+
+    def _give_up(self, sentence: str) -> None:
+        self.say(f"MessageError: Rank {self.world.rank} {sentence}")
         self.abort(1)
 
     def say(self, text: str) -> None:
@@ -113,30 +102,6 @@ class _Job:
         time.sleep(_FORWARDING)  # the launcher ends at once, and with it whatever it has not yet forwarded
         self.world.Abort(code)
         os._exit(code)  # Abort does not return
-
-    @contextmanager
-    def watch(self, limit: float, words: str) -> Iterator[None]:
-        """End the job if this block takes longer than ``limit`` seconds.
-
-        For the one call that blocks inside MPI: a sender that stops in the middle of its bytes would hang it for ever.
-        """
-        now = time.perf_counter()
-        self._watched = (now, now + limit, words)
-        if self._watchdog is None:
-            self._watchdog = threading.Thread(target=self._watch_for_ever, name="watchdog", daemon=True)
-            self._watchdog.start()
-        try:
-            yield
-        finally:
-            self._watched = None
-
-    def _watch_for_ever(self) -> None:
-        while True:
-            time.sleep(_WATCH_INTERVAL)
-            watched, now = self._watched, time.perf_counter()
-            if watched is not None and now > watched[1]:
-                self.say(f"MessageError: Rank {self.world.rank} has waited {now - watched[0]:.1f} s for {watched[2]}.")
-                self.abort(1)
 
     def look_around(self) -> None:
         """Note who has said goodbye."""
@@ -175,13 +140,6 @@ class _Job:
             pause = min(2 * pause, 5e-3)
         MPI.Request.Waitall(self._goodbyes)
         MPI.Finalize()
-
-
-def _as_exit_code(code: Any) -> int:
-    """Return what the shell would see of ``sys.exit(code)``."""
-    if code is None:
-        return 0
-    return code & 0xFF if isinstance(code, int) else 1
 
 
 @functools.cache
@@ -266,7 +224,7 @@ class MPIGroup(ProcessGroup):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and not (isinstance(error, SystemExit) and _as_exit_code(error.code) == 0):
+        if error is not None and not (isinstance(error, SystemExit) and exit_code_of(error) == 0):
             self._job.end_by(error)
         self.close()
 
@@ -341,7 +299,7 @@ class _Receive(Request):
         array = np.empty(header.shape, header.dtype)
         if header.nbytes:
             message = self._next(timeout)
-            with self._group._job.watch(self._group.limit(timeout), f"the bytes of {self._words}"):
+            with self._group._job.watchdog.watch(self._group.limit(timeout), f"the bytes of {self._words}"):
                 message.Recv(_bytes_of(array))
         return array
 

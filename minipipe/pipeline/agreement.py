@@ -1,4 +1,4 @@
-"""Do all ranks run the same program? Asked once, before the first step."""
+"""Do all ranks run the same program? Asked before the first step, and at the beginning of every collective call."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import RankError
+from minipipe.errors import MessageError, RankError
 
-__all__ = ["check_agreement"]
+__all__ = ["Calls", "check_agreement", "part_of"]
+
+_NAMES = ("step", "evaluate", "predict", "state_dict", "timeline")
 
 
 def check_agreement(group: ProcessGroup, description: Mapping[str, str]) -> None:
@@ -46,3 +48,60 @@ def check_agreement(group: ProcessGroup, description: Mapping[str, str]) -> None
 def _shortened(text: str, width: int = 60) -> str:
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 2] + " …"
+
+
+class Calls:
+    """The collective calls of one pipeline, counted, so that no rank takes the messages of another call for its own.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    first_rank : int
+        The rank that the others follow.
+    timeout : float or None
+        Seconds that a wait may last; the group's own by default.
+
+    Attributes
+    ----------
+    count : int
+        How many calls were begun.
+    """
+
+    def __init__(self, group: ProcessGroup, first_rank: int, timeout: float | None) -> None:
+        self.count = 0
+        self._group = group
+        self._first_rank = first_rank
+        self._timeout = timeout
+        self._pipeline = group.next_serial()
+
+    def begin(self, call: str, size: int = 0) -> int:
+        """Return the first rank's ``size``, after checking that all ranks begin the same call of the same pipeline.
+
+        Collective.
+
+        Raises
+        ------
+        MessageError
+            Code ``step``, naming both calls.
+        """
+        self.count += 1
+        mine = np.array([self._pipeline, self.count, _NAMES.index(call), size])
+        sent = mine if self._group.rank == self._first_rank else None
+        first = self._group.broadcast(sent, self._first_rank, timeout=self._timeout, what=part_of(call))
+        if not np.array_equal(first[:3], mine[:3]):
+            raise MessageError(
+                "step",
+                f"Rank {self._group.rank} is in {_described(*mine)}, "
+                f"but rank {self._first_rank} in {_described(*first)}. "
+                "Every rank must make the same calls of the same pipelines in the same order.",
+            )
+        return int(first[3])
+
+
+def part_of(call: str) -> str:
+    """Name what a rank waits for in a collective call, for the message of a timeout."""
+    return f"its part of pipeline.{call}(), which every rank must call,"
+
+
+def _described(pipeline: int, count: int, call: int, size: int) -> str:
+    return f"{_NAMES[call]}(), call {count} of pipeline {pipeline}"

@@ -11,10 +11,10 @@ import numpy as np
 from minipipe import backend
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
-from minipipe.errors import MessageError, MicrobatchError, ModelError, Problem, RankError, ScheduleError, TensorError
+from minipipe.errors import MicrobatchError, ModelError, Problem, RankError, ScheduleError, TensorError
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import check_state
-from minipipe.pipeline.agreement import check_agreement
+from minipipe.pipeline.agreement import Calls, check_agreement, part_of
 from minipipe.pipeline.executor import Batch, Executor, Record
 from minipipe.pipeline.layout import divide_layers, resolve_schedule
 from minipipe.pipeline.microbatch import split_microbatches
@@ -25,8 +25,6 @@ from minipipe.tensor import Tensor
 from minipipe.version import __version__
 
 __all__ = ["Pipeline"]
-
-_CALLS = ("step", "evaluate", "predict", "state_dict", "timeline")
 
 
 class Pipeline:
@@ -128,8 +126,7 @@ class Pipeline:
                 "loss-with-parameters", "The loss has parameters of its own; make them a layer of the model."
             )
         self._timeout = timeout
-        self._serial = group.next_serial()
-        self._num_calls = 0
+        self._calls = Calls(group, self.schedule.placement[0], timeout)
         self._is_training = True
         self._last_step: Record | None = None
         self._stages = {stage: self._make_stage(stage, loss) for stage in self.schedule.stages_of(group.rank)}
@@ -251,7 +248,7 @@ class Pipeline:
         outputs = self._predictor(batch).run(batch).outputs
         parts = [backend.to_numpy(outputs[k]) for k in sorted(outputs)]
         mine = np.concatenate(parts) if parts else None
-        return self.group.broadcast(mine, self._last_rank, timeout=self._timeout, what=_part_of("predict"))
+        return self.group.broadcast(mine, self._last_rank, timeout=self._timeout, what=part_of("predict"))
 
     def _predictor(self, batch: Batch) -> Executor:
         count = len(batch.slices)
@@ -265,7 +262,7 @@ class Pipeline:
         needs_targets = call != "predict" and self.group.rank == self._last_rank
         own_inputs = self._own(inputs, "inputs", is_needed=self.group.rank == self._first_rank)
         own_targets = self._own(targets, "targets", is_needed=needs_targets)
-        num_samples = self._agree(call, 0 if own_inputs is None else len(own_inputs))
+        num_samples = self._calls.begin(call, 0 if own_inputs is None else len(own_inputs))
         if own_targets is not None and len(own_targets) != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
@@ -274,22 +271,7 @@ class Pipeline:
         count = self.schedule.num_microbatches
         if call != "step":  # any number of samples will do, but none
             count = max(1, min(count, num_samples))
-        return Batch(split_microbatches(num_samples, count), own_inputs, own_targets, self._num_calls)
-
-    def _agree(self, call: str, size: int = 0) -> int:
-        """Return the first rank's ``size``, after checking that all ranks are in the same call of the same pipeline."""
-        self._num_calls += 1
-        mine = np.array([self._serial, self._num_calls, _CALLS.index(call), size])
-        sent = mine if self.group.rank == self._first_rank else None
-        first = self.group.broadcast(sent, self._first_rank, timeout=self._timeout, what=_part_of(call))
-        if not np.array_equal(first[:3], mine[:3]):
-            raise MessageError(
-                "step",
-                f"Rank {self.group.rank} is in {_call_name(*mine)}, "
-                f"but rank {self._first_rank} in {_call_name(*first)}. "
-                "Every rank must make the same calls of the same pipelines in the same order.",
-            )
-        return int(first[3])
+        return Batch(split_microbatches(num_samples, count), own_inputs, own_targets, self._calls.count)
 
     def _own(self, given: Any, name: str, is_needed: bool) -> Array | None:
         """Return what this rank needs as an array in the model's dtype, and None for what it does not need."""
@@ -306,7 +288,7 @@ class Pipeline:
         """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""
         total = sum(batch.weight(k) * record.losses[k] for k in sorted(record.losses))
         mine = np.array(total) if self.group.rank == self._last_rank else None
-        return float(self.group.broadcast(mine, self._last_rank, timeout=self._timeout, what=_part_of(call)))
+        return float(self.group.broadcast(mine, self._last_rank, timeout=self._timeout, what=part_of(call)))
 
     @property
     def _first_rank(self) -> int:
@@ -367,12 +349,12 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole model's values on every rank, named as in the model. Collective."""
-        self._agree("state_dict")
+        self._calls.begin("state_dict")
         own = dict(self.named_parameters())
         state = {}
         for name, owner in self._owners():
             mine = backend.to_numpy(own[name].data) if owner == self.group.rank else None
-            state[name] = np.array(self.group.broadcast(mine, owner, what=_part_of("state_dict")))
+            state[name] = np.array(self.group.broadcast(mine, owner, what=part_of("state_dict")))
         return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -403,9 +385,9 @@ class Pipeline:
         record = self._last_step
         if record is None:
             raise ValueError("There is no step yet whose timeline could be shown; call step() first.")
-        self._agree("timeline")
+        self._calls.begin("timeline")
         times = self.group.all_gather(
-            np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2), what=_part_of("timeline")
+            np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2), what=part_of("timeline")
         )
         peaks = self.group.all_gather(np.array([record.peak_activations, record.peak_bytes or 0]))
         origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
@@ -423,11 +405,3 @@ class Pipeline:
 
     def __str__(self) -> str:
         return layer_table(self.model, self.partition, self.schedule.placement)
-
-
-def _call_name(serial: int, number: int, call: int, size: int) -> str:
-    return f"{_CALLS[call]}(), call {number} of pipeline {serial}"
-
-
-def _part_of(call: str) -> str:
-    return f"its part of pipeline.{call}(), which every rank must call,"
