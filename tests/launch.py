@@ -36,7 +36,9 @@ needs_mpi = pytest.mark.skipif(
 
 def environment(**changes):
     """Return this process' environment without traces of a launcher, and with the project importable."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "SLURM_", "MPI_"))}
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "SLURM_", "MPI_", "PYTHONUNBUFFERED"))
+    }
     return {**kept, "PYTHONPATH": str(ROOT), **changes}
 
 

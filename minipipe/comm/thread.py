@@ -74,7 +74,9 @@ class _Switchboard:
                     # Where ranks take turns, one may stand in a debugger; a deadlock is noticed without a limit.
                     left = since + timeout - time.perf_counter() if self.turn is None else timeout
                     if left <= 0:
-                        raise MessageError("timeout", f"Rank {rank} has waited {timeout:g} s for {wait.words}.")
+                        began = time.strftime("%H:%M:%S", time.localtime(time.time() - timeout))
+                        sentence = f"Rank {rank} has waited {timeout:g} s, since {began}, for {wait.words}."
+                        raise MessageError("timeout", sentence)
                     self.changed.wait(min(left, threading.TIMEOUT_MAX))
             finally:
                 del self.waits[rank]

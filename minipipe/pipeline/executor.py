@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minipipe import backend
-from minipipe.autograd import enable_grad, no_grad
+from minipipe.autograd import enable_grad, held_bytes, no_grad
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup, Request
 from minipipe.pipeline.stage import Stage
@@ -188,8 +188,15 @@ class _Run:
         record.spans.append(Span(action, start, self._executor.group.time()))
         record.peak_activations = max(record.peak_activations, sum(stage.num_held for stage in stages))
         if self._executor.measures_memory:
-            own = [array for array in (self._batch.inputs, self._batch.targets) if array is not None]
-            record.peak_bytes = max(record.peak_bytes or 0, sum(stage.held_bytes(own) for stage in stages))
+            record.peak_bytes = max(record.peak_bytes or 0, self._held_bytes())
+
+    def _held_bytes(self) -> int:
+        """Return the bytes held by all stages together, without parameters and the batch itself. Slow."""
+        stages = self._executor.stages.values()
+        held = [graph for stage in stages for graph in stage.held]
+        not_counted = [parameter.data for stage in stages for parameter in stage.module.parameters()]
+        not_counted += [array for array in (self._batch.inputs, self._batch.targets) if array is not None]
+        return held_bytes(held, not_counted)
 
     # -- handing over ---------------------------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ class Pipeline:
             )
         self._timeout = timeout
         self._calls = Calls(group, self.schedule.placement[0], timeout)
-        self._is_training = True
+        self._is_training = model.is_training
         self._last_step: Record | None = None
         self._stages = {stage: self._make_stage(stage, loss) for stage in self.schedule.stages_of(group.rank)}
         for stage in self._stages.values():

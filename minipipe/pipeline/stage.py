@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minipipe import autograd, backend, functional
 from minipipe.autograd import Node, StageInput, WeightWork
@@ -52,6 +52,7 @@ class Stage:
         self.is_last = is_last
         self.module = Sequential(*copy.deepcopy(model.layers[layers.start : layers.stop]))
         self.module.first_layer = layers.start
+        self.module.is_training = model.is_training
         self._loss = loss
         self._held: dict[int, _Held] = {}
         self._weight_work: dict[int, WeightWork] = {}
@@ -170,8 +171,8 @@ class Stage:
         """How many microbatches hold activations: from F until B, or until W where the backward is split."""
         return len(self._held) + len(self._weight_work)
 
-    def held_bytes(self, not_counted: list[Any]) -> int:
-        """Return how many bytes they take, without parameters and without ``not_counted``. Slow; for measuring only."""
+    @property
+    def held(self) -> list[Node | WeightWork]:
+        """The graphs that are kept for backwards to come."""
         roots = [held.root for held in self._held.values() if held.root is not None]
-        held: list[Node | WeightWork] = [*roots, *self._weight_work.values()]
-        return autograd.held_bytes(held, [*not_counted, *(p.data for p in self.module.parameters())])
+        return [*roots, *self._weight_work.values()]

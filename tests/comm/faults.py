@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from minipipe import Pipeline, init_process_group, nn
+from minipipe import Pipeline, Schedule, init_process_group, nn
 
 TIMEOUT = 1.5
 
@@ -123,6 +123,31 @@ def steps_unequally_often(group):
     if group.rank == 1:
         pipeline._calls.count += 1  # as if this rank had skipped a step of the others
     pipeline.step(*batch())
+
+
+def sends_another_dtype(group):
+    if group.rank == 0:
+        group.isend(np.zeros(3), 1)
+    if group.rank == 1:
+        group.recv(0, out=np.zeros(3, np.float32))
+    group.barrier()
+
+
+def has_a_schedule_that_deadlocks(group):
+    rows = [
+        ["0F0", "0F1", "0B0", "0B1"],
+        ["1F1", "1F0", "1B0", "1B1"],
+        ["2F0", "2B0", "2F1", "2B1"],
+        ["3F0", "3B0", "3F1", "3B1"],
+    ]
+    rows[1] = ["1F1", "1B1", "1F0", "1B0"]
+    pipeline_with(group, schedule=Schedule("stuck", (0, 1, 2, 3), 2, rows), num_microbatches=2)
+
+
+def aborts(group):
+    if group.rank == 2:
+        group.abort(9)
+    group.barrier()
 
 
 def too_few_layers(group):

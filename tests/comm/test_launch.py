@@ -8,7 +8,7 @@ from threadpoolctl import threadpool_info
 
 from minipipe import init_process_group
 from minipipe.comm.launch import launched_ranks
-from tests.launch import run
+from tests.launch import mpirun, needs_mpi, run
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,31 @@ def test_without_mpi4py_several_ranks_refuse_to_run_alone():
     done = run([sys.executable, "-c", program], PMI_SIZE="4", PMI_RANK="0")
     assert done.code != 0 and "alone" not in done.out.split()
     assert "pip install -e '.[mpi]'" in done.err
+
+
+@needs_mpi
+def test_under_mpirun_without_mpi4py_nobody_runs_alone():
+    program = "import sys; sys.modules['mpi4py'] = None\nimport minipipe; minipipe.init_process_group(); print('alone')"
+    done = mpirun(2, "-c", program)
+    assert done.code != 0 and "alone" not in done.out.split() and "pip install" in done.err
+
+
+@needs_mpi
+def test_mpi_ranks_compute_with_one_blas_thread():
+    program = (
+        "import minipipe, threadpoolctl\n"
+        "with minipipe.init_process_group():\n"
+        "    print({p['num_threads'] for p in threadpoolctl.threadpool_info() if p['user_api'] == 'blas'})"
+    )
+    done = mpirun(2, "-c", program, OPENBLAS_NUM_THREADS="2")
+    assert (done.code, done.out) == (0, "{1}\n{1}\n"), done.err
+
+
+def test_an_mpi_of_another_launcher_is_noticed():
+    """mpirun of one MPI and mpi4py of another make N ranks that each see one."""
+    pytest.importorskip("mpi4py")
+    done = run([sys.executable, "-c", "import minipipe; minipipe.init_process_group()"], OMPI_COMM_WORLD_SIZE="4")
+    assert done.code != 0 and "A launcher started 4 ranks, but mpi4py sees 1" in done.err
 
 
 def test_without_mpi4py_one_rank_and_thread_ranks_work():

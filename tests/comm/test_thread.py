@@ -1,5 +1,6 @@
 """Ranks that are threads."""
 
+import re
 import sys
 import threading
 import time
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from minipipe import Tensor, no_grad, spawn
+from minipipe import Tensor, init_process_group, no_grad, spawn
 from minipipe.errors import MessageError, RankError
 
 
@@ -99,7 +100,8 @@ def test_a_wait_ends_after_its_timeout_and_names_what_was_awaited():
     with pytest.raises(MessageError) as caught:
         spawn(wait_for_a_busy_rank, 2)
     assert caught.value.code == "timeout"
-    assert "Rank 0 has waited 0.05 s for the gradient with tag 4 from rank 1" in str(caught.value)
+    words = r"Rank 0 has waited 0\.05 s, since \d\d:\d\d:\d\d, for the gradient with tag 4 from rank 1"
+    assert re.search(words, str(caught.value))
 
 
 def test_ranks_do_not_inherit_context_variables():
@@ -140,6 +142,35 @@ def test_taking_turns_makes_every_run_take_the_same_course():
     assert all(order == courses[0] for order in courses)
     # Rank 0 waits for rank 3; rank 1 has its message already and goes on until it waits for the next.
     assert courses[0][:4] == [(0, 0), (1, 0), (1, 1), (2, 0)]
+
+
+def test_abort_ends_all_ranks_with_its_code():
+    def give_up(group):
+        if group.rank == 1:
+            group.abort(4)
+        group.barrier()
+
+    with pytest.raises(SystemExit) as caught:
+        spawn(give_up, 3)
+    assert caught.value.code == 4
+
+
+def test_two_groups_may_overlap_in_any_way_and_leave_the_blas_as_it_was():
+    """The story: closed in another order than opened, two groups left the process with one BLAS thread for ever."""
+
+    def threads():
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    before = threads()
+    first, second = init_process_group(), init_process_group(blas_threads=2)
+    assert threads() == {2}
+    second.close()
+    assert threads() == {1}
+    third = init_process_group()
+    first.close()
+    assert threads() == {1}
+    third.close()
+    assert threads() == before
 
 
 def test_no_ranks_are_refused():

@@ -6,6 +6,8 @@ rows are checked against NumPy, against central differences, in float32, and on 
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import types
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -497,3 +499,11 @@ def test_numpy_functions_do_not_swallow_a_tensor_unseen():
     with pytest.raises(TypeError):
         np.add(np.ones(2), x)
     assert np.asarray(x).tolist() == [1.0, 2.0]  # asked for by name
+
+
+def test_every_operation_of_a_file_is_offered_by_the_package():
+    """An operation that only its own file names would escape the table above."""
+    offered = set()
+    for module in pkgutil.iter_modules(F.__path__, "minipipe.functional."):
+        offered |= set(importlib.import_module(module.name).__all__)
+    assert offered == set(F.__all__)

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import threading
 import weakref
 
 import numpy as np
@@ -323,12 +324,12 @@ def test_held_bytes_grow_with_what_is_in_flight_and_end_at_nothing():
     def peaks(pipeline):
         pipeline.measures_memory = True
         pipeline.step(inputs, targets)
-        left = [stage.held_bytes([]) for stage in pipeline._stages.values()]
+        left = [stage.held for stage in pipeline._stages.values()]
         return pipeline.timeline().peak_bytes, left
 
     gpipe, _ = on_ranks(2, peaks, model, schedule="gpipe", num_microbatches=8)[0]
     one_f, left = on_ranks(2, peaks, model, schedule="1f1b", num_microbatches=8)[0]
-    assert left == [0]
+    assert left == [[]]
     assert gpipe[0] == 4 * one_f[0]  # 8 in flight against 2, of equal microbatches
     assert on_ranks(2, lambda p: (p.step(inputs, targets), p.timeline().peak_bytes)[1], model) == [None, None]
 
@@ -609,3 +610,46 @@ def test_the_layer_in_an_error_is_numbered_as_in_the_model():
 def test_what_is_no_loss_is_refused(loss):
     with pytest.raises(ModelError, match=r"such as nn\.MSELoss\(\)"):
         Pipeline(mlp(), OneRankGroup(), loss=loss)
+
+
+def test_what_neighbouring_stages_on_one_rank_share_counts_once():
+    layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)]
+
+    def peak(partition_sizes):
+        ends = np.cumsum([0, *partition_sizes])
+        stages = len(partition_sizes)
+        pipeline = Pipeline(
+            nn.Sequential(*layers),
+            OneRankGroup(),
+            loss=nn.MSELoss(),
+            schedule=schedules.sequential(1, 2, stages),
+            partition=[range(int(a), int(b)) for a, b in zip(ends, ends[1:])],
+        )
+        pipeline.measures_memory = True
+        pipeline.step(*batch(64, 4))
+        return pipeline.timeline().peak_bytes
+
+    assert peak([5]) == peak([1, 2, 2]) == peak([2, 1, 1, 1])
+
+
+def test_a_model_that_is_evaluated_makes_a_pipeline_that_is():
+    model = mlp().eval()
+    assert on_ranks(2, lambda pipeline: pipeline.is_training, model) == [False, False]
+
+
+def test_the_timeout_of_a_pipeline_holds_for_all_its_waits():
+    def late(group):
+        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4, timeout=0.05)
+        if group.rank == 1:
+            waited.wait(10)
+            return
+        try:
+            pipeline.step(*batch(8, 4))
+        finally:
+            waited.set()
+
+    waited = threading.Event()
+    with pytest.raises(MessageError, match=r"has waited 0\.05 s"):
+        spawn(late, 2, timeout=100)
+    with pytest.raises(ValueError, match="timeout is -1"):
+        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), timeout=-1)

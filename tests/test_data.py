@@ -1,0 +1,42 @@
+"""The digits, and how examples are divided."""
+
+import numpy as np
+import pytest
+
+from minipipe import data
+
+
+def test_the_digits_are_those_of_the_original_file():
+    images, labels = data.load_digits()
+    assert images.shape == (1797, 8, 8) and images.dtype == np.float32
+    assert images.min() == 0 and images.max() == 1
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert (images[0] * 16)[0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
+
+
+def test_no_example_is_both_trained_and_tested_with():
+    numbers = np.arange(101)
+    (train, train_targets), (test, test_targets) = data.split_examples(numbers, -numbers, 0.2, seed=3)
+    assert len(test) == 20 and sorted([*train, *test]) == list(numbers)
+    assert (train == -train_targets).all() and (test == -test_targets).all()
+    again = data.split_examples(numbers, -numbers, 0.2, seed=3)
+    other = data.split_examples(numbers, -numbers, 0.2, seed=4)
+    assert (again[1][0] == test).all() and not (other[1][0] == test).all()
+
+
+def test_batches_hold_every_example_once_in_an_order_of_their_own_for_each_epoch():
+    numbers = np.arange(50)
+    orders = []
+    for epoch in (0, 1, 0):
+        parts = list(data.batches(numbers, -numbers, 16, seed=1, epoch=epoch))
+        assert [len(x) for x, _ in parts] == [13, 13, 12, 12] and len(parts) == data.num_batches(50, 16)
+        assert all((x == -y).all() for x, y in parts)
+        orders.append([int(i) for x, _ in parts for i in x])
+        assert sorted(orders[-1]) == list(range(50))
+    assert orders[0] != orders[1] and orders[0] == orders[2]
+
+
+@pytest.mark.parametrize(("inputs", "targets"), [(3, 4), (0, 0)])
+def test_inputs_and_targets_that_do_not_match_are_refused(inputs, targets):
+    with pytest.raises(ValueError, match=f"{inputs} inputs and {targets} targets"):
+        next(data.batches(np.zeros(inputs), np.zeros(targets), 2))
