@@ -134,14 +134,8 @@ def sends_another_dtype(group):
 
 
 def has_a_schedule_that_deadlocks(group):
-    rows = [
-        ["0F0", "0F1", "0B0", "0B1"],
-        ["1F1", "1F0", "1B0", "1B1"],
-        ["2F0", "2B0", "2F1", "2B1"],
-        ["3F0", "3B0", "3F1", "3B1"],
-    ]
-    rows[1] = ["1F1", "1B1", "1F0", "1B0"]
-    pipeline_with(group, schedule=Schedule("stuck", (0, 1, 2, 3), 2, rows), num_microbatches=2)
+    text = "0F0 0F1 0B0 0B1\n 1F1 1B1 1F0 1B0\n 2F0 2B0 2F1 2B1\n 3F0 3B0 3F1 3B1"
+    pipeline_with(group, schedule=Schedule.from_text(text), num_microbatches=2)
 
 
 def aborts(group):

@@ -22,6 +22,7 @@ from minipipe.errors import (
     TensorError,
 )
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
+from tests.launch import mpirun, needs_mpi
 from tests.strategies import NAMES, batch, build, split_backward, v_shaped
 
 
@@ -653,3 +654,13 @@ def test_the_timeout_of_a_pipeline_holds_for_all_its_waits():
         spawn(late, 2, timeout=100)
     with pytest.raises(ValueError, match="timeout is -1"):
         Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), timeout=-1)
+
+
+@needs_mpi
+def test_what_a_rank_holds_does_not_grow_with_the_number_of_microbatches():
+    """The story: every array sent was kept until the end of the step, and 1F1B held as much as GPipe."""
+    done = mpirun(2, "-m", "tests.pipeline.memory_over_mpi", 4, 32)
+    assert done.code == 0, done.err
+    few, many = ([float(number) for number in line.split()] for line in done.out.splitlines())
+    for rank in range(2):
+        assert many[rank] < few[rank] + 10, (few, many)  # MiB; it was 28 more, one for each microbatch more
