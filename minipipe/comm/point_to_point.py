@@ -49,17 +49,7 @@ class Done(Request):
 
 
 class PointToPoint(ABC):
-    """Ranks 0 to size - 1, of which this object is one, and the messages between any two of them.
-
-    Attributes
-    ----------
-    rank : int
-        Which one this is.
-    size : int
-        How many there are.
-    timeout : float
-        Seconds that a wait may last, unless the call says otherwise.
-    """
+    """Ranks 0 to size - 1, of which this object is one, and the messages between any two of them."""
 
     def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:
         if not timeout > 0:
