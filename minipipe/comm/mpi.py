@@ -60,6 +60,7 @@ class _Job:
         self.departed: set[int] = set()
         self.exit_code = 0
         self.timeout = 0.0  # the longest of all groups'
+        self.unfinished: list[_Send] = []  # of all groups
         self._goodbyes: list[MPI.Request] = []
         self.watchdog = Watchdog(self._give_up)
         self._python_exit = sys.exit
@@ -163,7 +164,6 @@ class MPIGroup(ProcessGroup):
         self._job = job
         job.timeout = max(job.timeout, timeout)
         self._comm = comm
-        self._unfinished: list[_Send] = []
         self._resources.callback(comm.Free)
         self._world_rank = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
@@ -171,8 +171,8 @@ class MPIGroup(ProcessGroup):
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
         request = _Send(self, header, array, destination, self._mpi_tag(tag))
         request.progress(_SEND_PATIENCE * header.nbytes)
-        # MPI reads from the buffers until the send is done, whether or not the caller keeps the request.
-        self._unfinished = [send for send in (*self._unfinished, request) if not send.is_over()]
+        # MPI reads from the buffers until the send is done, whether or not anybody keeps the request or the group.
+        self._job.unfinished = [send for send in (*self._job.unfinished, request) if not send.is_over()]
         return request
 
     def _post_receive(self, expected: Expectation) -> Request:

@@ -98,15 +98,7 @@ class Pipeline:
         seed: int = 0,
         timeout: float | None = None,
     ) -> None:
-        if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
-            own = ", with a forward of its own" if isinstance(model, Sequential) else ""
-            raise ModelError(
-                "not-a-sequence",
-                f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
-                "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
-            )
-        if not callable(loss) or isinstance(loss, type):
-            raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
+        _check_arguments(model, loss, timeout)
         self.model = model
         self.group = group
         self.schedule = resolve_schedule(schedule, group.size, num_microbatches, chunks_per_rank)
@@ -118,12 +110,6 @@ class Pipeline:
                 f"{self.schedule.name} adds gradients of some stage in another order than ascending microbatches; "
                 "it runs as written, but its last bits may differ from those of one process.",
                 stacklevel=2,
-            )
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
-        if isinstance(loss, Module) and loss.num_parameters:
-            raise ModelError(
-                "loss-with-parameters", "The loss has parameters of its own; make them a layer of the model."
             )
         self._timeout = timeout
         self._calls = Calls(group, self.schedule.placement[0], timeout)
@@ -405,3 +391,20 @@ class Pipeline:
 
     def __str__(self) -> str:
         return layer_table(self.model, self.partition, self.schedule.placement)
+
+
+def _check_arguments(model: Any, loss: Any, timeout: float | None) -> None:
+    """Refuse what cannot be trained, before any rank sends anything."""
+    if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
+        own = ", with a forward of its own" if isinstance(model, Sequential) else ""
+        raise ModelError(
+            "not-a-sequence",
+            f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
+            "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
+        )
+    if not callable(loss) or isinstance(loss, type):
+        raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
+    if isinstance(loss, Module) and loss.num_parameters:
+        raise ModelError("loss-with-parameters", "The loss has parameters of its own; make them a layer of the model.")

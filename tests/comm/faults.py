@@ -174,6 +174,15 @@ def raises_before_there_is_a_group():
     init_process_group(timeout=TIMEOUT)
 
 
+def leaves_a_large_send_behind(group):
+    """The last send of a group that nobody keeps: its bytes must stay until they are taken."""
+    if group.rank == 0:
+        group.isend(np.full(1 << 20, 7.0), 1)
+    if group.rank == 1:
+        time.sleep(0.5)
+        assert (group.recv(0) == 7.0).all()
+
+
 def works_on_alone_after_the_others(group):
     if group.rank == 0:
         time.sleep(2 * TIMEOUT)
@@ -186,6 +195,7 @@ if __name__ == "__main__":
     if sys.argv[2] == "with":
         with init_process_group(timeout=TIMEOUT) as group:
             fault(group)
+        del group
     else:
         fault(init_process_group(timeout=TIMEOUT))
     print("ended well", flush=True)

@@ -73,7 +73,13 @@ def test_a_rank_that_dies_before_there_is_a_group_hangs_nobody(style):
 
 
 @pytest.mark.parametrize(
-    "fault", ["catches_an_exit_and_goes_on", "exits_with_zero_at_the_end", "works_on_alone_after_the_others"]
+    "fault",
+    [
+        "catches_an_exit_and_goes_on",
+        "exits_with_zero_at_the_end",
+        "works_on_alone_after_the_others",
+        "leaves_a_large_send_behind",
+    ],
 )
 def test_an_exit_that_is_caught_or_zero_ends_nobody(fault, style):
     done = mpirun(3, "-m", "tests.comm.faults", fault, style)
