@@ -137,6 +137,10 @@ class _Job:
                 self.control.Recv(text, status.source, _COMPLAINT)
                 self.say(f"This rank came to its end early. {text.decode()}")
                 self.abort(self.exit_code)
+            self.unfinished = [send for send in self.unfinished if not send.is_over()]
+            if self.unfinished:
+                yield_core()  # their bytes may move only while this rank looks after them
+                continue
             time.sleep(pause)
             pause = min(2 * pause, 5e-3)
         MPI.Request.Waitall(self._goodbyes)

@@ -68,6 +68,12 @@ def test_a_rank_that_stops_in_the_middle_of_a_large_array_hangs_nobody(style, ca
     assert re.search(r"has waited [12]\.\d s", "\n".join(said))
 
 
+def test_a_send_that_its_rank_leaves_behind_arrives_without_cma(style):
+    """The story: a rank at its end slept between looks, and each look moved one chunk."""
+    done = mpirun(2, "-m", "tests.comm.faults", "leaves_a_large_send_behind", style, MPIR_CVAR_CH4_CMA_ENABLE="0")
+    assert (done.code, done.err) == (0, "")
+
+
 def test_a_rank_that_dies_before_there_is_a_group_hangs_nobody(style):
     break_down("raises_before_there_is_a_group", style, TIMEOUT + PROMISED)
 
