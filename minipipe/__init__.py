@@ -4,7 +4,7 @@ A schedule is data: for each rank a list of actions, written by a pure function.
 simulator times it, the executor runs it on real ranks, the renderer draws it, and a person reads it as text.
 """
 
-from minipipe import data, functional, nn, optim, schedules, testing
+from minipipe import data, functional, nn, optim, render, schedules, testing
 from minipipe.autograd import no_grad
 from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.pipeline import Pipeline, partition_by_cost, partition_evenly, split_microbatches
@@ -30,6 +30,7 @@ __all__ = [
     "optim",
     "partition_by_cost",
     "partition_evenly",
+    "render",
     "schedules",
     "simulate",
     "spawn",

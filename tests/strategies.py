@@ -113,19 +113,36 @@ def stacks(draw, min_layers=1, max_layers=9):
 
 # -- schedules ----------------------------------------------------------------------------------------------
 
-NAMES = list(schedules.REGISTRY)
+NAMES = [name for name in schedules.REGISTRY if name != "forward-only"]  # those that train
+IN_ROUNDS = ("interleaved-1f1b", "interleaved-zb")
+ANY_CHUNKS = (*IN_ROUNDS, "looped-bfs", "sequential", "forward-only")
 
 
-def build(name, num_ranks, num_microbatches, chunks=2):
-    """Build a schedule by name; interleaved ones with as many microbatches as fit the wish."""
-    if name == "interleaved-1f1b":
+def build(name, num_ranks, num_microbatches, chunks=None):
+    """Build a schedule by name, near the wish: microbatches that fit its rounds, chunks where it takes any."""
+    if name in IN_ROUNDS:
         rounds = max(1, num_microbatches // num_ranks)
-        return schedules.interleaved_1f1b(num_ranks, num_microbatches // rounds * rounds, chunks)
-    return schedules.REGISTRY[name](num_ranks, num_microbatches)
+        num_microbatches = num_microbatches // rounds * rounds
+    return schedules.build(name, num_ranks, num_microbatches, chunks if name in ANY_CHUNKS else None)
+
+
+@st.composite
+def named_schedules(draw, names=tuple(schedules.REGISTRY), max_ranks=8, max_microbatches=24, max_chunks=4):
+    """Draw (name, ranks, microbatches, chunks) that some builder accepts, and what it builds."""
+    name = draw(st.sampled_from(names))
+    sizes = draw(st.integers(1, max_ranks)), draw(st.integers(1, max_microbatches))
+    schedule = build(name, *sizes, draw(st.integers(1, max_chunks)))
+    chunks = schedule.num_stages // schedule.num_ranks
+    return (name, schedule.num_ranks, schedule.num_microbatches, chunks), schedule
 
 
 def split_backward(schedule, delay):
-    """Return the schedule with each B as I and W; each rank does a W at the earliest ``delay`` actions after its I."""
+    """Return the schedule with each B as I and W; each rank does a W at the earliest ``delay`` actions after its I.
+
+    One that has such halves already is returned as it is.
+    """
+    if ActionKind.BACKWARD_INPUT in schedule.kinds:
+        return schedule
     rows = []
     for row in schedule.actions:
         out, owed = [], []

@@ -14,13 +14,12 @@ import math
 import os
 import sys
 import time
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 from tqdm import tqdm
 
-from minipipe import Costs, Pipeline, Schedule, data, init_process_group, nn, optim, schedules, simulate
+from minipipe import Costs, Pipeline, data, init_process_group, nn, optim, schedules, simulate
 from minipipe.errors import MinipipeError
 from minipipe.render import draw_text
 
@@ -61,8 +60,6 @@ def parse_options(is_silent):
             parser.error(f"--learning-rate is {options.learning_rate}; expected a finite number, more than 0")
         if options.seed < 0:
             parser.error(f"--seed is {options.seed}; expected at least 0")
-        if options.schedule.endswith(".csv") and not Path(options.schedule).is_file():
-            parser.error(f"--schedule names the file {options.schedule}, which is not there")
         return options
 
 
@@ -76,16 +73,14 @@ def mlp(num_layers, hidden):
 
 
 def make_pipeline(options, group):
-    schedule, num_microbatches = options.schedule, options.microbatches
-    if schedule.endswith(".csv"):
-        schedule = Schedule.from_csv(Path(schedule).read_text(), name=Path(schedule).stem)
-    elif num_microbatches is None:
+    num_microbatches = options.microbatches
+    if num_microbatches is None and options.schedule in schedules.REGISTRY:
         num_microbatches = 16  # whatever the number of ranks: gradients of equal microbatches have equal bits
     return Pipeline(
         mlp(options.layers, options.hidden),
         group,
         loss=nn.CrossEntropyLoss(),
-        schedule=schedule,
+        schedule=options.schedule,
         num_microbatches=num_microbatches,
         seed=options.seed,
     )

@@ -59,7 +59,7 @@ class Record:
         Every computation, in the group's time.
     peak_activations : int
         The most (stage, microbatch) pairs held at once.
-    peak_bytes : int or None
+    peak_memory : int or None
         What they took, if it was measured.
     """
 
@@ -67,7 +67,7 @@ class Record:
     outputs: dict[int, Array] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     peak_activations: int = 0
-    peak_bytes: int | None = None
+    peak_memory: int | None = None
 
 
 class Executor:
@@ -188,7 +188,7 @@ class _Run:
         record.spans.append(Span(action, start, self._executor.group.time()))
         record.peak_activations = max(record.peak_activations, sum(stage.num_held for stage in stages))
         if self._executor.measures_memory:
-            record.peak_bytes = max(record.peak_bytes or 0, self._held_bytes())
+            record.peak_memory = max(record.peak_memory or 0, self._held_bytes())
 
     def _held_bytes(self) -> int:
         """Return the bytes held by all stages together, without parameters and the batch itself. Slow."""

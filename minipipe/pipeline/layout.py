@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
+from pathlib import Path
 
 from minipipe.errors import ModelError, Problem, RankError, ScheduleError
 from minipipe.nn import Sequential
 from minipipe.pipeline.partition import check_partition, partition_by_cost
-from minipipe.schedules import REGISTRY, Schedule
+from minipipe.schedules import Schedule, build
 
 __all__ = ["divide_layers", "resolve_schedule"]
 
 
 def resolve_schedule(
-    schedule: str | Schedule, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None
+    schedule: str | Path | Schedule, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None
 ) -> Schedule:
-    """Return the schedule that was given or named, after checking that all that was given fits together.
+    """Return the schedule that was given, named or written in a file, after checking that everything fits together.
 
     Raises
     ------
     ScheduleError
-        Codes ``unknown`` and ``parameters``.
+        Codes ``unknown``, ``parameters``, ``file`` and ``syntax``.
     RankError
         Code ``wrong-number``, when a given schedule is made for another number of ranks.
     """
+    if isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))):
+        schedule = Schedule.from_file(schedule)
     if isinstance(schedule, Schedule):
         return _checked(schedule, num_ranks, num_microbatches, chunks_per_rank)
-    builder = REGISTRY.get(schedule) if isinstance(schedule, str) else None
-    if builder is None:
-        names = ", ".join(REGISTRY)
-        raise ScheduleError([Problem("unknown", f"There is no schedule {schedule!r}; expected one of {names}.")])
-    takes = inspect.signature(builder).parameters
-    options: dict[str, int] = {}
-    if "chunks_per_rank" in takes:
-        default = takes["chunks_per_rank"].default
-        options["chunks_per_rank"] = default if chunks_per_rank is None else chunks_per_rank
-    elif chunks_per_rank not in (None, 1):
-        able = ", ".join(name for name, b in REGISTRY.items() if "chunks_per_rank" in inspect.signature(b).parameters)
-        message = f"{schedule} has one stage on each rank, not chunks_per_rank={chunks_per_rank}; {able} take several."
-        raise ScheduleError([Problem("parameters", message)])
-    num_stages = num_ranks * options.get("chunks_per_rank", 1)
-    return builder(num_ranks, 4 * num_stages if num_microbatches is None else num_microbatches, **options)
+    return build(schedule, num_ranks, num_microbatches, chunks_per_rank)
 
 
 def _checked(schedule: Schedule, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None) -> Schedule:
@@ -49,7 +37,7 @@ def _checked(schedule: Schedule, num_ranks: int, num_microbatches: int | None, c
         raise RankError(
             "wrong-number",
             f"{schedule.name} is made for {schedule.num_ranks} ranks, but there are {num_ranks}. "
-            f"Start it with mpirun -n {schedule.num_ranks}, or make the schedule for {num_ranks}.",
+            f"Start {schedule.num_ranks} (mpirun -n, or spawn's num_ranks), or make the schedule for {num_ranks}.",
         )
     chunks = schedule.num_stages / schedule.num_ranks
     for name, given, own in (

@@ -142,5 +142,5 @@ def _check_counts(num_layers: int, num_stages: int) -> None:
         raise PartitionError(
             "too-few-layers",
             f"{num_layers} layers cannot make {num_stages} stages, each of at least one layer. Use a deeper model, "
-            "fewer ranks, or fewer chunks per rank.",
+            "fewer ranks, or a schedule with fewer stages on each.",
         )

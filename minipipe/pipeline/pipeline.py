@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from minipipe.pipeline.layout import divide_layers, resolve_schedule
 from minipipe.pipeline.microbatch import split_microbatches
 from minipipe.pipeline.stage import Loss, Stage
 from minipipe.pipeline.table import layer_table
-from minipipe.schedules import Schedule, Span, Timeline, forward_only, verify
+from minipipe.schedules import REGISTRY, Schedule, Span, Timeline, forward_only_over, verify
 from minipipe.tensor import Tensor
 from minipipe.version import __version__
 
@@ -40,8 +41,9 @@ class Pipeline:
     group : ProcessGroup
     loss : function
         ``(outputs, targets) -> Tensor`` with one element, a mean over the first axis.
-    schedule : str or Schedule
-        A name in ``schedules.REGISTRY``, or one of your own, which runs exactly as written.
+    schedule : str, Path or Schedule
+        A name in ``schedules.REGISTRY``, a file (``.csv`` or ``.txt``), or a Schedule of your own. What you wrote runs
+        exactly as written.
     num_microbatches : int, optional
         For each batch; 4 for each stage by default.
     chunks_per_rank : int, optional
@@ -90,7 +92,7 @@ class Pipeline:
         group: ProcessGroup,
         *,
         loss: Loss,
-        schedule: str | Schedule = "1f1b",
+        schedule: str | Path | Schedule = "1f1b",
         num_microbatches: int | None = None,
         chunks_per_rank: int | None = None,
         partition: Sequence[range] | None = None,
@@ -124,18 +126,24 @@ class Pipeline:
 
     @classmethod
     def from_modules(
-        cls, modules: Sequence[Module], group: ProcessGroup, *, schedule: str | Schedule | None = None, **options: Any
+        cls,
+        modules: Sequence[Module],
+        group: ProcessGroup,
+        *,
+        schedule: str | Path | Schedule | None = None,
+        **options: Any,
     ) -> Pipeline:
-        """Make a pipeline whose stages are given: module i is stage i, on rank ``i % num_ranks``.
+        """Make a pipeline whose stages are given: module i is stage i.
 
-        Collective. The same as their ``Sequential``, cut between them.
+        Collective. The same as their ``Sequential``, cut between them. Stage i is on rank ``i % num_ranks``, unless the
+        schedule places it elsewhere.
 
         Parameters
         ----------
         modules : sequence of Module
             As many as there are ranks, or a multiple.
         group : ProcessGroup
-        schedule : str or Schedule, optional
+        schedule : str, Path or Schedule, optional
             By default 1F1B, in its interleaved form where ranks hold several modules.
         **options
             As for :class:`Pipeline`, without ``partition``, ``layer_costs`` and ``chunks_per_rank``.
@@ -154,8 +162,17 @@ class Pipeline:
             )
         if schedule is None:
             schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
-        if isinstance(schedule, str) and chunks > 1:
+        if schedule in REGISTRY and chunks > 1:
             options["chunks_per_rank"] = chunks
+        schedule = resolve_schedule(
+            schedule, group.size, options.pop("num_microbatches", None), options.pop("chunks_per_rank", None)
+        )
+        if schedule.num_stages != len(modules):
+            raise RankError(
+                "wrong-number",
+                f"{schedule.name} on {group.size} ranks has {schedule.num_stages} stages; expected as many modules, "
+                f"not {len(modules)}.",
+            )
         partition = [range(i, i + 1) for i in range(len(modules))]
         return cls(Sequential(*modules), group, schedule=schedule, partition=partition, **options)
 
@@ -201,7 +218,15 @@ class Pipeline:
             Code ``timeout``, naming what was awaited, from whom and since when.
         """
         if self.schedule.is_forward_only:
-            raise ScheduleError([Problem("forward-only", f"{self.schedule.name} has no backward; step() needs one.")])
+            raise ScheduleError(
+                [
+                    Problem(
+                        "forward-only",
+                        f"{self.schedule.name} has no backward, which step() needs: "
+                        "choose another schedule to train, or evaluate() and predict().",
+                    )
+                ]
+            )
         batch = self._batch("step", inputs, targets)
         for stage in self._stages.values():
             stage.zero_grad()
@@ -239,7 +264,7 @@ class Pipeline:
     def _predictor(self, batch: Batch) -> Executor:
         count = len(batch.slices)
         if count not in self._predictors:
-            schedule = forward_only(self.schedule.placement, count, self.schedule.num_ranks)
+            schedule = forward_only_over(self.schedule.placement, count, self.schedule.num_ranks)
             self._predictors[count] = Executor(schedule, self._stages, self.group, self._timeout)
         return self._predictors[count]
 
@@ -375,7 +400,7 @@ class Pipeline:
         times = self.group.all_gather(
             np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2), what=part_of("timeline")
         )
-        peaks = self.group.all_gather(np.array([record.peak_activations, record.peak_bytes or 0]))
+        peaks = self.group.all_gather(np.array([record.peak_activations, record.peak_memory or 0]))
         origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
         compute = self.schedule.without_communication().actions
         spans = tuple(
@@ -386,8 +411,8 @@ class Pipeline:
             for row, rank_times in zip(compute, times)
         )
         activations = tuple(int(peak[0]) for peak in peaks)
-        measured = tuple(int(peak[1]) for peak in peaks) if record.peak_bytes is not None else None
-        return Timeline(self.schedule.name, spans, activations, measured, "s", self.group.note)
+        measured = tuple(int(peak[1]) for peak in peaks) if record.peak_memory is not None else None
+        return Timeline(self.schedule.name, spans, activations, measured, "s", note=self.group.note)
 
     def __str__(self) -> str:
         return layer_table(self.model, self.partition, self.schedule.placement)

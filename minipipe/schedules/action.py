@@ -32,6 +32,19 @@ class ActionKind(StrEnum):
         """Whether this is one of the four SEND and RECV kinds."""
         return len(self.value) > 1
 
+    @property
+    def is_backward(self) -> bool:
+        """Whether this is B, I or W."""
+        return self.value in "BIW"
+
+
+# The other half of a message: its kind, and its stage relative to this one.
+_PARTNER = {
+    ActionKind.SEND_F: (ActionKind.RECV_F, 1),
+    ActionKind.RECV_F: (ActionKind.SEND_F, -1),
+    ActionKind.SEND_B: (ActionKind.RECV_B, -1),
+    ActionKind.RECV_B: (ActionKind.SEND_B, 1),
+}
 
 # Nine digits are enough, and int() refuses some thousands of them with an error of its own.
 _CELL = re.compile(r"(\d{1,9})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d{1,9})", re.ASCII)
@@ -63,6 +76,14 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
 
+    @property
+    def partner(self) -> Action:
+        """The other half of a message: the RECV of a SEND, the SEND of a RECV."""
+        if self.kind not in _PARTNER:
+            raise ValueError(f"{self} computes; only a SEND or a RECV has a partner.")
+        kind, offset = _PARTNER[self.kind]
+        return Action(self.stage + offset, kind, self.microbatch)
+
     @classmethod
     def parse(cls, cell: str) -> Action:
         """Read one cell, such as ``"2F0"``.
@@ -74,7 +95,8 @@ class Action(NamedTuple):
         """
         match = _CELL.fullmatch(cell)
         if match is None:
-            raise ScheduleError([Problem("syntax", f"{cell!r} is not an action. {EXPECTED_CELL}")])
+            hint = " Did you mean capitals?" if _CELL.fullmatch(cell.upper()) else ""
+            raise ScheduleError([Problem("syntax", f"{cell!r} is not an action.{hint} {EXPECTED_CELL}")])
         return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
 
 

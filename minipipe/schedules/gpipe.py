@@ -14,8 +14,8 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
 
     ::
 
-        rank 0: F0 F1 F2 F3             B0    B1    B2    B3
-        rank 1:    F0 F1 F2 F3    B0    B1    B2    B3
+        rank 0: F0 F1 F2 F3       B0 B1 B2 B3
+        rank 1:    F0 F1 F2 F3 B0 B1 B2 B3
 
     Time (m + p - 1)(tF + tB); every rank holds all m microbatches.
 

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.order import walk
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.order import complete_walk
+from minipipe.schedules.schedule import Schedule, check_schedule
 
-__all__ = ["lower", "message_of"]
-
-
-def message_of(schedule: Schedule, action: Action) -> tuple[Action, Action] | None:
-    """Return the SEND and the RECV that carry an action's result to another rank, or None where none is needed."""
-    stage, kind, microbatch = action
-    if kind is ActionKind.FORWARD and schedule.crosses_ranks(stage):
-        return Action(stage, ActionKind.SEND_F, microbatch), Action(stage + 1, ActionKind.RECV_F, microbatch)
-    if kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT) and stage > 0 and schedule.crosses_ranks(stage - 1):
-        return Action(stage, ActionKind.SEND_B, microbatch), Action(stage - 1, ActionKind.RECV_B, microbatch)
-    return None
+__all__ = ["lower"]
 
 
 def lower(schedule: Schedule) -> Schedule:
@@ -51,19 +40,28 @@ def lower(schedule: Schedule) -> Schedule:
     rank 0: 0F0 0SEND_F0 0RECV_B0 0B0
     rank 1: 1RECV_F0 1F0 1B0 1SEND_B0
     """
+    check_schedule(schedule)
     if schedule.has_communication:
         return schedule
-    steps = walk(schedule)
-    if steps.blocked:
-        stuck = steps.blocked[0]
-        message = f"{stuck.action} on rank {stuck.rank} waits for ever for {stuck.awaited}; verify(schedule) says why."
-        raise ScheduleError([Problem("deadlock", message, stuck.rank, stuck.position)])
     programs: list[list[Action]] = [[] for _ in range(schedule.num_ranks)]
-    for rank, action in steps.order:
+    messages = _message_kinds(schedule)
+    for rank, action in complete_walk(schedule).order():
+        stage, kind, k = action
         programs[rank].append(action)
-        message_pair = message_of(schedule, action)
-        if message_pair is not None:
-            send, receive = message_pair
-            programs[rank].append(send)
-            programs[schedule.placement[receive.stage]].append(receive)
+        message = messages[stage].get(kind)
+        if message is not None:
+            send, consumer, receive = message
+            programs[rank].append(Action(stage, send, k))
+            programs[schedule.placement[consumer]].append(Action(consumer, receive, k))
     return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, tuple(map(tuple, programs)))
+
+
+def _message_kinds(schedule: Schedule) -> list[dict[ActionKind, tuple[ActionKind, int, ActionKind]]]:
+    """Return, by stage and then by kind, the message that follows: the kind of SEND, the consumer, the kind of RECV."""
+    messages: list[dict[ActionKind, tuple[ActionKind, int, ActionKind]]] = [{} for _ in schedule.placement]
+    for stage in range(schedule.num_stages - 1):
+        if schedule.crosses_ranks(stage):
+            messages[stage][ActionKind.FORWARD] = (ActionKind.SEND_F, stage + 1, ActionKind.RECV_F)
+            for kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
+                messages[stage + 1][kind] = (ActionKind.SEND_B, stage, ActionKind.RECV_B)
+    return messages

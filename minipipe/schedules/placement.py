@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
 
 from minipipe.errors import Problem, ScheduleError
 
-__all__ = ["check_counts", "looped_placement"]
+__all__ = ["check_counts", "check_two_chunks", "looped_placement", "stages_by_rank", "v_placement"]
 
 
 def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:
@@ -18,6 +19,29 @@ def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...
     (0, 1, 2, 0, 1, 2)
     """
     return tuple(range(num_ranks)) * chunks_per_rank
+
+
+def v_placement(num_ranks: int) -> tuple[int, ...]:
+    """Return the placement that goes there and back: rank r holds stages r and ``2 * num_ranks - 1 - r``.
+
+    The first stage and the last share rank 0; the last rank hands over to itself.
+
+    Examples
+    --------
+    >>> v_placement(3)
+    (0, 1, 2, 2, 1, 0)
+    """
+    return (*range(num_ranks), *reversed(range(num_ranks)))
+
+
+def stages_by_rank(placement: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Return the stages of each rank, ascending."""
+    stages: list[list[int]] = [[] for _ in range(num_ranks)]
+    for stage, rank in enumerate(placement):
+        if not 0 <= rank < num_ranks:
+            raise ScheduleError([Problem("placement", f"Stage {stage} is placed on rank {rank} of {num_ranks}.")])
+        stages[rank].append(stage)
+    return stages
 
 
 def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:
@@ -32,3 +56,20 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     for name, value in given.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise ScheduleError([Problem("parameters", f"{name} is {value!r}; expected a whole number, at least 1.")])
+
+
+def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> None:
+    """Refuse what a V cannot be made of: any other number of chunks than two, the way there and the way back.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+    """
+    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    if chunks_per_rank != 2:
+        message = (
+            f"chunks_per_rank is {chunks_per_rank}; {name} goes over the ranks there and back, "
+            "so the only number that fits is 2."
+        )
+        raise ScheduleError([Problem("parameters", message)])

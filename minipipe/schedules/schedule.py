@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import chain
+from numbers import Integral
+from operator import attrgetter, index, itemgetter
+from pathlib import Path
+from typing import Any
 
 from minipipe.errors import Problem, ScheduleError
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
+from minipipe.schedules.text import read_csv, read_either, read_text, write_csv, write_text
 
-__all__ = ["Schedule"]
+__all__ = ["Schedule", "check_range", "check_schedule"]
 
+_KIND = attrgetter("kind")
 _GRADIENT_KINDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schedule:
     """What every rank does, in order. It may be legal or not; :func:`minipipe.verify` tells.
 
@@ -45,10 +48,15 @@ class Schedule:
     placement: tuple[int, ...]
     num_microbatches: int
     actions: tuple[tuple[Action, ...], ...]
+    # Kept by order.py: a schedule never changes, so neither does the walk through it.
+    _walks: dict[bool, tuple] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "placement", tuple(self.placement))
-        object.__setattr__(self, "actions", tuple(tuple(map(_as_action, row)) for row in self.actions))
+        object.__setattr__(self, "actions", tuple(map(_as_actions, self.actions)))
+        numbers = (self.num_microbatches, *self.placement)
+        if not all(isinstance(number, Integral) for number in numbers):
+            raise _refused("placement", f"{self.name!r} has {numbers!r:.60} microbatches and ranks; expected integers.")
         if not self.actions or not self.placement or self.num_microbatches < 1:
             raise _refused(
                 "empty",
@@ -78,15 +86,19 @@ class Schedule:
         return stage + 1 < self.num_stages and self.placement[stage] != self.placement[stage + 1]
 
     @cached_property
+    def kinds(self) -> frozenset[ActionKind]:
+        """The kinds of action that occur."""
+        return frozenset(map(_KIND, chain.from_iterable(self.actions)))
+
+    @property
     def has_communication(self) -> bool:
         """Whether SEND and RECV actions stand in it already."""
-        return any(action.kind.is_communication for row in self.actions for action in row)
+        return any(kind.is_communication for kind in self.kinds)
 
-    @cached_property
+    @property
     def is_forward_only(self) -> bool:
         """Whether no stage has any backward action."""
-        kinds = {action.kind for row in self.actions for action in row}
-        return kinds.isdisjoint({ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT})
+        return not any(kind.is_backward for kind in self.kinds)
 
     @cached_property
     def is_reproducible(self) -> bool:
@@ -103,6 +115,10 @@ class Schedule:
                     latest[action.stage] = action.microbatch
         return True
 
+    def __getstate__(self) -> dict[str, Any]:
+        own = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {**own, "_walks": {}}
+
     def without_communication(self) -> Schedule:
         """Return the same schedule with its SEND and RECV actions left out."""
         if not self.has_communication:
@@ -112,18 +128,18 @@ class Schedule:
 
     # -- text ---------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"<Schedule {self.to_text().splitlines()[0][2:]}>"
+
     def __str__(self) -> str:
         return self.to_text().rstrip("\n")
 
     def to_text(self) -> str:
         """Return one line per rank, cells separated by blanks: what a person reads and writes."""
-        counts = ((self.num_ranks, "rank"), (self.num_stages, "stage"), (self.num_microbatches, "microbatch"))
-        head = f"# {self.name}: {', '.join(_number(*count) for count in counts)}"
-        lines = [f"rank {rank}: {' '.join(map(str, row))}".rstrip() for rank, row in enumerate(self.actions)]
-        return "\n".join([head, *lines, ""])
+        return write_text(self.name, self.num_stages, self.num_microbatches, self.actions)
 
     @classmethod
-    def from_text(cls, text: str, name: str = "text") -> Schedule:
+    def from_text(cls, text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule:
         """Read what :meth:`to_text` writes; ``#`` starts a comment, ``rank N:`` at a line's start may be left out.
 
         Raises
@@ -131,26 +147,18 @@ class Schedule:
         ScheduleError
             Code ``syntax``, with line and cell, for anything that is not an action.
         """
-        rows: list[list[tuple[int, int, str]]] = []
-        for number, line in enumerate(text.splitlines(), 1):
-            content = line.split("#", 1)[0].strip()
-            label = re.match(r"rank\s+(\d+)\s*:", content, re.ASCII)
-            if not content:
-                continue
-            if label and int(label[1]) != len(rows):
-                raise _refused("syntax", f"Line {number} says rank {label[1]}, but it is the line of rank {len(rows)}.")
-            cells = content[label.end() if label else 0 :].split()
-            rows.append([(number, column, cell) for column, cell in enumerate(cells, 1)])
-        return _from_cells(name, rows)
+        _check_text(text)
+        return cls(name, *read_text(text, ignore_sharding))
 
     def to_csv(self) -> str:
         """Return PyTorch's format: one line per rank, cells such as ``0F0``."""
-        # An empty line would be read as no rank; a lone comma is a rank that stays idle.
-        return "".join((",".join(map(str, row)) or ",") + "\n" for row in self.actions)
+        return write_csv(self.actions)
 
     @classmethod
-    def from_csv(cls, text: str, name: str = "csv") -> Schedule:
+    def from_csv(cls, text: str, name: str = "csv", ignore_sharding: bool = False) -> Schedule:
         """Read PyTorch's format. Empty cells are idle time; a stage belongs to the rank in whose line it stands.
+
+        ``(0F3;3B1)OVERLAP_F_B``, two actions that PyTorch runs at once, is read as the one, then the other.
 
         Parameters
         ----------
@@ -158,6 +166,8 @@ class Schedule:
             One line per rank, cells separated by commas.
         name : str
             The schedule's name; a CSV file carries none.
+        ignore_sharding : bool
+            Whether to leave out UNSHARD, RESHARD and REDUCE_GRAD, which are no actions of a pipeline.
 
         Raises
         ------
@@ -169,58 +179,88 @@ class Schedule:
         >>> Schedule.from_csv("0F0,0B0,,\\n").actions[0][1]
         Action(stage=0, kind=<ActionKind.BACKWARD: 'B'>, microbatch=0)
         """
+        _check_text(text)
+        return cls(name, *read_csv(text, ignore_sharding))
+
+    @classmethod
+    def from_file(cls, path: str | Path, ignore_sharding: bool = False) -> Schedule:
+        """Read a file of text or CSV, whichever it holds; its name without the ending becomes the schedule's.
+
+        Parameters
+        ----------
+        path : str or Path
+        ignore_sharding : bool
+            As for :meth:`from_csv`.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``file``, when there is no such file or it is no text; ``syntax``, with line and cell.
+        """
         try:
-            lines = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=None)))
-        except csv.Error as error:
-            raise _refused("syntax", f"The text is not CSV: {error}.") from None
-        rows = [
-            [(number, column, cell.strip()) for column, cell in enumerate(line, 1) if cell.strip()]
-            for number, line in enumerate(lines, 1)
-            if line
-        ]
-        return _from_cells(name, rows)
+            content = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise _refused("file", f"The schedule {str(path)!r} cannot be read: {reason}.") from None
+        return cls(Path(path).stem, *read_either(content, ignore_sharding))
 
 
-def _from_cells(name: str, rows: Sequence[Iterable[tuple[int, int, str]]]) -> Schedule:
-    """Build a schedule from the cells of each rank, given as (line, column, text)."""
-    actions: list[list[Action]] = []
-    for row in rows:
-        actions.append([])
-        for line, column, cell in row:
-            try:
-                actions[-1].append(Action.parse(cell))
-            except ScheduleError as error:
-                raise _refused("syntax", f"Line {line}, cell {column}: {error.problems[0].message}") from None
-    everything = [action for program in actions for action in program]
-    if not everything:
-        raise _refused("empty", "There is no action in the text. Expected one line per rank, with cells such as 0F0.")
-    num_microbatches = 1 + max(action.microbatch for action in everything)
-    if num_microbatches > len(everything):
-        largest = max(everything, key=lambda action: action.microbatch)
-        raise _refused("missing", f"{largest} names microbatch {largest.microbatch}, but most before it do not occur.")
-    return Schedule(name, _placement(actions), num_microbatches, tuple(map(tuple, actions)))
+def check_schedule(given: object) -> None:
+    """Refuse what is no schedule, and say how to get one.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``not-a-schedule``.
+    """
+    if not isinstance(given, Schedule):
+        how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
+        raise _refused("not-a-schedule", f"Expected a Schedule, not {given!r:.60}; {how}.")
 
 
-def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int, ...]:
-    """Place each stage on the rank that has most of its actions, so that a stray one is seen as the stray."""
-    counts = [Counter(action.stage for action in row) for row in actions]
-    stages = sorted({stage for count in counts for stage in count})
-    if stages != list(range(len(stages))):
-        missing = next(index for index, stage in enumerate(stages) if index != stage)
-        raise _refused("missing", f"Stage {stages[-1]} occurs, but stage {missing} does not.")
-    return tuple(max(range(len(actions)), key=lambda rank: counts[rank][stage]) for stage in stages)
+def check_range(schedule: Schedule) -> None:
+    """Refuse stages and microbatches that are not there, quickly; the verifier says where they stand.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``out-of-range``, and ``missing`` where nearly everything is, so that no memory is spent on it.
+    """
+    for part, count, name in ((0, schedule.num_stages, "stage"), (2, schedule.num_microbatches, "microbatch")):
+        for rank, row in enumerate(schedule.actions):
+            if row and not (min(map(itemgetter(part), row)) >= 0 and max(map(itemgetter(part), row)) < count):
+                message = f"Rank {rank} names a {name} that is not among the {count}; verify(schedule) says where."
+                raise ScheduleError([Problem("out-of-range", message, rank)])
+    places, actions = schedule.num_stages * schedule.num_microbatches, sum(map(len, schedule.actions))
+    if places > 100 * (actions + 100):
+        message = f"{schedule.name} has {actions} actions for {places} pairs of stage and microbatch."
+        raise ScheduleError([Problem("missing", f"{message} verify(schedule) says what is missing.")])
+
+
+def _as_actions(row: Iterable[Action | str]) -> tuple[Action, ...]:
+    """Read cells such as ``"2F0"``, and kinds such as ``"F"``; what needs no reading is left as it is, quickly."""
+    cells: tuple[Any, ...] = tuple(row)
+    if set(map(type, cells)) == {Action}:
+        parts = zip(zip(*cells), (int, ActionKind, int))
+        if all(set(map(type, part)) == {expected} for part, expected in parts):
+            return cells
+    return tuple(map(_as_action, cells))
 
 
 def _as_action(cell: Action | str) -> Action:
-    """Allow ``"2F0"`` for an action, and ``"F"`` for its kind."""
     if isinstance(cell, str):
         return Action.parse(cell)
-    return cell if isinstance(cell.kind, ActionKind) else cell._replace(kind=ActionKind(cell.kind))
+    try:
+        stage, kind, microbatch = cell
+        return Action(index(stage), ActionKind(kind), index(microbatch))
+    except (TypeError, ValueError):
+        raise _refused("syntax", f"{cell!r} is not an action. {EXPECTED_CELL}") from None
 
 
-def _number(count: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{count} {noun if count == 1 else plural}"
+def _check_text(text: object) -> None:
+    is_path = isinstance(text, Path) or (isinstance(text, str) and text.strip().endswith((".csv", ".txt")))
+    if is_path or not isinstance(text, str):
+        raise _refused("syntax", f"Expected the text of a schedule, not {text!r:.60}; Schedule.from_file reads a file.")
 
 
 def _refused(code: str, message: str) -> ScheduleError:

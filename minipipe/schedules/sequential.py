@@ -1,12 +1,15 @@
-"""One microbatch at a time through every stage: the worst case, and the easiest to follow."""
+"""One microbatch at a time through every stage, and forwards alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.placement import check_counts, looped_placement
+from minipipe.schedules.interleaved import order_table
+from minipipe.schedules.placement import check_counts, looped_placement, stages_by_rank
 from minipipe.schedules.schedule import Schedule
 
-__all__ = ["forward_only", "sequential"]
+__all__ = ["forward_only", "forward_only_over", "sequential"]
 
 
 def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -14,8 +17,8 @@ def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
 
     ::
 
-        rank 0: F0     B0 F1     B1
-        rank 1:   F0 B0     F1 B1
+        rank 0: F0       B0 F1       B1
+        rank 1:    F0 B0       F1 B1
 
     Time m p (tF + tB); one microbatch is in flight.
 
@@ -41,13 +44,36 @@ def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
     return Schedule("sequential", placement, num_microbatches, tuple(map(tuple, rows)))
 
 
-def forward_only(placement: tuple[int, ...], num_microbatches: int, num_ranks: int | None = None) -> Schedule:
+def forward_only(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
     """Return the schedule of a prediction: every microbatch forward through every stage, nothing back.
+
+    ::
+
+        rank 0: F0 F1 F2 F3
+        rank 1:    F0 F1 F2 F3
+
+    Time ((v - 1) max(m, p) + m + p - 1) tF / v. F gives its memory back when it ends.
 
     Parameters
     ----------
-    placement : tuple of int
-        The rank of each stage, as in :class:`Schedule`; any placement will do.
+    num_ranks, num_microbatches, chunks_per_rank : int
+        At least 1. Chunk j of rank r is stage ``j * num_ranks + r``.
+
+    Returns
+    -------
+    Schedule
+    """
+    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    return forward_only_over(looped_placement(num_ranks, chunks_per_rank), num_microbatches, num_ranks)
+
+
+def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks: int | None = None) -> Schedule:
+    """Return the schedule of a prediction over any placement.
+
+    Parameters
+    ----------
+    placement : sequence of int
+        The rank of each stage, as in :class:`Schedule`.
     num_microbatches : int
         At least 1.
     num_ranks : int, optional
@@ -56,17 +82,13 @@ def forward_only(placement: tuple[int, ...], num_microbatches: int, num_ranks: i
     Returns
     -------
     Schedule
-        On each rank, chunk after chunk, microbatches ascending.
     """
     num_ranks = max(placement, default=0) + 1 if num_ranks is None else num_ranks
     check_counts(num_ranks, num_microbatches)
+    # Rounds of at least as many microbatches as there are ranks: when a chunk ends, the next one's input is there.
+    rounds = max(1, num_microbatches // num_ranks)
     rows = tuple(
-        tuple(
-            Action(stage, ActionKind.FORWARD, k)
-            for stage, owner in enumerate(placement)
-            if owner == rank
-            for k in range(num_microbatches)
-        )
-        for rank in range(num_ranks)
+        tuple(order_table(ActionKind.FORWARD, stages, num_microbatches, rounds))
+        for stages in stages_by_rank(placement, num_ranks)
     )
-    return Schedule("forward-only", placement, num_microbatches, rows)
+    return Schedule("forward-only", tuple(placement), num_microbatches, rows)

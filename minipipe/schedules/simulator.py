@@ -2,101 +2,39 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from numbers import Real
+from math import inf
 
 from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.order import walk
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.costs import Costs
+from minipipe.schedules.lowering import lower
+from minipipe.schedules.memory import peak_activations, peak_memory
+from minipipe.schedules.order import complete_walk
+from minipipe.schedules.schedule import Schedule, check_schedule
 from minipipe.schedules.timeline import Span, Timeline
 
-__all__ = ["Costs", "peak_activations", "simulate"]
+__all__ = ["simulate"]
 
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
-
-
-@dataclass(frozen=True)
-class Costs:
-    """How long things take, in any one unit of time.
-
-    Attributes
-    ----------
-    forward, backward_input, backward_weight : float or sequence of float
-        For every stage alike, or by stage. A whole backward B takes backward_input + backward_weight.
-    latency : float
-        From the end of an action on one rank until its result can be used on another. Neighbouring stages on one
-        rank pay nothing. The sender is not held up.
-    unit : str
-        Of all these times, for captions: ``"s"`` or ``"units"``.
-    """
-
-    forward: float | Sequence[float] = 1.0
-    backward_input: float | Sequence[float] = 1.0
-    backward_weight: float | Sequence[float] = 1.0
-    latency: float = 0.0
-    unit: str = "units"
-
-    @classmethod
-    def measured(cls, timeline: Timeline) -> Costs:
-        """Return the mean times of each stage's actions in a timeline; messages cost nothing.
-
-        A whole backward counts as ``backward_input``.
-        """
-        times: defaultdict[tuple[ActionKind, int], list[float]] = defaultdict(list)
-        for action, start, end in (span for row in timeline.spans for span in row):
-            times[I if action.kind is B else action.kind, action.stage].append(end - start)
-        num_stages = 1 + max((stage for _, stage in times), default=0)
-
-        def mean(kind: ActionKind) -> list[float]:
-            return [sum(times[kind, s]) / max(1, len(times[kind, s])) for s in range(num_stages)]
-
-        return cls(mean(F), mean(I), mean(W), unit=timeline.unit)
-
-    def by_stage(self, num_stages: int) -> dict[ActionKind, list[float]]:
-        """Return the time of each kind of action on each stage.
-
-        Raises
-        ------
-        ScheduleError
-            Code ``costs``, when a list is not as long as there are stages, or a cost is negative or not finite.
-        """
-        forward, inputs, weights = (
-            self._spread(name, num_stages) for name in ("forward", "backward_input", "backward_weight")
-        )
-        if not 0 <= self.latency < float("inf"):
-            raise _refused(f"latency is {self.latency}; expected a finite time, at least 0.")
-        return {F: forward, I: inputs, W: weights, B: [i + w for i, w in zip(inputs, weights)]}
-
-    def _spread(self, name: str, num_stages: int) -> list[float]:
-        given = getattr(self, name)
-        values = [float(given)] * num_stages if isinstance(given, Real) else [float(v) for v in given]
-        if len(values) != num_stages:
-            raise _refused(
-                f"{name} has {len(values)} values for {num_stages} stages; expected one number, or one each."
-            )
-        if not all(0 <= value < float("inf") for value in values):
-            raise _refused(f"{name} is {given}; expected finite times, at least 0.")
-        return values
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """Predict the timeline of a schedule: each action starts once its rank is free and what it needs is there.
 
-    Local; no messages. It does not model: bandwidth, senders that block, ranks that share a core.
+    Local; no messages. Exact, and linear in the number of actions. It does not model messages that slow each other
+    down, nor ranks that share a core.
 
     Parameters
     ----------
     schedule : Schedule
-        A legal one. SEND and RECV in it take no time of their own.
+        A legal one. Where it holds SEND and RECV, a value leaves when its SEND is reached, otherwise when it is there.
     costs : Costs, optional
         By default F, I and W take one unit each, and messages nothing.
 
     Returns
     -------
     Timeline
+        Its spans are computations; where sends block, SEND and RECV too.
 
     Raises
     ------
@@ -110,66 +48,109 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     >>> timeline.makespan, round(timeline.bubble_fraction, 4), timeline.peak_activations
     (33.0, 0.2727, (4, 3, 2, 1))
     """
-    costs = costs or Costs()
-    schedule = schedule.without_communication()
-    steps = walk(schedule)
-    if steps.blocked:
-        stuck = steps.blocked[0]
-        message = f"{stuck.action} on rank {stuck.rank} waits for ever for {stuck.awaited}; verify(schedule) says why."
-        raise ScheduleError([Problem("deadlock", message, stuck.rank, stuck.position)])
-    duration = costs.by_stage(schedule.num_stages)
-    ended: dict[tuple[int, bool, int], float] = {}  # (stage, is a forward, microbatch): end
-    free = [0.0] * schedule.num_ranks
-    spans: list[list[Span]] = [[] for _ in range(schedule.num_ranks)]
-    for rank, action in steps.order:
-        stage, kind, k = action
-        start = max(free[rank], _input_ready(schedule, action, ended, costs.latency))
-        end = start + duration[kind][stage]
-        free[rank] = end
-        spans[rank].append(Span(action, start, end))
-        if kind is not W:
-            ended[stage, kind is F, k] = end
-    return Timeline(schedule.name, tuple(map(tuple, spans)), peak_activations(schedule), unit=costs.unit)
+    check_schedule(schedule)
+    costs = Costs() if costs is None else costs
+    if not isinstance(costs, Costs):
+        message = f"costs is {costs!r}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
+        raise ScheduleError([Problem("costs", message)])
+    simulation = _Simulation(lower(schedule) if costs.sends_block else schedule, costs)
+    spans = simulation.run()
+    if not max(simulation.free) < inf:
+        raise ScheduleError([Problem("costs", "The times add up to more than a number can hold; choose another unit.")])
+    return Timeline(
+        schedule.name,
+        spans,
+        peak_activations(schedule),
+        peak_memory(schedule, costs),
+        unit=costs.unit,
+        memory_unit=costs.memory_unit,
+        message_times=simulation.message_times,
+        sent=simulation.sent,
+    )
 
 
-def _input_ready(
-    schedule: Schedule, action: Action, ended: dict[tuple[int, bool, int], float], latency: float
-) -> float:
-    """Return when what an action needs from the neighbouring stage is there."""
-    stage, kind, k = action
-    if kind is F and stage > 0:
-        return ended[stage - 1, True, k] + latency * schedule.crosses_ranks(stage - 1)
-    if kind in (B, I) and stage + 1 < schedule.num_stages:
-        return ended[stage + 1, False, k] + latency * schedule.crosses_ranks(stage)
-    return 0.0
+class _Simulation:
+    """Goes through a program in dependency order and gives every action its start and end."""
 
+    def __init__(self, program: Schedule, costs: Costs) -> None:
+        self.program = program
+        self.steps = complete_walk(program, sends_are_buffered=not costs.sends_block)
+        self.durations = costs.durations(program.num_stages)
+        self.message_times = costs.message_times(program)
+        self.sends_block = costs.sends_block
+        self.spans: list[list[Span]] = [[] for _ in range(program.num_ranks)]
+        self.free = [0.0] * program.num_ranks
+        size = program.num_stages * program.num_microbatches
+        # When (stage, microbatch) can use its input and its gradient.
+        self.input_at = [0.0] * size
+        self.gradient_at = [0.0] * size
+        self.sent: dict[tuple[int, bool, int], tuple[float, int, int]] = {}  # as in Timeline
+        self.reached: dict[Action, float] = {}  # the half of a message that was reached first, where sends block
 
-def peak_activations(schedule: Schedule) -> tuple[int, ...]:
-    """Return, by rank, the most (stage, microbatch) pairs held at once: from F until B, or until W where split.
+    def run(self) -> tuple[tuple[Span, ...], ...]:
+        free, input_at, gradient_at = self.free, self.input_at, self.gradient_at
+        message_times, m = self.message_times, self.program.num_microbatches
+        forward, backward, inputs, weights = (self.durations[kind] for kind in (F, B, I, W))
+        leaves_by_itself = [self.leaves_by_itself(stage) for stage in range(self.program.num_stages)]
+        append = [row.append for row in self.spans]
+        for rank, action in self.steps.order():
+            stage, kind, k = action
+            start = free[rank]
+            if kind is F:
+                place = stage * m + k
+                if input_at[place] > start:
+                    start = input_at[place]
+                free[rank] = end = start + forward[stage]
+                if leaves_by_itself[stage]:
+                    input_at[place + m] = end + message_times[stage]
+            elif kind is B or kind is I:
+                place = stage * m + k
+                if gradient_at[place] > start:
+                    start = gradient_at[place]
+                free[rank] = end = start + (backward if kind is B else inputs)[stage]
+                if stage and leaves_by_itself[stage - 1]:
+                    gradient_at[place - m] = end + message_times[stage - 1]
+            elif kind is W:
+                free[rank] = end = start + weights[stage]
+            else:
+                self.pass_message(rank, action)
+                continue
+            append[rank](Span(action, start, end))
+        return tuple(map(tuple, self.spans))
 
-    In a forward-only schedule F gives its memory back when it ends.
+    def leaves_by_itself(self, stage: int) -> bool:
+        """Tell whether what passes between a stage and the next needs no SEND of its own."""
+        is_last = stage == self.program.num_stages - 1
+        return not is_last and not (self.program.has_communication and self.program.crosses_ranks(stage))
 
-    Examples
-    --------
-    >>> from minipipe import schedules
-    >>> peak_activations(schedules.gpipe(4, 8))
-    (8, 8, 8, 8)
-    """
-    if schedule.is_forward_only:
-        return tuple(int(any(a.kind is F for a in row)) for row in schedule.actions)
-    return tuple(_peak(row) for row in schedule.actions)
+    def pass_message(self, rank: int, action: Action) -> None:
+        """Come to a SEND or RECV. Where sends block, the later half of the two lets the message pass."""
+        now, is_send = self.free[rank], action.kind in (ActionKind.SEND_F, ActionKind.SEND_B)
+        if not self.sends_block:
+            if is_send:
+                arrival = now + self.message_time(action)
+                value = action.stage, action.kind is ActionKind.SEND_F, action.microbatch
+                self.sent[value] = arrival, rank, len(self.spans[rank]) - 1
+                self.arrive(action, arrival)
+            return
+        if not is_send:
+            self.spans[rank].append(Span(action, now, now))
+        send = action if is_send else action.partner
+        if send not in self.reached:
+            self.reached[send] = now
+            return
+        sender = self.program.placement[send.stage]
+        end = max(now, self.reached.pop(send)) + self.message_time(send)
+        self.spans[sender].append(Span(send, self.free[sender], end))
+        self.free[sender] = end
+        self.arrive(send, end)
 
+    def message_time(self, send: Action) -> float:
+        return self.message_times[send.stage if send.kind is ActionKind.SEND_F else send.stage - 1]
 
-def _peak(row: Iterable[Action]) -> int:
-    held = peak = 0
-    for action in row:
-        if action.kind is F:
-            held += 1
-            peak = max(peak, held)
-        elif action.kind in (B, W):
-            held -= 1
-    return peak
-
-
-def _refused(message: str) -> ScheduleError:
-    return ScheduleError([Problem("costs", message)])
+    def arrive(self, send: Action, time: float) -> None:
+        place = send.stage * self.program.num_microbatches + send.microbatch
+        if send.kind is ActionKind.SEND_F:
+            self.input_at[place + self.program.num_microbatches] = time
+        else:
+            self.gradient_at[place - self.program.num_microbatches] = time

@@ -7,40 +7,56 @@ A schedule is legal when
 2. F comes after the previous stage's F, B and I after the own F and the next stage's B or I, W after its I;
 3. a rank does one action at a time, in its order;
 4. the orders of all ranks together have no cycle, even when every send blocks until it is received.
+
+Without SEND and RECV, rule 4 is the absence of a cycle among the computations: :func:`minipipe.schedules.lower` puts
+each SEND and its RECV at one place of one order of everything, so that the first unfinished item of that order can
+always run. Programs that hold SEND and RECV already are checked as they stand.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from operator import attrgetter
 
 from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.lowering import lower, message_of
+from minipipe.schedules.memory import held_after, per_rank
 from minipipe.schedules.order import Blocked, walk
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.placement import stages_by_rank
+from minipipe.schedules.schedule import Schedule, check_schedule
 
 __all__ = ["verify"]
 
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
+_STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")
+_MOST_MISSING = 1000  # are listed; where one is missing thousands often are
+_BIT = {kind: 1 << i for i, kind in enumerate(ActionKind)}
 
-def verify(schedule: Schedule) -> None:
+
+def verify(schedule: Schedule, memory_limit: int | Sequence[int] | None = None) -> None:
     """Prove that a schedule is legal and ends on every rank; otherwise say what is wrong.
 
-    Local; no messages. A schedule that already holds SEND and RECV is checked as it stands, otherwise with the ones
-    that :func:`minipipe.schedules.lower` adds.
+    Local; no messages. Time is linear in the number of actions.
 
     Parameters
     ----------
     schedule : Schedule
+        With SEND and RECV it is checked as it stands, otherwise with the ones that
+        :func:`minipipe.schedules.lower` adds.
+    memory_limit : int or sequence of int, optional
+        The most (stage, microbatch) pairs that a rank may hold at once, for all ranks alike or by rank.
 
     Raises
     ------
     ScheduleError
-        ``.problems`` holds every :class:`~minipipe.errors.Problem` with code, message, rank and step, the cause first.
-        Codes: ``out-of-range``, ``wrong-rank``, ``duplicate``, ``missing``, ``mixed-backward``, ``no-partner``,
-        ``order``, ``deadlock``.
+        ``.problems`` holds every :class:`~minipipe.errors.Problem` with code, message, rank and step, the cause first,
+        and no mere consequence of it. Codes, in the order in which they are looked for: ``out-of-range``,
+        ``wrong-rank``; ``duplicate``, ``tag-collision`` (a SEND or RECV twice), ``missing``, ``mixed-backward``,
+        ``no-partner``; ``order``, ``deadlock``, ``rendezvous-deadlock`` (one that buffered sends would avoid);
+        ``memory``.
 
     Examples
     --------
@@ -52,68 +68,113 @@ def verify(schedule: Schedule) -> None:
     <BLANKLINE>
     rank 0: >0B0<  0F0
     """
-    problems = _placed_problems(schedule) or _counted_problems(schedule) or _order_problems(schedule)
-    if not problems and not schedule.has_communication:
-        problems = _order_problems(lower(schedule))
+    check_schedule(schedule)
+    problems = (
+        _placed_problems(schedule)
+        or _counted_problems(schedule)
+        or _order_problems(schedule)
+        or _memory_problems(schedule, memory_limit)
+    )
     if problems:
         raise ScheduleError(problems, _grid(schedule, problems[0]))
 
 
+# -- rule 1: what is there -------------------------------------------------------------------------------------
+
+
 def _placed_problems(schedule: Schedule) -> list[Problem]:
-    """Rule 1: every action is in range and on the rank of its stage."""
+    """Every action is in range and on the rank of its stage."""
     problems = []
+    stages = stages_by_rank(schedule.placement, schedule.num_ranks)
     for rank, row in enumerate(schedule.actions):
-        for step, action in enumerate(row):
-            where = f"Rank {rank}, step {step}: {action}"
-            if not 0 <= action.stage < schedule.num_stages:
-                sentence = f"{where} names stage {action.stage}; there are {schedule.num_stages}, counted from 0."
-                problems.append(Problem("out-of-range", sentence, rank, step))
-            elif not 0 <= action.microbatch < schedule.num_microbatches:
-                sentence = (
-                    f"{where} names microbatch {action.microbatch}; "
-                    f"there are {schedule.num_microbatches}, counted from 0."
-                )
-                problems.append(Problem("out-of-range", sentence, rank, step))
-            elif schedule.placement[action.stage] != rank:
-                sentence = (
-                    f"{where} stands here, but stage {action.stage} is on rank {schedule.placement[action.stage]}."
-                )
-                problems.append(Problem("wrong-rank", sentence, rank, step))
-    return problems
+        if not _is_placed(row, stages[rank], schedule.num_microbatches):
+            problems += [_placed_problem(schedule, action, rank, step) for step, action in enumerate(row)]
+    return [problem for problem in problems if problem is not None]
+
+
+def _is_placed(row: Sequence[Action], stages: Sequence[int], num_microbatches: int) -> bool:
+    """Tell at once whether all is well with a row: it may have a million actions."""
+    if not row:
+        return True
+    first, last = min(map(_MICROBATCH, row)), max(map(_MICROBATCH, row))
+    return set(map(_STAGE, row)) <= set(stages) and 0 <= first <= last < num_microbatches
+
+
+def _placed_problem(schedule: Schedule, action: Action, rank: int, step: int) -> Problem | None:
+    where = f"Rank {rank}, step {step}: {action}"
+    if not 0 <= action.stage < schedule.num_stages:
+        sentence = f"{where} names stage {action.stage}; there are {schedule.num_stages}, counted from 0."
+        return Problem("out-of-range", sentence, rank, step)
+    if not 0 <= action.microbatch < schedule.num_microbatches:
+        count = schedule.num_microbatches
+        sentence = f"{where} names microbatch {action.microbatch}; there are {count}, counted from 0."
+        return Problem("out-of-range", sentence, rank, step)
+    if schedule.placement[action.stage] != rank:
+        sentence = f"{where} stands here, but stage {action.stage} is on rank {schedule.placement[action.stage]}."
+        return Problem("wrong-rank", sentence, rank, step)
+    return None
 
 
 def _counted_problems(schedule: Schedule) -> list[Problem]:
-    """Rule 1: every action that must be there is there once, and nothing else."""
+    """Every action that must be there is there once, and nothing else."""
+    if _is_complete(schedule):
+        return []
     counts = Counter(action for row in schedule.actions for action in row)
-    problems = list(_repeated(schedule))
-    expected: set[Action] = set()
-    for stage in range(schedule.num_stages):
-        for k in range(schedule.num_microbatches):
-            wanted = _expected_compute(schedule, counts, stage, k)
-            if schedule.has_communication:
-                pairs = [message_of(schedule, action) for action in wanted]
-                wanted += [half for pair in pairs if pair for half in pair]
-            expected.update(wanted)
-    for action in sorted(expected, key=lambda action: (action.microbatch, action.stage)):
-        if not counts[action]:
-            rank = schedule.placement[action.stage]
-            problems.append(Problem("missing", f"{action} is missing on rank {rank}.", rank))
+    problems = [*_repeated(schedule), *islice(_missing(schedule, counts), _MOST_MISSING)]
     for rank, row in enumerate(schedule.actions):
         for step, action in enumerate(row):
-            if action not in expected:
+            if action.kind not in _expected_kinds(schedule, counts, action.stage, action.microbatch):
                 problems.append(_unexpected(action, rank, step))
     return problems
 
 
-def _expected_compute(schedule: Schedule, counts: Counter[Action], stage: int, k: int) -> list[Action]:
-    """Return F alone, F and B, or F, I and W, whichever (stage, microbatch) seems to mean."""
-    forward = Action(stage, F, k)
-    if schedule.is_forward_only:
-        return [forward]
-    split = [Action(stage, I, k), Action(stage, W, k)]
-    if any(counts[half] for half in split) and not counts[Action(stage, B, k)]:
-        return [forward, *split]
-    return [forward, Action(stage, B, k)]
+def _missing(schedule: Schedule, counts: Counter[Action]) -> Iterator[Problem]:
+    for k in range(schedule.num_microbatches):
+        for stage, rank in enumerate(schedule.placement):
+            for kind in _expected_kinds(schedule, counts, stage, k):
+                action = Action(stage, kind, k)
+                if not counts[action]:
+                    yield Problem("missing", f"{action} is missing on rank {rank}.", rank)
+
+
+def _expected_kinds(schedule: Schedule, counts: Counter[Action], stage: int, k: int) -> list[ActionKind]:
+    """Return F alone, F and B, or F, I and W, whichever (stage, microbatch) seems to mean, and its messages."""
+    kinds = [F]
+    if not schedule.is_forward_only:
+        has_half = counts[Action(stage, I, k)] or counts[Action(stage, W, k)]
+        kinds += [I, W] if has_half and not counts[Action(stage, B, k)] else [B]
+    return kinds + _message_kinds(schedule, stage) if schedule.has_communication else kinds
+
+
+def _is_complete(schedule: Schedule) -> bool:
+    """Tell at once whether each (stage, microbatch) has the right set of kinds, each once."""
+    m = schedule.num_microbatches
+    if schedule.num_stages * m > sum(map(len, schedule.actions)):
+        return False
+    if any(len(set(row)) < len(row) for row in schedule.actions):
+        return False
+    found = [0] * (schedule.num_stages * m)
+    for row in schedule.actions:
+        for stage, kind, k in row:
+            found[stage * m + k] |= _BIT[kind]
+    for stage in range(schedule.num_stages):
+        messages = sum(_BIT[kind] for kind in _message_kinds(schedule, stage)) if schedule.has_communication else 0
+        backwards = (0,) if schedule.is_forward_only else (_BIT[B], _BIT[I] | _BIT[W])
+        right = {_BIT[F] | backward | messages for backward in backwards}
+        if not set(found[stage * m : (stage + 1) * m]) <= right:
+            return False
+    return True
+
+
+def _message_kinds(schedule: Schedule, stage: int) -> list[ActionKind]:
+    """Return the SENDs and RECVs that stand on a stage for each microbatch."""
+    kinds = []
+    if schedule.crosses_ranks(stage):
+        kinds += [ActionKind.SEND_F, ActionKind.RECV_B]
+    if stage > 0 and schedule.crosses_ranks(stage - 1):
+        kinds += [ActionKind.RECV_F, ActionKind.SEND_B]
+    backward = (ActionKind.SEND_B, ActionKind.RECV_B) if schedule.is_forward_only else ()
+    return [kind for kind in kinds if kind not in backward]
 
 
 def _repeated(schedule: Schedule) -> Iterator[Problem]:
@@ -121,8 +182,12 @@ def _repeated(schedule: Schedule) -> Iterator[Problem]:
         first: dict[Action, int] = {}
         for step, action in enumerate(row):
             if action in first:
-                sentence = f"Rank {rank}, step {step}: {action} stands here again; it was done at step {first[action]}."
-                yield Problem("duplicate", sentence, rank, step)
+                sentence = f"Rank {rank}, step {step}: {action} stands here again; it was done at step {first[action]}"
+                if action.kind.is_communication:
+                    sentence += ", and two messages under one tag cannot be told apart"
+                    yield Problem("tag-collision", f"{sentence}.", rank, step)
+                else:
+                    yield Problem("duplicate", f"{sentence}.", rank, step)
             first.setdefault(action, step)
 
 
@@ -135,8 +200,11 @@ def _unexpected(action: Action, rank: int, step: int) -> Problem:
     return Problem("mixed-backward", f"{where} stands beside {whole}, which is I and W in one already.", rank, step)
 
 
+# -- rules 2 to 4: in which order ------------------------------------------------------------------------------
+
+
 def _order_problems(schedule: Schedule) -> list[Problem]:
-    """Rules 2 to 4: walk through it; whoever cannot go on waits in a circle."""
+    """Walk through it; whoever cannot go on waits in a circle."""
     blocked = {stuck.rank: stuck for stuck in walk(schedule).blocked}
     if not blocked:
         return []
@@ -155,6 +223,9 @@ def _order_problems(schedule: Schedule) -> list[Problem]:
         for stuck in cycle
     ]
     sentence = "These ranks wait for each other in a circle: " + "; ".join(waits) + "."
+    if schedule.has_communication and not walk(schedule, sends_are_buffered=True).blocked:
+        sentence += " It would end only if every send were buffered, as small messages are and large ones are not."
+        return [Problem("rendezvous-deadlock", sentence, first.rank, first.position)]
     return [Problem("deadlock", sentence, first.rank, first.position)]
 
 
@@ -176,17 +247,55 @@ def _equivalent(schedule: Schedule, stuck: Blocked) -> Action:
     return stuck.awaited
 
 
+# -- memory ----------------------------------------------------------------------------------------------------
+
+
+def _memory_problems(schedule: Schedule, memory_limit: int | Sequence[int] | None) -> list[Problem]:
+    """Say for each rank where it first holds more than it may."""
+    if memory_limit is None:
+        return []
+    problems = []
+    for rank, limit in enumerate(per_rank("memory_limit", memory_limit, schedule.num_ranks)):
+        for step, held in enumerate(held_after(schedule, rank)):
+            if held > limit:
+                action = schedule.actions[rank][step]
+                sentence = (
+                    f"Rank {rank}, step {step}: with {action} it holds {held} (stage, microbatch) pairs; "
+                    f"the limit is {limit}."
+                )
+                problems.append(Problem("memory", sentence, rank, step))
+                break
+    return problems
+
+
+# -- the drawing beside the message ----------------------------------------------------------------------------
+
+
 def _grid(schedule: Schedule, problem: Problem, reach: int = 5) -> str:
-    """Draw the rows around a problem's step, its cell marked ``>so<``."""
-    if problem.rank is None or problem.step is None:
+    """Draw the rows around a problem's step, its cell marked ``>so<``; of ranks that wait in a circle, every one's."""
+    if problem.rank is None:
         return ""
-    start, stop = max(0, problem.step - reach), problem.step + reach + 1
-    lines = []
-    for rank, row in enumerate(schedule.actions):
-        cells = [
-            f">{action}<" if (rank, step) == (problem.rank, problem.step) else f" {action} "
-            for step, action in enumerate(row)
-        ]
-        before, after = "… " if start > 0 else "", " …" if stop < len(row) else ""
-        lines.append(f"rank {rank}: {before}{' '.join(cells[start:stop])}{after}".rstrip())
-    return "\n".join(lines)
+    if problem.step is None:
+        return _rank_without_action(schedule, problem.rank, reach)
+    marks = {problem.rank: problem.step}
+    if problem.code in ("deadlock", "rendezvous-deadlock"):
+        blocked = {stuck.rank: stuck for stuck in walk(schedule).blocked}
+        marks = {stuck.rank: stuck.position for stuck in _cycle(schedule, blocked)}
+    return "\n".join(
+        _drawn_row(schedule, rank, marks.get(rank, problem.step), reach, is_marked=rank in marks)
+        for rank in range(schedule.num_ranks)
+    )
+
+
+def _rank_without_action(schedule: Schedule, rank: int, reach: int) -> str:
+    """Draw the row in which something is missing: it stands nowhere, so no cell is marked."""
+    return _drawn_row(schedule, rank, reach, reach, is_marked=False)
+
+
+def _drawn_row(schedule: Schedule, rank: int, step: int, reach: int, is_marked: bool) -> str:
+    row, start, stop = schedule.actions[rank], max(0, step - reach), step + reach + 1
+    cells = [
+        f">{action}<" if is_marked and at == step else f" {action} " for at, action in enumerate(row[start:stop], start)
+    ]
+    before, after = "… " if start > 0 else "", " …" if stop < len(row) else ""
+    return f"rank {rank}: {before}{' '.join(cells)}{after}".rstrip()

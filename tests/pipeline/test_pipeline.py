@@ -274,6 +274,59 @@ def test_a_rank_without_parameters_trains_too():
     assert losses == [one_process_step(model, nn.MSELoss(), *batch(8, 4), 4).loss] * 3
 
 
+def test_modules_over_a_v_go_there_and_back():
+    inputs, targets = batch(8, 4)
+    parts = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)] + [nn.Linear(4, 2)]
+
+    def run(group):
+        pipeline = Pipeline.from_modules(parts, group, loss=nn.MSELoss(), schedule="zb-v", num_microbatches=4)
+        return pipeline.local_stages, pipeline.step(inputs, targets)
+
+    loss = one_process_step(nn.Sequential(*parts), nn.MSELoss(), inputs, targets, 4).loss
+    assert spawn(run, 2) == [((0, 3), loss), ((1, 2), loss)]
+
+
+def test_too_few_modules_for_a_v_are_refused_with_how_many_it_takes():
+    with pytest.raises(RankError, match="zb-v on 2 ranks has 4 stages; expected as many modules, not 2"):
+        spawn(lambda g: Pipeline.from_modules([nn.Linear(4, 4)] * 2, g, loss=nn.MSELoss(), schedule="zb-v"), 2)
+
+
+def test_a_schedule_without_a_backward_predicts_but_does_not_train():
+    inputs, targets = batch(8, 4)
+
+    def run(pipeline):
+        with pytest.raises(ScheduleError, match="choose another schedule to train, or evaluate"):
+            pipeline.step(inputs, targets)
+        return pipeline.evaluate(inputs, targets)
+
+    trained = on_ranks(2, lambda pipeline: pipeline.evaluate(inputs, targets), schedule="1f1b")
+    assert on_ranks(2, run, schedule="forward-only") == trained
+
+
+@pytest.mark.parametrize("ending", [".csv", ".txt"])
+def test_a_schedule_from_a_file_trains_like_one_process(tmp_path, ending):
+    path = tmp_path / f"mine{ending}"
+    schedule = schedules.zb_h1(2, 4)
+    path.write_text(schedule.to_csv() if ending == ".csv" else schedule.to_text())
+    inputs, targets = batch(8, 4)
+    expected = one_process_step(mlp(), nn.MSELoss(), inputs, targets, 4).loss
+    for given in (path, str(path)):
+
+        def run(group, given=given):
+            pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), schedule=given)
+            return pipeline.schedule.name, pipeline.step(inputs, targets)
+
+        assert spawn(run, 2) == [("mine", expected)] * 2
+
+
+def test_a_file_that_is_not_there_or_no_schedule_is_refused(tmp_path):
+    (tmp_path / "mine.csv").write_text("0F0,0B0,oops")
+    for name, code, words in (("nowhere.csv", "file", "No such file"), ("mine.csv", "syntax", "Line 1, cell 3")):
+        with pytest.raises(ScheduleError, match=words) as caught:
+            Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), schedule=str(tmp_path / name))
+        assert caught.value.code == code
+
+
 # -- the timeline -------------------------------------------------------------------------------------------
 
 
@@ -326,13 +379,13 @@ def test_held_bytes_grow_with_what_is_in_flight_and_end_at_nothing():
         pipeline.measures_memory = True
         pipeline.step(inputs, targets)
         left = [stage.held for stage in pipeline._stages.values()]
-        return pipeline.timeline().peak_bytes, left
+        return pipeline.timeline().peak_memory, left
 
     gpipe, _ = on_ranks(2, peaks, model, schedule="gpipe", num_microbatches=8)[0]
     one_f, left = on_ranks(2, peaks, model, schedule="1f1b", num_microbatches=8)[0]
     assert left == [[]]
     assert gpipe[0] == 4 * one_f[0]  # 8 in flight against 2, of equal microbatches
-    assert on_ranks(2, lambda p: (p.step(inputs, targets), p.timeline().peak_bytes)[1], model) == [None, None]
+    assert on_ranks(2, lambda p: (p.step(inputs, targets), p.timeline().peak_memory)[1], model) == [None, None]
 
 
 def test_a_timeline_before_the_first_step_says_what_is_missing():
@@ -628,7 +681,7 @@ def test_what_neighbouring_stages_on_one_rank_share_counts_once():
         )
         pipeline.measures_memory = True
         pipeline.step(*batch(64, 4))
-        return pipeline.timeline().peak_bytes
+        return pipeline.timeline().peak_memory
 
     assert peak([5]) == peak([1, 2, 2]) == peak([2, 1, 1, 1])
 

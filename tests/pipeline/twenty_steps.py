@@ -2,10 +2,21 @@
 
 import numpy as np
 
-from minipipe import Pipeline, init_process_group, nn, optim
-from tests.strategies import ColumnMajor, Pooled, Summed, Turned, UsedTwice, WeightSide, batch
+from minipipe import Pipeline, init_process_group, nn, optim, schedules, simulate
+from tests.strategies import (
+    NAMES,
+    ColumnMajor,
+    Pooled,
+    Summed,
+    Turned,
+    UsedTwice,
+    WeightSide,
+    batch,
+    split_backward,
+    v_shaped,
+)
 
-MICROBATCHES = 4
+MICROBATCHES = 8  # enough for the steady phase of every schedule on four ranks
 
 
 def model():
@@ -32,16 +43,22 @@ def losses(group, schedule):
         is_first, is_last = 0 in pipeline.local_stages, pipeline.num_stages - 1 in pipeline.local_stages
         yield pipeline.step(inputs if is_first else None, targets if is_last else None)
         optimiser.step()
+    check_timeline(pipeline)
     yield float(np.abs(pipeline.predict(inputs)).sum())
     yield sum(float(np.abs(value).sum()) for value in pipeline.state_dict().values())
 
 
+def check_timeline(pipeline):
+    """What was recorded is what was predicted: the actions of each rank in order, and the most that it held."""
+    measured, predicted = pipeline.timeline(), simulate(pipeline.schedule)
+    for rank in range(measured.num_ranks):
+        assert [s.action for s in measured.spans[rank]] == [s.action for s in predicted.spans[rank]], rank
+    assert measured.peak_activations == predicted.peak_activations
+
+
 if __name__ == "__main__":
     with init_process_group(timeout=30) as group:
-        for name in ("sequential", "gpipe", "1f1b", "interleaved-1f1b", "split", "v"):
-            from minipipe import schedules
-            from tests.strategies import split_backward, v_shaped
-
+        for name in (*NAMES, "split", "v"):
             schedule = name
             if name == "split":
                 schedule = split_backward(schedules.one_f_one_b(group.size, MICROBATCHES), delay=2)

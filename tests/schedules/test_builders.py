@@ -1,6 +1,7 @@
 """The named schedules: their orders, written out as on paper, and the numbers that they refuse."""
 
 import inspect
+import re
 from collections import Counter
 
 import pytest
@@ -22,7 +23,8 @@ def test_every_stage_does_each_microbatch_forward_once_and_backward_once(every_s
         for stage, rank in enumerate(schedule.placement):
             counts = {kind: per_stage[rank, stage, kind] for kind in "FBIW"}
             assert counts["F"] == schedule.num_microbatches, str(schedule)
-            assert counts["B"] + counts["I"] == schedule.num_microbatches, str(schedule)
+            backwards = 0 if schedule.is_forward_only else schedule.num_microbatches
+            assert counts["B"] + counts["I"] == backwards, str(schedule)
             assert counts["I"] == counts["W"], str(schedule)
         assert sum(done.values()) == sum(per_stage[key] for key in per_stage if key[0] == schedule.placement[key[1]])
 
@@ -94,7 +96,93 @@ def test_interleaved_1f1b_on_one_rank_still_warms_up_over_all_chunks_but_the_las
 
 def test_forward_only_takes_any_placement_and_goes_chunk_after_chunk():
     # The V of zero-bubble schedules: rank 0 holds both ends.
-    assert rows(schedules.forward_only((0, 1, 1, 0), 2)) == ["0F0 0F1 3F0 3F1", "1F0 1F1 2F0 2F1"]
+    assert rows(schedules.forward_only_over((0, 1, 1, 0), 2)) == ["0F0 0F1 3F0 3F1", "1F0 1F1 2F0 2F1"]
+
+
+def letters(row):
+    return " ".join(f"{action.kind.value}{action.microbatch}" for action in row)
+
+
+def test_eager_1f1b_runs_ahead_by_two_forwards_for_each_rank_that_is_left():
+    assert [letters(row) for row in schedules.eager_1f1b(3, 6).actions] == [
+        "F0 F1 F2 F3 F4 B0 F5 B1 B2 B3 B4 B5",
+        "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5",
+        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5",
+    ]
+
+
+def test_looped_bfs_takes_all_microbatches_through_one_chunk_before_the_next():
+    assert rows(schedules.looped_bfs(2, 3)) == [
+        "0F0 0F1 0F2 2F0 2F1 2F2 2B0 2B1 2B2 0B0 0B1 0B2",
+        "1F0 1F1 1F2 3F0 3F1 3F2 3B0 3B1 3B2 1B0 1B1 1B2",
+    ]
+
+
+def test_zb_h1_delays_as_many_weights_as_the_rank_is_far_from_the_first():
+    assert [letters(row) for row in schedules.zb_h1(3, 5).actions] == [
+        "F0 F1 F2 I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4",
+        "F0 F1 I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4",
+        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4",
+    ]
+
+
+def test_zb_h2_fills_the_warm_up_with_forwards_and_the_end_with_weights():
+    assert [letters(row) for row in schedules.zb_h2(3, 6).actions] == [
+        "F0 F1 F2 F3 F4 I0 W0 F5 I1 W1 I2 W2 I3 W3 I4 W4 I5 W5",
+        "F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 W1 I4 W2 I5 W3 W4 W5",
+        "F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 F5 I5 W1 W2 W3 W4 W5",
+    ]
+
+
+def test_with_one_chunk_interleaved_zb_is_zb_h1():
+    for p in range(1, 6):
+        for m in (p, 2 * p, 4 * p):
+            assert schedules.interleaved_zb(p, m, chunks_per_rank=1).actions == schedules.zb_h1(p, m).actions
+
+
+def test_zb_v_goes_over_the_ranks_there_and_back():
+    schedule = schedules.zb_v(2, 4)
+    assert schedule.placement == (0, 1, 1, 0)
+    assert rows(schedule) == [
+        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3",
+        "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3",
+    ]
+
+
+def test_dualpipe_v_has_a_forward_beside_every_backward():
+    assert rows(schedules.dualpipe_v(2, 4)) == [
+        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3",
+        "1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3",
+    ]
+
+
+@pytest.mark.parametrize(("name", "least"), [("zb-h1", 4), ("zb-h2", 7), ("zb-v", 7), ("dualpipe-v", 8)])
+def test_with_fewer_microbatches_than_it_needs_it_is_the_beginning_of_one_with_enough(name, least):
+    whole = schedules.build(name, 4, least)
+    for m in range(1, least):
+        kept = tuple(tuple(action for action in row if action.microbatch < m) for row in whole.actions)
+        assert schedules.build(name, 4, m).actions == kept
+
+
+@pytest.mark.parametrize("name", schedules.REGISTRY)
+def test_the_drawing_in_its_documentation_is_its_tick_grid(name):
+    builder = schedules.REGISTRY[name]
+    drawn = re.findall(r"^ *rank \d: (.*)$", inspect.getdoc(builder), re.MULTILINE)
+    m = 1 + max(int(k) for k in re.findall(r"[FBIW](\d+)", drawn[0]))
+    schedule = schedules.build(name, len(drawn), m)
+    several = schedule.num_stages > schedule.num_ranks
+    for line, row in zip(drawn, schedules.tick_grid(schedule), strict=True):
+        cells = [("" if cell is None else str(cell)[0 if several else 1 :]) for cell in row]
+        width = 3 if several else 2
+        assert line == " ".join(cell.ljust(width) for cell in cells).rstrip()
+
+
+@pytest.mark.parametrize("name", schedules.REGISTRY)
+def test_its_documentation_says_where_it_is_from_and_the_registry_what_it_trades(name):
+    text = inspect.getdoc(schedules.REGISTRY[name])
+    assert name in ("sequential", "forward-only") or "References" in text
+    assert 10 < len(schedules.TRADES[name]) <= 41
+    assert list(schedules.TRADES) == list(schedules.REGISTRY)
 
 
 # -- warm-up ---------------------------------------------------------------------------------------------------
@@ -133,6 +221,32 @@ def test_every_builder_refuses_what_is_not_a_whole_number_of_at_least_one(name, 
             builder(**given)
         assert caught.value.code == "parameters"
         assert f"{argument} is {wrong!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["zb-v", "v-half", "v-min", "dualpipe-v"])
+@pytest.mark.parametrize("chunks", [1, 3, 4])
+def test_a_v_has_two_chunks_on_each_rank_and_no_other_number(name, chunks):
+    with pytest.raises(ScheduleError) as caught:
+        schedules.build(name, 4, 8, chunks)
+    assert caught.value.code == "parameters"
+    assert f"chunks_per_rank is {chunks}; {name} goes over the ranks there and back" in str(caught.value)
+    assert "the only number that fits is 2" in str(caught.value)
+
+
+def test_several_chunks_for_a_schedule_that_has_one_are_refused_with_those_that_take_them():
+    with pytest.raises(ScheduleError) as caught:
+        schedules.build("1f1b", 4, 8, 2)
+    assert "1f1b has one stage on each rank, not chunks_per_rank=2; sequential, interleaved-1f1b" in str(caught.value)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    for wrong in ("1f2b", None, 3):
+        with pytest.raises(ScheduleError) as caught:
+            schedules.build(wrong, 4)
+        assert caught.value.code == "unknown" and "expected one of sequential, gpipe, 1f1b" in str(caught.value)
+    for wrong, near in (("1F1B", "1f1b"), ("zb_v", "zb-v"), ("zbv", "zb-v"), ("interleaved", "interleaved-zb")):
+        with pytest.raises(ScheduleError, match=f"did you mean {near}\\?"):
+            schedules.build(wrong, 4)
 
 
 def test_interleaved_1f1b_refuses_rounds_of_unequal_size_and_names_the_nearest_number_that_fits():

@@ -48,20 +48,20 @@ def can_run(schedule, action, done):
 def test_in_each_round_every_rank_that_is_ready_runs_one_action_the_lowest_rank_first(every_schedule):
     for schedule in every_schedule:
         steps = walk(schedule)
-        assert steps.order == walk_by_rounds(schedule), str(schedule)
+        assert list(steps.order()) == walk_by_rounds(schedule), str(schedule)
         assert steps.blocked == []
 
 
 def test_the_walk_drawn_for_1f1b_on_two_ranks():
     # rank 0   0F0 0F1 .   0B0 .   0B1
     # rank 1   .   1F0 1B0 1F1 1B1 .
-    order = [f"{rank}:{action}" for rank, action in walk(schedules.one_f_one_b(2, 2)).order]
+    order = [f"{rank}:{action}" for rank, action in walk(schedules.one_f_one_b(2, 2)).order()]
     assert order == ["0:0F0", "0:0F1", "1:1F0", "1:1B0", "0:0B0", "1:1F1", "1:1B1", "0:0B1"]
 
 
 def test_the_walk_says_who_is_left_and_what_each_waits_for():
     steps = walk(Schedule.from_text("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"))
-    assert [str(action) for _, action in steps.order] == ["0F0"]
+    assert [str(action) for _, action in steps.order()] == ["0F0"]
     assert [(stuck.rank, stuck.position, str(stuck.action), str(stuck.awaited)) for stuck in steps.blocked] == [
         (0, 1, "0B0", "1B0"),
         (1, 0, "1F1", "0F1"),
@@ -71,13 +71,18 @@ def test_the_walk_says_who_is_left_and_what_each_waits_for():
 def test_the_walk_looks_at_an_action_once_and_once_more_for_each_thing_it_waits_for(monkeypatch):
     # Looking at every rank in every round would be 64 times as much here: only one rank is ever ready.
     looks = Counter()
-    missing = order._Walker.missing
-    monkeypatch.setattr(order._Walker, "missing", lambda self, action: looks.update([action]) or missing(self, action))
+    run = order._Walker.run
+
+    def counted(walker, rank):
+        looks[rank, walker.position[rank]] += 1
+        return run(walker, rank)
+
+    monkeypatch.setattr(order._Walker, "run", counted)
     for schedule in (schedules.sequential(64, 16), lower(schedules.sequential(64, 16))):
         looks.clear()
         assert walk(schedule).blocked == []
-        assert set(looks) == {action for row in schedule.actions for action in row}
-        assert max(looks.values()) <= 3  # at first, when the own F is done, when the neighbour is
+        assert max(looks.values()) <= 2  # when the rank comes to an action, and when what it waits for has happened
+        assert len(looks) > 64 * 16
 
 
 # -- lowering --------------------------------------------------------------------------------------------------
@@ -119,6 +124,8 @@ def test_every_send_has_one_receive_on_the_neighbours_rank_and_nobody_else_talks
             for k in range(schedule.num_microbatches):
                 wanted[place[below], Action(below, SEND_F, k)] += 1
                 wanted[place[above], Action(above, RECV_F, k)] += 1
+                if schedule.is_forward_only:
+                    continue
                 wanted[place[above], Action(above, SEND_B, k)] += 1
                 wanted[place[below], Action(below, RECV_B, k)] += 1
         assert where == wanted, str(schedule)
@@ -202,7 +209,7 @@ def deadlocks(schedule):
     try:
         verify(schedule)
     except ScheduleError as error:
-        assert error.code == "deadlock", error
+        assert error.code == "rendezvous-deadlock", error  # with buffered sends it ends
         return True
     return False
 
@@ -212,7 +219,7 @@ def test_every_lowered_schedule_ends_even_when_each_send_blocks_until_it_is_rece
         lowered = lower(schedule)
         steps = walk(lowered)
         assert steps.blocked == [], str(schedule)
-        assert len(steps.order) == sum(map(len, lowered.actions))
+        assert len(list(steps.order())) == sum(map(len, lowered.actions))
         verify(lowered)
 
 

@@ -143,7 +143,7 @@ def test_interleaved_1f1b_fills_and_drains_in_chunks(p, rounds, group, v, forwar
 @settings(deadline=None, max_examples=60)
 @given(p=RANKS, m=MICROBATCHES, v=st.integers(1, 3), forward=TIMES)
 def test_forward_only_takes_the_forward_half_and_keeps_nothing(p, m, v, forward):
-    timeline = simulate(schedules.forward_only(tuple(range(p)) * v, m), Costs(forward=forward))
+    timeline = simulate(schedules.forward_only_over(tuple(range(p)) * v, m), Costs(forward=forward))
     assert timeline.makespan == ((v - 1) * max(m, p) + m + p - 1) * forward
     assert timeline.peak_activations == (1,) * p
 
@@ -215,6 +215,69 @@ def test_neighbouring_stages_on_one_rank_pay_no_latency():
     # 0 -> 1 crosses, 1 -> 2 does not, 2 -> 3 crosses: two messages forward, two back, on the only path there is.
     schedule = Schedule.from_text("0F0 3F0 3B0 0B0\n1F0 2F0 2B0 1B0")
     assert simulate(schedule, Costs(1, 1, 0, latency=10)).makespan == 8 + 4 * 10
+
+
+# -- bandwidth and memory --------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(p=RANKS, m=MICROBATCHES, size=st.integers(0, 8), latency=st.integers(0, 4))
+def test_a_message_takes_the_latency_and_its_size_over_the_bandwidth(p, m, size, latency):
+    costs = Costs(latency=latency, bandwidth=2, message_size=size)
+    for name in ("gpipe", "1f1b", "zb-h1"):
+        schedule = schedules.build(name, p, m)
+        assert simulate(schedule, costs).spans == simulate(schedule, Costs(latency=latency + size / 2)).spans
+
+
+def test_the_gradient_that_comes_back_is_as_large_as_the_result_that_went():
+    # rank 0 F0 --4--> rank 1 F0 --6--> rank 2 F0 B0 and the same way back; the last stage sends nothing.
+    costs = Costs(1, 1, 0, bandwidth=1, message_size=[4, 6, 100])
+    assert simulate(schedules.gpipe(3, 1), costs).makespan == 6 + 2 * (4 + 6)
+
+
+def test_a_value_leaves_when_its_send_stands_in_the_program():
+    # Rank 0 sends microbatch 0 only after the forward of microbatch 1.
+    late = Schedule.from_text("0F0 0F1 0SEND_F0 0SEND_F1\n1RECV_F0 1F0 1RECV_F1 1F1")
+    assert [span.start for span in simulate(late).spans[1]] == [2, 3]
+    assert [span.start for span in simulate(late.without_communication()).spans[1]] == [1, 2]
+
+
+def test_memory_by_stage_is_held_from_f_until_b_or_i_and_until_w():
+    # after    F0  F1  I0          W0         I1   W1     with 5 until I and 3 from I to W
+    # held     5   10  8           5          3    0
+    schedule = Schedule.from_text("0F0 0F1 0I0 0W0 0I1 0W1")
+    assert simulate(schedule, Costs(activation=5, weight_activation=3)).peak_memory == (10,)
+    # 8 linears: 8 units until I and 15 from I to W; then I, not F, is the peak.
+    assert simulate(schedule, Costs(activation=8, weight_activation=15)).peak_memory == (8 + 15,)
+    assert simulate(schedule).peak_memory == (2,) == simulate(schedule).peak_activations
+    two = Schedule.from_text("0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1")
+    assert simulate(two, Costs(activation=[2, 7])).peak_memory == (9,)
+    forward = Schedule.from_text("0F0 1F0 0F1 1F1")
+    assert simulate(forward, Costs(activation=[2, 7])).peak_memory == (7,)
+
+
+def test_costs_are_read_from_a_line():
+    assert Costs.parse("") == Costs()
+    assert Costs.parse("F=2, I=1,W=0.5:1,latency=0.25") == Costs(2.0, 1.0, (0.5, 1.0), 0.25)
+    assert Costs.parse("bandwidth=4,message_size=8,activation=3,weight_activation=1:2") == Costs(
+        bandwidth=4.0, message_size=8.0, activation=3.0, weight_activation=(1.0, 2.0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("B=2", "A whole backward B takes I + W"),
+        ("X=1", "'X=1' is no cost; expected one of F, I, W, latency, bandwidth"),
+        ("F", "'F' gives no number; expected such as F=1 or F=1:2:3"),
+        ("F=fast", "gives no number"),
+        ("latency=1:2", "gives 2 numbers; latency is one number"),
+    ],
+)
+def test_a_line_that_gives_no_costs_is_refused(text, words):
+    with pytest.raises(ScheduleError) as caught:
+        Costs.parse(text)
+    assert caught.value.code == "costs" and words in str(caught.value)
 
 
 # -- every time has its reason ---------------------------------------------------------------------------------
@@ -311,6 +374,28 @@ def test_costs_of_another_length_or_below_zero_or_not_finite_are_refused(field, 
         simulate(schedules.gpipe(3, 2), Costs(**{field: wrong}))
     assert caught.value.code == "costs"
     assert field in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, math.nan])
+def test_a_bandwidth_that_carries_nothing_is_refused(wrong):
+    with pytest.raises(ScheduleError, match="bandwidth is .*; expected a number, more than 0"):
+        simulate(schedules.gpipe(3, 2), Costs(bandwidth=wrong))
+
+
+@pytest.mark.parametrize("field", ["message_size", "activation", "weight_activation"])
+@pytest.mark.parametrize("wrong", [[1, 2], -1, math.inf])
+def test_sizes_and_memory_of_another_length_or_below_zero_are_refused(field, wrong):
+    with pytest.raises(ScheduleError, match=field):
+        simulate(schedules.gpipe(3, 2), Costs(**{field: wrong}))
+
+
+@pytest.mark.parametrize("wrong", ["5F0", "0F9"])
+def test_what_names_a_stage_or_microbatch_that_is_not_there_is_no_bare_index_error(wrong):
+    schedule = Schedule("wrong", (0,), 1, [["0F0", wrong, "0B0"]])
+    for use in (simulate, lower):
+        with pytest.raises(ScheduleError) as caught:
+            use(schedule)
+        assert caught.value.code == "out-of-range"
 
 
 @pytest.mark.parametrize("wrong", [-1, math.nan, math.inf])

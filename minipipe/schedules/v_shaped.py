@@ -1,0 +1,108 @@
+"""Schedules over a V: microbatches go over the ranks there and back; first and last stage share rank 0."""
+
+from __future__ import annotations
+
+from minipipe.schedules.placement import check_two_chunks, v_placement
+from minipipe.schedules.program import Program, first_microbatches
+from minipipe.schedules.schedule import Schedule
+
+__all__ = ["dualpipe_v", "zb_v"]
+
+
+def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
+    """Return ZB-V: no bubble within a rank's own span, and 1F1B's memory, alike on all ranks.
+
+    ::
+
+        rank 0 holds stages 0 and 3, rank 1 holds stages 1 and 2
+        rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2
+        rank 1:     1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
+
+    At unit costs of a chunk the time is 6m + p - 1. Every rank holds 2p chunks: as much as p whole stages.
+
+    Parameters
+    ----------
+    num_ranks, num_microbatches : int
+        At least 1. With fewer than 2p - 1 microbatches, the first of them.
+    chunks_per_rank : int
+        2: rank r holds stages r and 2p - 1 - r.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``, for another number of chunks.
+
+    References
+    ----------
+    Qi et al. 2024, "Pipeline parallelism with controllable memory", figure 3 (zero bubble V).
+    """
+    check_two_chunks("zb-v", num_ranks, num_microbatches, chunks_per_rank)
+    p, m = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
+    programs = [Program([rank, 2 * p - 1 - rank]) for rank in range(p)]
+    for r, program in enumerate(programs):
+        program.repeat(2 * (p - r) - 1, "F0")
+        program.repeat(r, "F1 F0")
+        program.repeat(p - r, "F1 I1 W1")
+        forwards_left = m - 2 * p + r + 1
+        program.repeat(forwards_left, "F0 I0 W0 F1 I1 W1")
+        program.repeat(m - p - forwards_left, "I0 W0 F1 I1 W1")
+        program.repeat(r, "I0 I1")
+        program.repeat(p - r, "I0 W0")
+        program.repeat(r, "W1")
+        program.repeat(r, "W0")
+    return Schedule("zb-v", v_placement(p), num_microbatches, first_microbatches(programs, num_microbatches))
+
+
+def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
+    """Return DualPipe-V: forward of one direction beside backward of the other, for overlapping their messages.
+
+    ::
+
+        rank 0 holds stages 0 and 3, rank 1 holds stages 1 and 2
+        rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3
+        rank 1:     1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3
+
+    Whole backwards where nothing is gained by two halves. At unit costs of a chunk the time is 6m + p - 1, as long as
+    ZB-V, with p - 1 - r idle on rank r within its span; each rank holds at most 2p + 1 chunks.
+
+    Parameters
+    ----------
+    num_ranks, num_microbatches : int
+        At least 1. With fewer than 2p microbatches, the first of them.
+    chunks_per_rank : int
+        2: rank r holds stages r and 2p - 1 - r.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``, for another number of chunks.
+
+    References
+    ----------
+    DeepSeek-AI 2024, "DeepSeek-V3 technical report", figure 5 (DualPipe); its V-shaped half without a second copy of
+    the parameters, as in PyTorch's ``ScheduleDualPipeV``.
+    """
+    check_two_chunks("dualpipe-v", num_ranks, num_microbatches, chunks_per_rank)
+    p, m = num_ranks, max(num_microbatches, 2 * num_ranks)
+    programs = [Program([rank, 2 * p - 1 - rank]) for rank in range(p)]
+    for r, program in enumerate(programs):
+        program.repeat(2 * (p - 1 - r), "F0")
+        program.repeat(r + 1, "F0 F1")
+        program.repeat(p - 1 - r, "I1 W F1")
+        program.repeat(m - 2 * p + r + 1, "F0 B1 F1 B0")
+        program.repeat(p - 1 - r, "B1 F1 B0")
+        # 2(r + 1) backwards of the two chunks in turn: the first half whole, the second half without W.
+        turns = ["1", "0"] * (r + 1)
+        for i, chunk in enumerate(turns):
+            program.repeat(1, ("B" if i <= r else "I") + chunk)
+        program.repeat(p - 1 - r, "W I0")
+        program.repeat(r + 1, "W")
+    return Schedule("dualpipe-v", v_placement(p), num_microbatches, first_microbatches(programs, num_microbatches))
