@@ -53,15 +53,16 @@ def test_it_shows_progress_the_result_and_a_timeline():
     for words in ("epoch   2 of 2, loss", "test loss ", "test accuracy", "bubble: measured", "predicted"):
         assert words in done.out, words
     rows = [line for line in done.out.splitlines() if line.startswith("rank ")]
-    assert [row[:6] for row in rows] == ["rank 0", "rank 1"] * 2 and all(len(row) <= 80 for row in rows)
+    assert [row[:6] for row in rows] == ["rank 0", "rank 1"] * (len(rows) // 2)
+    assert 4 <= len(rows) <= 16 and all(len(row) <= 80 for row in rows)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--layers", "0"], "--layers is 0; expected at least 1"),
-        (["--schedule", "1f2b"], "There is no schedule '1f2b'; expected one of sequential, gpipe, 1f1b"),
-        (["--schedule", "nowhere.csv"], "nowhere.csv, which is not there"),
+        (["--schedule", "1f2b"], "There is no schedule '1f2b'; did you mean 1f1b? expected one of sequential, gpipe"),
+        (["--schedule", "nowhere.csv"], "The schedule 'nowhere.csv' cannot be read: No such file"),
         (["--microbatches", "100"], "samples cannot make 100 microbatches"),
         (["--learning-rate", "-1"], "--learning-rate is -1.0; expected a finite number, more than 0"),
         (["--seed", "-1"], "--seed is -1; expected at least 0"),
