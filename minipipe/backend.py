@@ -19,6 +19,7 @@ __all__ = [
     "as_array",
     "contiguous",
     "copy",
+    "gpu_description",
     "index_add",
     "is_array",
     "is_floating",
@@ -146,3 +147,17 @@ def to_numpy(array: Array) -> np.ndarray:
 def prod(shape: tuple[int, ...]) -> int:
     """Return the number of elements of a shape as a Python integer, which leaves float32 alone."""
     return math.prod(shape)
+
+
+def gpu_description() -> str:
+    """Return the GPUs that CuPy sees, or why it sees none."""
+    try:
+        import cupy
+    except ImportError:
+        return "no CuPy: pip install 'minipipe-mpi[gpu]'"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+        names = [cupy.cuda.runtime.getDeviceProperties(i)["name"].decode() for i in range(count)]
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"CuPy {cupy.__version__}, but no GPU: {error}"
+    return f"CuPy {cupy.__version__}, {', '.join(names) or 'no GPU'}"

@@ -40,6 +40,9 @@ TABLE = {
         "version",
     },
     "data": {"numpy"},
+    "verbs": {"errors", "backend", "schedules", "render", "comm", "version"},
+    "cli": {"errors", "verbs", "version"},
+    "__main__": {"cli"},
     "testing": {"numpy", "tensor", "nn", "comm", "pipeline", "schedules"},
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from minipipe import Pipeline, render, schedules
+from minipipe.cli import main
 from tests.launch import ROOT, mpirun, needs_mpi, run
 
 README = (ROOT / "README.md").read_text()
@@ -48,7 +49,7 @@ def test_the_other_programs_run(capsys):
     for block in blocks("python"):
         if "init_process_group" not in block:
             exec(compile(block, "README.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("text: makespan")
+    assert "\ntext: makespan" in capsys.readouterr().out
 
 
 def test_the_picture_is_what_is_drawn():
@@ -58,15 +59,24 @@ def test_the_picture_is_what_is_drawn():
 def test_the_map_is_the_tree():
     named = set(re.findall(r"^\| `([\w./]+)` \|", README, flags=re.MULTILINE))
     package = Path(ROOT / "minipipe")
-    files = {p.name for p in package.glob("*.py")} - {"__init__.py", "version.py"}
+    files = {p.name for p in package.glob("*.py")} - {"__init__.py", "__main__.py", "version.py"}
     folders = {f"{p.name}/" for p in package.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
     assert named == files | folders
 
 
-def test_the_schedules_that_it_names_are_there():
-    sentence = re.search(r"The schedules: (.*?)\. Or", README, flags=re.DOTALL).group(1)
-    names = re.findall(r"`([\w-]+)`", sentence)
-    assert "1f1b" in names and set(names) <= set(schedules.REGISTRY)
+def test_the_table_of_schedules_is_what_is_printed(capsys):
+    assert main(["schedules"]) == 0
+    assert capsys.readouterr().out.startswith(blocks("text")[1].rstrip())
+
+
+def test_every_command_of_minipipe_that_it_shows_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [line.split("#")[0].split() for block in blocks("sh") for line in block.splitlines()]
+    commands = [words[1:] for words in lines if words[:1] == ["minipipe"]]
+    assert {command[0] for command in commands} == {"schedules", "show", "check", "simulate", "info"}
+    for command in commands:
+        assert main(command) == 0, command
+        assert capsys.readouterr().out
 
 
 def test_every_call_that_it_lists_is_there():
