@@ -1,14 +1,16 @@
 """A schedule is data: it survives text and CSV, cannot be changed, and says where it cannot be read."""
 
 import pickle
+import re
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minipipe import schedules
+from minipipe import render, schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Action, ActionKind, Costs, Schedule, lower, simulate, verify
 
@@ -44,7 +46,7 @@ def test_lists_become_tuples_so_that_the_caller_cannot_change_it_later():
 
 
 def test_the_placement_answers_who_holds_what_and_where_messages_pass():
-    schedule = schedules.forward_only(placement=(0, 1, 1, 0), num_microbatches=1)
+    schedule = schedules.forward_only_over(placement=(0, 1, 1, 0), num_microbatches=1)
     assert (schedule.num_ranks, schedule.num_stages) == (2, 4)
     assert [schedule.stages_of(rank) for rank in (0, 1)] == [(0, 3), (1, 2)]
     assert [schedule.crosses_ranks(stage) for stage in range(4)] == [True, False, True, False]
@@ -107,7 +109,7 @@ def test_every_schedule_survives_its_text_and_its_csv(every_schedule):
 
 def test_a_forward_only_schedule_survives_its_text_and_its_csv():
     for placement in [(0,), (0, 1, 1, 0)]:
-        schedule = schedules.forward_only(placement, 3)
+        schedule = schedules.forward_only_over(placement, 3)
         assert Schedule.from_text(schedule.to_text(), name=schedule.name) == schedule
         assert Schedule.from_csv(schedule.to_csv(), name=schedule.name) == schedule
 
@@ -160,7 +162,7 @@ def test_a_rank_without_actions_survives_its_text_and_its_csv():
     [
         (Schedule.from_text, "rank 0: 0F0 0B0\n\n# rank 1\nrank 1: 1F0 1X0 1B0", "Line 4, cell 2: '1X0'"),
         (Schedule.from_text, "0F0 0B0\n1F0 1B0junk", "Line 2, cell 2: '1B0junk'"),
-        (Schedule.from_text, "0F0,0B0", "Line 1, cell 1: '0F0,0B0'"),
+        (Schedule.from_text, "0F0,0B0", "Line 1 has commas: that is CSV, which Schedule.from_csv reads"),
         (Schedule.from_csv, "0F0,0B0\n1F0,,1F-1,1B0\n", "Line 2, cell 3: '1F-1'"),
         (Schedule.from_csv, "0F0 0B0\n", "Line 1, cell 1: '0F0 0B0'"),
         (Schedule.from_csv, "0F0,0B0\n\n1F0,?\n", "Line 3, cell 2: '?'"),
@@ -253,3 +255,113 @@ def test_an_error_survives_being_copied():
 def test_numbers_of_numpy_are_numbers():
     assert schedules.gpipe(np.int64(2), np.int32(2)) == schedules.gpipe(2, 2)
     assert simulate(schedules.gpipe(2, 2), Costs(forward=np.float32(2))).makespan == 12
+
+
+# -- PyTorch's other cells -------------------------------------------------------------------------------------
+
+
+def test_an_overlapped_pair_is_read_as_forward_then_backward():
+    text = "0F0,1F0,(0F1;1B0)OVERLAP_F_B,1F1,1B1,0B0,0B1\n"
+    assert Schedule.from_csv(text) == Schedule.from_csv("0F0,1F0,0F1,1B0,1F1,1B1,0B0,0B1\n")
+    split = Schedule.from_csv("0F0,(0F1;0I0)OVERLAP_F_B,0W0,0I1,0W1")
+    assert [str(action) for action in split.actions[0]] == ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"]
+
+
+def test_dualpipe_v_written_with_overlapped_pairs_is_read_back():
+    schedule = schedules.dualpipe_v(3, 8)
+    pair = re.compile(r"(\d+F\d+),(\d+B\d+)(?=,|$)", re.MULTILINE)
+    overlapped = pair.sub(r"(\1;\2)OVERLAP_F_B", schedule.to_csv())
+    assert overlapped.count("OVERLAP_F_B") > 10
+    assert Schedule.from_csv(overlapped, name="dualpipe-v") == schedule
+
+
+def test_what_shards_parameters_is_left_out_on_request_and_otherwise_refused():
+    text = "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n"
+    assert Schedule.from_csv(text, ignore_sharding=True) == Schedule.from_csv("0F0,0B0")
+    error = refusal(Schedule.from_csv, text)
+    assert error.code == "syntax"
+    assert "Line 1, cell 1: 0UNSHARD shards parameters" in str(error) and "ignore_sharding=True" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("0F0,0F0junk", "Line 1, cell 2: '0F0junk' is not an action"),
+        ("0F0,0B0\n1FOO,1B0", "Line 2, cell 1: '1FOO' is not an action"),
+        ("0F0,,0F-1", "Line 1, cell 3: '0F-1' is not an action"),
+        ("0F0,0B٣", "Line 1, cell 2"),
+        ("0F0,(0F1;0F2)OVERLAP_F_B", "Line 1, cell 2: (0F1;0F2)OVERLAP_F_B overlaps in another way"),
+        ("0F0,(0B0;0F1)OVERLAP_F_B", "expected a forward, then a backward, such as"),
+        ("0F0,(0F1)OVERLAP_F_B", "'(0F1)OVERLAP_F_B' is not an action"),
+        ("0F0,(0F1;0B0;0F2)OVERLAP_F_B", "Line 1, cell 2"),
+        ("0F0,(0F1;junk)OVERLAP_F_B", "'junk' is not an action"),
+        ("0F0,0UNSHARDED", "'0UNSHARDED' is not an action"),
+    ],
+)
+@pytest.mark.parametrize("ignore_sharding", [False, True])
+def test_anything_else_is_an_error_with_line_and_cell(text, where, ignore_sharding):
+    error = refusal(lambda content: Schedule.from_csv(content, ignore_sharding=ignore_sharding), text)
+    assert error.code == "syntax" and where in str(error)
+
+
+@pytest.mark.parametrize("cell", [None, 7, (0, "F"), (0, "X", 0), ("a", "F", 0)])
+def test_a_cell_that_is_no_action_is_refused(cell):
+    with pytest.raises(ScheduleError) as caught:
+        Schedule("mine", (0,), 1, [[cell]])
+    assert caught.value.code == "syntax" and repr(cell) in str(caught.value)
+
+
+def test_plain_tuples_and_strings_are_read_as_actions():
+    schedule = Schedule("mine", [0], 1, [[(0, "F", 0), "0B0"]])
+    assert schedule.actions == ((Action(0, F, 0), Action(0, B, 0)),)
+
+
+@pytest.mark.parametrize("wrong", ["zb-v", None, schedules.zb_v])
+@pytest.mark.parametrize("use", [verify, simulate, lower, render.draw_text], ids=lambda use: use.__name__)
+def test_what_is_no_schedule_is_refused_with_how_to_get_one(use, wrong):
+    with pytest.raises(ScheduleError) as caught:
+        use(wrong)
+    assert caught.value.code == "not-a-schedule" and "schedules.build(name, num_ranks)" in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ["F=1", {"forward": 1}, 3])
+def test_what_are_no_costs_is_refused_with_how_to_get_them(wrong):
+    with pytest.raises(ScheduleError) as caught:
+        simulate(schedules.gpipe(2, 2), wrong)
+    assert caught.value.code == "costs" and "Costs.parse" in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["forward", "latency", "bandwidth", "message_size"])
+@pytest.mark.parametrize("wrong", ["1", None, [None, 1], object()])
+def test_costs_that_are_no_numbers_are_refused(field, wrong):
+    with pytest.raises(ScheduleError, match=f"{field} is .*; expected a"):
+        simulate(schedules.gpipe(2, 2), Costs(**{field: wrong}))
+
+
+@pytest.mark.parametrize("read", [Schedule.from_csv, Schedule.from_text])
+@pytest.mark.parametrize("wrong", ["mine.csv", Path("mine.csv"), b"0F0", None])
+def test_a_path_in_place_of_a_text_is_refused_with_what_reads_files(read, wrong):
+    with pytest.raises(ScheduleError, match="Schedule.from_file reads a file"):
+        read(wrong)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "words"),
+    [
+        (Schedule.from_text, "rank 0 0F0", "Line 1 begins with 'rank 0 0F0'; expected 'rank 0:'"),
+        (
+            Schedule.from_text,
+            "rank 1: 0F0",
+            "Line 1 says rank 1, but it is the line of rank 0; ranks are counted from 0",
+        ),
+        (Schedule.from_text, "1F0\n2F0", "Stage 2 occurs, but stage 0 does not; stages count from 0"),
+        (Schedule.from_csv, "0f0,0B0", "'0f0' is not an action. Did you mean capitals?"),
+    ],
+)
+def test_a_common_slip_is_named(read, text, words):
+    assert words in str(refusal(read, text))
+
+
+def test_a_schedule_and_its_timeline_are_short_where_python_shows_them():
+    assert repr(schedules.zb_v(4, 8)) == "<Schedule zb-v: 4 ranks, 8 stages, 8 microbatches>"
+    assert repr(simulate(schedules.gpipe(2, 2))).startswith("<Timeline gpipe: makespan 9 units")
