@@ -1,0 +1,64 @@
+"""How long building, verifying, lowering and simulating take as schedules grow. Aim: 1.57 million in under 5 s.
+
+    OPENBLAS_NUM_THREADS=1 python tests/benchmarks/schedule_scale.py
+
+Each size runs in a process of its own, several times in turn; the medians are printed. ``actions`` counts computations
+and messages. ``growth`` is the time for each of them over that of the smallest size of its kind: 1 is linear.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from statistics import median
+
+from minipipe.schedules import build, lower, simulate, verify
+
+SIZES = [("1f1b", 8, 64, None), ("1f1b", 64, 256, None), ("1f1b", 256, 1024, None), ("interleaved-1f1b", 64, 256, 4)]
+STEPS = ("build", "verify", "lower", "simulate")
+
+
+def measure(name, num_ranks, num_microbatches, chunks):
+    """Return the number of actions and messages, and the seconds of each step."""
+    times = [time.perf_counter()]
+    schedule = build(name, num_ranks, num_microbatches, chunks)
+    times.append(time.perf_counter())
+    verify(schedule)
+    times.append(time.perf_counter())
+    lowered = lower(schedule)
+    times.append(time.perf_counter())
+    simulate(schedule)
+    times.append(time.perf_counter())
+    return sum(map(len, lowered.actions)), [b - a for a, b in zip(times, times[1:])]
+
+
+def in_its_own_process(size):
+    command = [sys.executable, __file__, "--size", json.dumps(size)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--size", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.size:
+        print(json.dumps(measure(*options.size)))
+        return
+    found = [[in_its_own_process(size) for size in SIZES] for _ in range(options.repeats)]
+    print(f"{'schedule':18}{'p':>5}{'m':>6}{'v':>3}{'actions':>10}" + "".join(f"{step:>10}" for step in STEPS), end="")
+    print(f"{'total s':>9}{'us each':>9}{'growth':>8}")
+    smallest = None
+    for i, (name, p, m, v) in enumerate(SIZES):
+        count = found[0][i][0]
+        seconds = [median(run[i][1][step] for run in found) for step in range(len(STEPS))]
+        total = median(sum(run[i][1]) for run in found)
+        each = total / count
+        smallest = smallest or each
+        print(f"{name:18}{p:5}{m:6}{v or 1:3}{count:10}" + "".join(f"{s:10.3f}" for s in seconds), end="")
+        print(f"{total:9.3f}{1e6 * each:9.2f}{each / smallest:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
