@@ -27,7 +27,7 @@ def greedy(
     """Return the schedule of ranks that never wait while they could work: a list scheduler.
 
     Whenever a rank is free, it takes the first kind of ``priority`` of which an action is ready and fits into its
-    memory; of these the lowest microbatch, of equal ones the stage that is furthest on its way.
+    memory; of these the lowest microbatch, and the lowest stage.
 
     With even costs, ``"BF"`` and limits p - r it is 1F1B, and ``"FB"`` without a limit is GPipe. It looks no further
     than the moment: where stages are uneven, try several priorities and limits, ``"IFW"`` first, and simulate them.
@@ -110,16 +110,15 @@ class _Rank:
         self.done: list[Action] = []
 
     def offer(self, action: Action) -> None:
-        """Put an action among those that could be done. Further on its way is a later forward, an earlier backward."""
-        stage, kind, k = action
-        heappush(self.ready[kind], (k, -stage if kind is F else stage))
+        """Put an action among those that could be done."""
+        heappush(self.ready[action.kind], (action.microbatch, action.stage))
 
     def choose(self) -> Action | None:
         """Take the most urgent action that fits, or none."""
         for kind in self.kinds:
             if self.ready[kind] and (kind is not F or self._fits(self.ready[F][0][0])):
                 k, stage = heappop(self.ready[kind])
-                action = Action(abs(stage), kind, k)
+                action = Action(stage, kind, k)
                 self._account(action)
                 self.done.append(action)
                 return action
