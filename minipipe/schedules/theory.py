@@ -81,9 +81,9 @@ def bubble_fraction(
     >>> [round(100 * bubble_fraction("gpipe", 4, m)) for m in (4, 8, 16)]
     [43, 27, 16]
     """
-    total = makespan(name, num_ranks, num_microbatches, chunks_per_rank, **times)
-    work = case_of(name, num_ranks, num_microbatches, chunks_per_rank, **times).work
-    return 1 - work / total if total else 0.0
+    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank, **times)
+    total = formula_of(MAKESPAN, case)(case)
+    return 1 - case.work / total if total else 0.0
 
 
 def bubble_over_ideal(
@@ -98,9 +98,8 @@ def bubble_over_ideal(
     >>> bubble_over_ideal("1f1b", 4, 8), bubble_over_ideal("interleaved-1f1b", 4, 8, 2)
     (0.375, 0.1875)
     """
-    total = makespan(name, num_ranks, num_microbatches, chunks_per_rank, **times)
-    work = case_of(name, num_ranks, num_microbatches, chunks_per_rank, **times).work
-    return total / work - 1 if work else 0.0
+    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank, **times)
+    return formula_of(MAKESPAN, case)(case) / case.work - 1 if case.work else 0.0
 
 
 def span_bubble(

@@ -275,8 +275,8 @@ def _grid(schedule: Schedule, problem: Problem, reach: int = 5) -> str:
     """Draw the rows around a problem's step, its cell marked ``>so<``; of ranks that wait in a circle, every one's."""
     if problem.rank is None:
         return ""
-    if problem.step is None:
-        return _rank_without_action(schedule, problem.rank, reach)
+    if problem.step is None:  # what is missing stands nowhere: the beginning of its row, no cell marked
+        return _drawn_row(schedule, problem.rank, reach, reach, is_marked=False)
     marks = {problem.rank: problem.step}
     if problem.code in ("deadlock", "rendezvous-deadlock"):
         blocked = {stuck.rank: stuck for stuck in walk(schedule).blocked}
@@ -285,11 +285,6 @@ def _grid(schedule: Schedule, problem: Problem, reach: int = 5) -> str:
         _drawn_row(schedule, rank, marks.get(rank, problem.step), reach, is_marked=rank in marks)
         for rank in range(schedule.num_ranks)
     )
-
-
-def _rank_without_action(schedule: Schedule, rank: int, reach: int) -> str:
-    """Draw the row in which something is missing: it stands nowhere, so no cell is marked."""
-    return _drawn_row(schedule, rank, reach, reach, is_marked=False)
 
 
 def _drawn_row(schedule: Schedule, rank: int, step: int, reach: int, is_marked: bool) -> str:

@@ -3,6 +3,7 @@
 import copy
 import gc
 import threading
+import warnings
 import weakref
 
 import numpy as np
@@ -317,6 +318,23 @@ def test_a_schedule_from_a_file_trains_like_one_process(tmp_path, ending):
             return pipeline.schedule.name, pipeline.step(inputs, targets)
 
         assert spawn(run, 2) == [("mine", expected)] * 2
+
+
+def test_an_imported_schedule_in_another_order_runs_as_written_with_one_warning(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")  # last in, first out
+
+    def run(group):
+        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), schedule=path)
+        pipeline.step(*batch(8, 4))
+        pipeline.step(*batch(8, 4))
+        return [[str(span.action) for span in row] for row in pipeline.timeline().spans]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ran = spawn(run, 2)
+    assert ran == [[["0F0", "0F1", "0B1", "0B0"], ["1F0", "1F1", "1B1", "1B0"]]] * 2
+    assert [str(warning.message).startswith("mine adds gradients") for warning in caught] == [True]
 
 
 def test_a_file_that_is_not_there_or_no_schedule_is_refused(tmp_path):

@@ -49,8 +49,6 @@ def test_1f1b_over_gpipe_is_what_each_of_them_holds(p, m, data):
     c=st.integers(0, 6),
 )
 def test_the_steady_period_is_work_or_a_shared_round_trip(name, p, times, c):
-    if name == "zb-h1" and times[2] > times[0]:
-        return
     costs = Costs(*times, latency=c)
     in_flight = 2 * p - 1 if name == "eager-1f1b" else p
     period = theory.steady_period(
