@@ -5,9 +5,10 @@ simulator times it, the executor runs it on real ranks, the renderer draws it, a
 """
 
 from minipipe import data, functional, nn, optim, render, schedules, testing
-from minipipe.autograd import no_grad
 from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.pipeline import Pipeline, partition_by_cost, partition_evenly, split_microbatches
+from minipipe.place import random_key
+from minipipe.recording import no_grad, watch_everything
 from minipipe.schedules import Action, ActionKind, Costs, Schedule, Timeline, simulate, verify
 from minipipe.tensor import Tensor
 from minipipe.version import __version__
@@ -30,6 +31,7 @@ __all__ = [
     "optim",
     "partition_by_cost",
     "partition_evenly",
+    "random_key",
     "render",
     "schedules",
     "simulate",
@@ -37,4 +39,5 @@ __all__ = [
     "split_microbatches",
     "testing",
     "verify",
+    "watch_everything",
 ]

@@ -8,28 +8,46 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
+from numbers import Integral
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from minipipe.errors import LaunchError
+
 __all__ = [
     "Array",
+    "add_rows",
     "array_module",
     "as_array",
     "contiguous",
     "copy",
+    "empty_on_host",
+    "filled",
     "gpu_description",
     "index_add",
     "is_array",
+    "is_boolean",
     "is_floating",
+    "is_fresh",
     "is_integer",
     "masked",
+    "module_for",
+    "moved",
+    "numpy_dtype",
     "one_per_row",
+    "ones",
     "prod",
+    "product",
     "reduce_sum",
     "reshape",
+    "sum_of_rows",
+    "sum_of_squares",
+    "synchronise",
     "to_numpy",
+    "uniform",
 ]
 
 Array = Any
@@ -61,18 +79,26 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
     return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
 
 
+def numpy_dtype(dtype: Any) -> np.dtype:
+    """Return NumPy's dtype of the same name as one of any module."""
+    if isinstance(dtype, np.dtype):
+        return dtype
+    return np.dtype(dtype if isinstance(dtype, type) else str(dtype).rsplit(".", 1)[-1])
+
+
 def is_floating(dtype: Any) -> bool:
     """Tell whether a dtype holds real numbers, the only kind that has gradients."""
-    return np.dtype(_name(dtype)).kind == "f"
+    return numpy_dtype(dtype).kind == "f"
+
+
+def is_boolean(dtype: Any) -> bool:
+    """Tell whether a dtype holds truth values."""
+    return numpy_dtype(dtype).kind == "b"
 
 
 def is_integer(dtype: Any) -> bool:
     """Tell whether a dtype holds whole numbers."""
-    return np.dtype(_name(dtype)).kind in "iu"
-
-
-def _name(dtype: Any) -> Any:
-    return dtype if isinstance(dtype, np.dtype | type) else str(dtype).rsplit(".", 1)[-1]
+    return numpy_dtype(dtype).kind in "iu"
 
 
 def contiguous(array: Array) -> Array:
@@ -81,13 +107,12 @@ def contiguous(array: Array) -> Array:
     A product sums in an order that depends on the strides, so equal bits need equal strides. NumPy calls an array
     with an axis of length one contiguous whatever that axis' stride; here it is made plain too.
     """
-    if not hasattr(array, "flags"):
-        return array  # the array API standard knows no strides
+    if not hasattr(array, "flags"):  # the array API standard knows no strides, so a copy it must be
+        xp = array_module(array)
+        return xp.reshape(xp.concat([xp.reshape(array, (-1,))]), array.shape)
     if not array.flags.c_contiguous:
         return array_module(array).ascontiguousarray(array)
-    if 1 in array.shape:
-        return array.reshape(-1).reshape(array.shape)
-    return array
+    return array.reshape(-1).reshape(array.shape) if 1 in array.shape else array
 
 
 def copy(array: Array) -> Array:
@@ -95,6 +120,13 @@ def copy(array: Array) -> Array:
     if isinstance(array, np.ndarray):
         return np.array(array, order="C")
     return contiguous(array_module(array).asarray(array, copy=True))
+
+
+def is_fresh(array: Array) -> bool:
+    """Tell whether an array owns its memory, in C order: then whoever made it may give it away without a copy."""
+    if type(array) is np.ndarray or hasattr(array, "__cuda_array_interface__"):
+        return array.base is None and array.flags.c_contiguous
+    return False
 
 
 def masked(array: Array, mask: Array) -> Array:
@@ -112,7 +144,39 @@ def one_per_row(matrix: Array, columns: Array) -> Array:
 
 def reshape(array: Array, shape: tuple[int, ...]) -> Array:
     """Return the elements in another shape; arrays of the array API standard have no such method."""
+    if array.shape == shape:
+        return array
     return array.reshape(shape) if hasattr(array, "reshape") else array_module(array).reshape(array, shape)
+
+
+def product(a: Array, b: Array) -> Array:
+    """Return the product of two matrices."""
+    return a.dot(b) if isinstance(a, np.ndarray) else a @ b  # the method saves a fifth of small products
+
+
+def sum_of_rows(matrix: Array) -> Array:
+    """Return the sum over the first axis, from shape (n, k) to (k,): as a product, faster than a reduction."""
+    return product(ones((matrix.shape[0],), matrix), matrix)
+
+
+def ones(shape: tuple[int, ...], like: Array) -> Array:
+    """Return ones of the module and dtype of ``like``."""
+    return filled(shape, 1.0, like)
+
+
+def filled(shape: tuple[int, ...], value: float, like: Array) -> Array:
+    """Return one value everywhere, of the module and dtype of ``like``."""
+    if isinstance(like, np.ndarray):
+        result = np.empty(shape, like.dtype)
+        result.fill(value)  # half the time of np.full
+        return result
+    return array_module(like).full(shape, value, dtype=like.dtype)
+
+
+def sum_of_squares(array: Array) -> Array:
+    """Return the sum of the squares of all elements."""
+    flat = reshape(array, (-1,))
+    return flat @ flat  # no squares in memory, and no second pass over them
 
 
 def reduce_sum(array: Array, axis: Any = None, keepdims: bool = False) -> Array:
@@ -124,29 +188,137 @@ def reduce_sum(array: Array, axis: Any = None, keepdims: bool = False) -> Array:
 
 
 def index_add(target: Array, index: Any, values: Array) -> None:
-    """Add ``values`` to ``target[index]`` in place; where an index repeats, all its values add."""
-    xp = array_module(target)
+    """Add ``values`` to ``target[index]`` in place; where an index repeats, all its values add.
+
+    Other modules than NumPy do it on the host, in NumPy's order: a GPU's own additions come in another order every
+    time. For rows of a matrix there is :func:`add_rows`.
+    """
     parts = index if isinstance(index, tuple) else (index,)
-    if not any(hasattr(part, "shape") or isinstance(part, list) for part in parts):
-        target[index] += values  # slices and single numbers never repeat
-    elif xp is np:
+    if all(part is None or part is ... or isinstance(part, (slice, Integral)) for part in parts):
+        target[index] += values  # these never repeat
+    elif isinstance(target, np.ndarray):
         np.add.at(target, index, values)
-    elif hasattr(xp, "add") and hasattr(xp.add, "at"):
-        xp.add.at(target, index, values)
     else:
-        host = np.array(target)
-        np.add.at(host, tuple(np.asarray(part) if hasattr(part, "shape") else part for part in parts), values)
-        target[...] = xp.asarray(host)
+        host = np.array(to_numpy(target))
+        np.add.at(host, tuple(to_numpy(part) if is_array(part) else part for part in parts), to_numpy(values))
+        target[...] = array_module(target).asarray(host)
 
 
-def to_numpy(array: Array) -> np.ndarray:
-    """Return the values in NumPy's memory, copied only where they are elsewhere."""
-    return array.get() if hasattr(array, "get") else np.asarray(array)
+def add_rows(shape: tuple[int, int], ids: Array, values: Array) -> Array:
+    """Return zeros of a shape with each row of values added to the row that its id names.
+
+    A stable sort brings the rows of one id together; they are added in pairs, the pairs in pairs, and so on. That order
+    depends on nothing but the ids, whatever the module; a GPU's atomic additions come in another order every time. In
+    NumPy it beats ``np.add.at`` from about 60 rows of 128 on, five times at 1000.
+
+    Parameters
+    ----------
+    shape : (int, int)
+        Of the result, (rows, width).
+    ids : array of integers of shape (n,)
+        Each 0 to rows - 1.
+    values : array of shape (n, width)
+
+    Returns
+    -------
+    array of shape ``shape``
+    """
+    xp = array_module(values)
+    if not hasattr(values, "flags"):  # the array API standard writes to no list of rows
+        return xp.asarray(add_rows(shape, np.asarray(ids), np.asarray(values)))
+    order = xp.argsort(ids, kind="stable")
+    ids, values = ids[order], values[order]
+    is_first = xp.ones(ids.shape, dtype=bool)
+    is_first[1:] = ids[1:] != ids[:-1]
+    first = xp.flatnonzero(is_first)
+    rank = xp.arange(len(ids)) - first[xp.cumsum(is_first) - 1]  # among the rows of the same id
+    distance = 1
+    while len(right := xp.flatnonzero(rank % (2 * distance) == distance)):
+        values[right - distance] += values[right]
+        distance *= 2
+    result = xp.zeros(shape, dtype=values.dtype)
+    result[ids[first]] = values[first]
+    return result
+
+
+def uniform(like: Array, key: tuple[int, ...]) -> Array:
+    """Return random numbers from [0, 1) in float32, of the shape and module of ``like``, that depend on ``key`` alone.
+
+    They are drawn on the host for every module, so that a GPU gets the very numbers of a CPU.
+    """
+    seed, layer, *counter = key
+    # The generator counts the numbers that it draws in the lowest word of the counter.
+    bits = np.random.Philox(key=[seed % 2**64, layer], counter=[0, *counter])
+    drawn = np.random.Generator(bits).random(like.shape, dtype=np.float32)
+    return moved(drawn, array_module(like))
 
 
 def prod(shape: tuple[int, ...]) -> int:
     """Return the number of elements of a shape as a Python integer, which leaves float32 alone."""
     return math.prod(shape)
+
+
+# -- devices -------------------------------------------------------------------------------------------------
+
+
+def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
+    """Return the array module of a device: ``"cpu"``, ``"gpu"``, or an array module, which is its own.
+
+    With ``"gpu"`` this thread uses GPU ``local_rank`` from now on; more ranks than GPUs take turns among them.
+
+    Raises
+    ------
+    LaunchError
+        Code ``no-gpu``, saying what is missing.
+    """
+    if isinstance(device, ModuleType):
+        return device
+    if device == "cpu":
+        return np
+    if device != "gpu":
+        raise LaunchError("no-gpu", f"device is {device!r}; expected 'cpu' or 'gpu'.")
+    try:
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # a driver that is missing, too old or busy raises many things
+        raise LaunchError(
+            "no-gpu", f"There is no GPU to use: {gpu_description()} ({error}). Use device='cpu'."
+        ) from None
+    cupy.cuda.Device(local_rank % count).use()
+    return cupy
+
+
+def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
+    """Return an array as one of a module, in a dtype if one is given; copied only where it is elsewhere."""
+    if array_module(array) is not xp:
+        array = to_numpy(array)
+        if xp is not np:
+            array = xp.asarray(array)
+            synchronise(xp)  # the memory that it was copied from may be used again
+    return array if dtype is None else as_array(array, getattr(xp, numpy_dtype(dtype).name))
+
+
+def to_numpy(array: Array) -> np.ndarray:
+    """Return the values in NumPy's memory, copied only where they are elsewhere; from a GPU through pinned memory."""
+    if not hasattr(array, "get"):
+        return np.asarray(array)
+    return array.get(out=empty_on_host(array_module(array))(array.shape, array.dtype))
+
+
+def empty_on_host(xp: ModuleType) -> Callable[..., np.ndarray]:
+    """Return what allocates host memory that a device of this module copies to and from fastest."""
+    if xp.__name__ != "cupy":
+        return np.empty
+    import cupyx
+
+    return cupyx.empty_pinned
+
+
+def synchronise(xp: ModuleType) -> None:
+    """Wait until the device has done what it was told; others never run ahead."""
+    if xp.__name__ == "cupy":
+        xp.cuda.get_current_stream().synchronize()
 
 
 def gpu_description() -> str:

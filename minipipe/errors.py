@@ -56,11 +56,14 @@ class TensorError(MinipipeError, ValueError):
 
 
 class ParameterError(MinipipeError, ValueError):
-    """A parameter is not filled, or does not fit what is loaded into it (uninitialised, missing, unexpected, shape)."""
+    """A parameter has no values, unfit ones or a useless gradient.
+
+    Codes: uninitialised, missing, unexpected, shape, not-finite.
+    """
 
 
 class ModelError(MinipipeError, TypeError):
-    """A model cannot be cut into stages (not-a-sequence, tied-across-stages, loss, loss-with-parameters)."""
+    """A model cannot be cut into stages (not-a-sequence, loss, loss-with-parameters)."""
 
 
 class PartitionError(MinipipeError, ValueError):
@@ -88,7 +91,7 @@ class MessageError(MinipipeError, RuntimeError):
 
 
 class LaunchError(MinipipeError, RuntimeError):
-    """The ranks cannot be started as asked (no-mpi4py, wrong-mpi, closed)."""
+    """The ranks cannot be started as asked (no-mpi4py, wrong-mpi, no-gpu, closed)."""
 
     is_self_explaining = True
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minipipe import autograd, backend
-from minipipe.autograd import Edge, Leaf, Node, Vjp
+from minipipe.autograd import Edge, Leaf, Node, StageInput, Vjp
 from minipipe.backend import Array
 from minipipe.errors import TensorError
+from minipipe.recording import mode
 
 __all__ = ["Operand", "Tensor", "as_constant", "as_real", "as_tensor", "operands", "record"]
 
@@ -57,10 +58,11 @@ class Tensor:
     def __init__(self, data: object, requires_grad: bool = False, dtype: Any = None) -> None:
         if isinstance(data, Tensor):
             data = data.data
+        _refuse_bundle(data)
         array = backend.as_array(data, dtype)
-        if dtype is None and not backend.is_array(data) and array.dtype == np.float64:
+        if dtype is None and array is not data and array.dtype == np.float64:
             array = array.astype(np.float32)
-        if not (backend.is_floating(array.dtype) or backend.is_integer(array.dtype) or array.dtype == bool):
+        if backend.numpy_dtype(array.dtype).kind not in "fiub":
             raise TensorError("dtype", f"A tensor holds real or whole numbers; this is {array.dtype}: {data!r:.60}.")
         self.data = array
         self.node = None
@@ -70,7 +72,7 @@ class Tensor:
                     "dtype",
                     f"Only real numbers have gradients; this tensor is {array.dtype}. Give dtype=numpy.float32.",
                 )
-            self.node = Leaf()
+            self.node = Leaf(array.shape)
 
     # -- what it is -----------------------------------------------------------------------------------------
 
@@ -102,7 +104,7 @@ class Tensor:
     @property
     def grad(self) -> Array | None:
         """The gradient that ``backward`` left here, of shape ``shape``; None for a result, or before ``backward``."""
-        return self.node.grad if isinstance(self.node, Leaf) else None
+        return self.node.grad if isinstance(self.node, Leaf | StageInput) else None
 
     @grad.setter
     def grad(self, gradient: Array | None) -> None:
@@ -173,7 +175,7 @@ class Tensor:
                 "backward() found no graph: nothing that this tensor was computed from has requires_grad=True, "
                 "or it was computed inside no_grad().",
             )
-        autograd.backward(self.node, self.seed_gradient(gradient))
+        autograd.backward({self.node: self.seed_gradient(gradient)})
 
     def seed_gradient(self, gradient: Array | float | None = None) -> Array:
         """Return ``gradient`` as an array of this tensor's shape and dtype; by default 1 for a single element."""
@@ -185,8 +187,8 @@ class Tensor:
                     "only a tensor with one element has a gradient of its own, 1. Take .sum() or .mean() first?",
                 )
             gradient = 1.0
-        if isinstance(gradient, int | float):
-            return backend.array_module(self.data).full(self.shape, gradient, dtype=self.dtype)
+        if isinstance(gradient, (int, float)):
+            return backend.filled(self.shape, float(gradient), self.data)
         array = backend.as_array(gradient, self.dtype, self.data)
         if array.shape != self.shape:
             raise TensorError("shape", f"The gradient has shape {array.shape}; the tensor has {self.shape}.")
@@ -216,6 +218,10 @@ class Tensor:
         def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor: ...
         def mean(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor: ...
         def max(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor: ...
+        def min(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor: ...
+        def var(
+            self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, correction: int = 0
+        ) -> Tensor: ...
         def exp(self) -> Tensor: ...
         def log(self) -> Tensor: ...
         def tanh(self) -> Tensor: ...
@@ -230,6 +236,8 @@ class Tensor:
 
 Operand = Tensor | Array | float | int
 
+_new = object.__new__  # a result needs none of the checks of Tensor(…)
+
 
 def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     """Return a result, and note in the graph how it was computed.
@@ -240,25 +248,35 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
         The values of the result.
     *inputs : (Tensor, function)
         Each input with its vjp: from the gradient of the result, of its shape, to that of the input, of the
-        input's shape. Inputs without a graph are left out, and what their vjp captured is let go.
+        input's shape. A vjp returns a new array, its argument, or a view of that; it changes neither its argument nor
+        what it captured, and does not return the latter, because what it returns may be added to in place. Inputs
+        without a graph are left out, and what their vjp captured is let go.
     """
-    result = Tensor.__new__(Tensor)
-    result.data = np.asarray(data) if isinstance(data, np.generic) else data
+    result = _new(Tensor)
+    if isinstance(data, np.generic):
+        data = np.asarray(data)
+    result.data = data
     result.node = None
-    if inputs and autograd.is_grad_enabled():
-        edges: list[Edge] = []
-        needs_gradient = False
-        for tensor, vjp in inputs:
-            node = tensor.node
-            if node is None:
-                continue
+    is_enabled, creation, watched_size = mode()
+    order = next(creation)
+    if not is_enabled:
+        return result
+    edges: list[Edge] = []
+    needs_gradient = is_activation = False
+    for tensor, vjp in inputs:
+        node = tensor.node
+        if node is not None:
+            if node.is_activation:
+                is_activation = True
             if node.needs_gradient:
                 needs_gradient = True
                 edges.append((node, vjp))
             else:
                 edges.append((node, None))
-        if edges:
-            result.node = Node(tuple(edges), needs_gradient)
+    if edges:
+        result.node = Node(edges, order, needs_gradient, is_activation)
+        if data.size <= watched_size:
+            result.node.watch([data, *(tensor.data for tensor, _ in inputs)])
     return result
 
 
@@ -274,10 +292,24 @@ def as_constant(value: Operand, like: Tensor) -> Tensor:
     takes the tensor's dtype instead.
     """
     data = value.data if isinstance(value, Tensor) else value
+    _refuse_bundle(data)
     if backend.is_floating(like.dtype):
         return record(backend.as_array(data, like.dtype, like.data))
     # Beside whole numbers a real one is float32, the default, and not float64 as in NumPy.
-    return record(backend.as_array(data, np.float32 if isinstance(data, float) else None, like.data))
+    float32 = backend.array_module(like.data).float32
+    return record(backend.as_array(data, float32 if isinstance(data, float) else None, like.data))
+
+
+def _refuse_bundle(data: object) -> None:
+    """NumPy would make one array of several tensors, and cut the graph behind them."""
+    if isinstance(data, (tuple, list, dict)):
+        items = data.values() if isinstance(data, dict) else data
+        if any(isinstance(item, Tensor) for item in items):
+            raise TensorError(
+                "several-tensors",
+                f"This is a {type(data).__name__} of tensors where one tensor was expected. Make one of them by "
+                "functional.stack or functional.concatenate; a layer that takes several unpacks them in its forward.",
+            )
 
 
 def as_real(value: Operand) -> Tensor:
@@ -309,6 +341,7 @@ def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
             raise TensorError(
                 "dtype",
                 f"A tensor of {left.dtype} meets one of {right.dtype}. Make them equal where they are made: "
-                "Tensor(values, dtype=numpy.float32), or Linear(…, dtype=numpy.float64) to compute in float64.",
+                "values.astype(numpy.float32) or Tensor(values, dtype=numpy.float32) where the input is made, or "
+                "Linear(…, dtype=numpy.float64) to compute in float64.",
             )
     return left, right

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from minipipe.backend import module_for, moved, to_numpy
 from minipipe.comm import spawn
 from minipipe.comm.host import limit_blas_threads
-from minipipe.nn import Sequential
+from minipipe.nn import Parameter, Sequential
 from minipipe.pipeline import Pipeline, split_microbatches
 from minipipe.pipeline.stage import Loss
+from minipipe.place import random_key
 from minipipe.schedules import Schedule
 from minipipe.tensor import Tensor
 
@@ -47,19 +50,23 @@ def check_gradients(
     points = [np.array(array, dtype=np.float64) for array in arrays]
     tensors = [Tensor(point, requires_grad=True) for point in points]
     result = function(*tensors)
+    assert isinstance(result, Tensor), f"the function returns {type(result).__name__}; expected a Tensor"
     weights = np.random.default_rng(0).standard_normal(result.shape)
     result.backward(weights)
     for number, (point, tensor) in enumerate(zip(points, tensors)):
         expected = _differences(lambda: float((function(*map(Tensor, points)).numpy() * weights).sum()), point, epsilon)
-        given = np.zeros_like(point) if tensor.grad is None else tensor.grad
+        given = np.zeros_like(point) if tensor.grad is None else np.asarray(tensor.grad)
+        assert given.shape == point.shape, (
+            f"input {number}: the gradient has shape {given.shape}, the input {point.shape}"
+        )
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
         error = np.abs(given - expected) / scale
         if not error.max(initial=0.0) <= tolerance:
             worst = np.unravel_index(np.argmax(error), error.shape)
             place = tuple(map(int, worst))
             raise AssertionError(
-                f"input {number}, element {place}: the gradient is {given[worst]!r}, "
-                f"differences give {expected[worst]!r} (error {error.max():.1e}, allowed {tolerance:.1e})"
+                f"input {number}, element {place}: the gradient is {float(given[worst])!r}, "
+                f"differences give {float(expected[worst])!r} (error {error.max():.1e}, allowed {tolerance:.1e})"
             )
 
 
@@ -84,7 +91,9 @@ class StepResult(NamedTuple):
     gradients: dict[str, np.ndarray | None]
 
 
-def one_process_step(model: Sequential, loss: Loss, inputs: Any, targets: Any, num_microbatches: int) -> StepResult:
+def one_process_step(
+    model: Sequential, loss: Loss, inputs: Any, targets: Any, num_microbatches: int, seed: int = 0, step: int = 0
+) -> StepResult:
     """Accumulate the gradients of a batch's microbatches in ascending order, in one process and with plain autograd.
 
     This is what every pipelined step must equal, bit for bit. Compute it with one BLAS thread.
@@ -96,17 +105,26 @@ def one_process_step(model: Sequential, loss: Loss, inputs: Any, targets: Any, n
         ``(outputs, targets) -> Tensor`` with one element.
     inputs, targets : array of shape (samples, ...)
     num_microbatches : int
+    seed, step : int
+        Of what is random in the model, such as Dropout. A pipeline counts its steps from 0.
     """
     model.zero_grad()
-    parts = split_microbatches(len(inputs), num_microbatches)
+    num_samples = inputs.shape[0]
+    parts = split_microbatches(num_samples, num_microbatches)
     total = 0.0
-    for part in parts:
-        weight = (part.stop - part.start) / len(inputs)
-        value = loss(model(Tensor(inputs[part])), Tensor(targets[part]))
+    for k, part in enumerate(parts):
+        weight = (part.stop - part.start) / num_samples
+        with random_key(seed, step, k):
+            value = loss(model(Tensor(inputs[part, ...])), Tensor(targets[part, ...]))
         if value.requires_grad:
             value.backward(weight)
         total += weight * value.item()
-    return StepResult(total, {name: p.grad for name, p in model.named_parameters()})
+    return StepResult(total, _gradients(model.named_parameters()))
+
+
+def _gradients(named_parameters: Iterable[tuple[str, Parameter]]) -> dict[str, np.ndarray | None]:
+    gradients = {name: parameter.grad for name, parameter in named_parameters}
+    return {name: None if gradient is None else to_numpy(gradient) for name, gradient in gradients.items()}
 
 
 def check_same_as_one_process(
@@ -117,6 +135,8 @@ def check_same_as_one_process(
     schedule: Schedule,
     seed: int = 0,
     partition: list[range] | None = None,
+    recompute: bool = False,
+    device: str | ModuleType = "cpu",
 ) -> None:
     """Run one pipelined step on thread ranks, and compare loss and gradients with one process, bit for bit.
 
@@ -130,6 +150,10 @@ def check_same_as_one_process(
         Says how many ranks, stages and microbatches.
     seed : int
     partition : list of range, optional
+    recompute : bool
+        Whether the stages of the pipeline compute their activations again.
+    device : str or module
+        What both compute with.
 
     Raises
     ------
@@ -138,14 +162,25 @@ def check_same_as_one_process(
     """
 
     def pipelined(group: Any) -> StepResult:
-        pipeline = Pipeline(model, group, loss=loss, schedule=schedule, seed=seed, partition=partition)
+        pipeline = Pipeline(
+            model,
+            group,
+            loss=loss,
+            schedule=schedule,
+            seed=seed,
+            partition=partition,
+            recompute=recompute,
+            device=device,
+        )
         value = pipeline.step(inputs, targets)
-        return StepResult(value, {name: p.grad for name, p in pipeline.named_parameters()})
+        return StepResult(value, _gradients(pipeline.named_parameters()))
 
     with limit_blas_threads(1):
         twin = copy.deepcopy(model)
-        twin.initialise(seed)
-        expected = one_process_step(twin, loss, inputs, targets, schedule.num_microbatches)
+        twin.to(device).initialise(seed)
+        xp = module_for(device)
+        x, y = moved(np.asarray(inputs), xp), moved(np.asarray(targets), xp)
+        expected = one_process_step(twin, loss, x, y, schedule.num_microbatches, seed)
     by_rank = spawn(pipelined, schedule.num_ranks)
     gradients = {name: gradient for result in by_rank for name, gradient in result.gradients.items()}
     assert gradients.keys() == expected.gradients.keys(), (

@@ -3,7 +3,8 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from minipipe import Action, ActionKind, Schedule, functional, nn, schedules
+from minipipe import Action, ActionKind, Schedule, Tensor, functional, nn, schedules
+from minipipe.backend import array_module
 
 # -- layers that are awkward on purpose ---------------------------------------------------------------------
 
@@ -66,8 +67,42 @@ class WeightSide(nn.Module):
         return (x @ weight) * self.scale + functional.concatenate([x[:, 1:], x[:, :1]], axis=1)
 
 
+class Fork(nn.Module):
+    """Hands on three tensors: what to compute with, a skip connection, and whole numbers that need no gradient."""
+
+    def __init__(self, form):
+        self.form = form
+
+    def forward(self, x):
+        xp = array_module(x.data)
+        rows = Tensor(xp.arange(len(x), dtype=xp.uint8))
+        if self.form is dict:
+            return {"x": x.tanh(), "skip": x, "rows": rows}
+        return self.form([x, x, rows])
+
+
+class Beside(nn.Module):
+    """Computes with the first of three tensors, also with the second; hands on all three."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def forward(self, bundle):
+        x, skip, rows = bundle.values() if isinstance(bundle, dict) else bundle
+        items = [self.layer(x) + skip * 0.5, skip, rows]
+        return dict(zip(bundle, items)) if isinstance(bundle, dict) else type(bundle)(items)
+
+
+class Join(nn.Module):
+    """Takes three tensors to one again."""
+
+    def forward(self, bundle):
+        x, skip, rows = bundle.values() if isinstance(bundle, dict) else bundle
+        return x * skip + rows.reshape(-1, 1) * 0.1
+
+
 def _flat_layers(width):
-    """Return strategies for (layer, next shape) after a matrix of this width."""
+    """Return strategies for (layer, or list of layers, next shape) after a matrix of this width."""
     choices = [
         st.integers(1, 6).map(lambda n: (nn.Linear(width, n), (n,))),
         st.booleans().map(lambda bias: (nn.Linear(width, width, bias=bias), (width,))),
@@ -76,6 +111,13 @@ def _flat_layers(width):
         st.just(width).map(lambda n: (UsedTwice(n), (n,))),
         st.just(width).map(lambda n: (WeightSide(n), (n,))),
         st.just(width).map(lambda n: (Summed(), (1,))),
+        st.just(width).map(lambda n: (nn.Dropout(0.4), (n,))),
+        st.just(width).map(lambda n: (nn.Residual(nn.LayerNorm(n), nn.Linear(n, n), nn.GELU(), nn.Dropout(0.2)), (n,))),
+        st.just(width).map(lambda n: (nn.Recompute(UsedTwice(n)), (n,))),
+        st.just(width).map(lambda n: (nn.Recompute(nn.Sequential(nn.Linear(n, 3), nn.Dropout(0.3))), (3,))),
+        st.sampled_from([tuple, list, dict]).map(
+            lambda form: ([Fork(form), Beside(nn.Tanh()), Beside(nn.Linear(width, width)), Join()], (width,))
+        ),
     ]
     for a in (2, 3):
         if width % a == 0:
@@ -89,6 +131,7 @@ def _cubic_layers(shape):
     return st.one_of(
         st.integers(1, 5).map(lambda n: (nn.Linear(b, n), (a, n))),
         st.sampled_from([nn.Tanh, nn.Identity]).map(lambda kind: (kind(), shape)),
+        st.just(shape).map(lambda s: (nn.LayerNorm(s[1]), s)),
         st.just(shape).map(lambda s: (nn.Flatten(), (s[0] * s[1],))),
         st.just(shape).map(lambda s: (Pooled(), (s[1],))),
     )
@@ -98,10 +141,16 @@ def _cubic_layers(shape):
 def stacks(draw, min_layers=1, max_layers=9):
     """Draw (model, width of the input): a sequence of layers that ends in two outputs."""
     width = draw(st.integers(1, 6))
-    shape, layers = (width,), []
+    shape, layers, square = (width,), [], {}
     for _ in range(draw(st.integers(max(0, min_layers - 2), max_layers - 2))):
+        if shape in square and draw(st.integers(0, 2)) == 0:
+            layers.append(square[shape])  # the very same layer once more: it may be in another stage
+            continue
+        before = shape
         layer, shape = draw(_flat_layers(*shape) if len(shape) == 1 else _cubic_layers(shape))
-        layers.append(layer)
+        layers += layer if isinstance(layer, list) else [layer]
+        if shape == before and len(shape) == 1 and not isinstance(layer, list):
+            square[shape] = layer
     if len(shape) == 2:
         layers.append(Pooled())
         shape = shape[1:]

@@ -5,38 +5,59 @@ fails until it has a gradient check.
 """
 
 from minipipe.functional import operators as operators  # attaches the arithmetic to Tensor
+from minipipe.functional.activation import gelu, relu, sigmoid, silu, tanh
+from minipipe.functional.attention import attention, self_attention
+from minipipe.functional.convolution import conv1d, conv2d, max_pool2d
+from minipipe.functional.dropout import dropout
 from minipipe.functional.elementwise import (
     add,
+    clip,
     divide,
     exp,
     log,
+    masked_fill,
     multiply,
     negative,
     power,
-    relu,
-    sigmoid,
     sqrt,
     subtract,
-    tanh,
+    where,
 )
+from minipipe.functional.embedding import embedding
+from minipipe.functional.error_function import erf
 from minipipe.functional.linear import linear, matmul
 from minipipe.functional.loss import cross_entropy, log_softmax, mean_squared_error, softmax
-from minipipe.functional.reduction import amax, mean, total
-from minipipe.functional.shape import concatenate, contiguous, index, reshape, transpose
+from minipipe.functional.normalisation import layer_norm, rms_norm
+from minipipe.functional.reduction import amax, amin, logsumexp, mean, total, variance
+from minipipe.functional.shape import concatenate, contiguous, identity, index, reshape, split, stack, transpose
 
 __all__ = [
     "add",
     "amax",
+    "amin",
+    "attention",
+    "clip",
     "concatenate",
     "contiguous",
+    "conv1d",
+    "conv2d",
     "cross_entropy",
     "divide",
+    "dropout",
+    "embedding",
+    "erf",
     "exp",
+    "gelu",
+    "identity",
     "index",
+    "layer_norm",
     "linear",
     "log",
     "log_softmax",
+    "logsumexp",
+    "masked_fill",
     "matmul",
+    "max_pool2d",
     "mean",
     "mean_squared_error",
     "multiply",
@@ -44,11 +65,18 @@ __all__ = [
     "power",
     "relu",
     "reshape",
+    "rms_norm",
+    "self_attention",
     "sigmoid",
+    "silu",
     "softmax",
+    "split",
     "sqrt",
+    "stack",
     "subtract",
     "tanh",
     "total",
     "transpose",
+    "variance",
+    "where",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
@@ -9,17 +11,17 @@ from minipipe.tensor import Operand, Tensor, as_real, as_tensor, operands, recor
 
 __all__ = [
     "add",
+    "clip",
     "divide",
     "exp",
     "log",
+    "masked_fill",
     "multiply",
     "negative",
     "power",
-    "relu",
-    "sigmoid",
     "sqrt",
     "subtract",
-    "tanh",
+    "where",
 ]
 
 
@@ -33,7 +35,7 @@ def _unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
     return backend.reshape(backend.reduce_sum(gradient, axis=axes, keepdims=True), shape)
 
 
-def _check_broadcast(name: str, a: Tensor, b: Tensor) -> None:
+def _check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
     for left, right in zip(reversed(a.shape), reversed(b.shape)):
         if left != right and left != 1 and right != 1:
             raise TensorError(
@@ -136,25 +138,79 @@ def sqrt(a: Operand) -> Tensor:
     return record(result, (a, lambda g: g * 0.5 / result))
 
 
-def tanh(a: Operand) -> Tensor:
-    """Return the hyperbolic tangent of a."""
+def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
+    """Return a where the condition is true and b elsewhere; all three are broadcast.
+
+    Parameters
+    ----------
+    condition : array or Tensor of truth values
+        It has no gradient.
+    a, b : Tensor, array or number
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+    """
+    a, b = operands(a, b)
+    mask = _mask("where", condition, a)
+    for one, other in ((a, b), (mask, a), (mask, b)):
+        _check_broadcast("where", one, other)
+    a_shape, b_shape = a.shape, b.shape
+    return record(
+        array_module(a.data).where(mask, a.data, b.data),
+        (a, lambda g: _unbroadcast(backend.masked(g, mask), a_shape)),
+        (b, lambda g: _unbroadcast(backend.masked(g, ~mask), b_shape)),
+    )
+
+
+def masked_fill(a: Operand, mask: Operand, value: float) -> Tensor:
+    """Return a with one number, for instance ``-math.inf``, wherever the mask is true; both are broadcast.
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+    """
     a = as_real(a)
-    result = array_module(a.data).tanh(a.data)
-    return record(result, (a, lambda g: g * (1 - result * result)))
+    mask = _mask("masked_fill", mask, a)
+    if not isinstance(value, Real):
+        raise TensorError(
+            "dtype",
+            f"masked_fill: the value must be one number, without a gradient; it is {value!r:.60}. "
+            "Write where(mask, value, a) to fill with a tensor.",
+        )
+    _check_broadcast("masked_fill", a, mask)
+    shape = a.shape
+    result = array_module(a.data).where(mask, float(value), a.data)
+    return record(result, (a, lambda g: _unbroadcast(backend.masked(g, ~mask), shape)))
 
 
-def sigmoid(a: Operand) -> Tensor:
-    """Return 1 / (1 + e^-a), from e^-|a|, so that nothing overflows and small results are exact, too."""
+def _mask(name: str, mask: Operand, like: Tensor) -> Array:
+    """Return a mask as an array of truth values."""
+    values = mask.data if isinstance(mask, Tensor) else backend.as_array(mask, like=like.data)
+    if not backend.is_boolean(values.dtype):
+        raise TensorError("dtype", f"{name}: the mask must hold truth values (bool); this one is {values.dtype}.")
+    return values
+
+
+def clip(a: Operand, low: float | None = None, high: float | None = None) -> Tensor:
+    """Return a with smaller elements raised to ``low`` and larger ones lowered to ``high``; None sets no bound.
+
+    The gradient is 1 from bound to bound, the bounds included, and 0 beyond.
+
+    Raises
+    ------
+    TensorError
+        Code ``range``.
+    """
     a = as_real(a)
-    xp = array_module(a.data)
-    small = xp.exp(-xp.abs(a.data))
-    result = xp.where(a.data >= 0, 1 / (1 + small), small / (1 + small))
-    return record(result, (a, lambda g: g * (result * (1 - result))))
-
-
-def relu(a: Operand) -> Tensor:
-    """Return a where it is positive, and 0 elsewhere. The gradient at 0 is 0."""
-    a = as_tensor(a)
-    xp = array_module(a.data)
-    result = xp.maximum(a.data, 0)
-    return record(result, (a, lambda g: backend.masked(g, result > 0)))
+    if low is None and high is None:
+        raise TensorError("range", "clip: neither low nor high was given; expected one bound at least.")
+    if low is not None and high is not None and low > high:
+        raise TensorError("range", f"clip: low is {low}, which lies above high, {high}.")
+    result = array_module(a.data).clip(
+        a.data, None if low is None else float(low), None if high is None else float(high)
+    )
+    is_kept = result == a.data
+    return record(result, (a, lambda g: backend.masked(g, is_kept)))

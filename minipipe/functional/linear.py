@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.backend import Array
 from minipipe.errors import TensorError
-from minipipe.functional.shape import reshape
 from minipipe.tensor import Operand, Tensor, operands, record
 
 __all__ = ["linear", "matmul"]
@@ -37,18 +36,31 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             f"linear: the input has shape {x.shape} and the weight {w.shape}; "
             "the input's last axis must be as long as the weight's first.",
         )
-    if data.ndim != 2:  # one product of all rows instead of many small ones
-        rows = reshape(x, (backend.prod(x.shape[:-1]), w.shape[0]))
-        return reshape(linear(rows, weight, bias), (*x.shape[:-1], w.shape[1]))
-    result = data @ w
-    inputs = [(x, lambda g: g @ w.T), (weight, lambda g: data.T @ g)]
-    if bias is not None:
-        _, bias = operands(x, bias)
-        if bias.shape != w.shape[1:]:
-            raise TensorError("shape", f"linear: the bias has shape {bias.shape}; expected {w.shape[1:]}.")
-        result += bias.data
-        inputs.append((bias, lambda g: backend.reduce_sum(g, axis=0)))
-    return record(result, *inputs)
+    rows = _rows(data)  # one product of all rows instead of many small ones
+    result = backend.product(rows, w)
+    before, after = data.shape, (*data.shape[:-1], w.shape[1])
+
+    def of_x(g: Array) -> Array:
+        return backend.reshape(backend.product(_rows(g), w.T), before)
+
+    def of_weight(g: Array) -> Array:
+        return backend.product(rows.T, _rows(g))
+
+    def of_bias(g: Array) -> Array:
+        return backend.sum_of_rows(_rows(g))
+
+    if bias is None:
+        return record(backend.reshape(result, after), (x, of_x), (weight, of_weight))
+    _, bias = operands(x, bias)
+    if bias.data.shape != w.shape[1:]:
+        raise TensorError("shape", f"linear: the bias has shape {bias.shape}; expected {w.shape[1:]}.")
+    result += bias.data
+    return record(backend.reshape(result, after), (x, of_x), (weight, of_weight), (bias, of_bias))
+
+
+def _rows(array: Array) -> Array:
+    """Return an array as a matrix whose rows are its last axis."""
+    return array if array.ndim == 2 else backend.reshape(array, (backend.prod(array.shape[:-1]), array.shape[-1]))
 
 
 def matmul(a: Operand, b: Operand) -> Tensor:
@@ -72,8 +84,8 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     x_shape, y_shape = x.shape, y.shape  # so that each vjp keeps the other operand alone
     return record(
         backend.reshape(product, shape),
-        (a, lambda g: backend.reshape(_sum_batch(backend.reshape(g, full) @ _swap(y), x_shape), a_shape)),
-        (b, lambda g: backend.reshape(_sum_batch(_swap(x) @ backend.reshape(g, full), y_shape), b_shape)),
+        (a, lambda g: backend.reshape(_sum_batch(backend.reshape(g, full) @ y.mT, x_shape), a_shape)),
+        (b, lambda g: backend.reshape(_sum_batch(x.mT @ backend.reshape(g, full), y_shape), b_shape)),
     )
 
 
@@ -91,10 +103,6 @@ def _check_product(left: tuple[int, ...], right: tuple[int, ...]) -> None:
                 f"matmul: shapes {left} and {right} do not fit; before the last two axes, "
                 "lengths must be equal, or one of them 1.",
             )
-
-
-def _swap(array: Array) -> Array:
-    return array_module(array).matrix_transpose(array)
 
 
 def _sum_batch(gradient: Array, shape: tuple[int, ...]) -> Array:

@@ -99,7 +99,7 @@ def mean_squared_error(prediction: Tensor, target: Operand) -> Tensor:
     difference = prediction.data - target.data
     count = prediction.size
     return record(
-        backend.reduce_sum(difference * difference) / count,
-        (prediction, lambda g: difference * (2 * g / count)),
-        (target, lambda g: difference * (-2 * g / count)),
+        backend.sum_of_squares(difference) / count,
+        (prediction, lambda g: difference * (g * (2 / count))),
+        (target, lambda g: difference * (g * (-2 / count))),
     )

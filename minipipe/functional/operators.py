@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
-from minipipe.functional import elementwise, linear, reduction, shape
+from minipipe.functional import activation, elementwise, linear, reduction, shape
 from minipipe.tensor import Operand, Tensor
 
 __all__: list[str] = []
@@ -47,12 +47,14 @@ _METHODS: dict[str, Any] = {
     "sum": reduction.total,
     "mean": reduction.mean,
     "max": reduction.amax,
+    "min": reduction.amin,
+    "var": reduction.variance,
     "exp": elementwise.exp,
     "log": elementwise.log,
-    "tanh": elementwise.tanh,
+    "tanh": activation.tanh,
     "sqrt": elementwise.sqrt,
-    "relu": elementwise.relu,
-    "sigmoid": elementwise.sigmoid,
+    "relu": activation.relu,
+    "sigmoid": activation.sigmoid,
     "reshape": _reshape,
     "transpose": _transpose,
     "T": property(shape.transpose),

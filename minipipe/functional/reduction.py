@@ -1,14 +1,15 @@
-"""Operations that take several elements to one: sum, mean and max over axes."""
+"""Operations that take several elements to one, over the axes given."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_real, as_tensor, record
 
-# `sum` and `max` are the names that users of NumPy look for; inside this file nothing calls Python's.
-__all__ = ["amax", "mean", "total"]
+__all__ = ["amax", "amin", "logsumexp", "mean", "total", "variance"]
 
 Axis = int | tuple[int, ...] | None
 
@@ -25,6 +26,11 @@ def _axes(a: Tensor, axis: Axis) -> tuple[int, ...]:
 def _kept(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape with length 1 along the reduced axes."""
     return tuple(1 if i in axes else length for i, length in enumerate(shape))
+
+
+def _reduced(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    """Return the shape of a result."""
+    return _kept(shape, axes) if keepdims else tuple(length for i, length in enumerate(shape) if i not in axes)
 
 
 def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -52,20 +58,84 @@ def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return record(backend.reduce_sum(a.data, axes, keepdims) / count, (a, spread))
 
 
+def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Tensor:
+    """Return the mean square distance from the mean over the given axes, by default all. As a method: ``var``.
+
+    Parameters
+    ----------
+    a : Tensor
+    axis : int or tuple of int, optional
+    keepdims : bool
+        Whether the axes stay, with length 1.
+    correction : int
+        What is taken off the number of elements before dividing by it; 1 for the variance of a population that the
+        elements are a sample of. (PyTorch's default is 1, NumPy's 0.)
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``range``.
+    """
+    a = as_real(a)
+    axes = _axes(a, axis)
+    kept = _kept(a.shape, axes)
+    count = backend.prod(a.shape) // max(1, backend.prod(kept))
+    if count <= correction:
+        raise TensorError(
+            "range", f"variance: the correction is {correction}; there must be more elements than that, not {count}."
+        )
+    centred = a.data - backend.reduce_sum(a.data, axes, True) / count
+    divisor = count - correction
+    result = backend.reduce_sum(centred * centred, axes, keepdims) / divisor
+    return record(result, (a, lambda g: centred * (backend.reshape(g, kept) * (2 / divisor))))
+
+
 def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the largest element over the given axes, by default all. As a method: ``tensor.max(axis)``.
 
     Where several elements are largest, they share the gradient equally.
     """
     a = as_tensor(a)
+    return _extreme(a, array_module(a.data).max, axis, keepdims)
+
+
+def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the smallest element over the given axes, by default all. As a method: ``tensor.min(axis)``.
+
+    Where several elements are smallest, they share the gradient equally.
+    """
+    a = as_tensor(a)
+    return _extreme(a, array_module(a.data).min, axis, keepdims)
+
+
+def _extreme(a: Tensor, choose: Callable[..., Array], axis: Axis, keepdims: bool) -> Tensor:
+    x, axes = a.data, _axes(a, axis)
+    kept = _kept(a.shape, axes)
+    result = choose(x, axis=axes, keepdims=True)
+
+    def share(g: Array) -> Array:
+        chosen = array_module(x).astype(x == result, x.dtype)
+        return backend.reshape(g, kept) * chosen / backend.reduce_sum(chosen, axes, True)
+
+    return record(backend.reshape(result, _reduced(a.shape, axes, keepdims)), (a, share))
+
+
+def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the logarithm of the sum of e^a over the given axes, by default all.
+
+    Shifted by the largest element, so that nothing overflows. Where all are -inf the result is -inf, its gradient 0.
+    """
+    a = as_real(a)
     x, axes = a.data, _axes(a, axis)
     kept = _kept(a.shape, axes)
     xp = array_module(x)
-    result = xp.max(x, axis=axes, keepdims=True)
-
-    def share(g: Array) -> Array:
-        largest = xp.astype(x == result, x.dtype)
-        return backend.reshape(g, kept) * largest / backend.reduce_sum(largest, axes, True)
-
-    shape = kept if keepdims else tuple(length for i, length in enumerate(a.shape) if i not in axes)
-    return record(backend.reshape(result, shape), (a, share))
+    largest = xp.max(x, axis=axes, keepdims=True)
+    is_finite = xp.isfinite(largest)
+    shift = xp.where(is_finite, largest, 0)  # -inf - (-inf) would be no number
+    exponentials = xp.exp(x - shift)
+    sums = xp.where(is_finite, backend.reduce_sum(exponentials, axes, True), 1)
+    result = xp.where(is_finite, xp.log(sums) + shift, largest)
+    return record(
+        backend.reshape(result, _reduced(a.shape, axes, keepdims)),
+        (a, lambda g: exponentials * (backend.reshape(g, kept) / sums)),
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from minipipe import backend
+from minipipe.autograd import Leaf
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 
-__all__ = ["concatenate", "contiguous", "index", "reshape", "transpose"]
+__all__ = ["concatenate", "contiguous", "identity", "index", "reshape", "split", "stack", "transpose"]
 
 
 def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
@@ -38,7 +40,7 @@ def transpose(a: Operand, axes: Sequence[int] | None = None) -> Tensor:
 def index(a: Operand, key: Any) -> Tensor:
     """Return ``a[key]`` for numbers, slices, None, ..., masks and integer arrays, as in NumPy."""
     a = as_tensor(a)
-    shape, dtype, xp = a.shape, a.dtype, array_module(a.data)
+    shape, dtype, xp = a.shape, a.data.dtype, array_module(a.data)
     parts = key if isinstance(key, tuple) else (key,)
     plain = tuple(part.data if isinstance(part, Tensor) else part for part in parts)
 
@@ -52,15 +54,8 @@ def index(a: Operand, key: Any) -> Tensor:
 
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return the tensors one behind the other along an axis."""
-    tensors = [as_tensor(tensor) for tensor in tensors]
-    if not tensors:
-        raise TensorError("shape", "concatenate: no tensor was given; expected at least one.")
-    if len({str(tensor.dtype) for tensor in tensors}) > 1:
-        given = ", ".join(str(tensor.dtype) for tensor in tensors)
-        raise TensorError("dtype", f"concatenate: the dtypes differ: {given}.")
-    if not -tensors[0].ndim <= axis < tensors[0].ndim:
-        raise TensorError("shape", f"concatenate: there is no axis {axis} in a tensor of shape {tensors[0].shape}.")
-    axis = axis % tensors[0].ndim
+    tensors = _of_one_dtype("concatenate", tensors)
+    axis = _axis("concatenate", axis, tensors[0].shape)
     others = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}
     if len(others) > 1 or any(t.ndim != tensors[0].ndim for t in tensors):
         shapes = ", ".join(str(tensor.shape) for tensor in tensors)
@@ -74,6 +69,72 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return record(xp.concat([tensor.data for tensor in tensors], axis=axis), *inputs)
 
 
+def identity(a: Tensor) -> Tensor:
+    """Return the same values as a result of its own."""
+    return record(a.data, (a, lambda g: g))
+
+
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Return tensors of one shape side by side along a new axis, which will be number ``axis`` of the result."""
+    tensors = _of_one_dtype("stack", tensors)
+    if len({tensor.shape for tensor in tensors}) > 1:
+        shapes = ", ".join(str(tensor.shape) for tensor in tensors)
+        raise TensorError("shape", f"stack: shapes {shapes} differ; expected one shape for all.")
+    axis = _axis("stack", axis, (*tensors[0].shape, len(tensors)))
+    inputs = []
+    for i, tensor in enumerate(tensors):
+        part = (slice(None),) * axis + (i, ...)
+        inputs.append((tensor, lambda g, part=part: g[part]))
+    return record(array_module(tensors[0].data).stack([tensor.data for tensor in tensors], axis=axis), *inputs)
+
+
+def split(a: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+    """Return the parts of a tensor along an axis, each a view.
+
+    Parameters
+    ----------
+    a : Tensor
+    sections : int or sequence of int
+        The number of equal parts, as in NumPy; or the length of each part. (In PyTorch a number is the length.)
+    axis : int
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+    """
+    a = as_tensor(a)
+    axis = _axis("split", axis, a.shape)
+    length = a.shape[axis]
+    if isinstance(sections, Sequence):
+        sizes = list(sections)
+    elif sections >= 1 and length % sections == 0:
+        sizes = [length // int(sections)] * int(sections)
+    else:
+        raise TensorError("shape", f"split: axis {axis} of shape {a.shape} does not fall into {sections} equal parts.")
+    if any(size < 0 for size in sizes) or sum(sizes) != length:
+        raise TensorError("shape", f"split: lengths {sizes} do not add up to axis {axis} of shape {a.shape}.")
+    before = (slice(None),) * axis
+    return tuple(index(a, (*before, slice(stop - size, stop), ...)) for size, stop in zip(sizes, accumulate(sizes)))
+
+
+def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    tensors = [as_tensor(tensor) for tensor in tensors]
+    if not tensors:
+        raise TensorError("shape", f"{name}: no tensor was given; expected at least one.")
+    if len({str(tensor.dtype) for tensor in tensors}) > 1:
+        given = ", ".join(str(tensor.dtype) for tensor in tensors)
+        raise TensorError("dtype", f"{name}: the dtypes differ: {given}.")
+    return tensors
+
+
+def _axis(name: str, axis: int, shape: tuple[int, ...]) -> int:
+    """Return the number of an axis from 0."""
+    if not -len(shape) <= axis < len(shape):
+        raise TensorError("shape", f"{name}: there is no axis {axis} in a tensor of shape {shape}.")
+    return axis % len(shape)
+
+
 def contiguous(a: Tensor) -> Tensor:
     """Return the tensor in C order, and see to it that its gradient will be, too.
 
@@ -81,7 +142,7 @@ def contiguous(a: Tensor) -> Tensor:
     depends on the strides of its operands, and what comes in a message is always in C order.
     """
     data = backend.contiguous(a.data)
-    if data is not a.data:
+    if data is not a.data or isinstance(a.node, Leaf):  # a parameter itself adds up its gradients one by one
         a = record(data, (a, lambda g: g))
     if a.node is not None:
         a.node.is_boundary = True

@@ -1,22 +1,45 @@
 """Parameters, modules, layers and losses."""
 
 from minipipe.nn import initialisers
-from minipipe.nn.layers import Flatten, Identity, Linear, ReLU, Sequential, Sigmoid, Tanh
+from minipipe.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
+from minipipe.nn.attention import MultiHeadAttention, TransformerBlock, Unembedding
+from minipipe.nn.convolution import Conv1d, Conv2d, MaxPool2d
+from minipipe.nn.embedding import Embedding, PositionalEmbedding
+from minipipe.nn.layers import Dropout, Flatten, Identity, Linear
 from minipipe.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.nn.module import Module
+from minipipe.nn.normalisation import LayerNorm, RMSNorm
 from minipipe.nn.parameter import Parameter
+from minipipe.nn.recompute import Recompute
+from minipipe.nn.residual import Residual
+from minipipe.nn.sequential import Sequential
 
 __all__ = [
+    "GELU",
+    "Conv1d",
+    "Conv2d",
     "CrossEntropyLoss",
+    "Dropout",
+    "Embedding",
     "Flatten",
     "Identity",
+    "LayerNorm",
     "Linear",
     "MSELoss",
+    "MaxPool2d",
     "Module",
+    "MultiHeadAttention",
     "Parameter",
+    "PositionalEmbedding",
+    "RMSNorm",
     "ReLU",
+    "Recompute",
+    "Residual",
     "Sequential",
+    "SiLU",
     "Sigmoid",
     "Tanh",
+    "TransformerBlock",
+    "Unembedding",
     "initialisers",
 ]

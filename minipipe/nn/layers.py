@@ -1,19 +1,16 @@
-"""Layers, and the sequence of them that a pipeline cuts into stages."""
+"""Layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from numbers import Integral
 from typing import Any
 
 from minipipe import functional
-from minipipe.errors import MinipipeError, TensorError
 from minipipe.nn.initialisers import Initialiser, he_uniform
-from minipipe.nn.module import Module
+from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
-from minipipe.tensor import Tensor, as_tensor
+from minipipe.tensor import Tensor
 
-__all__ = ["Flatten", "Identity", "Linear", "ReLU", "Sequential", "Sigmoid", "Tanh"]
+__all__ = ["Dropout", "Flatten", "Identity", "Linear"]
 
 
 class Linear(Module):
@@ -45,9 +42,7 @@ class Linear(Module):
         initialiser: Initialiser | None = None,
         dtype: Any = None,
     ) -> None:
-        for name, value in (("in_features", in_features), ("out_features", out_features)):
-            if not isinstance(value, Integral) or value < 0:
-                raise ValueError(f"Linear: {name} is {value!r}; expected a whole number (64 // 2, not 64 / 2).")
+        check_lengths("Linear", in_features=in_features, out_features=out_features)
         self.weight = Parameter((in_features, out_features), initialiser or he_uniform(in_features), dtype)
         self.bias = Parameter((out_features,), dtype=dtype) if bias else None
 
@@ -68,30 +63,6 @@ class Identity(Module):
         return x
 
 
-class ReLU(Module):
-    """x where it is positive, 0 elsewhere."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape."""
-        return functional.relu(x)
-
-
-class Tanh(Module):
-    """The hyperbolic tangent of each element."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape."""
-        return functional.tanh(x)
-
-
-class Sigmoid(Module):
-    """1 / (1 + e^-x) of each element."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape."""
-        return functional.sigmoid(x)
-
-
 class Flatten(Module):
     """All axes but the first made one."""
 
@@ -100,63 +71,27 @@ class Flatten(Module):
         return functional.reshape(x, (len(x), -1))
 
 
-class Sequential(Module):
-    """Layers, each applied to the result of the one before: what a pipeline cuts into stages.
+class Dropout(Module):
+    """Sets each element to 0 with a probability while training, and scales the others; changes nothing in evaluation.
 
-    What passes from one layer to the next, activation or gradient, is made contiguous whether or not a pipeline cuts
-    there, so that no cut changes a bit (see :func:`minipipe.functional.contiguous`).
+    The mask depends on (seed, layer, step, microbatch) and on nothing else: not on the schedule, the partition, or
+    whether it is computed a second time.
 
     Parameters
     ----------
-    *layers : Module
-
-    Examples
-    --------
-    >>> Sequential(Flatten(), Linear(64, 10))
-    Sequential(
-      0: Flatten()
-      1: Linear(64, 10)
-    )
+    probability : float
+        At least 0, less than 1.
     """
 
-    def __init__(self, *layers: Module) -> None:
-        for i, layer in enumerate(layers):
-            if not isinstance(layer, Module):
-                raise TypeError(
-                    f"Sequential takes modules, one argument each; number {i} is {type(layer).__name__}. "
-                    "Write Sequential(*layers) to give a list."
-                )
-        self.layers = list(layers)
-        self.first_layer = 0  # the number of the first one, where these are part of a longer sequence
-
-    def _parts(self) -> Iterator[tuple[str, Any]]:
-        for i, layer in enumerate(self.layers):
-            yield str(i), layer
+    def __init__(self, probability: float) -> None:
+        if not 0 <= probability < 1:
+            raise ValueError(f"Dropout: probability is {probability}; expected at least 0 and less than 1.")
+        self.probability = probability
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply every layer in turn."""
-        x = as_tensor(x)
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            try:
-                x = layer(x)
-            except MinipipeError as error:
-                error.add_note(f"in layer {self.first_layer + i}, {layer!r}")
-                raise
-            if not isinstance(x, Tensor):
-                raise TensorError(
-                    "not-a-tensor",
-                    f"Layer {self.first_layer + i}, {layer!r}, returned {type(x).__name__}; a layer returns a Tensor.",
-                )
-            if i < last:
-                x = functional.contiguous(x)
-        return x
+        """Keep the shape."""
+        return functional.dropout(x, self.probability) if self.is_training else x
 
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(self.layers)
-
-    def __getitem__(self, index: int | slice) -> Module:
-        return Sequential(*self.layers[index]) if isinstance(index, slice) else self.layers[index]
+    def describe(self) -> str:
+        """Name the probability."""
+        return str(self.probability)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from numbers import Integral
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from minipipe import backend
 from minipipe.errors import ParameterError
 from minipipe.nn.parameter import Parameter
 
-__all__ = ["Module", "check_state"]
+__all__ = ["Module", "check_lengths", "check_state"]
 
 
 class Module:
@@ -113,6 +115,19 @@ class Module:
         """Set this module and all inside it to be evaluated. Returns the module."""
         return self.train(False)
 
+    def to(self, device: str | ModuleType) -> Module:
+        """Keep all parameters on a device from now on: ``"cpu"``, ``"gpu"``, or an array module. Returns the module.
+
+        Raises
+        ------
+        LaunchError
+            Code ``no-gpu``.
+        """
+        xp = backend.module_for(device)
+        for parameter in self.parameters():
+            parameter.move(xp)
+        return self
+
     def zero_grad(self) -> None:
         """Forget every gradient."""
         for parameter in self.parameters():
@@ -133,13 +148,18 @@ class Module:
         parameters = dict(self.named_parameters())
         check_state(parameters, state)
         for name, parameter in parameters.items():
-            parameter.load(backend.as_array(state[name]), name)
+            parameter.load(np.asarray(state[name]), name)
 
     # -- looks ----------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
         """Return what stands between the brackets of the repr of a module without parts."""
         return ""
+
+    def brief(self, width: int = 48) -> str:
+        """Return the repr in one line, without the parts where it would be longer than ``width``."""
+        whole = " ".join(repr(self).split())
+        return whole if len(whole) <= width else f"{type(self).__name__}({self.describe() or '…'})"
 
     def __repr__(self) -> str:
         modules = [(name, part) for name, part in self._parts() if isinstance(part, Module)]
@@ -158,6 +178,15 @@ def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _parts_in(f"{name}.{key}", item)
+
+
+def check_lengths(layer: str, **lengths: Any) -> None:
+    """Check that what a layer was given as lengths are whole numbers, from 0."""
+    for name, value in lengths.items():
+        if not isinstance(value, Integral) or value < 0:
+            raise ValueError(
+                f"{layer}: {name} is {value!r}; expected a whole number, at least 0 (64 // 2, not 64 / 2)."
+            )
 
 
 def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import array_api_strict
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from minipipe import Tensor, functional
+from minipipe import Tensor, backend, functional
 from minipipe.errors import TensorError
 
 LARGE = np.array([[1000.0, -1000.0, 0.0], [-1000.0, -1000.0, -1000.0], [1000.0, 1000.0, 999.0]])
@@ -16,6 +21,14 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # an overflow 
 FINITE = {
     "sigmoid": functional.sigmoid,
     "tanh": functional.tanh,
+    "gelu": functional.gelu,
+    "gelu, approximate": lambda x: functional.gelu(x, approximate=True),
+    "silu": functional.silu,
+    "erf": functional.erf,
+    "logsumexp": functional.logsumexp,
+    "logsumexp, axis": lambda x: functional.logsumexp(x, axis=1),
+    "layer_norm": lambda x: functional.layer_norm(x, Tensor(np.ones(3, x.dtype)), Tensor(np.ones(3, x.dtype))),
+    "rms_norm": lambda x: functional.rms_norm(x, Tensor(np.ones(3, x.dtype))),
     "softmax": functional.softmax,
     "log_softmax": functional.log_softmax,
     "cross_entropy": lambda x: functional.cross_entropy(x, LABELS),
@@ -171,3 +184,225 @@ def test_a_tensor_with_one_element_is_a_number_where_python_wants_one():
         list(loss)
     with pytest.raises(ValueError, match="one element"):
         bool(Tensor([1.0, 2.0]))
+
+
+# -- the error function and what is made of it -----------------------------------------------------------------
+
+TEN = np.linspace(-10, 10, 100_001)
+ERF = np.array([math.erf(x) for x in TEN])
+
+
+@pytest.mark.parametrize("module", [np, array_api_strict], ids=["numpy", "strict"])
+def test_erf_is_that_of_the_c_library_to_a_unit_in_the_last_place(module):
+    result = functional.erf(Tensor(module.asarray(TEN))).data
+    assert np.abs(np.asarray(result) - ERF).max() <= 3e-16
+    relative = np.abs(np.asarray(result) / np.where(TEN == 0, 1, ERF) - (TEN != 0))
+    assert relative.max() <= 5e-16  # small numbers, too
+
+
+def test_erf_is_exact_to_float32_in_float32():
+    x = TEN.astype(np.float32)
+    result = functional.erf(Tensor(x)).numpy()
+    assert result.dtype == np.float32
+    assert np.abs(result - np.array([math.erf(float(v)) for v in x])).max() <= 5e-7
+
+
+def test_erf_of_infinity_is_one_and_of_no_number_none():
+    for dtype in (np.float32, np.float64):
+        result = functional.erf(Tensor(np.array([-np.inf, np.inf, np.nan, 0.0], dtype))).numpy()
+        np.testing.assert_allclose(result, [-1, 1, np.nan, 0], atol=1e-7)
+
+
+def test_activations_of_large_numbers_are_the_numbers_themselves_or_nothing():
+    x = np.array([-1000.0, -50.0, 0.0, 50.0, 1000.0], np.float32)
+    for function in (functional.gelu, functional.silu, lambda a: functional.gelu(a, approximate=True)):
+        np.testing.assert_allclose(function(Tensor(x)).numpy(), [0, 0, 0, 50, 1000], atol=1e-12)
+
+
+def test_gelu_with_tanh_is_near_the_exact_one_and_yet_another_function():
+    x = Tensor(np.linspace(-6, 6, 1001))
+    difference = np.abs(functional.gelu(x).numpy() - functional.gelu(x, approximate=True).numpy()).max()
+    assert 1e-4 < difference < 5e-4
+
+
+# -- choosing, clipping, masks -----------------------------------------------------------------------------------
+
+
+def test_clip_passes_the_gradient_at_its_bounds_and_not_beyond():
+    x = Tensor([-2.0, -1.0, 0.0, 1.0, 2.0], requires_grad=True)
+    functional.clip(x, -1, 1).sum().backward()
+    assert x.grad.tolist() == [0.0, 1.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("bounds, message", [((None, None), "neither"), ((1, 0), "low is 1, which lies above high, 0")])
+def test_bounds_that_make_no_interval_are_refused(bounds, message):
+    with pytest.raises(TensorError, match=f"^clip: {message}") as caught:
+        functional.clip(Tensor([1.0]), *bounds)
+    assert caught.value.code == "range"
+
+
+def test_masked_scores_of_minus_infinity_get_no_probability_and_no_gradient():
+    x = Tensor(np.array([[1.0, 2.0, 3.0]], np.float32), requires_grad=True)
+    hidden = functional.masked_fill(x, np.array([False, True, False]), -math.inf)
+    probabilities = functional.softmax(hidden)
+    probabilities.backward(np.array([[1.0, 5.0, 2.0]]))
+    assert probabilities.numpy()[0, 1] == 0.0 and x.grad[0, 1] == 0.0 and x.grad[0, 0] != 0.0
+    assert probabilities.dtype == np.float32
+
+
+MASKS = {"whole numbers": [1, 0, 1], "real numbers": [1.0, 0.0, 1.0], "a tensor of them": Tensor([1.0, 0.0, 1.0])}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_a_mask_holds_truth_values(mask):
+    x = Tensor([1.0, 2.0, 3.0])
+    for call in (lambda: functional.where(mask, x, 0.0), lambda: functional.masked_fill(x, mask, 0.0)):
+        with pytest.raises(TensorError, match="truth values") as caught:
+            call()
+        assert caught.value.code == "dtype"
+
+
+def test_a_mask_may_be_a_tensor_or_a_list():
+    x = Tensor([1.0, 2.0])
+    for mask in (Tensor(np.array([True, False])), [True, False]):
+        assert functional.where(mask, x, 0.0).numpy().tolist() == [1.0, 0.0]
+        assert functional.masked_fill(x, mask, 0.0).numpy().tolist() == [0.0, 2.0]
+
+
+def test_masked_fill_refuses_a_tensor_whose_gradient_it_would_lose():
+    with pytest.raises(TensorError, match=r"where\(mask, value, a\)") as caught:
+        functional.masked_fill(Tensor([1.0]), [True], Tensor([2.0], requires_grad=True))
+    assert caught.value.code == "dtype"
+
+
+# -- reductions ----------------------------------------------------------------------------------------------------
+
+
+def test_logsumexp_does_not_overflow_and_takes_minus_infinity():
+    inf = np.inf
+    x = Tensor(np.array([[1000.0, 1000.0], [-inf, 3.0], [-inf, -inf]]), requires_grad=True)
+    result = functional.logsumexp(x, axis=1)
+    result.backward(np.ones(3))
+    np.testing.assert_array_equal(result.numpy(), [1000 + math.log(2), 3.0, -inf])
+    np.testing.assert_array_equal(x.grad, [[0.5, 0.5], [0.0, 1.0], [0.0, 0.0]])
+    assert functional.logsumexp(Tensor([inf, -inf, 0.0])).item() == inf
+
+
+def test_logsumexp_of_everything_can_be_minus_infinity():
+    x = Tensor(np.full((2, 3), -np.inf, np.float32), requires_grad=True)
+    result = functional.logsumexp(x)
+    result.backward()
+    assert result.item() == -np.inf and result.dtype == np.float32
+    assert (x.grad == 0).all()
+
+
+def test_elements_that_are_smallest_together_share_the_gradient_of_min_equally():
+    x = Tensor([[3.0, 1.0, 1.0], [2.0, 2.0, 2.0]], requires_grad=True)
+    x.min(axis=1).backward([1.0, 6.0])
+    assert x.grad.tolist() == [[0.0, 0.5, 0.5], [2.0, 2.0, 2.0]]
+
+
+def test_variance_does_not_lose_its_digits_to_a_large_mean():
+    x = np.array([0.0, 1.0, 2.0, 3.0]) + 2.0**40
+    assert Tensor(x).var().item() == 1.25
+
+
+@pytest.mark.parametrize("shape, correction", [((1, 3), 1), ((0, 3), 0), ((2, 3), 3)])
+def test_a_variance_of_too_few_elements_is_refused(shape, correction):
+    with pytest.raises(TensorError, match=rf"correction is {correction}; .* not {shape[0]}\.") as caught:
+        Tensor(np.ones(shape)).var(axis=0, correction=correction)
+    assert caught.value.code == "range"
+
+
+# -- normalisation -------------------------------------------------------------------------------------------------
+
+
+def test_a_constant_row_is_normalised_to_the_bias_and_not_to_noise():
+    x = Tensor(np.full((2, 8), 1000.0, np.float32))
+    weight, bias = Tensor(np.ones(8, np.float32)), Tensor(np.arange(8, dtype=np.float32))
+    np.testing.assert_array_equal(functional.layer_norm(x, weight, bias).numpy(), [range(8)] * 2)
+
+
+def test_normalised_rows_have_the_moments_that_they_should():
+    x = Tensor(np.random.default_rng(0).normal(100.0, 5.0, (6, 512)).astype(np.float32))
+    ones, zeros = Tensor(np.ones(512, np.float32)), Tensor(np.zeros(512, np.float32))
+    by_layer, by_square = functional.layer_norm(x, ones, zeros).numpy(), functional.rms_norm(x, ones).numpy()
+    np.testing.assert_allclose(by_layer.mean(1), 0, atol=1e-5)
+    np.testing.assert_allclose(by_layer.var(1), 1, rtol=1e-4)
+    np.testing.assert_allclose((by_square**2).mean(1), 1, rtol=1e-4)
+
+
+# -- embedding -----------------------------------------------------------------------------------------------------
+
+WRONG_IDS = {
+    "too large": ([0, 3], "range"),
+    "negative": ([[-1], [0]], "range"),
+    "too large, unsigned": (np.array([255], np.uint8), "range"),
+    "real numbers": ([0.0], "dtype"),
+    "truth values": (np.array([True]), "dtype"),
+    "real numbers in a tensor": (Tensor([0.0]), "dtype"),
+}
+
+
+@pytest.mark.parametrize("ids, code", WRONG_IDS.values(), ids=WRONG_IDS)
+def test_ids_that_name_no_row_are_refused(ids, code):
+    with pytest.raises(TensorError, match=r"^embedding: ") as caught:
+        functional.embedding(Tensor(np.ones((3, 2))), ids)
+    assert caught.value.code == code
+
+
+def test_the_message_about_ids_gives_their_range_and_that_of_the_table():
+    with pytest.raises(TensorError, match=r"ids run from -2 to 7, but the table has 3 rows; expected 0 to 2"):
+        functional.embedding(Tensor(np.ones((3, 2))), [[-2, 7], [0, 1]])
+
+
+def test_no_ids_give_no_vectors_and_a_gradient_of_zeros():
+    weight = Tensor(np.ones((3, 2)), requires_grad=True)
+    result = functional.embedding(weight, np.zeros((2, 0), np.int64))
+    result.backward(np.ones((2, 0, 2)))
+    assert result.shape == (2, 0, 2)
+    assert weight.grad.tolist() == [[0.0, 0.0]] * 3
+
+
+@given(st.lists(st.integers(0, 4), max_size=40))
+def test_rows_are_added_to_the_rows_that_their_ids_name(ids):
+    ids = np.array(ids, np.int64)
+    values = np.random.default_rng(len(ids)).integers(-99, 99, (len(ids), 3)).astype(np.float64)  # sums are exact
+    expected = np.zeros((5, 3))
+    np.add.at(expected, ids, values)
+    np.testing.assert_array_equal(backend.add_rows((5, 3), ids, values), expected)
+    strict = backend.add_rows((5, 3), array_api_strict.asarray(ids), array_api_strict.asarray(values))
+    np.testing.assert_array_equal(np.asarray(strict), expected)
+
+
+def test_rows_of_one_id_are_added_in_pairs_so_that_many_small_ones_are_not_lost():
+    # One after another, 2^24 + 1 + 1 + … stays at 2^24 in float32.
+    values = np.ones((2**12, 1), np.float32)
+    values[0] = 2.0**24
+    added = backend.add_rows((2, 1), np.ones(2**12, np.int64), values)
+    in_turn = np.zeros((2, 1), np.float32)
+    np.add.at(in_turn, np.ones(2**12, np.int64), values)
+    assert in_turn[1, 0] == 2.0**24
+    assert added[1, 0] == 2.0**24 + 2**12 - 2 and added[0, 0] == 0.0
+
+
+def in_pairs(rows: list[np.ndarray]) -> np.ndarray:
+    """Add neighbours, then neighbours of the sums, until one row is left."""
+    while len(rows) > 1:
+        rows = [sum(rows[i + 1 : i + 2], rows[i]) for i in range(0, len(rows), 2)]
+    return rows[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 64, 1001])
+def test_rows_of_one_id_are_paired_in_the_order_in_which_they_come(count):
+    generator = np.random.default_rng(count)
+    ids, values = generator.integers(0, 3, count), generator.standard_normal((count, 2)).astype(np.float32)
+    added = backend.add_rows((3, 2), ids, values)
+    for row in set(ids.tolist()):
+        np.testing.assert_array_equal(added[row], in_pairs(list(values[ids == row])))
+
+
+def test_adding_rows_leaves_its_arguments_alone():
+    ids, values = np.array([1, 1, 0]), np.arange(6.0).reshape(3, 2)
+    backend.add_rows((2, 2), ids, values)
+    assert ids.tolist() == [1, 1, 0] and values.tolist() == [[0, 1], [2, 3], [4, 5]]

@@ -7,6 +7,7 @@ rows are checked against NumPy, against central differences, in float32, and on 
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 import types
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
-from minipipe import Tensor, functional
+from minipipe import Tensor, functional, random_key
 from minipipe import functional as F
 from minipipe.errors import TensorError
 from minipipe.testing import check_gradients
@@ -54,11 +55,70 @@ def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.exp(x) / np.exp(x).sum(axis, keepdims=True)
 
 
+def dropped(a: Tensor, probability: float) -> Tensor:
+    with random_key(3, step=1):
+        return F.dropout(a, probability)
+
+
+def dropped_array(a: np.ndarray, probability: float) -> np.ndarray:
+    keep = np.random.Generator(np.random.Philox(key=[3, 0], counter=[0, 1, 0, 1])).random(a.shape, np.float32)
+    return a * (keep >= probability) / (1 - probability)
+
+
+def phi(x: np.ndarray) -> np.ndarray:
+    """Return the probability that a standard normal number is smaller, element by element."""
+    return np.array([0.5 * math.erfc(-element * math.sqrt(0.5)) for element in x.ravel()]).reshape(x.shape)
+
+
+def normalised(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon)
+
+
+def of_mean_square_one(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon)
+
+
+def attended(query: np.ndarray, key: np.ndarray, value: np.ndarray, is_causal: bool = False) -> np.ndarray:
+    """Return softmax(Q K^T / sqrt(d)) V (Vaswani et al. 2017, equation 1); scores of the future are -inf."""
+    scores = query @ np.swapaxes(key, -1, -2) / math.sqrt(query.shape[-1])
+    if is_causal:
+        scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -math.inf)
+    return np.asarray(softmax(scores) @ value)
+
+
+def attended_by_heads(projections: np.ndarray, num_heads: int, is_causal: bool = False) -> np.ndarray:
+    """Return head after head, side by side; each has its columns of the queries, of the keys and of the values."""
+    query, key, value = np.split(projections, 3, axis=-1)
+    heads = (np.split(part, num_heads, axis=-1) for part in (query, key, value))
+    return np.concatenate([attended(*head, is_causal) for head in zip(*heads)], axis=-1)
+
+
+def windows(x: np.ndarray, kernel: tuple[int, int], stride: tuple[int, int]) -> np.ndarray:
+    """Return every window of images (n, c, h, w), one by one: (n, c, oh, ow, kh, kw)."""
+    (kh, kw), (down, right) = kernel, stride
+    tops, lefts = range(0, x.shape[2] - kh + 1, down), range(0, x.shape[3] - kw + 1, right)
+    rows = [np.stack([x[:, :, top : top + kh, left : left + kw] for left in lefts], 2) for top in tops]
+    return np.stack(rows, 2)
+
+
+def convolved(
+    x: np.ndarray, w: np.ndarray, stride: tuple[int, int] = (1, 1), padding: tuple[int, int] = (0, 0)
+) -> np.ndarray:
+    padded = np.pad(x, [(0, 0), (0, 0), *((zeros, zeros) for zeros in padding)])
+    return np.asarray(np.einsum("ncyxij,ocij->noyx", windows(padded, w.shape[2:], stride), w))
+
+
 MATRIX, OTHER, ROW, COLUMN = somewhere(3, 4), somewhere(3, 4, seed=1), somewhere(4, seed=2), somewhere(3, 1, seed=3)
 POSITIVE, POSITIVE_ROW = positive(3, 4), positive(4, seed=1)
 SCALAR, CUBE, VECTOR = np.array(0.7), somewhere(2, 3, 4, seed=4), somewhere(3, seed=5)
 REVERSED = somewhere(4, 3, 2, seed=8)
 WEIGHT, BIAS = somewhere(4, 2, seed=6), somewhere(2, seed=7)
+WIDE_BIAS, TABLE = somewhere(4, seed=9), somewhere(5, 4, seed=10)
+IDS = np.array([[3, 0, 3], [4, 3, 0]])
+IMAGES, KERNELS, SMALL = somewhere(2, 3, 5, 4, seed=10), somewhere(2, 3, 3, 2, seed=11), somewhere(4, 3, 1, 1, seed=12)
+SERIES, FILTERS = somewhere(2, 3, 7, seed=13), somewhere(4, 3, 3, seed=14)
+QUERIES, KEYS, VALUES = somewhere(2, 3, 4, seed=15), somewhere(2, 5, 4, seed=16), somewhere(2, 5, 2, seed=17)
+HEADS, PROJECTIONS = somewhere(2, 2, 3, 2, seed=18), somewhere(2, 4, 12, seed=19)
 MASK = np.array([[True, False, True, False], [False, False, True, True], [False, False, False, False]])
 
 FEWER_AXES = "the standard wants one index for each axis, or an ellipsis"
@@ -104,6 +164,29 @@ ROWS = [
     Row("sigmoid", lambda c, a: F.sigmoid(a), lambda a: 1 / (1 + np.exp(-a)), (MATRIX,)),
     Row("relu", lambda c, a: F.relu(a), lambda a: np.where(a > 0, a, 0), (MATRIX,)),
     Row("relu", lambda c, a: F.relu(a), lambda a: a, (SCALAR,)),
+    Row("silu", lambda c, a: F.silu(a), lambda a: a / (1 + np.exp(-a)), (MATRIX,)),
+    Row("silu", lambda c, a: F.silu(a), lambda a: a / (1 + np.exp(-a)), (SCALAR,)),
+    Row("gelu", lambda c, a: F.gelu(a), lambda a: a * phi(a), (3 * MATRIX,)),
+    Row("gelu", lambda c, a: F.gelu(a), lambda a: a * phi(a), (SCALAR,)),
+    Row(
+        "gelu",
+        lambda c, a: F.gelu(a, approximate=True),
+        lambda a: a * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))),
+        (3 * MATRIX,),
+    ),
+    Row("gelu", lambda c, a: F.gelu(F.transpose(a), approximate=False), lambda a: a.T * phi(a.T), (CUBE,)),
+    Row("erf", lambda c, a: F.erf(a), lambda a: 2 * phi(a * math.sqrt(2)) - 1, (3 * MATRIX,)),
+    Row("erf", lambda c, a: F.erf(a), lambda a: np.array(math.erf(a)), (SCALAR,)),
+    Row("where", lambda c, a, b: F.where(c(MASK), a, b), lambda a, b: np.where(MASK, a, b), (MATRIX, OTHER)),
+    Row("where", lambda c, a, b: F.where(c(MASK), a, b), lambda a, b: np.where(MASK, a, b), (COLUMN, ROW)),
+    Row("where", lambda c, a: F.where(c(MASK), a, 0.5), lambda a: np.where(MASK, a, 0.5), (SCALAR,)),
+    Row("where", lambda c, a: F.where(c(MASK), 1, a), lambda a: np.where(MASK, 1.0, a), (CUBE[:, :, :1],)),
+    Row("masked_fill", lambda c, a: F.masked_fill(a, c(MASK), -2), lambda a: np.where(MASK, -2.0, a), (MATRIX,)),
+    Row("masked_fill", lambda c, a: F.masked_fill(a, c(MASK), 0.25), lambda a: np.where(MASK, 0.25, a), (CUBE,)),
+    Row("masked_fill", lambda c, a: F.masked_fill(a, c(MASK), 3), lambda a: np.where(MASK, 3.0, a), (ROW,)),
+    Row("clip", lambda c, a: F.clip(a, -0.7, 0.6), lambda a: np.minimum(np.maximum(a, -0.7), 0.6), (MATRIX,)),
+    Row("clip", lambda c, a: F.clip(a, low=0), lambda a: np.maximum(a, 0), (CUBE,)),
+    Row("clip", lambda c, a: F.clip(a, high=0.25), lambda a: np.minimum(a, 0.25), (SCALAR,)),
     Row("Tensor.__neg__", lambda c, a: -a, lambda a: -a, (CUBE,)),
     Row("Tensor.exp", lambda c, a: a.exp(), np.exp, (SCALAR,)),
     Row("Tensor.log", lambda c, a: a.log(), np.log, (POSITIVE_ROW,)),
@@ -122,6 +205,27 @@ ROWS = [
     Row("amax", lambda c, a: F.amax(a), lambda a: a.max(), (CUBE,)),
     Row("amax", lambda c, a: F.amax(a, (-1, 0)), lambda a: a.max((0, 2)), (CUBE,)),
     Row("amax", lambda c, a: F.amax(a, 1, keepdims=True), lambda a: a.max(1, keepdims=True), (CUBE,)),
+    Row("amin", lambda c, a: F.amin(a), lambda a: a.min(), (CUBE,)),
+    Row("amin", lambda c, a: F.amin(a, (-1, 0)), lambda a: a.min((0, 2)), (CUBE,)),
+    Row("amin", lambda c, a: F.amin(a, 1, keepdims=True), lambda a: a.min(1, keepdims=True), (CUBE,)),
+    Row("amin", lambda c, a: F.amin(a), lambda a: a, (SCALAR,)),
+    Row("variance", lambda c, a: F.variance(a), lambda a: a.var(), (CUBE,)),
+    Row(
+        "variance", lambda c, a: F.variance(a, (0, -1), keepdims=True), lambda a: a.var((0, 2), keepdims=True), (CUBE,)
+    ),
+    Row("variance", lambda c, a: F.variance(a, 1, correction=1), lambda a: a.var(1, ddof=1), (CUBE,)),
+    Row("logsumexp", lambda c, a: F.logsumexp(a), lambda a: np.log(np.exp(a).sum()), (CUBE,)),
+    Row("logsumexp", lambda c, a: F.logsumexp(a, -1), lambda a: np.log(np.exp(a).sum(-1)), (CUBE,)),
+    Row(
+        "logsumexp",
+        lambda c, a: F.logsumexp(a, (0, 2), keepdims=True),
+        lambda a: np.log(np.exp(a).sum((0, 2), keepdims=True)),
+        (CUBE,),
+    ),
+    Row("logsumexp", lambda c, a: F.logsumexp(a), lambda a: a, (SCALAR,)),
+    Row("Tensor.min", lambda c, a: a.min(axis=-1), lambda a: a.min(-1), (MATRIX,)),
+    Row("Tensor.var", lambda c, a: a.var(), lambda a: a.var(), (ROW,)),
+    Row("Tensor.var", lambda c, a: a.var(-1, True, correction=1), lambda a: a.var(-1, ddof=1, keepdims=True), (CUBE,)),
     Row("Tensor.sum", lambda c, a: a.sum(axis=0), lambda a: a.sum(0), (MATRIX,)),
     Row("Tensor.sum", lambda c, a: a.sum(np.int64(1)), lambda a: a.sum(1), (MATRIX,)),
     Row("Tensor.mean", lambda c, a: a.mean(axis=1), lambda a: a.mean(1), (MATRIX,)),
@@ -164,6 +268,19 @@ ROWS = [
         lambda a, b: np.concatenate([a, b, a], -1),
         (MATRIX, COLUMN),
     ),
+    Row("stack", lambda c, a, b: F.stack([a, b]), lambda a, b: np.stack([a, b]), (MATRIX, OTHER)),
+    Row("stack", lambda c, a, b: F.stack([a, b, a], axis=1), lambda a, b: np.stack([a, b, a], 1), (MATRIX, OTHER)),
+    Row("stack", lambda c, a, b: F.stack((a, b), axis=-1), lambda a, b: np.stack([a, b], -1), (MATRIX, OTHER)),
+    Row("stack", lambda c, a: F.stack([a, a]), lambda a: np.stack([a, a]), (SCALAR,)),
+    Row("split", lambda c, a: F.split(a, 3)[1], lambda a: a[1:2], (MATRIX,)),
+    Row("split", lambda c, a: F.split(a, np.int64(2), axis=-1)[1], lambda a: a[..., 2:], (CUBE,)),
+    Row("split", lambda c, a: F.split(a, [1, 0, 2], axis=1)[2], lambda a: a[:, 1:], (CUBE,)),
+    Row(
+        "split",
+        lambda c, a: F.concatenate(F.split(a, (3, 1), -1)[::-1], -1) * F.split(a, 1, -1)[0],
+        lambda a: np.concatenate([a[:, 3:], a[:, :3]], 1) * a,
+        (MATRIX,),
+    ),
     Row("index", lambda c, a: F.index(a, (0, -1)), lambda a: a[0, -1], (MATRIX,)),
     Row("index", lambda c, a: F.index(a, (slice(1, None), slice(None, None, 2))), lambda a: a[1:, ::2], (MATRIX,)),
     Row("index", lambda c, a: F.index(a, c(MASK)), lambda a: a[MASK], (MATRIX,)),
@@ -177,6 +294,138 @@ ROWS = [
     Row("Tensor.__getitem__", lambda c, a: a[c([2, 0, 2, 2])], lambda a: a[[2, 0, 2, 2]], (MATRIX,), FEWER_AXES),
     Row("Tensor.__getitem__", lambda c, a: a[[2, 0, 2, 2]], lambda a: a[[2, 0, 2, 2]], (VECTOR,), LISTS),
     Row("Tensor.__getitem__", lambda c, a: a[:, c([0, 0, 3])], lambda a: a[:, [0, 0, 3]], (MATRIX,), MIXED),
+    Row("identity", lambda c, a: F.identity(a), lambda a: a, (MATRIX,)),
+    # -- dropout
+    Row("dropout", lambda c, a: dropped(a, 0.5), lambda a: dropped_array(a, 0.5), (CUBE,)),
+    Row("dropout", lambda c, a: dropped(a, 0), lambda a: a, (MATRIX,)),
+    # -- embedding and normalisation
+    Row("embedding", lambda c, w: F.embedding(w, c(IDS)), lambda w: w[IDS], (TABLE,)),
+    Row("embedding", lambda c, w: F.embedding(w, Tensor(c(IDS[0]))), lambda w: w[IDS[0]], (TABLE,)),
+    Row(
+        "embedding",
+        lambda c, w: F.embedding(w, [2, 2, 2, 2, 0, 2, 2, 2]),
+        lambda w: w[[2] * 4 + [0] + [2] * 3],
+        (TABLE,),
+    ),
+    Row("embedding", lambda c, w: F.embedding(w, 4), lambda w: w[4], (TABLE,)),
+    Row("embedding", lambda c, w: F.embedding(w, c(np.array([1, 1], np.uint8))), lambda w: w[[1, 1]], (TABLE,)),
+    Row(
+        "layer_norm",
+        lambda c, x, w, b: F.layer_norm(x, w, b),
+        lambda x, w, b: normalised(x) * w + b,
+        (MATRIX, ROW, WIDE_BIAS),
+    ),
+    Row(
+        "layer_norm",
+        lambda c, x, w, b: F.layer_norm(x, w, b, epsilon=0.1),
+        lambda x, w, b: normalised(x, 0.1) * w + b,
+        (CUBE, ROW, WIDE_BIAS),
+    ),
+    Row(
+        "layer_norm",
+        lambda c, x, b: F.layer_norm(F.transpose(x), c(ROW), b),
+        lambda x, b: normalised(x.T) * ROW + b,
+        (REVERSED, WIDE_BIAS),
+    ),
+    Row(
+        "layer_norm",
+        lambda c, w, b: F.layer_norm(c(OTHER[0]), w, b),
+        lambda w, b: normalised(OTHER[0]) * w + b,
+        (ROW, WIDE_BIAS),
+    ),
+    Row("rms_norm", lambda c, x, w: F.rms_norm(x, w), lambda x, w: of_mean_square_one(x) * w, (MATRIX, ROW)),
+    Row("rms_norm", lambda c, x, w: F.rms_norm(x, w, 0.1), lambda x, w: of_mean_square_one(x, 0.1) * w, (CUBE, ROW)),
+    Row("rms_norm", lambda c, x: F.rms_norm(x, c(ROW)), lambda x: of_mean_square_one(x) * ROW, (WIDE_BIAS,)),
+    # -- attention
+    Row("attention", lambda c, q, k, v: F.attention(q, k, v), attended, (MATRIX, TABLE, somewhere(5, 2, seed=20))),
+    Row("attention", lambda c, q, k, v: F.attention(q, k, v), attended, (QUERIES, KEYS, VALUES)),
+    Row(
+        "attention",
+        lambda c, q, k, v: F.attention(q, k, v, is_causal=True),
+        lambda q, k, v: attended(q, k, v, is_causal=True),
+        (QUERIES, KEYS, VALUES),  # fewer queries than keys: the last keys are never seen
+    ),
+    Row(
+        "attention",
+        lambda c, q, k, v: F.attention(q, k, v, is_causal=True),
+        lambda q, k, v: attended(q, k, v, is_causal=True),
+        (TABLE, MATRIX, OTHER),  # more queries than keys
+    ),
+    Row(
+        "attention",
+        lambda c, q: F.attention(q, q, q, is_causal=True),
+        lambda q: attended(q, q, q, is_causal=True),
+        (HEADS,),
+    ),
+    Row(
+        "attention",
+        lambda c, q, k, v: F.attention(q, k, v),
+        attended,
+        (HEADS, somewhere(2, 2, 1, 2, seed=21), somewhere(2, 2, 1, 3, seed=22)),  # one key, with all the weight
+    ),
+    Row(
+        "attention",
+        lambda c, k: F.attention(c(5 * MATRIX), F.transpose(k), c(TABLE[:4])),
+        lambda k: attended(5 * MATRIX, k.T, TABLE[:4]),
+        (somewhere(4, 4, seed=23),),
+    ),
+    Row("self_attention", lambda c, x: F.self_attention(x, 1), lambda x: attended_by_heads(x, 1), (PROJECTIONS,)),
+    Row("self_attention", lambda c, x: F.self_attention(x, 2), lambda x: attended_by_heads(x, 2), (PROJECTIONS,)),
+    Row(
+        "self_attention",
+        lambda c, x: F.self_attention(x, num_heads=2, is_causal=True),
+        lambda x: attended_by_heads(x, 2, is_causal=True),
+        (PROJECTIONS,),
+    ),
+    Row(
+        "self_attention",
+        lambda c, x: F.self_attention(F.transpose(x), 1, is_causal=True),
+        lambda x: attended_by_heads(x.T, 1, is_causal=True),
+        (somewhere(3, 5, 2, seed=24),),  # a view, and heads of one number
+    ),
+    Row(
+        "self_attention",
+        lambda c, x: F.self_attention(x, num_heads=4, is_causal=True),
+        lambda x: x[..., 8:],  # a position alone sees only itself
+        (PROJECTIONS[:, :1],),
+    ),
+    # -- convolutions and pooling
+    Row("conv2d", lambda c, x, w: F.conv2d(x, w), convolved, (IMAGES, KERNELS)),
+    Row(
+        "conv2d",
+        lambda c, x, w, b: F.conv2d(x, w, b, padding=1),
+        lambda x, w, b: convolved(x, w, padding=(1, 1)) + b[:, None, None],
+        (IMAGES, KERNELS, BIAS),
+    ),
+    Row(
+        "conv2d",
+        lambda c, x, w, b: F.conv2d(x, w, b, stride=(2, 3), padding=(0, 2)),
+        lambda x, w, b: convolved(x, w, (2, 3), (0, 2)) + b[:, None, None],
+        (IMAGES, KERNELS, BIAS),
+    ),
+    Row("conv2d", lambda c, x, w: F.conv2d(x, w, stride=3), lambda x, w: convolved(x, w, (3, 3)), (IMAGES, SMALL)),
+    Row("conv2d", lambda c, x, w: F.conv2d(x, w), convolved, (IMAGES[:1], IMAGES)),
+    Row("conv2d", lambda c, w: F.conv2d(c(IMAGES), w), lambda w: convolved(IMAGES, w), (KERNELS,)),
+    Row(
+        "conv1d",
+        lambda c, x, w: F.conv1d(x, w, stride=2, padding=1),
+        lambda x, w: convolved(x[:, :, None], w[:, :, None], (1, 2), (0, 1))[:, :, 0],
+        (SERIES, FILTERS),
+    ),
+    Row(
+        "conv1d",
+        lambda c, x, w, b: F.conv1d(x, w, b),
+        lambda x, w, b: convolved(x[:, :, None], w[:, :, None])[:, :, 0] + b[:, None],
+        (SERIES, FILTERS, ROW),
+    ),
+    Row("max_pool2d", lambda c, x: F.max_pool2d(x, 2), lambda x: windows(x, (2, 2), (2, 2)).max((4, 5)), (IMAGES,)),
+    Row(
+        "max_pool2d",
+        lambda c, x: F.max_pool2d(x, (3, 2), stride=1),
+        lambda x: windows(x, (3, 2), (1, 1)).max((4, 5)),
+        (IMAGES,),
+    ),
+    Row("max_pool2d", lambda c, x: F.max_pool2d(x, 1, (2, 3)), lambda x: x[:, :, ::2, ::3], (IMAGES,)),
     # -- softmax and losses
     Row("softmax", lambda c, a: F.softmax(a), softmax, (MATRIX,)),
     Row("softmax", lambda c, a: F.softmax(a, axis=1), lambda a: softmax(a, 1), (CUBE,)),
@@ -326,6 +575,58 @@ def test_a_gradient_has_the_shape_of_its_input_and_shares_no_memory_with_it(row)
         assert not np.shares_memory(tensor.grad, tensor.data) and not np.shares_memory(tensor.grad, upstream)
 
 
+# -- attention -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**16), st.integers(1, 9), st.integers(1, 9), st.booleans())
+def test_attention_of_any_length_is_that_of_the_formula(dtype, seed, num_queries, num_keys, is_causal):
+    generator = np.random.default_rng(seed)
+    shapes = (2, num_queries, 3), (2, num_keys, 3), (2, num_keys, 2)
+    query, key, value = (generator.standard_normal(shape).astype(dtype) for shape in shapes)
+    given_ = F.attention(Tensor(query), Tensor(key), Tensor(value), is_causal)
+    assert given_.dtype == dtype
+    np.testing.assert_allclose(given_.numpy(), attended(query, key, value, is_causal), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_scores_of_any_size_overflow_in_neither_direction(is_causal):
+    # exp(800) is infinite even in float64, and a query whose scores are all -800 would divide 0 by 0.
+    query = Tensor(np.array([[40.0], [-40.0]], np.float32), requires_grad=True)
+    key, value = np.array([[20.0], [20.001]], np.float32), np.array([[1.0], [3.0]], np.float32)
+    result = F.attention(query, key, value, is_causal)
+    result.sum().backward()
+    assert np.isfinite(result.numpy()).all() and np.isfinite(query.grad).all()
+    expected = attended(query.numpy(), key - 20, value, is_causal)  # the same scores but for a constant
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("num_keys", range(1, 10))
+def test_the_largest_score_may_be_that_of_any_key(num_keys):
+    """It comes by halving: an odd number of keys must lose none, or exp of its score is infinite."""
+    for place in range(num_keys):
+        key = np.zeros((num_keys, 1), np.float32)
+        key[place] = 1000
+        value = np.arange(num_keys, dtype=np.float32)[:, None]
+        assert F.attention(Tensor(np.ones((1, 1), np.float32)), key, value).item() == place
+
+
+def test_no_bit_of_the_future_reaches_a_causal_result_or_its_gradients():
+    generator = np.random.default_rng(0)
+    now = generator.standard_normal((2, 5, 12)).astype(np.float32)
+    later = np.concatenate([now[:, :3], generator.standard_normal((2, 2, 12)).astype(np.float32)], axis=1)
+    results = []
+    for projections in (now, later):
+        x = Tensor(projections, requires_grad=True)
+        result = F.self_attention(x, 2, is_causal=True)
+        seen = result[:, :3]
+        seen.backward(np.ones(seen.shape, np.float32))
+        results.append((seen.numpy().tobytes(), x.grad[:, :3].tobytes()))
+        assert not x.grad[:, 3:].any()
+    assert results[0] == results[1]
+
+
 # -- broadcasting --------------------------------------------------------------------------------------------
 
 BINARY = {
@@ -406,6 +707,34 @@ WRONG_SHAPES = {
     "mean": lambda x: x.mean(-3),
     "max": lambda x: x.max((0, 2)),
     "sum of a scalar": lambda x: x.sum().sum(0),
+    "min": lambda x: x.min(2),
+    "var": lambda x: x.var((0, -3)),
+    "logsumexp": lambda x: F.logsumexp(x, 2),
+    "where, mask": lambda x: F.where(np.array([True, False]), x, x),
+    "where, branches": lambda x: F.where(np.array(True), x, x.T),
+    "masked_fill": lambda x: F.masked_fill(x, np.array([True, False]), 0),
+    "stack, none": lambda x: F.stack([]),
+    "stack, shapes": lambda x: F.stack([x, x.T]),
+    "stack, no such axis": lambda x: F.stack([x, x], axis=3),
+    "split, unequal": lambda x: F.split(x, 2, axis=1),
+    "split, into none": lambda x: F.split(x, 0),
+    "split, lengths": lambda x: F.split(x, [1, 1], axis=-1),
+    "split, negative": lambda x: F.split(x, [4, -1], axis=1),
+    "split, no such axis": lambda x: F.split(x, 1, axis=2),
+    "embedding, weight": lambda x: F.embedding(x.sum(0), [0]),
+    "layer_norm, weight": lambda x: F.layer_norm(x, Tensor(np.ones(2)), Tensor(np.ones(3))),
+    "layer_norm, bias": lambda x: F.layer_norm(x, Tensor(np.ones(3)), Tensor(np.ones((1, 3)))),
+    "layer_norm, scalar": lambda x: F.layer_norm(x.sum(), Tensor(np.ones(())), Tensor(np.ones(()))),
+    "rms_norm, weight": lambda x: F.rms_norm(x, Tensor(np.ones(()))),
+    "rms_norm, empty": lambda x: F.rms_norm(F.split(x, [0, 3], 1)[0], Tensor(np.ones(0))),
+    "attention, keys": lambda x: F.attention(x, x.T, x.T),
+    "attention, values": lambda x: F.attention(x, x, x.T),
+    "attention, leading axes": lambda x: F.attention(x, F.stack([x, x]), F.stack([x, x])),
+    "attention, vectors": lambda x: F.attention(x.sum(0), x, x),
+    "attention, no keys": lambda x: F.attention(x, F.split(x, [0, 2])[0], F.split(x, [0, 2])[0]),
+    "self_attention, axes": lambda x: F.self_attention(x, 1),
+    "self_attention, width": lambda x: F.self_attention(x.reshape(1, 3, 2), 1),
+    "self_attention, heads": lambda x: F.self_attention(x.reshape(1, 2, 3), 2),
     "concatenate, none": lambda x: F.concatenate([]),
     "concatenate, lengths": lambda x: F.concatenate([x, x.T]),
     "concatenate, axes": lambda x: F.concatenate([x, x.sum(0)]),
@@ -478,6 +807,13 @@ TWO_TENSORS = {
     "linear, bias": lambda a, b: F.linear(a, a, b.sum(0)),
     "concatenate": lambda a, b: F.concatenate([a, b]),
     "mean_squared_error": lambda a, b: F.mean_squared_error(a, b),
+    "stack": lambda a, b: F.stack([a, b]),
+    "where": lambda a, b: F.where(np.array([True, False]), a, b),
+    "layer_norm, weight": lambda a, b: F.layer_norm(a, b.sum(0), a.sum(0)),
+    "layer_norm, bias": lambda a, b: F.layer_norm(a, a.sum(0), b.sum(0)),
+    "rms_norm": lambda a, b: F.rms_norm(a, b.sum(0)),
+    "attention, keys": lambda a, b: F.attention(a, b, a),
+    "attention, values": lambda a, b: F.attention(a, a, b),
 }
 
 

@@ -1,0 +1,40 @@
+"""Dropout: the one operation that draws random numbers."""
+
+from __future__ import annotations
+
+from minipipe import backend
+from minipipe.errors import TensorError
+from minipipe.place import next_key
+from minipipe.tensor import Operand, Tensor, as_real, record
+
+__all__ = ["dropout"]
+
+
+def dropout(a: Operand, probability: float) -> Tensor:
+    """Return a with each element set to 0 with a probability, and the others scaled up so that the mean stays.
+
+    The mask depends on (seed, layer, step, microbatch) alone; see :func:`minipipe.random_key`.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    probability : float
+        At least 0, less than 1.
+
+    Raises
+    ------
+    TensorError
+        Codes ``range`` and ``no-random-key``.
+
+    References
+    ----------
+    Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
+    """
+    a = as_real(a)
+    if not 0 <= probability < 1:
+        raise TensorError("range", f"dropout: the probability is {probability}; expected at least 0 and less than 1.")
+    if probability == 0:
+        return a
+    keep = backend.uniform(a.data, next_key()) >= probability
+    scale = 1 / (1 - probability)
+    return record(backend.masked(a.data, keep) * scale, (a, lambda g: backend.masked(g, keep) * scale))

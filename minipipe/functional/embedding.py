@@ -1,0 +1,63 @@
+"""Looking up rows of a table by their numbers."""
+
+from __future__ import annotations
+
+from minipipe import backend
+from minipipe.backend import Array, array_module
+from minipipe.errors import TensorError
+from minipipe.tensor import Operand, Tensor, as_tensor, record
+
+__all__ = ["embedding"]
+
+
+def embedding(weight: Tensor, ids: Operand) -> Tensor:
+    """Return the rows of the weight that the ids name.
+
+    Parameters
+    ----------
+    weight : Tensor of shape (num_embeddings, width)
+    ids : array or Tensor of whole numbers, of any shape
+        Each 0 to num_embeddings - 1. (In NumPy negative numbers count from the end; here they are mistakes.)
+
+    Returns
+    -------
+    Tensor of shape (*ids.shape, width)
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape``, ``dtype`` and ``range``.
+    """
+    ids = ids if isinstance(ids, Tensor) else as_tensor(backend.as_array(ids, like=weight.data))
+    _check_ids(weight, ids)
+    rows = backend.reshape(ids.data, (-1,))
+    count, width = weight.shape
+    result = array_module(weight.data).take(weight.data, rows, axis=0)
+    return record(
+        backend.reshape(result, (*ids.shape, width)),
+        (weight, lambda g: backend.add_rows((count, width), rows, backend.reshape(g, (-1, width)))),
+        (ids, _no_gradient),  # only says that the result depends on the ids: it is an activation
+    )
+
+
+def _no_gradient(gradient: Array) -> Array:
+    raise TensorError("dtype", "embedding: ids are whole numbers and have no gradient.")
+
+
+def _check_ids(weight: Tensor, ids: Tensor) -> None:
+    if weight.ndim != 2:
+        raise TensorError(
+            "shape", f"embedding: the weight has shape {weight.shape}; expected two axes, (num_embeddings, width)."
+        )
+    if not backend.is_integer(ids.dtype):
+        raise TensorError("dtype", f"embedding: ids must be whole numbers; these are {ids.dtype}.")
+    if ids.size == 0:
+        return
+    xp = array_module(ids.data)
+    low, high = int(xp.min(ids.data)), int(xp.max(ids.data))
+    if low < 0 or high >= weight.shape[0]:
+        raise TensorError(
+            "range",
+            f"embedding: ids run from {low} to {high}, but the table has {weight.shape[0]} rows; "
+            f"expected 0 to {weight.shape[0] - 1}.",
+        )

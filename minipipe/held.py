@@ -1,0 +1,89 @@
+"""What graphs hold in memory. Walks them and looks into every vjp; never in the hot path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from minipipe import backend
+from minipipe.autograd import Node, RecomputedNode, WeightWork
+from minipipe.backend import Array
+from minipipe.tensor import Tensor
+
+__all__ = ["held_bytes"]
+
+
+def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> int:
+    """Return how many bytes the graphs keep alive.
+
+    Views count as the buffer that they look at, once.
+
+    Parameters
+    ----------
+    held : iterable of Node or WeightWork
+    not_counted : iterable of array
+        Parameters, and inputs that the caller holds anyway.
+    """
+    buffers: dict[int, int] = {}
+    for item in held:
+        for array in _arrays_of(item):
+            base = _base(array)
+            buffers[id(base)] = backend.prod(base.shape) * backend.numpy_dtype(base.dtype).itemsize
+    for array in not_counted:
+        buffers.pop(id(_base(array)), None)
+    return sum(buffers.values())
+
+
+def _arrays_of(item: Node | WeightWork) -> Iterator[Array]:
+    if isinstance(item, Node):
+        yield from _captured(_behind([item]))
+    else:
+        yield from item.postponed.values()
+        yield from _captured(_behind(list(item.postponed)))
+
+
+def _behind(roots: list[Node]) -> list[Node]:
+    """Return the roots and every node behind them."""
+    seen = set(roots)
+    stack = list(roots)
+    while stack:
+        for parent in _parents(stack.pop()):
+            if parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
+    return list(seen)
+
+
+def _parents(node: Node) -> list[Node]:
+    if isinstance(node, RecomputedNode):
+        return [] if node.recomputation is None else node.recomputation.parents
+    return [parent for parent, _ in node.edges or ()]
+
+
+def _captured(nodes: list[Node]) -> Iterator[Array]:
+    for node in nodes:
+        if isinstance(node, RecomputedNode) and node.recomputation is not None:
+            yield from _arrays_in(node.recomputation.compute_again)
+        for _, vjp in node.edges or ():
+            yield from _arrays_in(vjp)
+
+
+def _arrays_in(item: Any) -> Iterator[Array]:
+    if isinstance(item, Tensor):
+        yield item.data
+    elif backend.is_array(item):
+        yield item
+    elif isinstance(item, tuple | list | dict):
+        for part in item.values() if isinstance(item, dict) else item:
+            yield from _arrays_in(part)
+    elif callable(item):
+        for cell in getattr(item, "__closure__", None) or ():
+            yield from _arrays_in(cell.cell_contents)
+
+
+def _base(array: Array) -> Array:
+    while isinstance(getattr(array, "base", None), np.ndarray):
+        array = array.base
+    return array

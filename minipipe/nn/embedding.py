@@ -1,0 +1,100 @@
+"""Layers that learn a vector for each symbol and for each position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minipipe import functional
+from minipipe.errors import TensorError
+from minipipe.nn.initialisers import Initialiser, normal
+from minipipe.nn.module import Module, check_lengths
+from minipipe.nn.parameter import Parameter
+from minipipe.tensor import Operand, Tensor
+
+__all__ = ["Embedding", "PositionalEmbedding"]
+
+
+class Embedding(Module):
+    """A learned vector for each of a number of symbols; see :func:`minipipe.functional.embedding`.
+
+    Parameters
+    ----------
+    num_embeddings : int
+        How many symbols there are.
+    width : int
+        Length of each vector.
+    initialiser : function, optional
+        First values; by default ``normal(0.02)``.
+    dtype : dtype, optional
+        float32 by default.
+
+    Attributes
+    ----------
+    weight : Parameter of shape (num_embeddings, width)
+
+    References
+    ----------
+    Radford et al. 2018, "Improving language understanding by generative pre-training", section 4.1, draws N(0, 0.02);
+    GPT-2 (Radford et al. 2019) does the same. (PyTorch's Embedding draws N(0, 1).)
+    """
+
+    def __init__(
+        self, num_embeddings: int, width: int, initialiser: Initialiser | None = None, dtype: Any = None
+    ) -> None:
+        check_lengths("Embedding", num_embeddings=num_embeddings, width=width)
+        self.weight = Parameter((num_embeddings, width), initialiser or normal(0.02), dtype)
+
+    def forward(self, ids: Operand) -> Tensor:
+        """Map whole numbers of shape (...) to vectors, (..., width)."""
+        return functional.embedding(self.weight, ids)
+
+    def describe(self) -> str:
+        """Name both lengths."""
+        return ", ".join(map(str, self.weight.shape))
+
+
+class PositionalEmbedding(Module):
+    """Adds to each vector of a sequence a learned one for its position.
+
+    Parameters
+    ----------
+    length : int
+        The longest sequence.
+    width : int
+        Length of each vector.
+    initialiser : function, optional
+        First values; by default ``normal(0.02)``, as in :class:`Embedding`.
+    dtype : dtype, optional
+        float32 by default.
+
+    Attributes
+    ----------
+    weight : Parameter of shape (length, width)
+    """
+
+    def __init__(self, length: int, width: int, initialiser: Initialiser | None = None, dtype: Any = None) -> None:
+        check_lengths("PositionalEmbedding", length=length, width=width)
+        self.weight = Parameter((length, width), initialiser or normal(0.02), dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep the shape, (n, t, width), where t is at most ``length``.
+
+        Raises
+        ------
+        TensorError
+            Codes ``shape`` and ``range``.
+        """
+        length, width = self.weight.shape
+        if x.ndim != 3 or x.shape[2] != width:
+            raise TensorError("shape", f"PositionalEmbedding: the input has shape {x.shape}; expected (n, t, {width}).")
+        if x.shape[1] > length:
+            raise TensorError(
+                "range",
+                f"PositionalEmbedding: the sequence has {x.shape[1]} positions, and there are vectors for {length}. "
+                "Cut the sequence, or make the layer longer.",
+            )
+        return functional.add(x, functional.index(self.weight, (slice(0, x.shape[1]), ...)))
+
+    def describe(self) -> str:
+        """Name both lengths."""
+        return ", ".join(map(str, self.weight.shape))

@@ -1,0 +1,113 @@
+"""Recomputation: memory for time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from minipipe import backend, recording
+from minipipe.autograd import Node, Recomputation, RecomputedNode
+from minipipe.bundle import rebuilt, tensors_in
+from minipipe.nn.module import Module
+from minipipe.nn.parameter import Parameter
+from minipipe.place import at, current_place
+from minipipe.tensor import Tensor, as_tensor, record
+
+__all__ = ["Recompute"]
+
+
+class Recompute(Module):
+    """Computes a module without keeping its activations, and computes it again when backward needs them.
+
+    Between forward and backward it holds the input alone ("activation checkpointing"). The bits are the same, also
+    with Dropout, whose mask depends on the place and not on the time; the price is one more forward. Its parameters
+    have the names that they have in the module. What is computed again takes its memory while backward runs, and where
+    the backward is split, until W.
+
+    Parameters
+    ----------
+    module : Module
+        Takes one tensor, or a tuple, list or dict of them, and returns such.
+
+    References
+    ----------
+    Chen et al. 2016, "Training deep nets with sublinear memory cost", section 3.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> nn.Recompute(nn.Linear(2, 3))
+    Recompute(Linear(2, 3))
+    """
+
+    def __init__(self, module: Module) -> None:
+        if not isinstance(module, Module):
+            raise TypeError(f"Recompute takes a module, such as nn.Linear(4, 4); this is {type(module).__name__}.")
+        self.module = module
+
+    # It has its module's parameters under their own names, so that their first values are the same, too.
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        yield from self.module._parts()
+
+    def modules(self) -> Iterator[Module]:
+        """Yield this module and every module inside it."""
+        yield self
+        yield from self.module.modules()
+
+    def __repr__(self) -> str:
+        return f"Recompute({self.module!r})"
+
+    def forward(self, x: Any) -> Any:
+        """Compute the module's result."""
+        x = x if isinstance(x, (tuple, list, dict)) else as_tensor(x)
+        given = tensors_in(x)
+        inputs = [record(tensor.data) for tensor in given]  # new ones: nobody changes what they are later
+        for own, tensor in zip(inputs, given):
+            own.node = tensor.node
+        again = self._again(rebuilt(x, inputs), first=recording.next_order())
+        with recording.no_grad():
+            computed = self.module(x)
+        recomputation = Recomputation([tensor.node for tensor in given if tensor.node is not None], again)
+        parameters = [parameter.data for parameter in self.module.parameters()]
+        needs_gradient = bool(parameters) or any(parent.needs_gradient for parent in recomputation.parents)
+        # What is handed on as it came, a parameter itself, and what comes twice get no node (more): it would add up
+        # some gradients by themselves.
+        results: dict[int, Tensor] = {id(tensor): tensor for tensor in given}
+        for number, tensor in enumerate(tensors_in(computed)):
+            if id(tensor) in results or tensor.node is not None:
+                results.setdefault(id(tensor), tensor)
+                continue
+            result, order = record(tensor.data), recording.next_order()
+            if recording.is_grad_enabled() and (recomputation.parents or parameters):
+                wants = needs_gradient and backend.is_floating(tensor.dtype)
+                result.node = RecomputedNode(recomputation, number, order, wants)
+                result.node.watch([tensor.data, *parameters, *(own.data for own in inputs)])
+            results[id(tensor)] = result
+        return rebuilt(computed, [results[id(tensor)] for tensor in tensors_in(computed)])
+
+    def _again(self, x: Any, first: int) -> Callable[[], list[Node | None]]:
+        """Return a function that computes the module here and now, whenever it is called."""
+        module, here = self.module, at(current_place().copy())
+        now = _state(module)
+
+        def compute_again() -> list[Node | None]:
+            later = _state(module)
+            _set(now)
+            try:
+                with recording.recording_again(first), here:
+                    return [tensor.node for tensor in tensors_in(module(x))]
+            finally:
+                _set(later)
+
+        return compute_again
+
+
+def _state(module: Module) -> list[tuple[Parameter | Module, str, Any]]:
+    """Return what may change between forward and backward: the leaves of parameters, and whether modules train."""
+    leaves = [(parameter, "node", parameter.node) for parameter in module.parameters()]
+    return [*leaves, *((part, "is_training", part.is_training) for part in module.modules())]
+
+
+def _set(state: list[tuple[Parameter | Module, str, Any]]) -> None:
+    for owner, name, value in state:
+        setattr(owner, name, value)
