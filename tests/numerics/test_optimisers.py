@@ -1,6 +1,8 @@
-"""SGD against the formulas, written out here for each element."""
+"""SGD and Adam against the formulas, written out here for each element."""
 
 from __future__ import annotations
+
+from math import sqrt
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ def parameter(values: list[float], dtype: type = np.float64) -> nn.Parameter:
     return nn.Parameter(np.array(values, dtype))
 
 
-def after_steps(optimiser: optim.SGD, p: nn.Parameter, gradients: list[list[float]] = GRADIENTS) -> list[float]:
+def after_steps(optimiser: optim.Optimiser, p: nn.Parameter, gradients: list[list[float]] = GRADIENTS) -> list[float]:
     for gradient in gradients:
         p.grad = np.array(gradient, p.dtype)
         optimiser.step()
@@ -55,6 +57,46 @@ def test_momentum_and_weight_decay_follow_the_formulas(learning_rate, momentum, 
     np.testing.assert_allclose(given_, by_hand(learning_rate, momentum, weight_decay), rtol=1e-12, atol=1e-13)
 
 
+def adam_by_hand(learning_rate, betas, epsilon, weight_decay=0.0, decoupled=0.0) -> list[float]:
+    # Kingma & Ba 2015, algorithm 1, with the weight decay of Loshchilov & Hutter 2019, algorithm 2: coupled, decoupled.
+    beta1, beta2 = betas
+    finished = []
+    for p, gradients in zip(START, zip(*GRADIENTS)):
+        m = v = 0.0
+        for t, gradient in enumerate(gradients, start=1):
+            g = gradient + weight_decay * p
+            m = beta1 * m + (1 - beta1) * g
+            v = beta2 * v + (1 - beta2) * g**2
+            corrected_m, corrected_v = m / (1 - beta1**t), v / (1 - beta2**t)
+            p = p - learning_rate * (corrected_m / (sqrt(corrected_v) + epsilon) + decoupled * p)
+        finished.append(p)
+    return finished
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.floats(1e-3, 1.0),
+    st.tuples(st.sampled_from([0.0, 0.5, 0.9]), st.sampled_from([0.0, 0.9, 0.999])),
+    st.sampled_from([1e-8, 1e-3, 1.0]),
+    st.sampled_from([0.0, 1e-4, 0.1]),
+)
+def test_adam_and_adamw_follow_the_formulas(learning_rate, betas, epsilon, weight_decay):
+    numbers = (learning_rate, betas, epsilon)
+    p, q = parameter(START), parameter(START)
+    np.testing.assert_allclose(
+        after_steps(optim.Adam([p], *numbers, weight_decay), p),
+        adam_by_hand(*numbers, weight_decay),
+        rtol=1e-11,
+        atol=1e-11,
+    )
+    np.testing.assert_allclose(
+        after_steps(optim.AdamW([q], *numbers, weight_decay), q),
+        adam_by_hand(*numbers, decoupled=weight_decay),
+        rtol=1e-11,
+        atol=1e-11,
+    )
+
+
 def test_each_parameter_has_a_velocity_of_its_own():
     p, q = parameter(START), parameter([0.0, 0.0])
     optimiser = optim.SGD([p, q], 0.1, momentum=0.9)
@@ -71,6 +113,11 @@ def test_the_learning_rate_can_change_between_steps_and_the_velocity_stays():
     after_steps(optimiser, p, [[1.0]])  # v = 1, p = -1
     optimiser.learning_rate = 0.1
     assert after_steps(optimiser, p, [[1.0]]) == [-1.0 - 0.1 * 1.5]
+
+
+def test_a_learning_rate_of_0_leaves_the_values_as_they_are():
+    p = parameter(START)
+    assert after_steps(optim.SGD([p], 0.0, momentum=0.5), p) == START
 
 
 def test_a_parameter_without_a_gradient_stays_as_it_is_even_with_weight_decay():
@@ -117,6 +164,7 @@ def test_a_generator_of_parameters_is_read_once_and_kept():
     assert model.bias.data.tolist() == [-2.0, -2.0]
 
 
+@pytest.mark.filterwarnings("ignore:optimiser.step")
 def test_zero_grad_forgets_every_gradient_and_keeps_the_velocity():
     p = parameter([0.0])
     optimiser = optim.SGD([p], 1.0, momentum=0.5)
@@ -131,7 +179,7 @@ def test_zero_grad_forgets_every_gradient_and_keeps_the_velocity():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"learning_rate": 0.0},
+        {"learning_rate": float("inf")},
         {"learning_rate": -0.1},
         {"learning_rate": float("nan")},
         {"momentum": -0.1},
@@ -161,6 +209,19 @@ def test_gradient_descent_solves_a_least_squares_problem():
     np.testing.assert_allclose(model.weight.data, np.linalg.lstsq(x, y, rcond=None)[0], atol=1e-10)
 
 
+def test_adam_solves_a_badly_scaled_problem_that_stops_gradient_descent():
+    # The loss is sum(scale * p^2) / 2; gradient descent diverges at learning rates above 2 / 1e4.
+    scale = np.array([1e4, 1.0, 1e-4])
+    p = parameter([1.0, 1.0, 1.0])
+    optimiser = optim.Adam([p], 0.1)
+    schedule = optim.LearningRateSchedule(optimiser, optim.cosine(400))
+    for _ in range(400):
+        p.grad = scale * p.data
+        optimiser.step()
+        schedule.step()
+    np.testing.assert_allclose(p.data, 0, atol=1e-2)
+
+
 @pytest.mark.parametrize("parameters", [nn.Linear(2, 2).initialise().weight, nn.Sequential(nn.Linear(2, 2))])
 def test_what_is_no_list_of_parameters_is_refused(parameters):
     """The story: SGD(model.weight, …) took the rows of the weight, and trained nothing."""
@@ -168,6 +229,7 @@ def test_what_is_no_list_of_parameters_is_refused(parameters):
         optim.SGD(parameters, 0.1)
 
 
+@pytest.mark.filterwarnings("ignore:optimiser.step")
 def test_parameters_without_values_are_refused_at_the_first_step():
     """The story: SGD(model.parameters()) beside a pipeline, which trains copies; the loss never fell."""
     model = nn.Sequential(nn.Linear(2, 2))

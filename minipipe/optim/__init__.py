@@ -1,0 +1,26 @@
+"""Optimisers, learning rates that change, and clipping: what happens to parameters between two steps. No messages."""
+
+from minipipe.optim.adam import Adam, AdamW
+from minipipe.optim.clipping import clip_grad_norm, clip_gradients, gradient_norm, squared_norms, total_norm
+from minipipe.optim.learning_rate import LearningRateSchedule, constant, cosine, linear, step_decay
+from minipipe.optim.optimiser import Optimiser
+from minipipe.optim.parameter_group import ParameterGroup
+from minipipe.optim.sgd import SGD
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "LearningRateSchedule",
+    "Optimiser",
+    "ParameterGroup",
+    "clip_grad_norm",
+    "clip_gradients",
+    "constant",
+    "cosine",
+    "gradient_norm",
+    "linear",
+    "squared_norms",
+    "step_decay",
+    "total_norm",
+]

@@ -1,0 +1,168 @@
+"""Learning rates that change: functions of the step, and what sets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import cos, pi
+from numbers import Integral
+from typing import Any
+
+from minipipe.optim.optimiser import Optimiser
+
+__all__ = ["LearningRateSchedule", "constant", "cosine", "linear", "step_decay"]
+
+Factor = Callable[[int], float]
+"""From the step, counted from 0, to what the learning rate is multiplied by."""
+
+
+class LearningRateSchedule:
+    """Sets the learning rate of every group to its own first rate times ``factor(step)``.
+
+    Local; no messages: every rank counts the same steps and finds the same rates. The rates of step 0 are set at
+    once, so call ``step()`` after each ``optimiser.step()``. Rates that are set by hand last until the next ``step()``.
+
+    Parameters
+    ----------
+    optimiser : Optimiser
+        Its groups' learning rates are what the factors multiply.
+    factor : function
+        From the step, counted from 0, to a number that is at least 0: ``optim.cosine(1000)``, or one of your own.
+
+    Raises
+    ------
+    TypeError
+        When the factor is no function.
+
+    Examples
+    --------
+    >>> from minipipe import optim
+    >>> optimiser = optim.SGD([], learning_rate=0.5)
+    >>> schedule = optim.LearningRateSchedule(optimiser, lambda step: 1 / (step + 1))
+    >>> for _ in range(3):
+    ...     print(schedule.last_step, optimiser.learning_rate)
+    ...     optimiser.step()
+    ...     schedule.step()
+    0 0.5
+    1 0.25
+    2 0.16666666666666666
+    """
+
+    def __init__(self, optimiser: Optimiser, factor: Factor) -> None:
+        if not callable(factor):
+            raise TypeError(f"The factor is {factor!r}; expected a function of the step, such as optim.cosine(1000).")
+        self._optimiser = optimiser
+        self._factor = factor
+        self._first_rates = [group.learning_rate for group in optimiser.groups]
+        self._set(step=0)
+
+    @property
+    def last_step(self) -> int:
+        """The step, from 0, whose learning rates were set last."""
+        return self._last_step
+
+    def step(self) -> None:
+        """Set the learning rates of the next step."""
+        self._set(self._last_step + 1)
+
+    def _set(self, step: int) -> None:
+        self._last_step = step
+        for group, first_rate in zip(self._optimiser.groups, self._first_rates):
+            group.learning_rate = first_rate * self._factor(step)
+
+
+def constant() -> Factor:
+    """Return the factor that is always 1."""
+    return lambda step: 1.0
+
+
+def step_decay(every: int, factor: float) -> Factor:
+    """Return a factor that is multiplied by ``factor`` after every ``every`` steps.
+
+    Parameters
+    ----------
+    every : int
+        Steps, at least 1.
+    factor : float
+        Above 0, at most 1.
+
+    Raises
+    ------
+    ValueError
+        When a number is out of its range.
+
+    Examples
+    --------
+    >>> [step_decay(every=2, factor=0.5)(step) for step in range(5)]
+    [1.0, 1.0, 0.5, 0.5, 0.25]
+    """
+    _check_steps("every", every, 1)
+    if not 0 < factor <= 1:
+        raise ValueError(f"factor is {factor}; expected more than 0 and at most 1.")
+    return lambda step: float(factor) ** (step // every)
+
+
+def linear(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
+    """Return a factor that falls from 1 to ``final`` along a straight line, after a warm-up.
+
+    Its parameters are those of :func:`cosine`.
+
+    Examples
+    --------
+    >>> [linear(4)(step) for step in range(6)]
+    [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    """
+    return _annealed(lambda progress: 1 - progress, num_steps, warmup_steps, final)
+
+
+def cosine(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
+    """Return a factor that falls from 1 to ``final`` along half a cosine, after a warm-up.
+
+    Parameters
+    ----------
+    num_steps : int
+        In all, the warm-up among them; at least 1. From step ``num_steps`` on the factor is ``final``.
+    warmup_steps : int
+        Through these the factor rises along a straight line: 1 / warmup_steps at step 0, and 1 at the last of them.
+        The next step is the first of the fall, and has 1 too. At least 0, at most num_steps.
+    final : float
+        At least 0, at most 1.
+
+    Raises
+    ------
+    ValueError
+        When a number is out of its range.
+
+    References
+    ----------
+    Loshchilov & Hutter 2017, "SGDR: stochastic gradient descent with warm restarts", equation 5, without restarts.
+    The warm-up: Goyal et al. 2017, "Accurate, large minibatch SGD", section 2.2.
+
+    Examples
+    --------
+    >>> [cosine(6, warmup_steps=2)(step) for step in (0, 1, 2, 4, 6, 7)]
+    [0.5, 1.0, 1.0, 0.5, 0.0, 0.0]
+    """
+    return _annealed(lambda progress: (1 + cos(pi * progress)) / 2, num_steps, warmup_steps, final)
+
+
+def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int, final: float) -> Factor:
+    """Return the factor that warms up, follows ``fall`` from progress 0 to progress 1, and stays at ``final``."""
+    _check_steps("num_steps", num_steps, 1)
+    _check_steps("warmup_steps", warmup_steps, 0, num_steps)
+    if not 0 <= final <= 1:
+        raise ValueError(f"final is {final}; expected at least 0 and at most 1, a share of the learning rate.")
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        if step >= num_steps:
+            return float(final)
+        return final + (1 - final) * fall((step - warmup_steps) / (num_steps - warmup_steps))
+
+    return factor
+
+
+def _check_steps(name: str, number: Any, at_least: int, at_most: int | None = None) -> None:
+    if not isinstance(number, Integral) or int(number) < at_least or (at_most is not None and int(number) > at_most):
+        most = "" if at_most is None else f" and at most num_steps, {at_most}"
+        raise ValueError(f"{name} is {number!r}; expected a whole number of steps, at least {at_least}{most}.")

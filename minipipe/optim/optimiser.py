@@ -1,0 +1,175 @@
+"""What all optimisers share: groups of parameters, and the walk over them."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from minipipe.backend import Array
+from minipipe.errors import ParameterError
+from minipipe.nn.module import Module
+from minipipe.nn.parameter import Parameter
+from minipipe.optim.parameter_group import ParameterGroup
+from minipipe.recording import next_order
+
+__all__ = ["Optimiser"]
+
+
+class Optimiser(ABC):
+    """A rule that changes parameters by their gradients.
+
+    Local; no messages. A parameter's new values depend on nothing but its own gradients and its group's numbers, so
+    they are the same bits whichever rank it lies on. No parameters at all are fine: a rank may hold only layers
+    without any. A new rule defines :meth:`_update`.
+
+    Parameters
+    ----------
+    parameters : iterable of Parameter, or of dict
+        All in one group; or a dict for each group, ``{"parameters": [...], "learning_rate": 0.1}``, whose other keys
+        replace the defaults.
+    defaults
+        The hyper-parameters of every group that does not name its own.
+
+    Attributes
+    ----------
+    groups : list of ParameterGroup
+        Their hyper-parameters may be changed between steps: ``optimiser.groups[0].learning_rate = 0.01``.
+
+    Raises
+    ------
+    ValueError
+        When a number is out of its range, a group has a key that this optimiser does not know or lacks
+        ``"parameters"``, or a parameter stands twice.
+    TypeError
+        When something is no parameter.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter] | Iterable[Mapping[str, Any]], **defaults: Any) -> None:
+        self.groups = [self._group(given, defaults) for given in _as_groups(parameters)]
+        _check_each_stands_once(self.groups)
+        self._states: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in self.parameters}
+
+    def _group(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> ParameterGroup:
+        own = dict(given)
+        parameters = own.pop("parameters", None)
+        unknown = ", ".join(str(name) for name in own if name not in defaults)
+        if parameters is None or unknown:
+            wrong = f"has {unknown}" if unknown else 'has no "parameters"'
+            raise ValueError(
+                f'A group of {type(self).__name__} {wrong}; expected "parameters" and any of {", ".join(defaults)}.'
+            )
+        return ParameterGroup(parameters, {**defaults, **own})
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """Every parameter, group by group."""
+        return [parameter for group in self.groups for parameter in group.parameters]
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of all groups. Setting it sets every group's.
+
+        Raises
+        ------
+        ValueError
+            On reading, when the groups' learning rates differ: there is no one number then.
+        """
+        rates = [group.learning_rate for group in self.groups]
+        if len(set(rates)) > 1:
+            raise ValueError(f"The groups' learning rates differ: {rates}. Read optimiser.groups[i].learning_rate.")
+        return rates[0]
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        for group in self.groups:
+            group.learning_rate = rate
+
+    def step(self) -> None:
+        """Change every parameter that has a gradient, in place.
+
+        One that has none stays as it is, with all that is kept for it.
+
+        Raises
+        ------
+        ParameterError
+            Code ``uninitialised``, when not one parameter has values: these are not the ones that are trained.
+        """
+        now, has_changed = next_order(), False
+        for group in self.groups:
+            for parameter in group.parameters:
+                gradient = parameter.grad
+                if gradient is not None:
+                    self._update(parameter.data, gradient, self._states[id(parameter)], group)
+                    parameter.note_change(now)
+                    has_changed = True
+        if not has_changed:
+            _check_and_warn(self.parameters)
+
+    @abstractmethod
+    def _update(self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup) -> None:
+        """Change one parameter's values in place. Every change of a parameter goes through here.
+
+        Parameters
+        ----------
+        data : array
+            The parameter's values; to be changed.
+        gradient : array of the same shape
+            Not to be changed.
+        state : dict
+            What this optimiser keeps for this parameter; empty at first.
+        group : ParameterGroup
+            The numbers to use.
+        """
+
+    def zero_grad(self) -> None:
+        """Forget every gradient. After ``pipeline.step`` this is not needed: it overwrites them."""
+        for parameter in self.parameters:
+            parameter.zero_grad()
+
+
+def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
+    """Return the groups that were given; parameters alone, and none at all, are one group."""
+    if isinstance(parameters, (Module, Parameter, Mapping)):
+        raise TypeError(
+            f"An optimiser takes parameters; this is one {type(parameters).__name__}. Give model.parameters(), "
+            'a list: [model.weight], or a list of groups: [{"parameters": [model.weight]}].'
+        )
+    items = list(parameters)
+    num_groups = sum(isinstance(item, Mapping) for item in items)
+    if 0 < num_groups < len(items):
+        raise TypeError(
+            f"{num_groups} of {len(items)} items are groups; expected parameters only or groups only. "
+            'Put the others into a group: {"parameters": [...]}.'
+        )
+    return items if num_groups else [{"parameters": items}]
+
+
+def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
+    first_group: dict[int, int] = {}
+    for i, group in enumerate(groups):
+        for parameter in group.parameters:
+            if id(parameter) in first_group:
+                raise ValueError(
+                    f"A parameter of shape {parameter.shape} stands in group {first_group[id(parameter)]} and again "
+                    f"in group {i}; each step would change it twice. Leave one of the two out."
+                )
+            first_group[id(parameter)] = i
+
+
+def _check_and_warn(parameters: list[Parameter]) -> None:
+    """Say why nothing was changed."""
+    if parameters and any(parameter.is_filled for parameter in parameters):
+        warnings.warn(
+            f"optimiser.step() changed nothing: none of its {len(parameters)} parameters has a gradient. Call "
+            "backward() or pipeline.step() first. A pipeline trains copies: give pipeline.parameters(), not "
+            "model.parameters().",
+            stacklevel=3,
+        )
+    elif parameters:
+        raise ParameterError(
+            "uninitialised",
+            "None of these parameters has values. A pipeline trains copies of the model's layers: give "
+            "pipeline.parameters() to the optimiser, not model.parameters().",
+        )
