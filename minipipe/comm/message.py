@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from minipipe.backend import Array, numpy_dtype
 from minipipe.errors import MessageError
 
 __all__ = ["Expectation", "Header"]
@@ -46,11 +48,12 @@ class Header(NamedTuple):
         MessageError
             Codes ``dtype`` (objects and records do not travel) and ``shape`` (more than 8 axes).
         """
-        if array.dtype.kind not in "biufc":
-            raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {array.dtype}.")
+        dtype = numpy_dtype(array.dtype)
+        if dtype.kind not in "biufc":
+            raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {dtype}.")
         if array.ndim > _MAX_AXES:
             raise MessageError("shape", f"An array to send has at most {_MAX_AXES} axes; this one has {array.ndim}.")
-        return cls(array.dtype.str, array.shape, step)
+        return cls(dtype.str, array.shape, step)
 
     @property
     def nbytes(self) -> int:
@@ -102,6 +105,8 @@ class Expectation(NamedTuple):
         The training step, if it matters.
     what : str
         In words, for messages.
+    allocate : function
+        ``(shape, dtype) -> array`` for what arrives: in the memory of a GPU, or where it can be copied to one fast.
     """
 
     rank: int
@@ -110,6 +115,7 @@ class Expectation(NamedTuple):
     like: np.ndarray | None = None
     step: int | None = None
     what: str = ""
+    allocate: Callable[..., Array] = np.empty
 
     def check(self, header: Header) -> None:
         """Compare with the header that arrived.

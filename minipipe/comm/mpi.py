@@ -18,6 +18,7 @@ Ending. A rank that raises, exits or returns while others wait for it would leav
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import os
 import sys
@@ -32,6 +33,8 @@ import numpy as np
 mpi4py.rc.finalize = False  # done in _Job.leave, once everybody has said goodbye
 from mpi4py import MPI
 
+from minipipe import backend
+from minipipe.backend import Array
 from minipipe.comm.ending import Watchdog, exit_code_of, last_words
 from minipipe.comm.host import yield_core
 from minipipe.comm.message import Expectation, Header
@@ -39,7 +42,7 @@ from minipipe.comm.point_to_point import Request
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import MessageError
 
-__all__ = ["MPIGroup", "world_group"]
+__all__ = ["MPIGroup", "is_cuda_aware", "world_group"]
 
 _YIELDS = 400  # looks that only yield the core, before the sleeps begin (100 made two ranks 10 % slower)
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
@@ -48,6 +51,7 @@ _FORWARDING = 0.1  # seconds for what was said to reach the terminal, before an 
 _END_PATIENCE = 10  # times the timeout: how long a rank that has ended waits for one that still works alone
 _LOOK_AROUND = 0.05  # seconds between looks for goodbyes, while waiting
 _GOODBYE, _COMPLAINT = 0, 1  # tags on the job's own communicator
+_LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
 
 
@@ -170,6 +174,8 @@ class MPIGroup(ProcessGroup):
         self._comm = comm
         self._resources.callback(comm.Free)
         self._world_rank = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
+        self.local_rank = _local_rank(comm.rank)
+        self.takes_device_arrays = is_cuda_aware()
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
@@ -300,7 +306,8 @@ class _Receive(Request):
         return self._take(header, timeout)
 
     def _take(self, header: Header, timeout: float | None) -> np.ndarray:
-        array = np.empty(header.shape, header.dtype)
+        array = self._expected.allocate(header.shape, np.dtype(header.dtype))
+        backend.synchronise(backend.array_module(array))  # memory that a GPU may still use for what it held before
         if header.nbytes:
             message = self._next(timeout)
             with self._group._job.watchdog.watch(self._group.limit(timeout), f"the bytes of {self._words}"):
@@ -308,8 +315,26 @@ class _Receive(Request):
         return array
 
 
-def _bytes_of(array: np.ndarray) -> list[Any]:
+def _bytes_of(array: Array) -> list[Any]:
     return [array.reshape(-1).view(np.uint8), MPI.BYTE]
+
+
+def _local_rank(otherwise: int) -> int:
+    """Return this rank's number among those of this machine, which every launcher tells under another name."""
+    told = (os.environ.get(name) for name in _LOCAL_RANK)
+    return next((int(number) for number in told if number), otherwise)
+
+
+@functools.cache
+def is_cuda_aware() -> bool:
+    """Tell whether this MPI sends and receives the memory of NVIDIA's GPUs.
+
+    Open MPI and MPICH answer to ``MPIX_Query_cuda_support``, once MPI is initialised; others have no such function.
+    """
+    try:
+        return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())
+    except (OSError, AttributeError):
+        return False
 
 
 def _late(waited: str, peer: int) -> MessageError:

@@ -6,12 +6,15 @@ A kind of group brings four things: post a send, post a receive, make a subgroup
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import NoReturn, Self
 
 import numpy as np
 
+from minipipe import backend
+from minipipe.backend import Array
 from minipipe.comm.message import Expectation, Header
 from minipipe.errors import LaunchError, RankError
 
@@ -49,7 +52,17 @@ class Done(Request):
 
 
 class PointToPoint(ABC):
-    """Ranks 0 to size - 1, of which this object is one, and the messages between any two of them."""
+    """Ranks 0 to size - 1, of which this object is one, and the messages between any two of them.
+
+    Attributes
+    ----------
+    takes_device_arrays : bool
+        Whether arrays in the memory of a GPU can be sent as they are.
+    local_rank : int
+        Which one this is among the ranks of this machine, as far as the launcher tells.
+    """
+
+    takes_device_arrays = False
 
     def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:
         if not timeout > 0:
@@ -57,6 +70,7 @@ class PointToPoint(ABC):
         self.rank = rank
         self.size = size
         self.timeout = timeout
+        self.local_rank = rank
         self.is_closed = False
         self._parent: PointToPoint | None = None  # the group that this one was split off from
         self._resources = ExitStack()
@@ -75,7 +89,7 @@ class PointToPoint(ABC):
 
     # -- two ranks ------------------------------------------------------------------------------------------
 
-    def isend(self, array: np.ndarray, destination: int, tag: int = 0, *, step: int = 0) -> Request:
+    def isend(self, array: Array, destination: int, tag: int = 0, *, step: int = 0) -> Request:
         """Start to send an array, and return at once.
 
         Local; the partner is ``destination``, which receives with the same tag. Do not change the array before the
@@ -84,7 +98,8 @@ class PointToPoint(ABC):
         Parameters
         ----------
         array : array
-            Of numbers, with at most 8 axes; its shape and dtype travel along.
+            Of numbers, with at most 8 axes; its shape and dtype travel along. One of another module than NumPy only
+            where the group ``takes_device_arrays``.
         destination : int
             A rank; oneself is allowed.
         tag : int
@@ -96,14 +111,24 @@ class PointToPoint(ABC):
             raise ValueError(f"tag is {tag}; expected at least 0.")
         return self._isend(array, destination, tag, step)
 
-    def _isend(self, array: np.ndarray, destination: int, tag: int, step: int = 0) -> Request:
+    def _isend(self, array: Array, destination: int, tag: int, step: int = 0) -> Request:
         self._check_open()
         check_rank("destination", destination, self.size)
-        array = np.ascontiguousarray(array).reshape(np.shape(array))  # ascontiguousarray makes () to (1,)
+        if not (self.takes_device_arrays and backend.is_array(array)):
+            array = np.asarray(array)
+        array = backend.contiguous(array)
+        backend.synchronise(backend.array_module(array))  # MPI reads the memory as soon as it is told to
         return self._post_send(Header.of(array, step), array, destination, tag)
 
     def irecv(
-        self, source: int, tag: int = 0, out: np.ndarray | None = None, *, step: int | None = None, what: str = ""
+        self,
+        source: int,
+        tag: int = 0,
+        out: np.ndarray | None = None,
+        *,
+        step: int | None = None,
+        what: str = "",
+        allocate: Callable[..., Array] = np.empty,
     ) -> Request:
         """Say that a message is expected; its array comes from ``wait()``.
 
@@ -122,12 +147,14 @@ class PointToPoint(ABC):
             Compared with the sender's.
         what : str
             In words, what is awaited; for the message of a timeout.
+        allocate : function
+            ``(shape, dtype) -> array`` for what arrives.
         """
         if tag < 0:
             raise ValueError(f"tag is {tag}; expected at least 0.")
         self._check_open()
         check_rank("source", source, self.size)
-        expected = Expectation(self.rank, source, tag, out, step, what)
+        expected = Expectation(self.rank, source, tag, out, step, what, allocate)
         return _ReceiveInto(self._post_receive(expected), out)
 
     def send(self, array: np.ndarray, destination: int, tag: int = 0, *, timeout: float | None = None) -> None:

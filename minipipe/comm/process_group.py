@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from minipipe import backend
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.point_to_point import DEFAULT_TIMEOUT, Done, PointToPoint, Request, check_rank
 from minipipe.errors import MessageError
@@ -92,10 +93,20 @@ class ProcessGroup(PointToPoint):
         self._finish(sends, timeout)
         return array
 
-    def all_gather(self, array: np.ndarray, *, what: str = "its part of a gather") -> list[np.ndarray]:
+    def all_gather(
+        self, array: np.ndarray, *, timeout: float | None = None, what: str = "its part of a gather"
+    ) -> list[np.ndarray]:
         """Return the arrays of all ranks, by rank; their shapes may differ.
 
         Collective.
+
+        Parameters
+        ----------
+        array : array
+        timeout : float, optional
+            Seconds that each wait may last; the group's own by default.
+        what : str
+            In words, what is awaited; for the message of a timeout.
         """
         self._check_open()
         gathered = [np.array(array)] * self.size
@@ -103,8 +114,8 @@ class ProcessGroup(PointToPoint):
         for distance in range(1, self.size):
             sends.append(self._isend(gathered[self.rank], (self.rank + distance) % self.size, _GATHER))
             source = (self.rank - distance) % self.size
-            gathered[source] = self._receive(source, _GATHER, None, what)
-        self._finish(sends)
+            gathered[source] = self._receive(source, _GATHER, None, what, timeout)
+        self._finish(sends, timeout)
         return gathered
 
     def all_reduce(self, array: np.ndarray, operation: str = "sum") -> np.ndarray:
@@ -208,12 +219,14 @@ class ProcessGroup(PointToPoint):
 class OneRankGroup(ProcessGroup):
     """The group of one: plain ``python`` runs the same program as four ranks do."""
 
+    takes_device_arrays = True
+
     def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
         super().__init__(0, 1, timeout)
         self._mailbox: defaultdict[int, deque[tuple[Header, np.ndarray]]] = defaultdict(deque)
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
-        self._mailbox[tag].append((header, array.copy()))
+        self._mailbox[tag].append((header, backend.copy(array)))
         return Done()
 
     def _post_receive(self, expected: Expectation) -> Request:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
+from minipipe import backend
 from minipipe.comm.host import keep_freed_memory, limit_blas_threads
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.point_to_point import DEFAULT_TIMEOUT, Done, Request
@@ -118,6 +119,7 @@ class _Switchboard:
 class ThreadGroup(ProcessGroup):
     """A rank that is a thread; :func:`spawn` makes them."""
 
+    takes_device_arrays = True
     note = "thread ranks share one interpreter: times are not those of real ranks"
 
     def __init__(
@@ -130,7 +132,7 @@ class ThreadGroup(ProcessGroup):
         self._num_splits = 0
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
-        self._switchboard.post((self._name, self.rank, destination, tag), header, array.copy())
+        self._switchboard.post((self._name, self.rank, destination, tag), header, backend.copy(array))
         return Done()
 
     def _post_receive(self, expected: Expectation) -> Request:

@@ -12,10 +12,10 @@ from minipipe.errors import MessageError, RankError
 
 __all__ = ["Calls", "check_agreement", "part_of"]
 
-_NAMES = ("step", "evaluate", "predict", "state_dict", "timeline")
+_NAMES = ("step", "evaluate", "predict", "state_dict", "timeline", "measure_memory", "clip_grad_norm")
 
 
-def check_agreement(group: ProcessGroup, description: Mapping[str, str]) -> None:
+def check_agreement(group: ProcessGroup, description: Mapping[str, str], timeout: float | None = None) -> None:
     """Compare a description on all ranks, and name what differs and where.
 
     Collective. Only digests travel.
@@ -25,6 +25,8 @@ def check_agreement(group: ProcessGroup, description: Mapping[str, str]) -> None
     group : ProcessGroup
     description : mapping of str to str
         The same keys on all ranks, such as ``"seed"``.
+    timeout : float, optional
+        Seconds that a wait may last; the group's own by default.
 
     Raises
     ------
@@ -32,7 +34,7 @@ def check_agreement(group: ProcessGroup, description: Mapping[str, str]) -> None
         Code ``disagreement``, on every rank.
     """
     digests = [hashlib.blake2b(value.encode(), digest_size=8).digest() for value in description.values()]
-    by_rank = group.all_gather(np.frombuffer(b"".join(digests), dtype=np.uint64))
+    by_rank = group.all_gather(np.frombuffer(b"".join(digests), dtype=np.uint64), timeout=timeout)
     for i, key in enumerate(description):
         values = [int(row[i]) for row in by_rank]
         usual = max(values, key=lambda value: (values.count(value), -values.index(value)))
@@ -88,7 +90,7 @@ class Calls:
         mine = np.array([self._pipeline, self.count, _NAMES.index(call), size])
         sent = mine if self._group.rank == self._first_rank else None
         first = self._group.broadcast(sent, self._first_rank, timeout=self._timeout, what=part_of(call))
-        if not np.array_equal(first[:3], mine[:3]):
+        if first[:3].tolist() != mine[:3].tolist():
             raise MessageError(
                 "step",
                 f"Rank {self._group.rank} is in {_described(*mine)}, "

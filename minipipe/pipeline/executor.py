@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 
 import numpy as np
 
 from minipipe import backend
-from minipipe.autograd import enable_grad, held_bytes, no_grad
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup, Request
+from minipipe.held import held_bytes
+from minipipe.pipeline.parcel import Parcel
 from minipipe.pipeline.stage import Stage
+from minipipe.place import random_key
+from minipipe.recording import enable_grad, no_grad
 from minipipe.schedules import Action, ActionKind, Schedule, Span, lower
 
 __all__ = ["Batch", "Executor", "Record"]
 
 _FORWARD, _BACKWARD = 0, 1  # which way a message goes
-_NO_GRADIENT = np.zeros(0)  # travels in place of a gradient where a stage's result does not depend on its input
 
 
 @dataclass
@@ -32,12 +35,15 @@ class Batch:
         Of shape (samples, ...), where this rank has the first (the last) stage.
     step : int
         Counts the calls; travels with every message.
+    training_step : int
+        Counts the steps that were taken before; what is random in the model depends on it.
     """
 
     slices: list[slice]
     inputs: Array | None
     targets: Array | None
     step: int
+    training_step: int
 
     def weight(self, microbatch: int) -> float:
         """Return a microbatch's share of the batch."""
@@ -60,7 +66,9 @@ class Record:
     peak_activations : int
         The most (stage, microbatch) pairs held at once.
     peak_memory : int or None
-        What they took, if it was measured.
+        The most bytes that they took, if it was measured. An array that two stages on this rank hold counts for both.
+    held_bytes : list of (Action, int)
+        What the action's stage held after it, if it was measured.
     """
 
     losses: dict[int, float] = field(default_factory=dict)
@@ -68,6 +76,7 @@ class Record:
     spans: list[Span] = field(default_factory=list)
     peak_activations: int = 0
     peak_memory: int | None = None
+    held_bytes: list[tuple[Action, int]] = field(default_factory=list)
 
 
 class Executor:
@@ -82,21 +91,38 @@ class Executor:
     group : ProcessGroup
     timeout : float or None
         Seconds that a wait may last; the group's own by default.
+    seed : int
+        Of what is random in the model.
+    xp : module
+        The array module to compute with.
 
     Attributes
     ----------
+    program : tuple of Action
+        This rank's actions, with its sends and receives.
+    allocate : function
+        ``(shape, dtype) -> array`` for messages that arrive.
     measures_memory : bool
         Whether to measure the bytes held after each action. Slow.
     """
 
     def __init__(
-        self, schedule: Schedule, stages: Mapping[int, Stage], group: ProcessGroup, timeout: float | None
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, Stage],
+        group: ProcessGroup,
+        timeout: float | None,
+        seed: int,
+        xp: ModuleType = np,
     ) -> None:
         self.program = lower(schedule).actions[group.rank]
         self.schedule = schedule
         self.stages = stages
         self.group = group
         self.timeout = timeout
+        self.seed = seed
+        self.xp = xp
+        self.allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self.measures_memory = False
 
     def run(self, batch: Batch) -> Record:
@@ -118,9 +144,10 @@ class _Run:
         self._executor = executor
         self._batch = batch
         self.record = Record()
-        self._inbox: dict[tuple[int, int, int], Array | Request] = {}  # (way, stage that uses it, microbatch)
-        self._outbox: dict[tuple[int, int, int], Array] = {}
+        self._inbox: dict[tuple[int, int, int], Parcel | Request] = {}  # (way, stage that uses it, microbatch)
+        self._outbox: dict[tuple[int, int, int], Parcel] = {}
         self._sends: list[Request] = []
+        self._held_bytes: dict[int, int] = {}  # by stage
         self._methods: dict[ActionKind, Callable[[Action], None]] = {
             ActionKind.FORWARD: self._forward,
             ActionKind.BACKWARD: self._backward,
@@ -150,27 +177,26 @@ class _Run:
 
     def _forward(self, action: Action) -> None:
         stage, k = self._executor.stages[action.stage], action.microbatch
-        data = self._microbatch(self._batch.inputs, k) if stage.is_first else self._take(_FORWARD, action)
+        received = self._first_parcel(k) if stage.is_first else self._take(_FORWARD, action)
         start = self._executor.group.time()
-        if not stage.is_last:
-            self._deliver(_FORWARD, stage.index + 1, k, stage.forward(k, data))
-        elif self._batch.targets is None:
-            self.record.outputs[k] = stage.predict(data)
-        else:
-            targets = self._microbatch(self._batch.targets, k)
-            self.record.losses[k] = stage.forward_with_loss(k, data, targets, self._batch.weight(k))
+        with random_key(self._executor.seed, self._batch.training_step, k):
+            if not stage.is_last:
+                self._deliver(_FORWARD, stage.index + 1, k, stage.forward(k, received))
+            elif self._batch.targets is None:
+                self.record.outputs[k] = stage.predict(received)
+            else:
+                targets = self._microbatch(self._batch.targets, k)
+                self.record.losses[k] = stage.forward_with_loss(k, received, targets, self._batch.weight(k))
         self._note(action, start)
 
     def _backward(self, action: Action) -> None:
         stage, k = self._executor.stages[action.stage], action.microbatch
         received = None if stage.is_last else self._take(_BACKWARD, action)
-        if received is not None and not received.size:
-            received = None  # what came for it was _NO_GRADIENT
         start = self._executor.group.time()
         compute = stage.backward if action.kind is ActionKind.BACKWARD else stage.backward_input
         gradient = compute(k, received)
         if not stage.is_first:
-            self._deliver(_BACKWARD, stage.index - 1, k, _NO_GRADIENT if gradient is None else gradient)
+            self._deliver(_BACKWARD, stage.index - 1, k, gradient)
         self._note(action, start)
 
     def _backward_weight(self, action: Action) -> None:
@@ -178,43 +204,49 @@ class _Run:
         self._executor.stages[action.stage].backward_weight(action.microbatch)
         self._note(action, start)
 
+    def _first_parcel(self, k: int) -> Parcel:
+        return Parcel([self._microbatch(self._batch.inputs, k)], [False])
+
     def _microbatch(self, array: Array | None, k: int) -> Array:
         assert array is not None
-        return array[self._batch.slices[k]]
+        return array[self._batch.slices[k], ...]
 
     def _note(self, action: Action, start: float) -> None:
         """Record when the action ran and what is held after it."""
         record, stages = self.record, self._executor.stages.values()
+        backend.synchronise(self._executor.xp)  # else it would be the time of telling a GPU what to do
         record.spans.append(Span(action, start, self._executor.group.time()))
         record.peak_activations = max(record.peak_activations, sum(stage.num_held for stage in stages))
         if self._executor.measures_memory:
-            record.peak_memory = max(record.peak_memory or 0, self._held_bytes())
+            self._held_bytes[action.stage] = self._bytes_of(self._executor.stages[action.stage])
+            record.held_bytes.append((action, self._held_bytes[action.stage]))
+            record.peak_memory = max(record.peak_memory or 0, sum(self._held_bytes.values()))
 
-    def _held_bytes(self) -> int:
-        """Return the bytes held by all stages together, without parameters and the batch itself. Slow."""
-        stages = self._executor.stages.values()
-        held = [graph for stage in stages for graph in stage.held]
-        not_counted = [parameter.data for stage in stages for parameter in stage.module.parameters()]
+    def _bytes_of(self, stage: Stage) -> int:
+        """Return the bytes that a stage holds, without parameters and the batch itself. Slow."""
+        not_counted = [parameter.data for parameter in stage.parameters.values()]
         not_counted += [array for array in (self._batch.inputs, self._batch.targets) if array is not None]
-        return held_bytes(held, not_counted)
+        return held_bytes(stage.held, not_counted)
 
     # -- handing over ---------------------------------------------------------------------------------------
 
-    def _deliver(self, way: int, stage: int, k: int, array: Array) -> None:
+    def _deliver(self, way: int, stage: int, k: int, parcel: Parcel) -> None:
         """Hand a result to the stage that uses it: here, or into the box from which its SEND takes it."""
         box: dict = self._inbox if stage in self._executor.stages else self._outbox
-        box[way, stage, k] = array
+        box[way, stage, k] = parcel
 
-    def _take(self, way: int, action: Action) -> Array:
+    def _take(self, way: int, action: Action) -> Parcel:
         """Return what the action needs from a neighbouring stage; wait if it is still to come."""
         item = self._inbox.pop((way, action.stage, action.microbatch))
         if isinstance(item, Request):
-            return item.wait(self._executor.timeout)
+            message = item.wait(self._executor.timeout)
+            assert message is not None
+            return Parcel.from_message(message, self._executor.xp)
         return item
 
     def _send(self, action: Action) -> None:
         way, user = (_FORWARD, action.stage + 1) if action.kind is ActionKind.SEND_F else (_BACKWARD, action.stage - 1)
-        array = backend.to_numpy(self._outbox.pop((way, user, action.microbatch)))
+        array = self._outbox.pop((way, user, action.microbatch)).to_message(self._executor.group.takes_device_arrays)
         destination, tag = self._executor.schedule.placement[user], self._tag(way, user, action.microbatch)
         self._sends.append(self._executor.group.isend(array, destination, tag, step=self._batch.step))
 
@@ -224,7 +256,9 @@ class _Run:
         k = action.microbatch
         words = f"the {'activations' if is_forward else 'gradient'} of microbatch {k} from stage {maker}"
         source, tag = self._executor.schedule.placement[maker], self._tag(way, action.stage, k)
-        request = self._executor.group.irecv(source, tag, step=self._batch.step, what=words)
+        request = self._executor.group.irecv(
+            source, tag, step=self._batch.step, what=words, allocate=self._executor.allocate
+        )
         self._inbox[way, action.stage, k] = request
 
     def _tag(self, way: int, stage: int, k: int) -> int:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from minipipe.errors import ModelError, Problem, RankError, ScheduleError
-from minipipe.nn import Sequential
+from minipipe.nn import Module, Sequential
 from minipipe.pipeline.partition import check_partition, partition_by_cost
-from minipipe.schedules import Schedule, build
+from minipipe.schedules import REGISTRY, Schedule, build
+from minipipe.version import __version__
 
-__all__ = ["divide_layers", "resolve_schedule"]
+__all__ = ["check_arguments", "description", "divide_layers", "resolve_schedule", "schedule_of_modules"]
 
 
 def resolve_schedule(
@@ -57,8 +61,8 @@ def divide_layers(
 
     Raises
     ------
-    PartitionError, ModelError
-        When layers cannot be divided so; code ``tied-across-stages`` when two stages would share a parameter.
+    PartitionError
+        When layers cannot be divided so.
     """
     if partition is not None:
         parts = check_partition(partition, len(model), num_stages)
@@ -67,18 +71,67 @@ def divide_layers(
         if len(costs) != len(model):
             raise ValueError(f"layer_costs has {len(costs)} values; expected one for each of {len(model)} layers.")
         parts = partition_by_cost(costs, num_stages)
-    _refuse_ties(model, parts)
     return parts
 
 
-def _refuse_ties(model: Sequential, partition: list[range]) -> None:
-    owner: dict[int, int] = {}
-    for stage, layers in enumerate(partition):
-        for layer in layers:
-            for name, parameter in model.layers[layer].named_parameters():
-                if owner.setdefault(id(parameter), stage) != stage:
-                    raise ModelError(
-                        "tied-across-stages",
-                        f"Layer {layer}, in stage {stage}, shares its {name} with stage {owner[id(parameter)]}. "
-                        "Shared parameters must lie in one stage: give partition=.",
-                    )
+def schedule_of_modules(
+    num_modules: int, num_ranks: int, schedule: str | Path | Schedule | None, num_microbatches: int | None
+) -> Schedule:
+    """Return a schedule with a stage for each module; by default 1F1B, interleaved where ranks hold several.
+
+    Raises
+    ------
+    RankError
+        Code ``wrong-number``, when the modules cannot be dealt out evenly, or the schedule has other stages.
+    """
+    chunks, rest = divmod(num_modules, num_ranks)
+    if rest or not chunks:
+        raise RankError(
+            "wrong-number",
+            f"{num_modules} modules cannot be dealt out to {num_ranks} ranks; expected as many modules as ranks, or a "
+            "multiple.",
+        )
+    if schedule is None:
+        schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
+    is_named = isinstance(schedule, str) and schedule in REGISTRY
+    resolved = resolve_schedule(schedule, num_ranks, num_microbatches, chunks if is_named and chunks > 1 else None)
+    if resolved.num_stages != num_modules:
+        raise RankError(
+            "wrong-number",
+            f"{resolved.name} on {num_ranks} ranks has {resolved.num_stages} stages; expected as many modules, "
+            f"not {num_modules}.",
+        )
+    return resolved
+
+
+def check_arguments(model: Any, loss: Any, timeout: float | None) -> None:
+    """Refuse what cannot be trained, before any rank sends anything."""
+    if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
+        own = ", with a forward of its own" if isinstance(model, Sequential) else ""
+        raise ModelError(
+            "not-a-sequence",
+            f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
+            "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
+        )
+    if not callable(loss) or isinstance(loss, type):
+        raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
+    if isinstance(loss, Module) and loss.num_parameters:
+        raise ModelError("loss-with-parameters", "The loss has parameters of its own; make them a layer of the model.")
+
+
+def description(
+    model: Sequential, schedule: Schedule, partition: Sequence[range], seed: int, loss: Any
+) -> dict[str, str]:
+    """Return, in words, what must be the same on all ranks."""
+    parameters = [(name, p.shape, str(p.dtype)) for name, p in model.named_parameters()]
+    return {
+        "minipipe version": __version__,
+        "NumPy version": np.__version__,
+        "model": f"{model!r} {parameters}",
+        "schedule": str(schedule),
+        "partition": str(partition),
+        "seed": str(seed),
+        "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
+    }

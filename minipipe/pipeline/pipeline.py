@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,18 +14,27 @@ import numpy as np
 from minipipe import backend
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
-from minipipe.errors import MicrobatchError, ModelError, Problem, RankError, ScheduleError, TensorError
+from minipipe.errors import MicrobatchError, Problem, ScheduleError, TensorError
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import check_state
+from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
 from minipipe.pipeline.agreement import Calls, check_agreement, part_of
 from minipipe.pipeline.executor import Batch, Executor, Record
-from minipipe.pipeline.layout import divide_layers, resolve_schedule
+from minipipe.pipeline.layout import (
+    check_arguments,
+    description,
+    divide_layers,
+    resolve_schedule,
+    schedule_of_modules,
+)
+from minipipe.pipeline.local import local_stages
+from minipipe.pipeline.measured import MemoryPerMicrobatch, gather_memory, gather_timeline
 from minipipe.pipeline.microbatch import split_microbatches
-from minipipe.pipeline.stage import Loss, Stage
+from minipipe.pipeline.shared import SharedParameters
+from minipipe.pipeline.stage import Loss
 from minipipe.pipeline.table import layer_table
-from minipipe.schedules import REGISTRY, Schedule, Span, Timeline, forward_only_over, verify
+from minipipe.schedules import Schedule, Timeline, forward_only_over, one_microbatch, verify
 from minipipe.tensor import Tensor
-from minipipe.version import __version__
 
 __all__ = ["Pipeline"]
 
@@ -56,6 +67,12 @@ class Pipeline:
         First values come from it and the parameter's name, whatever the partition.
     timeout : float, optional
         Seconds that a wait may last; the group's own by default.
+    recompute : bool
+        Whether a stage keeps only its input between forward and backward, and computes its activations again:
+        less memory, one more forward, the same bits. :class:`minipipe.nn.Recompute` does it for single layers.
+    device : str or module
+        ``"cpu"``, or ``"gpu"``: parameters, activations and the optimiser's state stay on a GPU, one for each rank of
+        a machine, or shared where there are more ranks. Or an array module to compute with.
 
     Attributes
     ----------
@@ -99,14 +116,16 @@ class Pipeline:
         layer_costs: Sequence[float] | None = None,
         seed: int = 0,
         timeout: float | None = None,
+        recompute: bool = False,
+        device: str | ModuleType = "cpu",
     ) -> None:
-        _check_arguments(model, loss, timeout)
+        check_arguments(model, loss, timeout)
         self.model = model
         self.group = group
         self.schedule = resolve_schedule(schedule, group.size, num_microbatches, chunks_per_rank)
         verify(self.schedule)
         self.partition = divide_layers(model, self.schedule.num_stages, partition, layer_costs)
-        check_agreement(group, self._description(seed, loss))
+        check_agreement(group, description(model, self.schedule, self.partition, seed, loss), timeout)
         if not self.schedule.is_reproducible and group.rank == 0:
             warnings.warn(
                 f"{self.schedule.name} adds gradients of some stage in another order than ascending microbatches; "
@@ -115,13 +134,19 @@ class Pipeline:
             )
         self._timeout = timeout
         self._calls = Calls(group, self.schedule.placement[0], timeout)
+        self._seed = seed
+        self._xp = backend.module_for(device, group.local_rank)
         self._is_training = model.is_training
+        self._num_steps = 0
         self._last_step: Record | None = None
-        self._stages = {stage: self._make_stage(stage, loss) for stage in self.schedule.stages_of(group.rank)}
-        for stage in self._stages.values():
-            stage.initialise(seed)
-        self._dtype = next((p.dtype for p in model.parameters()), np.dtype(np.float32))
-        self._trainer = Executor(self.schedule, self._stages, group, timeout)
+        own = self.schedule.stages_of(group.rank)
+        self._stages = local_stages(model, self.partition, own, loss, seed, recompute, self._xp)
+        self._parameters = {name: p for stage in self._stages.values() for name, p in stage.parameters.items()}
+        self._shared = SharedParameters(model, self.partition, self.schedule.placement)
+        self._shared.take_first_values(group, self._parameters, timeout)
+        dtypes = [parameter.dtype for parameter in model.parameters()] or [np.dtype(np.float32)]
+        self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
+        self._trainer = self._executor(self.schedule)
         self._predictors: dict[int, Executor] = {}
 
     @classmethod
@@ -153,44 +178,12 @@ class Pipeline:
         RankError
             Code ``wrong-number``, when the modules cannot be dealt out evenly.
         """
-        chunks, rest = divmod(len(modules), group.size)
-        if rest or not chunks:
-            raise RankError(
-                "wrong-number",
-                f"{len(modules)} modules cannot be dealt out to {group.size} ranks; expected as many modules as ranks, "
-                "or a multiple.",
-            )
-        if schedule is None:
-            schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
-        if schedule in REGISTRY and chunks > 1:
-            options["chunks_per_rank"] = chunks
-        schedule = resolve_schedule(
-            schedule, group.size, options.pop("num_microbatches", None), options.pop("chunks_per_rank", None)
-        )
-        if schedule.num_stages != len(modules):
-            raise RankError(
-                "wrong-number",
-                f"{schedule.name} on {group.size} ranks has {schedule.num_stages} stages; expected as many modules, "
-                f"not {len(modules)}.",
-            )
+        schedule = schedule_of_modules(len(modules), group.size, schedule, options.pop("num_microbatches", None))
         partition = [range(i, i + 1) for i in range(len(modules))]
         return cls(Sequential(*modules), group, schedule=schedule, partition=partition, **options)
 
-    def _description(self, seed: int, loss: Loss) -> dict[str, str]:
-        """Return what must be the same on all ranks."""
-        parameters = [(name, p.shape, str(p.dtype)) for name, p in self.model.named_parameters()]
-        return {
-            "minipipe version": __version__,
-            "NumPy version": np.__version__,
-            "model": f"{self.model!r} {parameters}",
-            "schedule": str(self.schedule),
-            "partition": str(self.partition),
-            "seed": str(seed),
-            "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
-        }
-
-    def _make_stage(self, stage: int, loss: Loss) -> Stage:
-        return Stage(self.model, self.partition[stage], stage, stage == self.num_stages - 1, loss)
+    def _executor(self, schedule: Schedule) -> Executor:
+        return Executor(schedule, self._stages, self.group, self._timeout, self._seed, self._xp)
 
     # -- training -------------------------------------------------------------------------------------------
 
@@ -228,16 +221,22 @@ class Pipeline:
                 ]
             )
         batch = self._batch("step", inputs, targets)
+        self._zero_grad()
+        self._last_step = self._trainer.run(batch)
+        first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
+        self._shared.exchange_gradients(self.group, self._parameters, batch.step, first_tag, self._timeout)
+        self._num_steps += 1
+        return self._mean_loss("step", batch, self._last_step)
+
+    def _zero_grad(self) -> None:
         for stage in self._stages.values():
             stage.zero_grad()
-        self._last_step = self._trainer.run(batch)
-        return self._mean_loss("step", batch, self._last_step)
 
     def evaluate(self, inputs: Any, targets: Any) -> float:
         """Return the mean loss of a batch, forward only.
 
         Collective; parameters and result are those of :meth:`step`. Batches smaller than the number of microbatches
-        are fine.
+        are fine. Call :meth:`eval` first where layers such as Dropout shall be off, and :meth:`train` afterwards.
         """
         batch = self._batch("evaluate", inputs, targets)
         return self._mean_loss("evaluate", batch, self._predictor(batch).run(batch))
@@ -245,7 +244,8 @@ class Pipeline:
     def predict(self, inputs: Any) -> np.ndarray:
         """Return the model's outputs for a batch, forward only; the same array on every rank.
 
-        Collective. ``inputs`` are read on the rank of the first stage; others may give None.
+        Collective. ``inputs`` are read on the rank of the first stage; others may give None. Call :meth:`eval` first
+        where layers such as Dropout shall be off, and :meth:`train` afterwards.
 
         Parameters
         ----------
@@ -265,7 +265,7 @@ class Pipeline:
         count = len(batch.slices)
         if count not in self._predictors:
             schedule = forward_only_over(self.schedule.placement, count, self.schedule.num_ranks)
-            self._predictors[count] = Executor(schedule, self._stages, self.group, self._timeout)
+            self._predictors[count] = self._executor(schedule)
         return self._predictors[count]
 
     def _batch(self, call: str, inputs: Any, targets: Any) -> Batch:
@@ -273,16 +273,18 @@ class Pipeline:
         needs_targets = call != "predict" and self.group.rank == self._last_rank
         own_inputs = self._own(inputs, "inputs", is_needed=self.group.rank == self._first_rank)
         own_targets = self._own(targets, "targets", is_needed=needs_targets)
-        num_samples = self._calls.begin(call, 0 if own_inputs is None else len(own_inputs))
-        if own_targets is not None and len(own_targets) != num_samples:
+        num_samples = self._calls.begin(call, 0 if own_inputs is None else own_inputs.shape[0])
+        if own_targets is not None and own_targets.shape[0] != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
-                f"There are {num_samples} inputs, but {len(own_targets)} targets; expected one for each.",
+                f"There are {num_samples} inputs (on rank {self._first_rank}), but {own_targets.shape[0]} targets "
+                f"(on rank {self.group.rank}); expected one for each: every rank must be given the same batch.",
             )
         count = self.schedule.num_microbatches
         if call != "step":  # any number of samples will do, but none
             count = max(1, min(count, num_samples))
-        return Batch(split_microbatches(num_samples, count), own_inputs, own_targets, self._calls.count)
+        slices = split_microbatches(num_samples, count)
+        return Batch(slices, own_inputs, own_targets, self._calls.count, self._num_steps)
 
     def _own(self, given: Any, name: str, is_needed: bool) -> Array | None:
         """Return what this rank needs as an array in the model's dtype, and None for what it does not need."""
@@ -293,7 +295,7 @@ class Pipeline:
         array = Tensor(given).data
         if array.ndim == 0:
             raise TensorError("shape", f"The {name} are a single number; expected an array of shape (samples, ...).")
-        return backend.as_array(array, self._dtype) if backend.is_floating(array.dtype) else array
+        return backend.moved(array, self._xp, self._dtypes[name] if backend.is_floating(array.dtype) else None)
 
     def _mean_loss(self, call: str, batch: Batch, record: Record) -> float:
         """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""
@@ -323,13 +325,11 @@ class Pipeline:
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yield this rank's parameters, named as in the model. Local."""
-        for stage in self._stages.values():
-            yield from stage.named_parameters()
+        yield from self._parameters.items()
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield this rank's parameters. Local."""
-        for _, parameter in self.named_parameters():
-            yield parameter
+        yield from self._parameters.values()
 
     @property
     def is_training(self) -> bool:
@@ -337,14 +337,17 @@ class Pipeline:
         return self._is_training
 
     def train(self, mode: bool = True) -> Pipeline:
-        """Set this rank's layers to train, or with ``mode=False`` to be evaluated. Local; returns the pipeline."""
+        """Set this rank's layers to train, or with ``mode=False`` to be evaluated. Local; returns the pipeline.
+
+        Every rank must do it, or its part of the model is in another mode than the others.
+        """
         self._is_training = mode
         for stage in self._stages.values():
             stage.module.train(mode)
         return self
 
     def eval(self) -> Pipeline:
-        """Set this rank's layers to be evaluated. Local; returns the pipeline."""
+        """Set this rank's layers to be evaluated. Local, and for every rank to do; returns the pipeline."""
         return self.train(False)
 
     @property
@@ -356,16 +359,47 @@ class Pipeline:
     def measures_memory(self, value: bool) -> None:
         self._trainer.measures_memory = value
 
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Scale the gradients of all ranks by one factor, so that their norm is at most ``max_norm``.
+
+        Collective. The norm has the same bits for any partition, and as :func:`minipipe.optim.clip_grad_norm` finds it
+        in one process; a parameter that several ranks share counts once.
+
+        Parameters
+        ----------
+        max_norm : float
+            Above 0; ``float("inf")`` only measures.
+
+        Returns
+        -------
+        float
+            The norm before, the same on every rank.
+
+        Raises
+        ------
+        ValueError
+            When max_norm is not above 0.
+        ParameterError
+            Code ``not-finite``, on every rank, when the norm is infinite or not a number.
+        """
+        self._calls.begin("clip_grad_norm")
+        owned = [self._parameters[name] for name, owner in self._owners() if owner == self.group.rank]
+        squares = self.group.all_gather(
+            np.array(squared_norms(owned)), timeout=self._timeout, what=part_of("clip_grad_norm")
+        )
+        norm = total_norm(np.concatenate(squares).tolist())
+        clip_gradients(self.parameters(), norm, max_norm)
+        return norm
+
     # -- all ranks' parts -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole model's values on every rank, named as in the model. Collective."""
         self._calls.begin("state_dict")
-        own = dict(self.named_parameters())
         state = {}
         for name, owner in self._owners():
-            mine = backend.to_numpy(own[name].data) if owner == self.group.rank else None
-            state[name] = np.array(self.group.broadcast(mine, owner, what=part_of("state_dict")))
+            mine = backend.to_numpy(self._parameters[name].data) if owner == self.group.rank else None
+            state[name] = np.array(self.group.broadcast(mine, owner, timeout=self._timeout, what=part_of("state_dict")))
         return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -380,7 +414,7 @@ class Pipeline:
         """
         check_state(dict(self.model.named_parameters()), state)
         for name, parameter in self.named_parameters():
-            parameter.load(backend.as_array(state[name]), name)
+            parameter.load(np.asarray(state[name]), name)
 
     def _owners(self) -> list[tuple[str, int]]:
         """Return the name of every parameter of the model with the rank that has it."""
@@ -393,43 +427,27 @@ class Pipeline:
 
         Collective.
         """
-        record = self._last_step
-        if record is None:
+        if self._last_step is None:
             raise ValueError("There is no step yet whose timeline could be shown; call step() first.")
         self._calls.begin("timeline")
-        times = self.group.all_gather(
-            np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2), what=part_of("timeline")
-        )
-        peaks = self.group.all_gather(np.array([record.peak_activations, record.peak_memory or 0]))
-        origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
-        compute = self.schedule.without_communication().actions
-        spans = tuple(
-            tuple(
-                Span(action, float(start) - origin, float(end) - origin)
-                for action, (start, end) in zip(row, rank_times)
-            )
-            for row, rank_times in zip(compute, times)
-        )
-        activations = tuple(int(peak[0]) for peak in peaks)
-        measured = tuple(int(peak[1]) for peak in peaks) if record.peak_memory is not None else None
-        return Timeline(self.schedule.name, spans, activations, measured, "s", note=self.group.note)
+        return gather_timeline(self.group, self._last_step, self.schedule, self._timeout)
+
+    def measure_memory(self, inputs: Any, targets: Any) -> MemoryPerMicrobatch:
+        """Return what one microbatch of a batch holds on each stage, in bytes: after F, and after I.
+
+        Collective; runs the first microbatch alone, and leaves no gradients. With it ``simulate`` predicts the bytes of
+        any schedule over these stages, exactly where microbatches are equal:
+        ``Costs(**pipeline.measure_memory(x, y)._asdict(), memory_unit="bytes")``. Counted is what the graph keeps
+        alive for the backward to come, by stage; not parameters, their gradients, or the batch itself.
+        """
+        batch = self._batch("measure_memory", inputs, targets)
+        executor = self._executor(one_microbatch(self.schedule.placement, self.schedule.num_ranks))
+        executor.measures_memory = True
+        slices = batch.slices[:1]
+        self._zero_grad()
+        record = executor.run(replace(batch, slices=slices))
+        self._zero_grad()
+        return gather_memory(self.group, record, self.num_stages, self._timeout)
 
     def __str__(self) -> str:
         return layer_table(self.model, self.partition, self.schedule.placement)
-
-
-def _check_arguments(model: Any, loss: Any, timeout: float | None) -> None:
-    """Refuse what cannot be trained, before any rank sends anything."""
-    if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
-        own = ", with a forward of its own" if isinstance(model, Sequential) else ""
-        raise ModelError(
-            "not-a-sequence",
-            f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
-            "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
-        )
-    if not callable(loss) or isinstance(loss, type):
-        raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
-    if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
-    if isinstance(loss, Module) and loss.num_parameters:
-        raise ModelError("loss-with-parameters", "The loss has parameters of its own; make them a layer of the model.")

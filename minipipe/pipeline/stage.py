@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from minipipe import autograd, backend, functional
+from minipipe import autograd, recording
 from minipipe.autograd import Node, StageInput, WeightWork
 from minipipe.backend import Array
-from minipipe.errors import TensorError
-from minipipe.nn import Parameter, Sequential
+from minipipe.bundle import tensors_in
+from minipipe.errors import MessageError, TensorError
+from minipipe.nn import Parameter, Recompute, Sequential
+from minipipe.nn.sequential import boundary
+from minipipe.pipeline.parcel import Parcel
 from minipipe.tensor import Tensor
 
 __all__ = ["Stage"]
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
 
 
 class _Held(NamedTuple):
     """What one microbatch holds from F until B or I: the two ends of its graph, and where its gradient begins."""
 
-    stage_input: StageInput
-    root: Node | None  # None where the result depends on nothing that has a gradient
-    seed: Array | None
+    inputs: list[StageInput]
+    results: list[_Result]
+    seed: Array | None  # of the loss, on the last stage
+
+
+class _Result(NamedTuple):
+    node: Node | None  # None where it depends on nothing that has a gradient
+    shape: tuple[int, ...]
 
 
 class Stage:
@@ -33,130 +40,147 @@ class Stage:
 
     Parameters
     ----------
-    model : Sequential
-        The whole model. This stage's layers are copied out of it, values too where it has them.
-    layers : range
-        Which layers.
+    module : Sequential
+        This stage's layers, a copy that belongs to it.
     index : int
         The stage, from 0.
     is_last : bool
         Whether the loss follows.
     loss : function
         ``(outputs, targets) -> Tensor`` with one element, a mean over the first axis.
+    parameters : dict of str to Parameter
+        Those of its layers, by their names in the whole model.
+    recompute : bool
+        Whether it keeps only its input between forward and backward, and computes its activations again.
     """
 
-    def __init__(self, model: Sequential, layers: range, index: int, is_last: bool, loss: Loss) -> None:
+    def __init__(
+        self,
+        module: Sequential,
+        index: int,
+        is_last: bool,
+        loss: Loss,
+        parameters: dict[str, Parameter],
+        recompute: bool = False,
+    ) -> None:
+        self.module = module
         self.index = index
-        self.layers = layers
         self.is_first = index == 0
         self.is_last = is_last
-        self.module = Sequential(*copy.deepcopy(model.layers[layers.start : layers.stop]))
-        self.module.first_layer = layers.start
-        self.module.is_training = model.is_training
+        self.parameters = parameters
+        self._forward = Recompute(module) if recompute else module
         self._loss = loss
         self._held: dict[int, _Held] = {}
         self._weight_work: dict[int, WeightWork] = {}
 
-    def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Return this stage's parameters, named as in the whole model."""
-        named = []
-        for name, parameter in self.module.named_parameters():
-            layer, _, rest = name.partition(".")
-            named.append((f"{int(layer) + self.layers.start}.{rest}", parameter))
-        return named
-
-    def initialise(self, seed: int) -> None:
-        """Fill the parameters that have no values yet, from the seed and their names in the whole model."""
-        for name, parameter in self.named_parameters():
-            if not parameter.is_filled:
-                parameter.fill(seed, name)
-
     # -- the actions ----------------------------------------------------------------------------------------
 
-    def forward(self, microbatch: int, data: Array) -> Array:
+    def forward(self, microbatch: int, received: Parcel) -> Parcel:
         """F, on any stage but the last: return the activations for the next stage, in C order.
 
         Parameters
         ----------
         microbatch : int
-        data : array of shape (samples, ...)
-            The inputs, or what the stage before computed.
+        received : Parcel
+            The inputs, arrays of shape (samples, ...), or what the stage before computed.
         """
-        stage_input, result = self._compute(data)
-        result = functional.contiguous(result)
-        self._hold(microbatch, stage_input, result, None)
-        return result.data
+        inputs, result = self._compute(received)
+        result = boundary(result)
+        self._hold(microbatch, inputs, result, None)
+        return Parcel.of(result)
 
-    def forward_with_loss(self, microbatch: int, data: Array, targets: Array, weight: float) -> float:
+    def forward_with_loss(self, microbatch: int, received: Parcel, targets: Array, weight: float) -> float:
         """F on the last stage: return the mean loss of this microbatch.
 
         Parameters
         ----------
         microbatch : int
-        data : array of shape (samples, ...)
+        received : Parcel
         targets : array of shape (samples, ...)
         weight : float
             This microbatch's share of the batch. The one place where the loss is scaled: its gradient begins here.
         """
-        stage_input, result = self._compute(data)
+        inputs, result = self._compute(received)
         loss = self._loss(result, Tensor(targets))
         if not isinstance(loss, Tensor) or loss.size != 1:
             given = f"a tensor of shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
             raise TensorError("not-scalar", f"The loss must be a tensor with one element, the mean; it is {given}.")
-        self._hold(microbatch, stage_input, loss, loss.seed_gradient(weight))
+        self._hold(microbatch, inputs, loss, loss.seed_gradient(weight))
         return loss.item()
 
-    def predict(self, data: Array) -> Array:
+    def predict(self, received: Parcel) -> Array:
         """F on the last stage without targets: return the outputs."""
-        return functional.contiguous(self._compute(data)[1]).data
+        result = self._compute(received)[1]
+        if not isinstance(result, Tensor):
+            raise TensorError(
+                "not-a-tensor", f"predict() returns one array; the last layer gave {type(result).__name__}."
+            )
+        return boundary(result).data
 
-    def backward(self, microbatch: int, gradient: Array | None) -> Array | None:
-        """B: add this microbatch's weight gradients, and return the gradient of the stage's input.
+    def backward(self, microbatch: int, gradient: Parcel | None) -> Parcel:
+        """B: add this microbatch's weight gradients, and return the gradients of what it received.
 
         Parameters
         ----------
         microbatch : int
-        gradient : array or None
-            Of the stage's result. None on the last stage, where the loss begins it, and where the next stage's result
-            does not depend on this one's.
-
-        Returns
-        -------
-        array or None
-            None on the first stage, and where the result does not depend on the input.
+        gradient : Parcel or None
+            Of the stage's results. None on the last stage, where the loss begins it.
         """
         held = self._held.pop(microbatch)
-        begin = held.seed if self.is_last else gradient
-        if held.root is not None and begin is not None:
-            autograd.backward(held.root, begin)
-        return held.stage_input.grad
+        autograd.backward(self._roots(held, gradient))
+        return self._gradients(held)
 
-    def backward_input(self, microbatch: int, gradient: Array | None) -> Array | None:
-        """I: return the gradient of the stage's input, and leave the weights for later.
+    def backward_input(self, microbatch: int, gradient: Parcel | None) -> Parcel:
+        """I: return the gradients of what the stage received, and leave the weights for later.
 
         Parameters and result are those of :meth:`backward`. What only this needed is freed.
         """
         held = self._held.pop(microbatch)
-        work = WeightWork()
-        begin = held.seed if self.is_last else gradient
-        if held.root is not None and begin is not None:
-            work = autograd.backward_input(held.root, begin, held.stage_input)
-        self._weight_work[microbatch] = work
-        return held.stage_input.grad
+        self._weight_work[microbatch] = autograd.backward_input(self._roots(held, gradient))
+        return self._gradients(held)
 
     def backward_weight(self, microbatch: int) -> None:
         """W: add this microbatch's weight gradients."""
         self._weight_work.pop(microbatch).run()
 
-    def _compute(self, data: Array) -> tuple[StageInput, Tensor]:
-        stage_input = StageInput(needs_gradient=not self.is_first and backend.is_floating(data.dtype))
-        x = Tensor(data)
-        x.node = stage_input
-        return stage_input, self.module(x)
+    def _compute(self, received: Parcel) -> tuple[list[StageInput], Any]:
+        tensors, inputs = [], []
+        for array, is_wanted in zip(received.arrays, received.wanted):
+            tensor = Tensor(array)
+            tensor.node = stage_input = StageInput(needs_gradient=is_wanted)
+            tensors.append(tensor)
+            inputs.append(stage_input)
+        return inputs, self._forward(received.rebuilt(tensors))
 
-    def _hold(self, microbatch: int, stage_input: StageInput, result: Tensor, seed: Array | None) -> None:
-        if autograd.is_grad_enabled():
-            self._held[microbatch] = _Held(stage_input, result.node, seed)
+    def _hold(self, microbatch: int, inputs: list[StageInput], result: Any, seed: Array | None) -> None:
+        if recording.is_grad_enabled():
+            results = [_Result(tensor.node, tensor.shape) for tensor in tensors_in(result)]
+            self._held[microbatch] = _Held(inputs, results, seed)
+
+    def _roots(self, held: _Held, gradient: Parcel | None) -> dict[Node, Array]:
+        """Return where the walk begins, and with which gradients."""
+        arrays = [held.seed] if gradient is None else gradient.arrays
+        if len(arrays) != len(held.results):
+            raise MessageError(
+                "shape", f"Stage {self.index} passed on {len(held.results)} tensors; {len(arrays)} gradients came back."
+            )
+        roots = {}
+        for result, array in zip(held.results, arrays):
+            if array is not None and array.shape != result.shape:
+                raise MessageError(
+                    "shape",
+                    f"Stage {self.index} passed on a tensor of shape {result.shape}; "
+                    f"the gradient that came back has {array.shape}.",
+                )
+            if result.node is not None and array is not None:
+                roots[result.node] = array
+        return roots
+
+    @staticmethod
+    def _gradients(held: _Held) -> Parcel:
+        """Return the gradients in their order; the stage before knows what bundle, if any, they belong to."""
+        arrays = [stage_input.grad for stage_input in held.inputs]
+        return Parcel(arrays, [True] * len(arrays), None if len(arrays) == 1 else ())
 
     # -- what it holds --------------------------------------------------------------------------------------
 
@@ -164,7 +188,8 @@ class Stage:
         """Forget the gradients, and whatever a step that failed has left."""
         self._held.clear()
         self._weight_work.clear()
-        self.module.zero_grad()
+        for parameter in self.parameters.values():  # found once; the module would search for them at every step
+            parameter.zero_grad()
 
     @property
     def num_held(self) -> int:
@@ -174,5 +199,5 @@ class Stage:
     @property
     def held(self) -> list[Node | WeightWork]:
         """The graphs that are kept for backwards to come."""
-        roots = [held.root for held in self._held.values() if held.root is not None]
+        roots = [node for held in self._held.values() for node, _ in held.results if node is not None]
         return [*roots, *self._weight_work.values()]

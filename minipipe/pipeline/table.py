@@ -26,8 +26,7 @@ def layer_table(model: Sequential, partition: Sequence[range], placement: Sequen
     for stage, layers in enumerate(partition):
         for i in layers:
             size, nbytes = model[i].num_parameters, sum(p.nbytes for p in model[i].parameters())
-            name = " ".join(repr(model[i]).split())
-            rows.append((str(i), name, str(stage), str(placement[stage]), f"{size:,}", f"{nbytes:,}"))
+            rows.append((str(i), model[i].brief(), str(stage), str(placement[stage]), f"{size:,}", f"{nbytes:,}"))
             total_size, total_bytes = total_size + size, total_bytes + nbytes
     rows.append(("", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(6)]

@@ -16,7 +16,7 @@ from minipipe.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from minipipe.schedules.order import tick_grid
 from minipipe.schedules.registry import REGISTRY, TRADES, build
 from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.sequential import forward_only, forward_only_over, sequential
+from minipipe.schedules.sequential import forward_only, forward_only_over, one_microbatch, sequential
 from minipipe.schedules.simulator import simulate
 from minipipe.schedules.timeline import Idle, IdleCause, Span, Timeline
 from minipipe.schedules.v_shaped import dualpipe_v, zb_v
@@ -46,6 +46,7 @@ __all__ = [
     "looped_bfs",
     "lower",
     "one_f_one_b",
+    "one_microbatch",
     "peak_activations",
     "peak_memory",
     "sequential",

@@ -9,7 +9,7 @@ from minipipe.schedules.interleaved import order_table
 from minipipe.schedules.placement import check_counts, looped_placement, stages_by_rank
 from minipipe.schedules.schedule import Schedule
 
-__all__ = ["forward_only", "forward_only_over", "sequential"]
+__all__ = ["forward_only", "forward_only_over", "one_microbatch", "sequential"]
 
 
 def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -92,3 +92,29 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
         for stages in stages_by_rank(placement, num_ranks)
     )
     return Schedule("forward-only", tuple(placement), num_microbatches, rows)
+
+
+def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:
+    """Return the schedule of one microbatch, its backward in two halves, over any placement.
+
+    ::
+
+        rank 0: F0           I0 W0
+        rank 1:    F0 I0 W0
+
+    Parameters
+    ----------
+    placement : sequence of int
+        The rank of each stage, as in :class:`Schedule`.
+    num_ranks : int
+
+    Returns
+    -------
+    Schedule
+    """
+    rows: list[list[Action]] = [[] for _ in range(num_ranks)]
+    for stage, rank in enumerate(placement):
+        rows[rank].append(Action(stage, ActionKind.FORWARD, 0))
+    for stage, rank in reversed(list(enumerate(placement))):
+        rows[rank] += [Action(stage, ActionKind.BACKWARD_INPUT, 0), Action(stage, ActionKind.BACKWARD_WEIGHT, 0)]
+    return Schedule("one-microbatch", tuple(placement), 1, tuple(map(tuple, rows)))

@@ -22,6 +22,7 @@ from minipipe.errors import (
     ScheduleError,
     TensorError,
 )
+from minipipe.pipeline.local import local_stages
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.launch import mpirun, needs_mpi
 from tests.strategies import NAMES, batch, build, split_backward, v_shaped
@@ -136,14 +137,8 @@ def test_only_the_layers_of_its_own_stage_take_memory():
     def claim(group):
         parts = [range(1), range(1, 2), range(2, 3)]
         if group.rank == 1:  # this rank would hold the large one; it only describes it
-            from minipipe.pipeline.stage import Stage
-
-            stage = Stage(model, parts[1], 1, False, nn.MSELoss())
-            return stage.module.num_parameters
-        from minipipe.pipeline.stage import Stage
-
-        stage = Stage(model, parts[group.rank], group.rank, group.rank == 2, nn.MSELoss())
-        stage.initialise(0)
+            return model[1].num_parameters
+        (stage,) = local_stages(model, parts, [group.rank], nn.MSELoss(), seed=0).values()
         return sum(p.data.nbytes for p in stage.module.parameters())
 
     assert spawn(claim, 3) == [80, layer * layer + layer, 40]
@@ -164,12 +159,9 @@ def test_state_goes_out_and_in_again_under_the_models_names():
     assert caught.value.code == "missing" and "0.weight" in str(caught.value)
 
 
-def test_shared_parameters_must_lie_in_one_stage():
+def test_shared_parameters_may_lie_in_several_stages():
     tied = nn.Linear(4, 4)
     model = nn.Sequential(tied, nn.Tanh(), tied, nn.Linear(4, 2))
-    with pytest.raises(ModelError) as caught:
-        on_ranks(2, lambda pipeline: None, model, partition=[range(2), range(2, 4)])
-    assert caught.value.code == "tied-across-stages"
     inputs, targets = batch(8, 4)
     expected = one_process_step(copy.deepcopy(model), nn.MSELoss(), inputs, targets, 4)
 
@@ -177,9 +169,11 @@ def test_shared_parameters_must_lie_in_one_stage():
         pipeline.step(inputs, targets)
         return {name: p.grad for name, p in pipeline.named_parameters()}
 
-    first, _ = on_ranks(2, gradients, model, partition=[range(3), range(3, 4)])
-    assert first.keys() == {"0.weight", "0.bias"}
-    assert all(same_bits(value, expected.gradients[name]) for name, value in first.items())
+    for partition in ([range(3), range(3, 4)], [range(2), range(2, 4)]):
+        first, last = on_ranks(2, gradients, model, partition=partition)
+        assert first.keys() == {"0.weight", "0.bias"}
+        assert all(same_bits(value, expected.gradients[name]) for name, value in (first | last).items())
+    assert last.keys() == {"0.weight", "0.bias", "3.weight", "3.bias"}
 
 
 def test_train_and_eval_reach_every_layer_of_this_rank():
@@ -586,8 +580,9 @@ def test_a_layer_that_returns_no_tensor_is_named():
         def forward(self, x):
             return x.numpy()
 
-    with pytest.raises(TensorError, match=r"Layer 1, Plain\(\), returned ndarray"):
+    with pytest.raises(TensorError, match="passes between layers is a tensor.*; this is ndarray") as caught:
         nn.Sequential(nn.Identity(), Plain())(Tensor([1.0]))
+    assert caught.value.__notes__ == ["in layer 1, Plain()"]
 
 
 def test_a_closed_group_computes_no_further():
@@ -684,7 +679,8 @@ def test_what_is_no_loss_is_refused(loss):
         Pipeline(mlp(), OneRankGroup(), loss=loss)
 
 
-def test_what_neighbouring_stages_on_one_rank_share_counts_once():
+def test_an_array_that_neighbouring_stages_on_one_rank_hold_counts_for_both():
+    """So that the bytes of each stage add up, whatever schedule runs; the simulator adds them up, too."""
     layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)]
 
     def peak(partition_sizes):
@@ -701,7 +697,23 @@ def test_what_neighbouring_stages_on_one_rank_share_counts_once():
         pipeline.step(*batch(64, 4))
         return pipeline.timeline().peak_memory
 
-    assert peak([5]) == peak([1, 2, 2]) == peak([2, 1, 1, 1])
+    one_stage, tanh_result = peak([5])[0], 32 * 4 * 4
+    assert peak([1, 2, 2]) == (one_stage,)  # Linear does not keep its result, Tanh does
+    assert peak([2, 1, 1, 1]) == (one_stage + 2 * tanh_result,)
+
+
+def test_a_stage_that_recomputes_holds_its_input_and_nothing_else():
+    """The story: parameters have nbytes like arrays, and were counted as arrays beside their values."""
+    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())])
+    inputs, targets = batch(8, 6)[0], np.zeros((8, 6), np.float32)
+
+    def measured(group):
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, recompute=True)
+        return pipeline.measure_memory(inputs, targets).activation
+
+    received = 2 * 6 * 4  # bytes of two samples
+    of_the_loss = received  # the difference from the targets
+    assert spawn(measured, 2) == [(0, received + of_the_loss)] * 2  # the batch itself does not count
 
 
 def test_a_model_that_is_evaluated_makes_a_pipeline_that_is():

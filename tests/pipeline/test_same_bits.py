@@ -2,9 +2,11 @@
 
 import copy
 
+import array_api_strict
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from minipipe import Pipeline, Schedule, Tensor, functional, nn, optim, spawn
 from minipipe.comm.host import limit_blas_threads
@@ -25,16 +27,25 @@ from tests.strategies import (
 
 
 @settings(max_examples=120)
-@given(steps())
-def test_gradients_of_a_pipelined_step_are_those_of_one_process_bit_for_bit(step):
+@given(steps(), st.booleans())
+def test_gradients_of_a_pipelined_step_are_those_of_one_process_bit_for_bit(step, recompute):
     model, inputs, targets, schedule, partition = step
-    check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule, seed=3, partition=partition)
+    check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule, 3, partition, recompute)
+
+
+@settings(max_examples=40)
+@given(steps(), st.booleans())
+def test_so_they_are_with_another_array_module_on_which_nothing_falls_back_to_numpy(step, recompute):
+    model, inputs, targets, schedule, partition = step
+    check_same_as_one_process(
+        model, nn.MSELoss(), inputs, targets, schedule, 3, partition, recompute, device=array_api_strict
+    )
 
 
 @needs_mpi
-@pytest.mark.parametrize("num_ranks", [2, 3, 5])
-def test_so_they_are_through_mpirun(num_ranks):
-    done = mpirun(num_ranks, "-m", "tests.pipeline.random_steps", limit=120)
+@pytest.mark.parametrize(("num_ranks", "module"), [(2, []), (3, []), (5, []), (3, ["strict"])])
+def test_so_they_are_through_mpirun(num_ranks, module):
+    done = mpirun(num_ranks, "-m", "tests.pipeline.random_steps", *module, limit=120)
     assert done.code == 0, done.err
     assert done.out.startswith("the same bits in 40 steps")
 

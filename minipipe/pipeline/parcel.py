@@ -1,0 +1,101 @@
+"""What one stage hands to another for one microbatch: the arrays of a tensor, or of a tuple, list or dict of them.
+
+A parcel says what it holds, so nothing has to be agreed before: shapes, dtypes, names, and which gradients are wanted
+back. On the way to another rank a single array of real numbers travels as it is; anything else is packed into one
+array of bytes, behind a description in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minipipe import backend
+from minipipe.backend import Array
+from minipipe.bundle import Bundle, rebuilt, tensors_in
+from minipipe.tensor import Tensor
+
+__all__ = ["Parcel"]
+
+_ALIGNMENT = 64  # in bytes, of each array among the packed ones
+_LENGTH = np.dtype("<u8")  # of the description, which it precedes
+_FORMS: dict[str, Any] = {"tensor": None, "tuple": (), "list": []}
+
+
+class Parcel(NamedTuple):
+    """The arrays that pass between two neighbouring stages: forward, or backward their gradients.
+
+    Attributes
+    ----------
+    arrays : list of array or None
+        In the order of the bundle. None where there is no gradient.
+    wanted : list of bool
+        By array, whether a gradient of it is of use.
+    form : tuple, list, dict or None
+        What they are the items of; its own items do not matter. None for a single tensor.
+    """
+
+    arrays: list[Array | None]
+    wanted: list[bool]
+    form: Any = None
+
+    @classmethod
+    def of(cls, value: Bundle) -> Parcel:
+        """Return what a stage has computed."""
+        tensors = tensors_in(value)
+        wanted = [tensor.requires_grad for tensor in tensors]
+        return cls([tensor.data for tensor in tensors], wanted, rebuilt(value, [None] * len(tensors)))
+
+    def rebuilt(self, tensors: list[Tensor]) -> Bundle:
+        """Return tensors in the form of this parcel."""
+        return rebuilt(self.form, tensors)
+
+    # -- on the way -----------------------------------------------------------------------------------------
+
+    def to_message(self, may_be_on_device: bool = False) -> Array:
+        """Return the parcel as one array, in NumPy's memory unless a single one may stay where it is."""
+        first = self.arrays[0]
+        if self.form is None and first is not None and self._is_plain(first):
+            return first if may_be_on_device else backend.to_numpy(first)
+        arrays = [None if array is None else backend.to_numpy(array) for array in self.arrays]
+        parts = [None if a is None else (a.dtype.str, a.shape) for a in arrays]
+        form = list(self.form) if isinstance(self.form, dict) else _name_of(self.form)
+        description = json.dumps({"form": form, "wanted": self.wanted, "parts": parts}).encode()
+        pieces = [np.array(len(description), _LENGTH).tobytes(), description]
+        for array in arrays:
+            if array is not None:
+                pieces += [bytes(-sum(map(len, pieces)) % _ALIGNMENT), array.tobytes()]
+        return np.frombuffer(b"".join(pieces), np.uint8)
+
+    def _is_plain(self, array: Array) -> bool:
+        """Tell whether an array needs no description: bytes would be taken for one."""
+        return backend.numpy_dtype(array.dtype) != np.uint8 and self.wanted[0] == backend.is_floating(array.dtype)
+
+    @classmethod
+    def from_message(cls, message: Array, xp: ModuleType = np) -> Parcel:
+        """Return the parcel that was sent, its arrays in a module; in NumPy's they are views of the message."""
+        if backend.numpy_dtype(message.dtype) != np.uint8:
+            return cls([backend.moved(message, xp)], [backend.is_floating(message.dtype)])
+        message = backend.to_numpy(message)
+        start = _LENGTH.itemsize
+        end = start + int(message[:start].view(_LENGTH)[0])
+        description = json.loads(message[start:end].tobytes())
+        arrays: list[Array | None] = []
+        for part in description["parts"]:
+            if part is None:
+                arrays.append(None)
+                continue
+            dtype, shape = np.dtype(part[0]), part[1]
+            start = end + -end % _ALIGNMENT
+            end = start + dtype.itemsize * math.prod(shape)
+            arrays.append(backend.moved(message[start:end].view(dtype).reshape(shape), xp))
+        form = description["form"]
+        return cls(arrays, description["wanted"], _FORMS[form] if isinstance(form, str) else dict.fromkeys(form))
+
+
+def _name_of(form: Any) -> str:
+    return "tensor" if form is None else "tuple" if isinstance(form, tuple) else "list"

@@ -1,0 +1,104 @@
+"""What a pipeline holds, in bytes: measured on one microbatch, it predicts every schedule's peak exactly."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from minipipe import Costs, Pipeline, nn, simulate, spawn
+from tests.strategies import NAMES, build, split_backward, stacks, v_shaped
+
+SAMPLES = 4  # of each microbatch
+
+
+def transformer():
+    embedding = nn.Embedding(11, 8)
+    blocks = [nn.TransformerBlock(8, 2, is_causal=True, dropout=0.1) for _ in range(6)]
+    return nn.Sequential(embedding, nn.PositionalEmbedding(5, 8), *blocks, nn.LayerNorm(8), nn.Unembedding(embedding))
+
+
+def measured_and_predicted(model, loss, inputs, targets, schedule, **options):
+    """Return the peak of each rank in one step, and what the simulator says, given one microbatch's memory."""
+
+    def measure(group):
+        pipeline = Pipeline(model, group, loss=loss, schedule=schedule, **options)
+        memory = pipeline.measure_memory(inputs, targets)
+        pipeline.measures_memory = True
+        pipeline.step(inputs, targets)
+        costs = Costs(**memory._asdict(), memory_unit="bytes")
+        return pipeline.timeline(), simulate(schedule, costs), memory
+
+    return spawn(measure, schedule.num_ranks)[-1]
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("name", [*NAMES, "v-shaped", "split"])
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_the_peak_of_every_schedule_is_predicted_to_the_byte(name, num_ranks, recompute):
+    if name == "v-shaped":
+        schedule = v_shaped(num_ranks, 6)
+    elif name == "split":
+        schedule = split_backward(build("gpipe", num_ranks, 6), delay=3)
+    else:
+        schedule = build(name, num_ranks, 6)
+    ids = np.random.default_rng(0).integers(0, 11, (SAMPLES * schedule.num_microbatches, 5))
+    measured, predicted, memory = measured_and_predicted(
+        transformer(), nn.CrossEntropyLoss(), ids, ids, schedule, recompute=recompute
+    )
+    assert measured.peak_memory == predicted.peak_memory
+    assert measured.memory_unit == predicted.memory_unit == "bytes"
+    assert all(nbytes > 0 for nbytes in memory.activation[1:])  # the first may hold nothing but ids, which is the batch
+
+
+@settings(max_examples=40)
+@given(stacks(min_layers=3, max_layers=8))
+def test_so_it_is_for_any_model(stack):
+    model, width = stack
+    schedule = build("zb-h1", 3, 4)
+    generator = np.random.default_rng(0)
+    inputs = generator.standard_normal((4 * SAMPLES, width)).astype(np.float32)
+    targets = generator.standard_normal((4 * SAMPLES, 2)).astype(np.float32)
+    measured, predicted, _ = measured_and_predicted(model, nn.MSELoss(), inputs, targets, schedule, seed=1)
+    assert measured.peak_memory == predicted.peak_memory
+
+
+def test_eight_linears_hold_8_units_until_i_15_until_w_and_0_after():
+    layers = [nn.Linear(8, 8, bias=False) for _ in range(8)]
+    unit = SAMPLES * 8 * 4
+    inputs = np.ones((SAMPLES * 2, 8), np.float32)
+    model = nn.Sequential(nn.Linear(8, 8), *layers, nn.Linear(8, 8))  # the batch itself is not counted: look at stage 1
+    schedule = build("zb-h1", 3, 2)
+    partition = [range(1), range(1, 9), range(9, 10)]
+    *_, memory = measured_and_predicted(model, nn.MSELoss(), inputs, inputs, schedule, partition=partition)
+    assert (memory.activation[1], memory.weight_activation[1]) == (8 * unit, 16 * unit)  # with the gradient received
+
+
+def test_recompute_holds_the_input_of_each_block_alone():
+    def after_forward(wrap):
+        blocks = [wrap(nn.TransformerBlock(8, 2)) for _ in range(4)]
+        inputs = np.ones((2 * SAMPLES, 5, 8), np.float32)
+        schedule = build("1f1b", 2, 2)
+        partition = [range(1), range(1, 5)]
+        *_, memory = measured_and_predicted(
+            nn.Sequential(nn.Linear(8, 8), *blocks), nn.MSELoss(), inputs, inputs, schedule, partition=partition
+        )
+        return memory.activation[1]
+
+    unit = SAMPLES * 5 * 8 * 4
+    difference = unit  # that of prediction and target, for the loss
+    assert after_forward(nn.Recompute) == 4 * unit + difference
+    assert after_forward(lambda block: block) > 40 * unit
+
+
+def test_measuring_leaves_no_gradients_and_changes_no_step():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    inputs, targets = np.ones((8, 4), np.float32), np.zeros((8, 2), np.float32)
+
+    def losses(group, measures):
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4)
+        first = pipeline.step(inputs, targets)
+        if measures:
+            pipeline.measure_memory(inputs, targets)
+            assert all(parameter.grad is None for parameter in pipeline.parameters())
+        return first, pipeline.step(inputs, targets)
+
+    assert spawn(lambda group: losses(group, True), 2) == spawn(lambda group: losses(group, False), 2)
