@@ -40,3 +40,31 @@ def test_batches_hold_every_example_once_in_an_order_of_their_own_for_each_epoch
 def test_inputs_and_targets_that_do_not_match_are_refused(inputs, targets):
     with pytest.raises(ValueError, match=f"{inputs} inputs and {targets} targets"):
         next(data.batches(np.zeros(inputs), np.zeros(targets), 2))
+
+
+def test_the_text_is_the_reference_of_python_and_every_character_has_a_number():
+    text = data.load_text()
+    assert len(text) > 300_000 and 'The "assert" statement' in text
+    alphabet = data.Alphabet(text)
+    assert 90 <= len(alphabet) <= 200 and alphabet.decode(alphabet.encode(text)) == text
+    assert sorted(set(alphabet.encode(text).tolist())) == list(range(len(alphabet)))
+    with pytest.raises(ValueError, match="not in this alphabet of 2"):
+        data.Alphabet("ab").encode("abc")
+
+
+def test_windows_are_parts_of_the_text_and_depend_on_their_key_alone():
+    numbers = np.arange(500) * 2
+    inputs, targets = data.text_windows(numbers, 7, 40, (3, 0, 5))
+    assert inputs.shape == targets.shape == (40, 7)
+    assert (np.diff(inputs, axis=1) == 2).all() and (targets == inputs + 2).all()
+    assert inputs.min() >= 0 and targets.max() <= 998
+    assert (data.text_windows(numbers, 7, 40, (3, 0, 5))[0] == inputs).all()
+    assert not (data.text_windows(numbers, 7, 40, (3, 0, 6))[0] == inputs).all()
+    starts = {int(x) for x in data.text_windows(np.arange(4), 2, 100, (0,))[0][:, 0]}
+    assert starts == {0, 1}  # from the first window to the last that has a target
+
+
+@pytest.mark.parametrize(("context", "windows"), [(0, 1), (5, 1), (9, 1), (2, 0)])
+def test_windows_longer_than_the_text_or_none_are_refused(context, windows):
+    with pytest.raises(ValueError, match="expected"):
+        data.text_windows(np.arange(5), context, windows, (0,))

@@ -7,60 +7,32 @@ Each rank holds one stage of the network (or several: --schedule interleaved-1f1
 which flow through the stages as the schedule says. At the end stands what every rank did in the last step.
 """
 
-import argparse
-import contextlib
-import json
 import math
-import os
 import sys
 import time
 from statistics import median
 
 import numpy as np
 from tqdm import tqdm
+from training_program import make_parser, num_microbatches, print_json, read_options, report_last_step
 
-from minipipe import Costs, Pipeline, data, init_process_group, nn, optim, schedules, simulate
+from minipipe import Costs, Pipeline, data, init_process_group, nn, optim, simulate
 from minipipe.errors import MinipipeError
-from minipipe.render import draw_text
 
 
 def parse_options(is_silent):
-    """Read the command line. Every rank does, but only rank 0 speaks."""
-    names = ", ".join(schedules.REGISTRY)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--schedule", default="1f1b", metavar="NAME|FILE.csv", help=f"{names}, or a file (default: 1f1b)"
+    parser = make_parser(
+        __doc__.splitlines()[0],
+        microbatches=16,
+        batch_size=64,
+        learning_rate=0.03,
+        layers=8,
+        layers_help="linear layers",
     )
-    parser.add_argument("--microbatches", type=int, metavar="N", help="of each batch (default: 16, or the file's)")
-    parser.add_argument(
-        "--epochs", type=int, default=40, metavar="N", help="passes over the data (default: %(default)s)"
-    )
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="at most (default: %(default)s)")
-    parser.add_argument(
-        "--learning-rate", type=float, default=0.03, metavar="X", help="falls to 0 (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of first values and order (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--hidden", type=int, default=192, metavar="N", help="width of the layers (default: %(default)s)"
-    )
-    parser.add_argument("--layers", type=int, default=8, metavar="N", help="linear layers (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON last")
-    with contextlib.ExitStack() as stack:
-        if is_silent:
-            nowhere = stack.enter_context(open(os.devnull, "w"))
-            stack.enter_context(contextlib.redirect_stdout(nowhere))
-            stack.enter_context(contextlib.redirect_stderr(nowhere))
-        options = parser.parse_args()
-        for name in ("epochs", "batch_size", "hidden", "layers"):
-            if getattr(options, name) < 1:
-                parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; expected at least 1")
-        if not 0 < options.learning_rate < float("inf"):
-            parser.error(f"--learning-rate is {options.learning_rate}; expected a finite number, more than 0")
-        if options.seed < 0:
-            parser.error(f"--seed is {options.seed}; expected at least 0")
-        return options
+    add = parser.add_argument
+    add("--epochs", type=int, default=40, metavar="N", help="passes over the data (default: %(default)s)")
+    add("--hidden", type=int, default=192, metavar="N", help="width of the layers (default: %(default)s)")
+    return read_options(parser, ["epochs", "hidden"], is_silent)
 
 
 def mlp(num_layers, hidden):
@@ -73,16 +45,14 @@ def mlp(num_layers, hidden):
 
 
 def make_pipeline(options, group):
-    num_microbatches = options.microbatches
-    if num_microbatches is None and options.schedule in schedules.REGISTRY:
-        num_microbatches = 16  # whatever the number of ranks: gradients of equal microbatches have equal bits
     return Pipeline(
         mlp(options.layers, options.hidden),
         group,
         loss=nn.CrossEntropyLoss(),
         schedule=options.schedule,
-        num_microbatches=num_microbatches,
+        num_microbatches=num_microbatches(options, default=16),
         seed=options.seed,
+        device=options.device,
     )
 
 
@@ -121,7 +91,7 @@ def main():
         pipeline = make_pipeline(options, group)
         if speaks:
             print(f"{len(training[0])} images to train, {len(test[0])} to test")
-            print(f"{group.size} ranks, {pipeline.schedule.name}\n")
+            print(f"{group.size} rank{'s' * (group.size > 1)}, {pipeline.schedule.name}\n")
             print(pipeline, end="\n\n", flush=True)
 
         start = time.perf_counter()
@@ -138,28 +108,10 @@ def main():
 
 def report(options, group, loss, accuracy, seconds, times, timeline, predicted):
     print(f"\ntest loss {loss!r}\ntest accuracy {100 * accuracy:.2f} %")
-    print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n\nThe last step, as measured:\n")
-    print(draw_text(timeline))
-    print("\nThe same step, predicted from each stage's mean times, with messages that take no time:\n")
-    print(draw_text(predicted))
-    print(
-        f"\nbubble: measured {100 * timeline.bubble_fraction:.1f} %, predicted {100 * predicted.bubble_fraction:.1f} %"
-    )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if group.size > cores:
-        print(f"{group.size} ranks share {cores} cores: much of the measured bubble is waiting for a core.")
+    print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n")
+    report_last_step(timeline, predicted, group.size)
     if options.json:
-        result = {
-            "loss": loss,
-            "accuracy": accuracy,
-            "seconds": seconds,
-            "step_ms": 1000 * median(times),
-            "bubble_fraction": timeline.bubble_fraction,
-            "predicted_bubble_fraction": predicted.bubble_fraction,
-            "schedule": timeline.name,
-            "ranks": group.size,
-        }
-        print(json.dumps(result), flush=True)
+        print_json(times, timeline, predicted, group.size, loss=loss, accuracy=accuracy, seconds=seconds)
 
 
 if __name__ == "__main__":

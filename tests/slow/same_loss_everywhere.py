@@ -1,4 +1,4 @@
-"""Run tutorials/train.py with every schedule on 4 ranks, and some on 1, 2, 3 and 8: one loss, bit for bit; 97 %.
+"""Run the training programs with every schedule on 4 ranks, and some on others: one loss each, bit for bit; 97 %.
 
 Takes minutes, so `.ci/run` runs it after the suite.
 """
@@ -14,11 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RANKS = (1, 2, 3, 4, 8)
 EVERYWHERE = ("sequential", "1f1b", "interleaved-1f1b", "zb-v")  # on all of them; the others on 4 ranks
 SHORT = ("--epochs", "3")
+SHORT_LM = ("--steps", "8", "--width", "32", "--context", "32", "--dropout", "0.1", "--tied")
 
 
-def train(num_ranks, *options):
+def train(num_ranks, *options, program="train.py"):
     launcher = ["mpirun", "-n", str(num_ranks)] if num_ranks > 1 else []
-    command = [*launcher, sys.executable, "tutorials/train.py", "--json", *options]
+    command = [*launcher, sys.executable, f"tutorials/{program}", "--json", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -32,7 +33,7 @@ def fits(schedule, num_ranks, num_microbatches=16):
     return True
 
 
-def main():
+def digits():
     losses = {}
     for schedule in schedules.REGISTRY:
         if schedule == "forward-only":
@@ -50,5 +51,23 @@ def main():
     assert whole["accuracy"] >= 0.97
 
 
+def language_model():
+    losses = {}
+    for schedule in schedules.REGISTRY:
+        if schedule == "forward-only":
+            continue
+        for num_ranks in (1, 2, 4) if schedule in EVERYWHERE else (4,):
+            options = ("--schedule", schedule, *SHORT_LM)
+            losses[schedule, num_ranks] = train(num_ranks, *options, program="train_lm.py")["loss"]
+            print(f"train_lm {schedule:20} {num_ranks} ranks: loss {losses[schedule, num_ranks]!r}", flush=True)
+    assert len(set(losses.values())) == 1, "the losses differ"
+
+    whole = train(4, program="train_lm.py")
+    print("train_lm, defaults, 4 ranks:", {key: whole[key] for key in ("loss", "seconds", "step_ms")})
+    print(whole["text"])
+    assert whole["loss"] < 1.9
+
+
 if __name__ == "__main__":
-    main()
+    digits()
+    language_model()

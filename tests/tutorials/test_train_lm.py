@@ -1,0 +1,85 @@
+"""tutorials/train_lm.py, as a student runs it."""
+
+import json
+import sys
+
+import pytest
+
+from tests.launch import mpirun, needs_mpi, run
+
+TRAIN = "tutorials/train_lm.py"
+SHORT = ("--steps", "6", "--width", "16", "--heads", "2", "--context", "12", "--layers", "6", "--json")
+
+
+def result(done):
+    assert done.code == 0, done.err
+    return json.loads(done.out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return result(run([sys.executable, TRAIN, *SHORT]))
+
+
+def test_on_one_rank_it_trains_and_writes(alone):
+    assert {"loss", "seconds", "step_ms", "bubble_fraction", "schedule", "ranks", "text"} <= alone.keys()
+    assert alone["ranks"] == 1 and 3 < alone["loss"] < 4.7 and len(alone["text"]) == 301  # ln 103 = 4.6
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("num_ranks", "schedule"), [(2, "1f1b"), (4, "zb-h1"), (4, "interleaved-1f1b"), (2, "zb-v"), (3, "gpipe")]
+)
+def test_any_ranks_and_schedule_end_with_the_same_loss_and_text(num_ranks, schedule, alone):
+    many = result(mpirun(num_ranks, TRAIN, *SHORT, "--schedule", schedule))
+    assert (many["ranks"], many["schedule"]) == (num_ranks, schedule)
+    assert many["loss"] == alone["loss"] and many["text"] == alone["text"]
+
+
+@needs_mpi
+def test_so_they_do_with_dropout_tied_embeddings_and_recomputation():
+    options = (*SHORT, "--dropout", "0.2", "--tied")
+    one = result(run([sys.executable, TRAIN, *options]))
+    four = result(mpirun(4, TRAIN, *options, "--recompute", "--schedule", "zb-h1"))
+    assert four["loss"] == one["loss"] and four["text"] == one["text"]
+
+
+@needs_mpi
+def test_it_shows_progress_the_result_and_a_timeline():
+    done = mpirun(2, TRAIN, *SHORT)
+    assert done.code == 0 and done.err == ""
+    for words in (
+        "step    6 of 6, loss",
+        "validation loss ",
+        "What it writes:",
+        "bubble: measured",
+        "TransformerBlock(16",
+    ):
+        assert words in done.out, words
+    table = [line for line in done.out.splitlines() if line.startswith(("layer", "    "))]
+    assert len(table) > 10 and all(len(line) <= 100 for line in table if "{" not in line)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--steps", "0"], "--steps is 0; expected at least 1"),
+        (["--heads", "5"], "--width is 96, which 5 heads cannot share; expected a multiple of --heads"),
+        (["--dropout", "1"], "--dropout is 1.0; expected at least 0 and less than 1"),
+        (["--learning-rate", "nan"], "--learning-rate is nan; expected a finite number"),
+        (["--device", "gpu"], "There is no GPU to use: no CuPy"),
+        (["--microbatches", "17"], "A batch of 16 samples cannot make 17 microbatches"),
+    ],
+)
+def test_a_mistake_is_one_sentence(options, words):
+    done = run([sys.executable, TRAIN, *SHORT[:2], *options])
+    assert done.code not in (0, None)
+    assert words in done.err and "Traceback" not in done.err, done.err
+
+
+@needs_mpi
+@pytest.mark.parametrize("options", [["--layers", "0"], ["--schedule", "1f2b"], ["--heads", "7"]])
+def test_on_ranks_a_mistake_is_said_once(options):
+    done = mpirun(4, TRAIN, *options)
+    assert done.code not in (0, None)
+    assert done.err.count("expected") == 1 and "Traceback" not in done.err, done.err

@@ -1,0 +1,165 @@
+"""Train a language model, character by character, through a pipeline.
+
+    mpirun -n 4 python tutorials/train_lm.py     four ranks, four stages
+    python tutorials/train_lm.py                 the same on one rank: the same loss, bit for bit
+
+The text is the reference of the Python language that `help()` shows; every Python carries it. The model is a small
+transformer. Each rank holds one stage of it: some of its blocks, the first one the embeddings too, the last one the
+scores of the next character. At the end stands what it has learnt to write.
+"""
+
+import math
+import sys
+import time
+from statistics import median
+
+import numpy as np
+from tqdm import tqdm
+from training_program import make_parser, num_microbatches, print_json, read_options, report_last_step
+
+from minipipe import Costs, Pipeline, data, init_process_group, nn, optim, simulate
+from minipipe.errors import MinipipeError
+
+TRAINING, VALIDATION, SAMPLING = 0, 1, 2  # what random numbers are drawn for
+
+
+def parse_options(is_silent):
+    parser = make_parser(
+        __doc__.splitlines()[0],
+        microbatches=8,
+        batch_size=16,
+        learning_rate=3e-3,
+        layers=4,
+        layers_help="transformer blocks",
+    )
+    add = parser.add_argument
+    add("--steps", type=int, default=800, metavar="N", help="training steps (default: %(default)s)")
+    add("--width", type=int, default=96, metavar="N", help="of each position's vector (default: %(default)s)")
+    add("--heads", type=int, default=4, metavar="N", help="of attention; must divide the width (default: %(default)s)")
+    add("--context", type=int, default=64, metavar="N", help="characters that it sees (default: %(default)s)")
+    add("--dropout", type=float, default=0.0, metavar="P", help="probability (default: %(default)s)")
+    add("--tied", action="store_true", help="share the embedding between the first and the last layer")
+    add("--recompute", action="store_true", help="hold less memory, and compute activations twice")
+    return read_options(parser, ["steps", "width", "heads", "context"], is_silent, mistake)
+
+
+def mistake(options):
+    if options.width % options.heads:
+        return f"--width is {options.width}, which {options.heads} heads cannot share; expected a multiple of --heads"
+    if not 0 <= options.dropout < 1:
+        return f"--dropout is {options.dropout}; expected at least 0 and less than 1"
+    if options.context > 10_000:
+        return f"--context is {options.context}; expected at most 10000 characters"
+    return None
+
+
+def language_model(num_characters, options):
+    """Return a transformer in the manner of GPT-2, as a sequence that may be cut between any two layers."""
+    width = options.width
+    embedding = nn.Embedding(num_characters, width)
+    blocks = [
+        nn.TransformerBlock(width, options.heads, is_causal=True, dropout=options.dropout)
+        for _ in range(options.layers)
+    ]
+    scores = nn.initialisers.glorot_uniform(width, num_characters)
+    head = nn.Unembedding(embedding) if options.tied else nn.Linear(width, num_characters, initialiser=scores)
+    return nn.Sequential(embedding, nn.PositionalEmbedding(options.context, width), *blocks, nn.LayerNorm(width), head)
+
+
+def make_pipeline(num_characters, options, group):
+    return Pipeline(
+        language_model(num_characters, options),
+        group,
+        loss=nn.CrossEntropyLoss(),
+        schedule=options.schedule,
+        num_microbatches=num_microbatches(options, default=8),
+        seed=options.seed,
+        recompute=options.recompute,
+        device=options.device,
+    )
+
+
+def train(pipeline, training, validation, options, speaks):
+    """Train for all steps; return the time of each, in seconds."""
+    optimiser = optim.AdamW(pipeline.parameters(), options.learning_rate, betas=(0.9, 0.99), weight_decay=0.1)
+    falling = optim.LearningRateSchedule(optimiser, optim.cosine(options.steps, warmup_steps=options.steps // 20))
+    times, has_bar = [], speaks and sys.stderr.isatty()
+    with tqdm(range(options.steps), unit="step", disable=not has_bar) as steps:
+        for step in steps:
+            inputs, targets = windows(training, options, TRAINING, step)
+            start = time.perf_counter()
+            loss = pipeline.step(inputs, targets)
+            pipeline.clip_grad_norm(1.0)
+            optimiser.step()
+            falling.step()
+            times.append(time.perf_counter() - start)
+            if not math.isfinite(loss):
+                sys.exit(f"step {step + 1}: the loss is {loss}. Try a smaller --learning-rate.")
+            steps.set_postfix(loss=f"{loss:.3f}")
+            if (step + 1) % max(1, options.steps // 8) == 0:
+                held_out = evaluate(pipeline, validation, options)
+                if speaks:
+                    tqdm.write(f"step {step + 1:4d} of {options.steps}, loss {loss:.3f}, validation {held_out:.3f}")
+                    sys.stdout.flush()
+    return times
+
+
+def windows(numbers, options, purpose, step=0, batches=1):
+    return data.text_windows(numbers, options.context, batches * options.batch_size, (options.seed, purpose, step))
+
+
+def evaluate(pipeline, numbers, options):
+    """Return the loss in nats for each character, on windows that are always the same."""
+    pipeline.eval()
+    loss = pipeline.evaluate(*windows(numbers, options, VALIDATION, batches=8))
+    pipeline.train()
+    return loss
+
+
+def write_text(pipeline, alphabet, options, start="\n", length=300):
+    """Return text that the model continues from ``start``. Collective: every rank draws the same characters."""
+    generator = np.random.Generator(np.random.Philox([options.seed, SAMPLING]))
+    numbers = list(alphabet.encode(start))
+    pipeline.eval()
+    for _ in range(length):
+        scores = pipeline.predict(np.array([numbers[-options.context :]]))[0, -1].astype(np.float64)
+        likely = np.exp((scores - scores.max()) / 0.8)  # below 1: less adventurous
+        numbers.append(generator.choice(len(alphabet), p=likely / likely.sum()))
+    pipeline.train()
+    return alphabet.decode(numbers)
+
+
+def main():
+    with init_process_group() as group:
+        speaks = group.rank == 0
+        options = parse_options(is_silent=not speaks)
+        text = data.load_text()
+        alphabet = data.Alphabet(text)
+        training, validation = np.split(alphabet.encode(text), [len(text) * 9 // 10])
+        pipeline = make_pipeline(len(alphabet), options, group)
+        if speaks:
+            print(f"{len(training):,} characters to train, {len(validation):,} to validate, {len(alphabet)} different")
+            print(f"{group.size} rank{'s' * (group.size > 1)}, {pipeline.schedule.name}\n")
+            print(pipeline, end="\n\n", flush=True)
+
+        start = time.perf_counter()
+        times = train(pipeline, training, validation, options, speaks)
+        seconds = time.perf_counter() - start
+
+        timeline = pipeline.timeline()
+        predicted = simulate(pipeline.schedule, Costs.measured(timeline))
+        loss = evaluate(pipeline, validation, options)
+        written = write_text(pipeline, alphabet, options)
+        if speaks:
+            print(f"\nvalidation loss {loss!r} nats per character")
+            print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n\nWhat it writes:\n{written}\n")
+            report_last_step(timeline, predicted, group.size)
+            if options.json:
+                print_json(times, timeline, predicted, group.size, loss=loss, seconds=seconds, text=written)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MinipipeError as error:
+        sys.exit(f"train_lm.py: {error}")
