@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minipipe import backend
-from minipipe.comm.describe import blas_library, mpi_library, num_cores, package_version
+from minipipe.comm.describe import blas_library, gpu_messages, mpi_library, num_cores, package_version
 from minipipe.errors import Problem, ScheduleError
 from minipipe.render import draw_text
 from minipipe.schedules import REGISTRY, TRADES, Costs, Schedule, Timeline, build, lower, simulate, verify
@@ -156,11 +156,12 @@ def run_info(options: argparse.Namespace) -> int:
         "mpi4py": package_version("mpi4py") or f"{missing}: pip install 'minipipe-mpi[mpi]', or thread ranks",
         "mpi": mpi_library() or missing,
         "gpu": backend.gpu_description(),
+        "gpu messages": gpu_messages(),
     }
     if options.json:
         print(json.dumps(facts))
     else:
-        print("\n".join(f"{name:9} {value}" for name, value in facts.items()))
+        print("\n".join(f"{name:12} {value}" for name, value in facts.items()))
         print("\nA rank computes with one BLAS thread while its group is open.")
     return 0
 

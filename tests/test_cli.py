@@ -115,7 +115,8 @@ def test_show_writes_what_can_be_read_again(ask, tmp_path):
 
 def test_info_names_versions_mpi_and_blas(ask):
     facts = json.loads(ask("info", "--json")[1])
-    assert set(facts) == {"minipipe", "python", "numpy", "blas", "cores", "mpi4py", "mpi", "gpu"}
+    assert set(facts) == {"minipipe", "python", "numpy", "blas", "cores", "mpi4py", "mpi", "gpu", "gpu messages"}
+    assert facts["gpu messages"].startswith(("through pinned host memory", "device to device", "only within"))
     status, out, _ = ask("info")
     assert status == 0 and "threads" in out and facts["numpy"] in out
 

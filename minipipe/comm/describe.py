@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from threadpoolctl import threadpool_info
 
-__all__ = ["blas_library", "mpi_library", "num_cores", "package_version"]
+__all__ = ["blas_library", "gpu_messages", "mpi_library", "num_cores", "package_version"]
 
 # In a process of its own: an MPI that is broken, or of another kind than mpi4py's, may end the one that loads it.
 _ASK_MPI = """
@@ -18,6 +18,11 @@ import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(MPI.Get_library_version().splitlines()[0])
+"""
+_ASK_CUDA = """
+from minipipe.comm.mpi import MPI, is_cuda_aware
+print(is_cuda_aware())
+MPI.Finalize()
 """
 
 
@@ -33,16 +38,33 @@ def mpi_library() -> str | None:
     """Return the MPI library that mpi4py loads, what is wrong with it, or None where there is no mpi4py."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
+    answer, error = _asked(_ASK_MPI)
+    return (
+        " ".join(answer.replace("\t", " ").split()) if error is None else f"mpi4py cannot load an MPI library: {error}"
+    )
+
+
+def gpu_messages() -> str:
+    """Return which way arrays go from GPU to GPU between MPI ranks; :mod:`minipipe.comm.mpi` chooses it at start."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "only within one process: no mpi4py"
+    answer, error = _asked(_ASK_CUDA)
+    if error is not None:
+        return f"unknown: {error}"
+    if answer.strip() == "True":
+        return "device to device: this MPI is CUDA-aware"
+    return "through pinned host memory: this MPI is not CUDA-aware"
+
+
+def _asked(program: str) -> tuple[str, str | None]:
+    """Run a program in a process of its own; return what it printed, and what went wrong."""
     try:
-        asked = subprocess.run(
-            [sys.executable, "-c", _ASK_MPI], capture_output=True, text=True, timeout=60, check=False
-        )
+        asked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
-        return "mpi4py does not answer within 60 s"
+        return "", "it does not answer within 60 s"
     if asked.returncode:
-        reason = (asked.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        return f"mpi4py cannot load an MPI library: {reason}"
-    return " ".join(asked.stdout.replace("\t", " ").split())
+        return "", (asked.stderr.strip().splitlines() or ["it says nothing"])[-1]
+    return asked.stdout, None
 
 
 def blas_library() -> str:

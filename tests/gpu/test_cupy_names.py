@@ -1,0 +1,36 @@
+"""What the engine asks of an array module, CuPy has. Needs CuPy, but no GPU."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import minipipe
+
+cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install '.[gpu]'")
+PACKAGE = Path(minipipe.__file__).parent
+FILES = [*PACKAGE.glob("functional/*.py"), *PACKAGE.glob("optim/*.py"), *PACKAGE.glob("nn/*.py"), PACKAGE / "tensor.py"]
+FILES.append(PACKAGE / "backend.py")
+
+
+def names_asked_of_array_modules(path):
+    """Yield NAME of every ``xp.NAME`` and ``array_module(…).NAME``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            owner = node.value
+            is_call = isinstance(owner, ast.Call) and getattr(owner.func, "id", "") == "array_module"
+            if is_call or getattr(owner, "id", "") == "xp":
+                yield node.attr
+
+
+def test_cupy_has_every_function_that_is_called():
+    asked = {name for path in FILES for name in names_asked_of_array_modules(path)} - {"__name__"}
+    assert len(asked) > 30
+    assert not sorted(name for name in asked if not hasattr(cupy, name))
+
+
+def test_cupy_has_what_carries_arrays_to_the_host():
+    import cupyx
+
+    assert cupyx.empty_pinned and cupy.ndarray.get and cupy.cuda.Stream.synchronize and cupy.cuda.Device.use
+    assert cupy.cuda.get_current_stream and cupy.cuda.runtime.getDeviceCount

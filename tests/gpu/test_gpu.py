@@ -1,0 +1,94 @@
+"""The engine on a real GPU. Run `pytest -m gpu` on a machine that has one; elsewhere these tests are skipped."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minipipe import Pipeline, Tensor, backend, functional, nn, random_key, spawn
+from minipipe.errors import LaunchError
+from minipipe.testing import check_same_as_one_process
+from tests.launch import mpirun, needs_mpi, run
+from tests.numerics.test_operations import STRICT_ROWS, evaluate, named
+from tests.strategies import steps
+
+
+def find_gpu():
+    """Return CuPy where it has a GPU, and None elsewhere."""
+    try:
+        return backend.module_for("gpu")
+    except LaunchError:
+        return None
+
+
+cupy = find_gpu()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cupy is None, reason="needs a GPU and CuPy: pip install '.[gpu]'")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@named(STRICT_ROWS)
+def test_every_operation_gives_numpys_values_and_gradients_and_stays_on_the_gpu(row, dtype):
+    on_numpy, numpy_gradients = evaluate(row, dtype, np)
+    on_gpu, gpu_gradients = evaluate(row, dtype, cupy)
+    tolerance = {"float32": 1e-5, "float64": 1e-12}[dtype]
+    for given_, expected in zip([on_gpu.data, *gpu_gradients], [on_numpy.data, *numpy_gradients]):
+        assert backend.array_module(given_) is cupy and given_.dtype == dtype
+        np.testing.assert_allclose(given_.get(), expected, rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps(), st.booleans())
+def test_pipelined_steps_on_gpus_have_the_bits_of_one_process_on_a_gpu(step, recompute):
+    model, inputs, targets, schedule, partition = step
+    check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule, 3, partition, recompute, device="gpu")
+
+
+def test_gradients_of_an_embedding_and_of_an_index_repeat_to_the_bit():
+    ids = cupy.asarray(np.random.default_rng(0).integers(0, 7, 4096))
+    upstream = cupy.asarray(np.random.default_rng(1).standard_normal((4096, 32)), dtype=np.float32)
+    found = set()
+    for _ in range(20):
+        table = Tensor(cupy.zeros((7, 32), dtype=np.float32), requires_grad=True)
+        functional.embedding(table, ids).backward(upstream)
+        by_index = Tensor(cupy.zeros((7, 32), dtype=np.float32), requires_grad=True)
+        by_index[ids].backward(upstream)
+        found.add((table.grad.get().tobytes(), by_index.grad.get().tobytes()))
+    assert len(found) == 1
+
+
+def test_dropout_draws_the_mask_of_the_cpu():
+    with random_key(3, step=5):
+        on_cpu = functional.dropout(np.ones((9, 9), np.float32), 0.5).numpy()
+    with random_key(3, step=5):
+        on_gpu = functional.dropout(cupy.ones((9, 9), dtype=np.float32), 0.5).numpy()
+    assert (on_cpu == on_gpu).all()
+
+
+def test_ids_out_of_range_raise_although_cupy_would_wrap_them():
+    with pytest.raises(ValueError, match="ids run from 0 to 7"):
+        functional.embedding(Tensor(cupy.zeros((7, 2))), cupy.asarray([0, 7]))
+
+
+def test_parameters_activations_and_gradients_stay_on_the_gpu():
+    def modules(group):
+        pipeline = Pipeline(
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), group, loss=nn.MSELoss(), num_microbatches=2, device="gpu"
+        )
+        pipeline.step(np.ones((4, 4), np.float32), np.ones((4, 2), np.float32))
+        held = {backend.array_module(a) for p in pipeline.parameters() for a in (p.data, p.grad)}
+        return held == {cupy}, type(pipeline.predict(np.ones((4, 4), np.float32))) is np.ndarray
+
+    assert spawn(modules, 2) == [(True, True)] * 2
+
+
+@needs_mpi
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_the_language_model_has_one_loss_for_any_number_of_ranks_that_share_a_gpu(num_ranks):
+    options = ("--device", "gpu", "--steps", "6", "--width", "16", "--heads", "2", "--context", "12", "--json")
+    one = run([sys.executable, "tutorials/train_lm.py", *options], limit=150)
+    many = mpirun(num_ranks, "tutorials/train_lm.py", *options, limit=150)
+    assert one.code == many.code == 0, one.err + many.err
+    assert json.loads(one.out.splitlines()[-1])["loss"] == json.loads(many.out.splitlines()[-1])["loss"]
