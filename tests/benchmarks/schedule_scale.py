@@ -41,16 +41,18 @@ def in_its_own_process(size):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of them, from the smallest")
     parser.add_argument("--size", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.size:
         print(json.dumps(measure(*options.size)))
         return
-    found = [[in_its_own_process(size) for size in SIZES] for _ in range(options.repeats)]
+    sizes = SIZES[: options.sizes]
+    found = [[in_its_own_process(size) for size in sizes] for _ in range(options.repeats)]
     print(f"{'schedule':18}{'p':>5}{'m':>6}{'v':>3}{'actions':>10}" + "".join(f"{step:>10}" for step in STEPS), end="")
     print(f"{'total s':>9}{'us each':>9}{'growth':>8}")
     smallest = None
-    for i, (name, p, m, v) in enumerate(SIZES):
+    for i, (name, p, m, v) in enumerate(sizes):
         count = found[0][i][0]
         seconds = [median(run[i][1][step] for run in found) for step in range(len(STEPS))]
         total = median(sum(run[i][1]) for run in found)

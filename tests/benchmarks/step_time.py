@@ -3,9 +3,9 @@
     python tests/benchmarks/step_time.py              one rank: plain autograd, Pipeline, and the floor
     mpirun -n 2 python tests/benchmarks/step_time.py  two ranks against one
 
-An MLP of 8 layers, d = 128, batch 256 in 8 microbatches, float32, one BLAS thread. The floor is written by hand with
-every array allocated beforehand. Contenders take turns, step by step, and medians are compared, so a noisy machine
-disturbs all of them alike.
+An MLP of 8 layers, d = 128, batch 256 in 8 microbatches, float32, one BLAS thread. The floor is the same step by
+hand (floor.py). Contenders take turns, step by step, and medians are compared, so a noisy machine disturbs all of them
+alike.
 """
 
 import argparse
@@ -14,75 +14,11 @@ import time
 from statistics import median
 
 import numpy as np
+from floor import Floor, mlp
 
 from minipipe import Pipeline, init_process_group, nn, optim
 from minipipe.comm import OneRankGroup
 from minipipe.testing import one_process_step
-
-
-def mlp(width, linears):
-    layers = [layer for _ in range(linears) for layer in (nn.Linear(width, width), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
-
-
-class Floor:
-    """The same network, loss and update by hand, every array allocated once."""
-
-    def __init__(self, model, batch_size, num_microbatches, learning_rate):
-        self.weights = [layer.weight.data.copy() for layer in model if isinstance(layer, nn.Linear)]
-        self.biases = [layer.bias.data.copy() for layer in model if isinstance(layer, nn.Linear)]
-        width, size = len(self.weights[0]), batch_size // num_microbatches
-        self.m, self.size, self.learning_rate = num_microbatches, size, learning_rate
-        self.outputs = [np.empty((size, width), np.float32) for _ in self.weights]
-        self.gradient, self.next_gradient = (np.empty((size, width), np.float32) for _ in range(2))
-        self.mask = np.empty((size, width), bool)
-        self.weight_gradients = [np.empty_like(w) for w in self.weights]
-        self.bias_gradients = [np.empty_like(b) for b in self.biases]
-        self.weight_scratch, self.bias_scratch = np.empty_like(self.weights[0]), np.empty_like(self.biases[0])
-
-    def step(self, inputs, targets):
-        total = 0.0
-        for k in range(self.m):
-            part = slice(k * self.size, (k + 1) * self.size)
-            total += self.microbatch(inputs[part], targets[part], is_first=k == 0)
-        for value, gradient in zip(self.weights + self.biases, self.weight_gradients + self.bias_gradients):
-            np.multiply(gradient, self.learning_rate, out=gradient)
-            np.subtract(value, gradient, out=value)
-        return total / self.m
-
-    def microbatch(self, x, y, is_first):
-        last = len(self.weights) - 1
-        values = [x]
-        for i, (weight, bias, out) in enumerate(zip(self.weights, self.biases, self.outputs)):
-            np.matmul(values[-1], weight, out=out)
-            np.add(out, bias, out=out)
-            if i < last:
-                np.maximum(out, 0, out=out)
-            values.append(out)
-        g, other = self.gradient, self.next_gradient
-        np.subtract(values[-1], y, out=g)
-        loss = float(np.vdot(g, g)) / g.size
-        np.multiply(g, np.float32(2 / g.size / self.m), out=g)
-        for i in range(last, -1, -1):
-            if i < last:
-                np.greater(values[i + 1], 0, out=self.mask)
-                np.multiply(g, self.mask, out=g)
-            if is_first:
-                np.matmul(values[i].T, g, out=self.weight_gradients[i])
-                np.add.reduce(g, axis=0, out=self.bias_gradients[i])
-            else:
-                np.add(
-                    self.weight_gradients[i],
-                    np.matmul(values[i].T, g, out=self.weight_scratch),
-                    out=self.weight_gradients[i],
-                )
-                np.add(
-                    self.bias_gradients[i], np.add.reduce(g, axis=0, out=self.bias_scratch), out=self.bias_gradients[i]
-                )
-            if i:
-                np.matmul(g, self.weights[i].T, out=other)
-                g, other = other, g
-        return loss
 
 
 def contenders(options, group):

@@ -1,0 +1,27 @@
+"""The benchmarks run and print their tables. How fast anything is, is no matter for a test."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent / "benchmarks"
+
+RUNS = [
+    ("engine.py", ["--case", "d=32, 4 layers, 16x4", "--steps", "2", "--repeats", "1"], ["autograd / floor", "split"]),
+    ("engine.py", ["--case", "block 4x16", "--steps", "2", "--repeats", "1", "--json"], ['"name": "split / fused"']),
+    ("step_time.py", ["--width", "8", "--layers", "2", "--steps", "2"], ["pipeline, 1 rank"]),
+    ("schedule_scale.py", ["--sizes", "1", "--repeats", "1"], ["1f1b", "growth"]),
+]
+
+
+@pytest.mark.parametrize("script, options, expected", RUNS)
+def test_a_benchmark_ends_well_and_prints_its_table(script, options, expected):
+    command = [sys.executable, str(BENCHMARKS / script), *options]
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    for text in expected:
+        assert text in done.stdout
