@@ -79,6 +79,11 @@ class Node:
         self.is_boundary = False
         self.watched: list[tuple[ref[Array], bytes]] | None = None
 
+    def __lt__(self, other: Node) -> bool:
+        # Asked for two results of one number, which there are only where a module that is computed again does more than
+        # the first time. Either may go first.
+        return False
+
     def watch(self, arrays: list[Array]) -> None:
         """Note what arrays hold, without keeping them alive. Only NumPy's can be watched."""
         limit = mode().watched_size

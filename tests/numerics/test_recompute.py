@@ -510,3 +510,24 @@ def test_a_module_that_is_set_to_be_evaluated_meanwhile_is_computed_again_as_it_
         assert all(module.is_training is not switches for module in layer.modules())
         gradients.append(x.grad.tobytes())
     assert gradients[0] == gradients[1]
+
+
+def test_a_module_that_does_more_the_second_time_is_no_error():
+    """The story: its results took the numbers of later ones, and the walk could not tell which of two is the later."""
+
+    class DoesMoreWhenRecorded(nn.Module):
+        def __init__(self) -> None:
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(5 if recording.is_grad_enabled() else 1):
+                x = self.layer(x) * 1.0
+            return x
+
+    model = nn.Sequential(nn.Recompute(DoesMoreWhenRecorded()), *[nn.Linear(WIDTH, WIDTH) for _ in range(8)])
+    model.initialise(0)
+    x = Tensor(numbers(ROWS, WIDTH, seed=0))
+    x.node = StageInput(needs_gradient=True)
+    work = autograd.backward_input({model(x).node: numbers(ROWS, WIDTH, seed=1)})
+    work.run()
+    assert all(np.isfinite(parameter.grad).all() for parameter in model.parameters())
