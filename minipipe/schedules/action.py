@@ -16,6 +16,11 @@ class ActionKind(StrEnum):
 
     A SEND is named after the stage whose result it sends, a RECV after the stage that will use what it receives:
     ``0SEND_F3`` on one rank meets ``1RECV_F3`` on another.
+
+    Examples
+    --------
+    >>> ActionKind("I") is ActionKind.BACKWARD_INPUT, ActionKind.SEND_F.is_communication
+    (True, True)
     """
 
     FORWARD = "F"
@@ -95,9 +100,21 @@ class Action(NamedTuple):
         """
         match = _CELL.fullmatch(cell)
         if match is None:
-            hint = " Did you mean capitals?" if _CELL.fullmatch(cell.upper()) else ""
-            raise ScheduleError([Problem("syntax", f"{cell!r} is not an action.{hint} {EXPECTED_CELL}")])
+            raise ScheduleError([Problem("syntax", f"{_shown(cell)} is not an action.{_hint(cell)} {EXPECTED_CELL}")])
         return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
+
+
+def _shown(cell: str) -> str:
+    """Quote a cell; of a long one, such as a line of another kind of file, only the beginning."""
+    return repr(cell if len(cell) <= 40 else f"{cell[:40]}…")
+
+
+def _hint(cell: str) -> str:
+    if _CELL.fullmatch(cell.upper()):
+        return " Did you mean capitals?"
+    if len(cell.split()) > 1 and _CELL.fullmatch(cell.split()[-1]):
+        return " Where there are commas, they alone separate cells: put one between any two."
+    return ""
 
 
 EXPECTED_CELL = (

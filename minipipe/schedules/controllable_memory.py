@@ -53,6 +53,12 @@ def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
     References
     ----------
     Qi et al. 2024, "Pipeline parallelism with controllable memory", figure 3 (V-Half).
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> schedules.peak_activations(schedules.v_half(4, 8)), schedules.peak_activations(schedules.zb_v(4, 8))
+    ((6, 6, 6, 6), (8, 8, 8, 8))
     """
     check_two_chunks("v-half", num_ranks, num_microbatches, chunks_per_rank)
     p, i = num_ranks, 0 if num_ranks % 2 else 3
@@ -90,6 +96,12 @@ def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sc
     References
     ----------
     Qi et al. 2024, "Pipeline parallelism with controllable memory", figure 3 (V-Min).
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> schedules.peak_activations(schedules.v_min(4, 8)), schedules.peak_activations(schedules.zb_v(4, 8))
+    ((4, 4, 4, 4), (8, 8, 8, 8))
     """
     check_two_chunks("v-min", num_ranks, num_microbatches, chunks_per_rank)
     p, i = num_ranks, 2 if num_ranks % 3 == 0 else 0

@@ -37,6 +37,7 @@ class Case(NamedTuple):
 
     @property
     def has_unit_costs(self) -> bool:
+        """Whether F, I and W take equally long."""
         return self.forward == self.backward_input == self.backward_weight
 
     @property
@@ -45,6 +46,7 @@ class Case(NamedTuple):
         return self.m // max(1, self.m // self.p)
 
     def require(self, condition: bool, text: str) -> None:
+        """Refuse, with code ``no-formula``, where the condition of a formula does not hold."""
         if not condition:
             raise ScheduleError([Problem("no-formula", f"The formula for {self.name} holds only for {text}.")])
 

@@ -31,6 +31,14 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     References
     ----------
     Huang et al. 2019, "GPipe: Efficient training of giant neural networks using pipeline parallelism", figure 2c.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(schedules.gpipe(2, 3))
+    # gpipe: 2 ranks, 2 stages, 3 microbatches
+    rank 0: 0F0 0F1 0F2 0B0 0B1 0B2
+    rank 1: 1F0 1F1 1F2 1B0 1B1 1B2
     """
     check_counts(num_ranks, num_microbatches)
     rows = tuple(

@@ -32,6 +32,14 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     References
     ----------
     Narayanan et al. 2021, "Memory-efficient pipeline-parallel DNN training" (PipeDream-flush), figure 3.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(schedules.one_f_one_b(2, 3))
+    # 1f1b: 2 ranks, 2 stages, 3 microbatches
+    rank 0: 0F0 0F1 0B0 0F2 0B1 0B2
+    rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
     """
     return _with_warmup("1f1b", 1, num_ranks, num_microbatches)
 
@@ -59,6 +67,15 @@ def eager_1f1b(num_ranks: int, num_microbatches: int) -> Schedule:
     References
     ----------
     Zhuang et al. 2023, "On optimizing the communication of model parallelism" (eager-1F1B).
+
+    Examples
+    --------
+    Once messages take time, 1F1B waits for them and this one does not.
+
+    >>> from minipipe import Costs, schedules, simulate
+    >>> costs = Costs(forward=2, backward_input=4, backward_weight=0, latency=1)
+    >>> simulate(schedules.eager_1f1b(4, 8), costs).makespan, simulate(schedules.one_f_one_b(4, 8), costs).makespan
+    (72.0, 82.0)
     """
     return _with_warmup("eager-1f1b", 2, num_ranks, num_microbatches)
 
@@ -75,6 +92,14 @@ def _with_warmup(name: str, forwards_per_rank_left: int, num_ranks: int, num_mic
 
 
 def warmup_then_pairs(forwards: list[Action], backwards: list[Action], warmup: int) -> tuple[Action, ...]:
-    """Lay out warm-up (forwards), steady state (forward, backward in turn) and cool-down (backwards)."""
+    """Lay out warm-up (forwards), steady state (forward, backward in turn) and cool-down (backwards).
+
+    Examples
+    --------
+    >>> forwards = [Action(0, ActionKind.FORWARD, k) for k in range(3)]
+    >>> backwards = [Action(0, ActionKind.BACKWARD, k) for k in range(3)]
+    >>> print(*warmup_then_pairs(forwards, backwards, warmup=1))
+    0F0 0F1 0B0 0F2 0B1 0B2
+    """
     steady = [action for pair in zip(forwards[warmup:], backwards) for action in pair]
     return tuple(forwards[:warmup] + steady + backwards[len(forwards) - warmup :])

@@ -209,9 +209,9 @@ class _Walker:
             elif kind is B or kind is I:
                 event = size + place
                 needed = gradient_of[stage]
-                if not happened[place]:
+                if needed < 0 or not happened[place]:
                     needed = place
-                elif needed >= 0:
+                else:
                     needed += k
             else:
                 needed, event = self.meet(Action(stage, kind, k), now, woken)

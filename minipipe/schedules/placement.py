@@ -35,7 +35,13 @@ def v_placement(num_ranks: int) -> tuple[int, ...]:
 
 
 def stages_by_rank(placement: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Return the stages of each rank, ascending."""
+    """Return the stages of each rank, ascending.
+
+    Examples
+    --------
+    >>> stages_by_rank(v_placement(3), num_ranks=3)
+    [[0, 5], [1, 4], [2, 3]]
+    """
     stages: list[list[int]] = [[] for _ in range(num_ranks)]
     for stage, rank in enumerate(placement):
         if not 0 <= rank < num_ranks:
@@ -51,6 +57,13 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     ------
     ScheduleError
         Code ``parameters``.
+
+    Examples
+    --------
+    >>> check_counts(num_ranks=0, num_microbatches=8)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ScheduleError: [parameters] num_ranks is 0; expected a whole number, at least 1.
     """
     given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "chunks_per_rank": chunks_per_rank}
     for name, value in given.items():
@@ -65,6 +78,13 @@ def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_pe
     ------
     ScheduleError
         Code ``parameters``.
+
+    Examples
+    --------
+    >>> check_two_chunks("zb-v", 4, 8, chunks_per_rank=3)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ScheduleError: [parameters] chunks_per_rank is 3; zb-v goes over the ranks there and back, ...
     """
     check_counts(num_ranks, num_microbatches, chunks_per_rank)
     if chunks_per_rank != 2:

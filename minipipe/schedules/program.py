@@ -59,5 +59,12 @@ def first_microbatches(programs: Sequence[Program], num_microbatches: int) -> tu
 
     How a schedule that needs more microbatches than there are is made: built with enough, then cut. What is left stays
     legal, as nothing in it waited for what is gone.
+
+    Examples
+    --------
+    >>> program = Program([0])
+    >>> program.repeat(3, "F I W")
+    >>> print(*first_microbatches([program], num_microbatches=2)[0])
+    0F0 0I0 0W0 0F1 0I1 0W1
     """
     return tuple(tuple(a for a in program.actions if a.microbatch < num_microbatches) for program in programs)

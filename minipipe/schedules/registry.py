@@ -91,6 +91,11 @@ def builder_of(name: str) -> Callable[..., Schedule]:
     ------
     ScheduleError
         Code ``unknown``, with the names there are.
+
+    Examples
+    --------
+    >>> builder_of("gpipe")(2, 1).name
+    'gpipe'
     """
     builder = REGISTRY.get(name) if isinstance(name, str) else None
     if builder is None:
@@ -99,13 +104,25 @@ def builder_of(name: str) -> Callable[..., Schedule]:
 
 
 def expected_names(given: object) -> str:
-    """Return the end of a sentence about a name that is none: the nearest one, and all."""
+    """Return the end of a sentence about a name that is none: the nearest one, and all.
+
+    Examples
+    --------
+    >>> expected_names("1F1B ")[:20]
+    'did you mean 1f1b? e'
+    """
     plain = str(given).lower().replace("_", "-")
     near = get_close_matches(plain, REGISTRY, n=1, cutoff=0.7)
     return f"{f'did you mean {near[0]}? ' if near else ''}expected one of {', '.join(REGISTRY)}"
 
 
 def default_chunks(builder: Callable[..., Schedule]) -> int | None:
-    """Return how many chunks a builder puts on each rank unless told, or None where it always is one."""
+    """Return how many chunks a builder puts on each rank unless told, or None where it always is one.
+
+    Examples
+    --------
+    >>> default_chunks(REGISTRY["zb-v"]), default_chunks(REGISTRY["gpipe"])
+    (2, None)
+    """
     parameter = inspect.signature(builder).parameters.get("chunks_per_rank")
     return None if parameter is None else parameter.default

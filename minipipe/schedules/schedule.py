@@ -142,6 +142,14 @@ class Schedule:
     def from_text(cls, text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule:
         """Read what :meth:`to_text` writes; ``#`` starts a comment, ``rank N:`` at a line's start may be left out.
 
+        Parameters
+        ----------
+        text : str
+            One line per rank, cells separated by blanks.
+        name : str
+        ignore_sharding : bool
+            As for :meth:`from_csv`.
+
         Raises
         ------
         ScheduleError

@@ -32,6 +32,14 @@ def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
     Returns
     -------
     Schedule
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(schedules.sequential(2, 2))
+    # sequential: 2 ranks, 2 stages, 2 microbatches
+    rank 0: 0F0 0B0 0F1 0B1
+    rank 1: 1F0 1B0 1F1 1B1
     """
     check_counts(num_ranks, num_microbatches, chunks_per_rank)
     placement = looped_placement(num_ranks, chunks_per_rank)
@@ -62,6 +70,14 @@ def forward_only(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     Returns
     -------
     Schedule
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(schedules.forward_only(2, 3))
+    # forward-only: 2 ranks, 2 stages, 3 microbatches
+    rank 0: 0F0 0F1 0F2
+    rank 1: 1F0 1F1 1F2
     """
     check_counts(num_ranks, num_microbatches, chunks_per_rank)
     return forward_only_over(looped_placement(num_ranks, chunks_per_rank), num_microbatches, num_ranks)
@@ -82,6 +98,14 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
     Returns
     -------
     Schedule
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(schedules.forward_only_over((0, 1, 1, 0), num_microbatches=2))
+    # forward-only: 2 ranks, 4 stages, 2 microbatches
+    rank 0: 0F0 0F1 3F0 3F1
+    rank 1: 1F0 1F1 2F0 2F1
     """
     num_ranks = max(placement, default=0) + 1 if num_ranks is None else num_ranks
     check_counts(num_ranks, num_microbatches)
@@ -111,6 +135,14 @@ def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:
     Returns
     -------
     Schedule
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(schedules.one_microbatch((0, 1, 0), num_ranks=2))
+    # one-microbatch: 2 ranks, 3 stages, 1 microbatch
+    rank 0: 0F0 2F0 2I0 2W0 0I0 0W0
+    rank 1: 1F0 1I0 1W0
     """
     rows: list[list[Action]] = [[] for _ in range(num_ranks)]
     for stage, rank in enumerate(placement):

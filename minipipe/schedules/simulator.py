@@ -8,10 +8,11 @@ from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.costs import Costs
 from minipipe.schedules.lowering import lower
-from minipipe.schedules.memory import peak_activations, peak_memory
+from minipipe.schedules.memory import memory_after, peak_activations
 from minipipe.schedules.order import complete_walk
 from minipipe.schedules.schedule import Schedule, check_schedule
-from minipipe.schedules.timeline import Span, Timeline
+from minipipe.schedules.span import Span
+from minipipe.schedules.timeline import Timeline
 
 __all__ = ["simulate"]
 
@@ -57,11 +58,13 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     spans = simulation.run()
     if not max(simulation.free) < inf:
         raise ScheduleError([Problem("costs", "The times add up to more than a number can hold; choose another unit.")])
+    memory = memory_after(simulation.program if costs.sends_block else schedule.without_communication(), costs)
     return Timeline(
         schedule.name,
         spans,
         peak_activations(schedule),
-        peak_memory(schedule, costs),
+        tuple(max((0.0, *held)) for held in memory),
+        memory=memory,
         unit=costs.unit,
         memory_unit=costs.memory_unit,
         message_times=simulation.message_times,
@@ -77,6 +80,7 @@ class _Simulation:
         self.steps = complete_walk(program, sends_are_buffered=not costs.sends_block)
         self.durations = costs.durations(program.num_stages)
         self.message_times = costs.message_times(program)
+        self.overhead = float(costs.overhead)
         self.sends_block = costs.sends_block
         self.spans: list[list[Span]] = [[] for _ in range(program.num_ranks)]
         self.free = [0.0] * program.num_ranks
@@ -89,32 +93,35 @@ class _Simulation:
 
     def run(self) -> tuple[tuple[Span, ...], ...]:
         free, input_at, gradient_at = self.free, self.input_at, self.gradient_at
-        message_times, m = self.message_times, self.program.num_microbatches
+        message_times, m, overhead = self.message_times, self.program.num_microbatches, self.overhead
         forward, backward, inputs, weights = (self.durations[kind] for kind in (F, B, I, W))
         leaves_by_itself = [self.leaves_by_itself(stage) for stage in range(self.program.num_stages)]
         append = [row.append for row in self.spans]
+        between = [0.0] * self.program.num_ranks  # before a rank's next action
         for rank, action in self.steps.order():
             stage, kind, k = action
-            start = free[rank]
+            start = free[rank] + between[rank]
             if kind is F:
                 place = stage * m + k
                 if input_at[place] > start:
                     start = input_at[place]
-                free[rank] = end = start + forward[stage]
+                end = start + forward[stage]
                 if leaves_by_itself[stage]:
                     input_at[place + m] = end + message_times[stage]
             elif kind is B or kind is I:
                 place = stage * m + k
                 if gradient_at[place] > start:
                     start = gradient_at[place]
-                free[rank] = end = start + (backward if kind is B else inputs)[stage]
+                end = start + (backward if kind is B else inputs)[stage]
                 if stage and leaves_by_itself[stage - 1]:
                     gradient_at[place - m] = end + message_times[stage - 1]
             elif kind is W:
-                free[rank] = end = start + weights[stage]
+                end = start + weights[stage]
             else:
                 self.pass_message(rank, action)
                 continue
+            free[rank] = end
+            between[rank] = overhead
             append[rank](Span(action, start, end))
         return tuple(map(tuple, self.spans))
 

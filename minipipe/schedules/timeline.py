@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from itertools import accumulate
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import ActionKind
+from minipipe.schedules.duration import format_time
+from minipipe.schedules.message import Message
+from minipipe.schedules.span import Idle, Span
+from minipipe.schedules.waits import Waits
 
-__all__ = ["Idle", "IdleCause", "Span", "Timeline"]
+__all__ = ["Timeline"]
 
 F = ActionKind.FORWARD
-_COMPUTE = frozenset(kind for kind in ActionKind if not kind.is_communication)
-
-
-class Span(NamedTuple):
-    """One action with its start and end, in the unit of its timeline."""
-
-    action: Action
-    start: float
-    end: float
-
-
-class IdleCause(StrEnum):
-    """Why a rank is idle."""
-
-    WARM_UP = "warm-up"  # it has not begun: the pipeline fills
-    WAITING = "waiting"  # for what another rank computes, or for its message
-    SENDING = "sending"  # its send blocks
-    DRAIN = "drain"  # it has ended: the pipeline drains
-    OTHER = "other"  # only in what was measured: bookkeeping, or somebody else had the core
-
-
-class Idle(NamedTuple):
-    """A time in which a rank computes nothing, and why.
-
-    Attributes
-    ----------
-    start, end : float
-    cause : IdleCause
-    source : int or None
-        The rank that it waits for.
-    awaited : Action or None
-        What it waits for there.
-    """
-
-    start: float
-    end: float
-    cause: IdleCause
-    source: int | None = None
-    awaited: Action | None = None
+_HELD = {F: 1, ActionKind.BACKWARD: -1, ActionKind.BACKWARD_WEIGHT: -1}
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,6 +41,21 @@ class Timeline:
     sent : dict
         Where SEND stood in the program: by (stage, is a forward, microbatch), when the value arrived, the rank that
         sent it, and how many of its spans, less one, came before.
+    memory : tuple of tuple of float or None
+        ``memory[rank][i]`` is what the rank held after its span ``i``, where that is known.
+    measured_messages : tuple of Message
+        What was measured of the messages; empty where they are predicted.
+    is_measured : bool
+        Whether it happened, or is predicted.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> timeline = simulate(schedules.one_f_one_b(2, 4))
+    >>> print(timeline)
+    1f1b: makespan 15 units, bubble 20.0 %, peak activations by rank 2, 1
+    >>> [timeline.busy(rank) for rank in range(2)], timeline.own_span(1)
+    ([12.0, 12.0], 12.0)
     """
 
     name: str
@@ -88,6 +67,9 @@ class Timeline:
     note: str = ""
     message_times: tuple[float, ...] = ()
     sent: dict[tuple[int, bool, int], tuple[float, int, int]] = field(default_factory=dict, compare=False)
+    memory: tuple[tuple[float, ...], ...] | None = None
+    measured_messages: tuple[Message, ...] = ()
+    is_measured: bool = False
 
     @property
     def num_ranks(self) -> int:
@@ -111,11 +93,11 @@ class Timeline:
 
     def busy(self, rank: int) -> float:
         """Return the time that a rank spent computing."""
-        return sum(end - start for action, start, end in self.spans[rank] if action.kind in _COMPUTE)
+        return sum(end - start for action, start, end in self.spans[rank] if not action.kind.is_communication)
 
     def own_span(self, rank: int) -> float:
         """Return the time between the first start and the last end of a rank's own computations."""
-        row = [span for span in self.spans[rank] if span.action.kind in _COMPUTE]
+        row = [span for span in self.spans[rank] if not span.action.kind.is_communication]
         return row[-1].end - row[0].start if row else 0.0
 
     def idle_within_span(self, rank: int) -> float:
@@ -146,10 +128,16 @@ class Timeline:
         longest = max(spans, default=0.0)
         return self.idle_within_span(spans.index(longest)) / longest if longest else 0.0
 
+    # -- who waited for whom: waits.py finds out ---------------------------------------------------------------
+
+    @cached_property
+    def _waits(self) -> Waits:
+        return Waits(self)
+
     @cached_property
     def idle(self) -> tuple[tuple[Idle, ...], ...]:
         """By rank, every time in which it computes nothing, with its cause, in order of time."""
-        return tuple(tuple(self._idle_of(rank)) for rank in range(self.num_ranks))
+        return tuple(tuple(self._waits.idle_of(rank)) for rank in range(self.num_ranks))
 
     @cached_property
     def critical_path(self) -> tuple[tuple[int, Span], ...]:
@@ -157,111 +145,32 @@ class Timeline:
 
         Shorten any of them, or a message between two, and only then may the makespan shrink.
         """
-        if not any(self.spans):
-            return ()
-        rank = max((r for r, row in enumerate(self.spans) if row), key=lambda r: self.spans[r][-1].end)
-        place: tuple[int, int] | None = (rank, len(self.spans[rank]) - 1)
-        path, seen = [], set()
-        while place is not None and place not in seen:
-            seen.add(place)
-            rank, index = place
-            span = self.spans[rank][index]
-            if span.action.kind not in (ActionKind.RECV_F, ActionKind.RECV_B):
-                path.append((rank, span))
-            place = self._before(rank, index)
-        return tuple(reversed(path))
-
-    # -- who waited for whom --------------------------------------------------------------------------------
+        return self._waits.critical_path()
 
     @cached_property
-    def _arrivals(self) -> dict[tuple[int, bool, int], tuple[float, int, int]]:
-        """By (stage, is a forward, microbatch) that makes a value: when it can be used elsewhere; rank and index."""
-        arrivals = {}
-        for rank, row in enumerate(self.spans):
-            for index, ((stage, kind, k), _, end) in enumerate(row):
-                if kind in _COMPUTE:
-                    if kind is not ActionKind.BACKWARD_WEIGHT:
-                        arrivals[stage, kind is F, k] = end + self._message_time(stage, kind is F), rank, index
-                elif kind in (ActionKind.SEND_F, ActionKind.SEND_B):
-                    arrivals[stage, kind is ActionKind.SEND_F, k] = end, rank, index
-        return {**arrivals, **self.sent}
+    def messages(self) -> tuple[Message, ...]:
+        """Every value that went from one rank to another, in the order in which they were sent."""
+        return self.measured_messages or tuple(self._waits.messages())
 
-    def _message_time(self, stage: int, is_forward: bool) -> float:
-        boundary = stage if is_forward else stage - 1
-        return self.message_times[boundary] if self.message_times and boundary >= 0 else 0.0
+    # -- what was held -----------------------------------------------------------------------------------------
 
-    def _source(self, rank: int, action: Action) -> tuple[float, int, int] | None:
-        """Return when, from which rank and from which of its spans an action gets a value of another rank."""
-        stage, kind, k = action
-        if kind not in _COMPUTE or kind is ActionKind.BACKWARD_WEIGHT:
-            return None
-        source = self._arrivals.get((stage - 1, True, k) if kind is F else (stage + 1, False, k))
-        return source if source and source[1] != rank else None
-
-    def _idle_of(self, rank: int) -> Iterator[Idle]:
-        free, has_begun = self.start, False
-        for index, (action, start, end) in enumerate(self.spans[rank]):
-            if start > free:
-                yield self._gap(rank, index, free, has_begun)
-            has_begun = has_begun or action.kind in _COMPUTE
-            if action.kind in (ActionKind.SEND_F, ActionKind.SEND_B) and end > start:
-                receiver = self._partner(action)
-                yield Idle(start, end, IdleCause.SENDING, receiver[0] if receiver else None, action.partner)
-            free = end
-        if self.end > free:
-            yield Idle(free, self.end, IdleCause.DRAIN)
-
-    def _gap(self, rank: int, index: int, free: float, has_begun: bool) -> Idle:
-        """Explain why a rank was idle from ``free`` until its span ``index``."""
-        action, start, _ = self.spans[rank][index]
-        arrival, source, at = self._source(rank, action) or (self.start, None, 0)
-        awaited = None if source is None else self._made_by(action, source, at)
-        if not has_begun:
-            return Idle(free, start, IdleCause.WARM_UP, source, awaited)
-        if arrival > free:
-            return Idle(free, start, IdleCause.WAITING, source, awaited)
-        return Idle(free, start, IdleCause.OTHER)
-
-    def _made_by(self, action: Action, source: int, at: int) -> Action:
-        """Return the action that makes what another one waits for, or the SEND that holds it back."""
-        made = self.spans[source][at].action
-        if self.sent:
-            kind, stage = (ActionKind.SEND_F, -1) if action.kind is F else (ActionKind.SEND_B, 1)
-            return Action(action.stage + stage, kind, action.microbatch)
-        return made
+    @property
+    def is_forward_only(self) -> bool:
+        """Whether there is no backward. Then an activation is held only while its F runs."""
+        return not any(span.action.kind.is_backward for row in self.spans for span in row)
 
     @cached_property
-    def _receives(self) -> dict[Action, tuple[int, int]]:
-        kinds = (ActionKind.RECV_F, ActionKind.RECV_B)
-        return {
-            span.action: (rank, index)
-            for rank, row in enumerate(self.spans)
-            for index, span in enumerate(row)
-            if span.action.kind in kinds
-        }
-
-    def _partner(self, send: Action) -> tuple[int, int] | None:
-        """Return rank and index of the RECV of a SEND."""
-        return self._receives.get(send.partner)
-
-    def _before(self, rank: int, index: int) -> tuple[int, int] | None:
-        """Return rank and index of what ended last among all that a span had to wait for."""
-        span = self.spans[rank][index]
-        previous = (rank, index - 1) if index else None
-        if span.action.kind in (ActionKind.SEND_F, ActionKind.SEND_B):
-            receiver = self._partner(span.action)
-            return receiver if receiver and self.spans[receiver[0]][receiver[1]].start > span.start else previous
-        source = self._source(rank, span.action)
-        if source and (previous is None or source[0] > self.spans[rank][index - 1].end):
-            return source[1], source[2]
-        return previous
+    def held_activations(self) -> tuple[tuple[int, ...], ...]:
+        """By rank, how many (stage, microbatch) pairs it holds after each of its spans; see ``peak_activations``."""
+        if self.is_forward_only:
+            return tuple(tuple(int(span.action.kind is F) for span in row) for row in self.spans)
+        return tuple(tuple(accumulate(_HELD.get(span.action.kind, 0) for span in row)) for row in self.spans)
 
     def __repr__(self) -> str:
         return f"<Timeline {self}>"
 
     def __str__(self) -> str:
-        peak = ", ".join(map(str, self.peak_activations))
-        makespan = f"{1000 * self.makespan:.4g} ms" if self.unit == "s" else f"{self.makespan:.6g} {self.unit}"
+        peak, makespan = ", ".join(map(str, self.peak_activations)), format_time(self.makespan, self.unit)
         return (
             f"{self.name}: makespan {makespan}, bubble {100 * self.bubble_fraction:.1f} %, "
             f"peak activations by rank {peak}"

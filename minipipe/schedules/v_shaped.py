@@ -39,6 +39,13 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
     References
     ----------
     Qi et al. 2024, "Pipeline parallelism with controllable memory", figure 3 (zero bubble V).
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> timeline = simulate(schedules.zb_v(4, 8))
+    >>> timeline.makespan, max(timeline.idle_within_span(rank) for rank in range(4)), timeline.peak_activations
+    (51.0, 0.0, (8, 8, 8, 8))
     """
     check_two_chunks("zb-v", num_ranks, num_microbatches, chunks_per_rank)
     p, m = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
@@ -89,6 +96,13 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     ----------
     DeepSeek-AI 2024, "DeepSeek-V3 technical report", figure 5 (DualPipe); its V-shaped half without a second copy of
     the parameters, as in PyTorch's ``ScheduleDualPipeV``.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> timeline = simulate(schedules.dualpipe_v(4, 8))
+    >>> timeline.makespan, [timeline.idle_within_span(rank) for rank in range(4)], max(timeline.peak_activations)
+    (51.0, [3.0, 2.0, 1.0, 0.0], 9)
     """
     check_two_chunks("dualpipe-v", num_ranks, num_microbatches, chunks_per_rank)
     p, m = num_ranks, max(num_microbatches, 2 * num_ranks)

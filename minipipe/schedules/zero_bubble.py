@@ -39,6 +39,15 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     References
     ----------
     Qi et al. 2023, "Zero bubble pipeline parallelism", figure 3 (top).
+
+    Examples
+    --------
+    1F1B takes 33 units.
+
+    >>> from minipipe import schedules, simulate
+    >>> timeline = simulate(schedules.zb_h1(4, 8))
+    >>> timeline.makespan, timeline.peak_activations
+    (27.0, (4, 4, 4, 4))
     """
     check_counts(num_ranks, num_microbatches)
     p, m = num_ranks, max(num_microbatches, num_ranks)
@@ -76,6 +85,13 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
     References
     ----------
     Qi et al. 2023, "Zero bubble pipeline parallelism", figure 3 (bottom).
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> timeline = simulate(schedules.zb_h2(4, 8))
+    >>> timeline.makespan, [timeline.idle_within_span(rank) for rank in range(4)], timeline.peak_activations
+    (27.0, [0.0, 0.0, 0.0, 0.0], (7, 7, 7, 7))
     """
     check_counts(num_ranks, num_microbatches)
     p, m = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
@@ -105,10 +121,12 @@ def interleaved_zb(num_ranks: int, num_microbatches: int, chunks_per_rank: int =
 
     Parameters
     ----------
-    num_ranks, chunks_per_rank : int
-        At least 1. Chunk j of rank r is stage ``j * num_ranks + r``.
+    num_ranks : int
+        At least 1.
     num_microbatches : int
         At least 1, in ``max(1, m // p)`` rounds of equal size.
+    chunks_per_rank : int
+        At least 1. Chunk j of rank r is stage ``j * num_ranks + r``.
 
     Returns
     -------
@@ -122,6 +140,14 @@ def interleaved_zb(num_ranks: int, num_microbatches: int, chunks_per_rank: int =
     References
     ----------
     Qi et al. 2023, "Zero bubble pipeline parallelism"; PyTorch, ``ScheduleInterleavedZeroBubble``.
+
+    Examples
+    --------
+    A chunk is half of a rank's work. ZB-H1 takes 27 units.
+
+    >>> from minipipe import Costs, schedules, simulate
+    >>> simulate(schedules.interleaved_zb(4, 8, chunks_per_rank=2), Costs(0.5, 0.5, 0.5)).makespan
+    25.5
     """
     check_counts(num_ranks, num_microbatches, chunks_per_rank)
     rounds = equal_rounds(num_ranks, num_microbatches)

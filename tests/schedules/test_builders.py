@@ -167,7 +167,7 @@ def test_with_fewer_microbatches_than_it_needs_it_is_the_beginning_of_one_with_e
 @pytest.mark.parametrize("name", schedules.REGISTRY)
 def test_the_drawing_in_its_documentation_is_its_tick_grid(name):
     builder = schedules.REGISTRY[name]
-    drawn = re.findall(r"^ *rank \d: (.*)$", inspect.getdoc(builder), re.MULTILINE)
+    drawn = re.findall(r"^ *rank \d: (.*)$", inspect.getdoc(builder).split("\nExamples\n")[0], re.MULTILINE)
     m = 1 + max(int(k) for k in re.findall(r"[FBIW](\d+)", drawn[0]))
     schedule = schedules.build(name, len(drawn), m)
     several = schedule.num_stages > schedule.num_ranks

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minipipe import render, schedules
+from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Action, ActionKind, Costs, Schedule, lower, simulate, verify
 
@@ -296,6 +296,8 @@ def test_what_shards_parameters_is_left_out_on_request_and_otherwise_refused():
         ("0F0,(0F1;0B0;0F2)OVERLAP_F_B", "Line 1, cell 2"),
         ("0F0,(0F1;junk)OVERLAP_F_B", "'junk' is not an action"),
         ("0F0,0UNSHARDED", "'0UNSHARDED' is not an action"),
+        ("0F0 0F1, 0B0", "'0F0 0F1' is not an action. Where there are commas, they alone separate cells"),
+        (f"{'nonsense' * 99},0F0", "Line 1, cell 1: 'nonsensenonsensenonsensenonsensenonsense…' is not an action"),
     ],
 )
 @pytest.mark.parametrize("ignore_sharding", [False, True])
@@ -317,7 +319,7 @@ def test_plain_tuples_and_strings_are_read_as_actions():
 
 
 @pytest.mark.parametrize("wrong", ["zb-v", None, schedules.zb_v])
-@pytest.mark.parametrize("use", [verify, simulate, lower, render.draw_text], ids=lambda use: use.__name__)
+@pytest.mark.parametrize("use", [verify, simulate, lower], ids=lambda use: use.__name__)
 def test_what_is_no_schedule_is_refused_with_how_to_get_one(use, wrong):
     with pytest.raises(ScheduleError) as caught:
         use(wrong)

@@ -1,0 +1,43 @@
+"""The same schedule with every backward in its two halves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.schedule import Schedule, check_schedule
+
+__all__ = ["split_backward"]
+
+
+def split_backward(schedule: Schedule) -> Schedule:
+    """Return the schedule with I and then W in place of every B.
+
+    The stage before then waits for I alone. SEND and RECV are left out; :func:`minipipe.schedules.lower` adds them.
+
+    Parameters
+    ----------
+    schedule : Schedule
+
+    Returns
+    -------
+    Schedule
+
+    Examples
+    --------
+    >>> print(split_backward(Schedule.from_text("rank 0: 0F0 0B0", name="mine")))
+    # mine: 1 rank, 1 stage, 1 microbatch
+    rank 0: 0F0 0I0 0W0
+    """
+    check_schedule(schedule)
+    rows = tuple(tuple(_halves(row)) for row in schedule.without_communication().actions)
+    return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, rows)
+
+
+def _halves(row: tuple[Action, ...]) -> Iterator[Action]:
+    for action in row:
+        if action.kind is ActionKind.BACKWARD:
+            yield action._replace(kind=ActionKind.BACKWARD_INPUT)
+            yield action._replace(kind=ActionKind.BACKWARD_WEIGHT)
+        else:
+            yield action
