@@ -36,6 +36,7 @@ __all__ = [
     "masked",
     "module_for",
     "moved",
+    "num_bytes",
     "numpy_dtype",
     "one_per_row",
     "ones",
@@ -84,6 +85,11 @@ def numpy_dtype(dtype: Any) -> np.dtype:
     if isinstance(dtype, np.dtype):
         return dtype
     return np.dtype(dtype if isinstance(dtype, type) else str(dtype).rsplit(".", 1)[-1])
+
+
+def num_bytes(array: Array) -> int:
+    """Return the size of an array in bytes; the array API has no name for it."""
+    return math.prod(array.shape) * numpy_dtype(array.dtype).itemsize
 
 
 def is_floating(dtype: Any) -> bool:

@@ -30,7 +30,7 @@ def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) 
     for item in held:
         for array in _arrays_of(item):
             base = _base(array)
-            buffers[id(base)] = backend.prod(base.shape) * backend.numpy_dtype(base.dtype).itemsize
+            buffers[id(base)] = backend.num_bytes(base)
     for array in not_counted:
         buffers.pop(id(_base(array)), None)
     return sum(buffers.values())

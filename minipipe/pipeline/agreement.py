@@ -12,7 +12,16 @@ from minipipe.errors import MessageError, RankError
 
 __all__ = ["Calls", "check_agreement", "part_of"]
 
-_NAMES = ("step", "evaluate", "predict", "state_dict", "timeline", "measure_memory", "clip_grad_norm")
+_NAMES = (
+    "step",
+    "evaluate",
+    "predict",
+    "state_dict",
+    "timeline",
+    "measure_memory",
+    "measure_costs",
+    "clip_grad_norm",
+)
 
 
 def check_agreement(group: ProcessGroup, description: Mapping[str, str], timeout: float | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,9 +19,10 @@ from minipipe.place import random_key
 from minipipe.recording import enable_grad, no_grad
 from minipipe.schedules import Action, ActionKind, Schedule, Span, lower
 
-__all__ = ["Batch", "Executor", "Record"]
+__all__ = ["Batch", "Executor", "Receipt", "Record"]
 
 _FORWARD, _BACKWARD = 0, 1  # which way a message goes
+_RECEIVES = {_FORWARD: ActionKind.RECV_F, _BACKWARD: ActionKind.RECV_B}
 
 
 @dataclass
@@ -51,6 +53,14 @@ class Batch:
         return (part.stop - part.start) / self.slices[-1].stop
 
 
+class Receipt(NamedTuple):
+    """How a message came: since when it was awaited, when it was there, in the group's time, and its bytes."""
+
+    awaited_from: float
+    arrived: float
+    size: int
+
+
 @dataclass
 class Record:
     """What one run left behind on this rank.
@@ -69,6 +79,12 @@ class Record:
         The most bytes that they took, if it was measured. An array that two stages on this rank hold counts for both.
     held_bytes : list of (Action, int)
         What the action's stage held after it, if it was measured.
+    memory : list of int
+        What all stages held after each action, if it was measured.
+    sent : dict of Action to float
+        When each SEND began.
+    received : dict of Action to Receipt
+        By RECV.
     """
 
     losses: dict[int, float] = field(default_factory=dict)
@@ -77,6 +93,9 @@ class Record:
     peak_activations: int = 0
     peak_memory: int | None = None
     held_bytes: list[tuple[Action, int]] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    sent: dict[Action, float] = field(default_factory=dict)
+    received: dict[Action, Receipt] = field(default_factory=dict)
 
 
 class Executor:
@@ -220,7 +239,8 @@ class _Run:
         if self._executor.measures_memory:
             self._held_bytes[action.stage] = self._bytes_of(self._executor.stages[action.stage])
             record.held_bytes.append((action, self._held_bytes[action.stage]))
-            record.peak_memory = max(record.peak_memory or 0, sum(self._held_bytes.values()))
+            record.memory.append(sum(self._held_bytes.values()))
+            record.peak_memory = max(record.peak_memory or 0, record.memory[-1])
 
     def _bytes_of(self, stage: Stage) -> int:
         """Return the bytes that a stage holds, without parameters and the batch itself. Slow."""
@@ -238,16 +258,20 @@ class _Run:
     def _take(self, way: int, action: Action) -> Parcel:
         """Return what the action needs from a neighbouring stage; wait if it is still to come."""
         item = self._inbox.pop((way, action.stage, action.microbatch))
-        if isinstance(item, Request):
-            message = item.wait(self._executor.timeout)
-            assert message is not None
-            return Parcel.from_message(message, self._executor.xp)
-        return item
+        if isinstance(item, Parcel):
+            return item
+        awaited_from = self._executor.group.time()
+        message = item.wait(self._executor.timeout)
+        assert message is not None
+        receive = Action(action.stage, _RECEIVES[way], action.microbatch)
+        self.record.received[receive] = Receipt(awaited_from, self._executor.group.time(), backend.num_bytes(message))
+        return Parcel.from_message(message, self._executor.xp)
 
     def _send(self, action: Action) -> None:
         way, user = (_FORWARD, action.stage + 1) if action.kind is ActionKind.SEND_F else (_BACKWARD, action.stage - 1)
         array = self._outbox.pop((way, user, action.microbatch)).to_message(self._executor.group.takes_device_arrays)
         destination, tag = self._executor.schedule.placement[user], self._tag(way, user, action.microbatch)
+        self.record.sent[action] = self._executor.group.time()
         self._sends.append(self._executor.group.isend(array, destination, tag, step=self._batch.step))
 
     def _receive(self, action: Action) -> None:

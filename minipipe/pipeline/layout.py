@@ -62,7 +62,7 @@ def divide_layers(
     Raises
     ------
     PartitionError
-        When layers cannot be divided so.
+        Codes ``zero-stages``, ``too-few-layers``, ``invalid-cost`` and ``not-a-partition``.
     """
     if partition is not None:
         parts = check_partition(partition, len(model), num_stages)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -9,9 +11,13 @@ import numpy as np
 from minipipe.comm import ProcessGroup
 from minipipe.pipeline.agreement import part_of
 from minipipe.pipeline.executor import Record
-from minipipe.schedules import ActionKind, Schedule, Span, Timeline
+from minipipe.schedules import Action, ActionKind, Message, Schedule, Span, Timeline, lower
 
 __all__ = ["MemoryPerMicrobatch", "gather_memory", "gather_timeline"]
+
+
+_SENDS = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
+_RECEIVES = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})
 
 
 class MemoryPerMicrobatch(NamedTuple):
@@ -23,6 +29,12 @@ class MemoryPerMicrobatch(NamedTuple):
         From F until B or I.
     weight_activation : tuple of int
         From I until W.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> Costs(**MemoryPerMicrobatch((800, 400), (200, 100))._asdict(), memory_unit="bytes").weight_activation
+    (200, 100)
     """
 
     activation: tuple[int, ...]
@@ -42,15 +54,62 @@ def gather_memory(group: ProcessGroup, record: Record, num_stages: int, timeout:
 
 def gather_timeline(group: ProcessGroup, record: Record, schedule: Schedule, timeout: float | None) -> Timeline:
     """Return what every rank did, and when, in seconds from the beginning. Collective."""
+    program = lower(schedule)
     own_times = np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2)
     times = group.all_gather(own_times, timeout=timeout, what=part_of("timeline"))
     peaks = group.all_gather(np.array([record.peak_activations, record.peak_memory or 0]), timeout=timeout)
+    memory = [tuple(map(int, held)) for held in group.all_gather(np.array(record.memory, np.int64), timeout=timeout)]
     origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
-    compute = schedule.without_communication().actions
     spans = tuple(
         tuple(Span(action, float(start) - origin, float(end) - origin) for action, (start, end) in zip(row, rank_times))
-        for row, rank_times in zip(compute, times)
+        for row, rank_times in zip(schedule.without_communication().actions, times)
     )
-    activations = tuple(int(peak[0]) for peak in peaks)
-    measured = tuple(int(peak[1]) for peak in peaks) if record.peak_memory is not None else None
-    return Timeline(schedule.name, spans, activations, measured, "s", note=group.note)
+    is_memory_known = all(len(held) == len(row) for held, row in zip(memory, spans))  # by all ranks
+    return Timeline(
+        schedule.name,
+        spans,
+        tuple(int(peak[0]) for peak in peaks),
+        tuple(int(peak[1]) for peak in peaks) if is_memory_known else None,
+        "s",
+        note=group.note,
+        memory=tuple(memory) if is_memory_known else None,
+        measured_messages=_gather_messages(group, record, program, origin, timeout),
+        is_measured=True,
+    )
+
+
+def _gather_messages(
+    group: ProcessGroup, record: Record, program: Schedule, origin: float, timeout: float | None
+) -> tuple[Message, ...]:
+    """Return every message between ranks, in the order in which they were sent. Collective.
+
+    Every rank knows the program of all, so that only times need be told: by SEND and by RECV, in its order.
+    """
+    own = program.actions[group.rank]
+    sent_at = np.array([record.sent[action] for action in own if action.kind in _SENDS])
+    receipts = np.array([record.received[action] for action in own if action.kind in _RECEIVES]).reshape(-1, 3)
+    all_sent_at = group.all_gather(sent_at, timeout=timeout)
+    all_receipts = group.all_gather(receipts, timeout=timeout)
+    computations = {(a.stage, a.kind is ActionKind.FORWARD, a.microbatch): a for a in _computations(program)}
+    sent = {
+        action: (rank, float(time) - origin)
+        for rank, row in enumerate(program.actions)
+        for action, time in zip((a for a in row if a.kind in _SENDS), all_sent_at[rank])
+    }
+    messages = []
+    for rank, row in enumerate(program.actions):
+        receives = (action for action in row if action.kind in _RECEIVES)
+        for receive, (awaited_from, arrived, size) in zip(receives, all_receipts[rank].tolist()):
+            source, start = sent[receive.partner]
+            is_forward, k = receive.kind is ActionKind.RECV_F, receive.microbatch
+            value = computations[receive.partner.stage, is_forward, k]
+            used_by = computations[receive.stage, is_forward, k]
+            was_awaited = awaited_from - origin <= start
+            messages.append(Message(value, used_by, source, rank, start, arrived - origin, was_awaited, size))
+    return tuple(sorted(messages, key=attrgetter("sent", "arrived")))
+
+
+def _computations(program: Schedule) -> Iterator[Action]:
+    """Yield the actions that make a value others wait for."""
+    kinds = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+    return (action for row in program.actions for action in row if action.kind in kinds)

@@ -120,6 +120,13 @@ def check_partition(partition: Sequence[range], num_layers: int, num_stages: int
     ------
     PartitionError
         Code ``not-a-partition``.
+
+    Examples
+    --------
+    >>> check_partition([range(0, 2), range(3, 4)], num_layers=4, num_stages=2)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.PartitionError: [range(0, 2), range(3, 4)] does not divide layers 0 to 3 into 2 stages; ...
     """
     parts = list(partition)
     fits = len(parts) == num_stages and all(isinstance(part, range) and part and part.step == 1 for part in parts)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +14,7 @@ from minipipe import backend
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
 from minipipe.errors import MicrobatchError, Problem, ScheduleError, TensorError
-from minipipe.nn import Module, Parameter, Sequential
-from minipipe.nn.module import check_state
-from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
+from minipipe.nn import Module, Sequential
 from minipipe.pipeline.agreement import Calls, check_agreement, part_of
 from minipipe.pipeline.executor import Batch, Executor, Record
 from minipipe.pipeline.layout import (
@@ -28,18 +25,19 @@ from minipipe.pipeline.layout import (
     schedule_of_modules,
 )
 from minipipe.pipeline.local import local_stages
-from minipipe.pipeline.measured import MemoryPerMicrobatch, gather_memory, gather_timeline
+from minipipe.pipeline.measuring import Measuring
 from minipipe.pipeline.microbatch import split_microbatches
+from minipipe.pipeline.part_of_model import PartOfModel
 from minipipe.pipeline.shared import SharedParameters
 from minipipe.pipeline.stage import Loss
-from minipipe.pipeline.table import layer_table
-from minipipe.schedules import Schedule, Timeline, forward_only_over, one_microbatch, verify
+from minipipe.pipeline.table import layer_table, layer_table_html
+from minipipe.schedules import Schedule, forward_only_over, verify
 from minipipe.tensor import Tensor
 
 __all__ = ["Pipeline"]
 
 
-class Pipeline:
+class Pipeline(PartOfModel, Measuring):
     """A model cut into stages over the ranks of a group. Making one is collective.
 
     Every rank describes the same model; only the layers of its own stages take memory. They are copied out of
@@ -177,6 +175,15 @@ class Pipeline:
         ------
         RankError
             Code ``wrong-number``, when the modules cannot be dealt out evenly.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> def stages(group):
+        ...     modules = [nn.Linear(4, 4) for _ in range(2 * group.size)]
+        ...     return Pipeline.from_modules(modules, group, loss=nn.MSELoss()).local_stages
+        >>> spawn(stages, num_ranks=2)
+        [(0, 2), (1, 3)]
         """
         schedule = schedule_of_modules(len(modules), group.size, schedule, options.pop("num_microbatches", None))
         partition = [range(i, i + 1) for i in range(len(modules))]
@@ -209,6 +216,18 @@ class Pipeline:
             Codes ``too-few-samples`` and ``unequal-lengths``.
         MessageError
             Code ``timeout``, naming what was awaited, from whom and since when.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> def train(group):
+        ...     model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4)
+        ...     loss = pipeline.step(np.ones((8, 2)), np.ones((8, 1)))
+        ...     return loss > 0, [name for name, parameter in pipeline.named_parameters() if parameter.grad is not None]
+        >>> spawn(train, num_ranks=2)
+        [(True, ['0.weight', '0.bias']), (True, ['2.weight', '2.bias'])]
         """
         if self.schedule.is_forward_only:
             raise ScheduleError(
@@ -235,8 +254,29 @@ class Pipeline:
     def evaluate(self, inputs: Any, targets: Any) -> float:
         """Return the mean loss of a batch, forward only.
 
-        Collective; parameters and result are those of :meth:`step`. Batches smaller than the number of microbatches
-        are fine. Call :meth:`eval` first where layers such as Dropout shall be off, and :meth:`train` afterwards.
+        Collective; ``inputs`` and ``targets`` are read as by :meth:`step`. Batches smaller than the number of
+        microbatches are fine. Call :meth:`eval` first where layers such as Dropout shall be off, and :meth:`train`
+        afterwards.
+
+        Parameters
+        ----------
+        inputs, targets : array of shape (samples, ...)
+
+        Returns
+        -------
+        float
+            The same on every rank.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> def test(group):
+        ...     model = nn.Sequential(nn.Identity(), nn.Identity())
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss()).eval()
+        ...     return pipeline.evaluate(np.ones((5, 2)), np.zeros((5, 2)))
+        >>> spawn(test, num_ranks=2)
+        [1.0, 1.0]
         """
         batch = self._batch("evaluate", inputs, targets)
         return self._mean_loss("evaluate", batch, self._predictor(batch).run(batch))
@@ -254,6 +294,17 @@ class Pipeline:
         Returns
         -------
         array of shape (samples, ...)
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> def predict(group):
+        ...     model = nn.Sequential(nn.ReLU(), nn.Flatten())
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss()).eval()
+        ...     return pipeline.predict(np.array([[-1.0, 2.0]])).tolist()
+        >>> spawn(predict, num_ranks=2)
+        [[[0.0, 2.0]], [[0.0, 2.0]]]
         """
         batch = self._batch("predict", inputs, None)
         outputs = self._predictor(batch).run(batch).outputs
@@ -281,7 +332,7 @@ class Pipeline:
                 f"(on rank {self.group.rank}); expected one for each: every rank must be given the same batch.",
             )
         count = self.schedule.num_microbatches
-        if call != "step":  # any number of samples will do, but none
+        if call not in ("step", "measure_costs"):  # any number of samples will do, but none
             count = max(1, min(count, num_samples))
         slices = split_microbatches(num_samples, count)
         return Batch(slices, own_inputs, own_targets, self._calls.count, self._num_steps)
@@ -323,14 +374,6 @@ class Pipeline:
         """The indices of the stages on this rank."""
         return tuple(self._stages)
 
-    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield this rank's parameters, named as in the model. Local."""
-        yield from self._parameters.items()
-
-    def parameters(self) -> Iterator[Parameter]:
-        """Yield this rank's parameters. Local."""
-        yield from self._parameters.values()
-
     @property
     def is_training(self) -> bool:
         """Whether the layers train (the default) or are evaluated."""
@@ -340,6 +383,14 @@ class Pipeline:
         """Set this rank's layers to train, or with ``mode=False`` to be evaluated. Local; returns the pipeline.
 
         Every rank must do it, or its part of the model is in another mode than the others.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> with init_process_group() as group:
+        ...     pipeline = Pipeline(nn.Sequential(nn.Dropout(0.5)), group, loss=nn.MSELoss()).eval()
+        ...     pipeline.is_training, pipeline.train().is_training
+        (False, True)
         """
         self._is_training = mode
         for stage in self._stages.values():
@@ -347,107 +398,21 @@ class Pipeline:
         return self
 
     def eval(self) -> Pipeline:
-        """Set this rank's layers to be evaluated. Local, and for every rank to do; returns the pipeline."""
+        """Set this rank's layers to be evaluated. Local, and for every rank to do; returns the pipeline.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> with init_process_group() as group:
+        ...     pipeline = Pipeline(nn.Sequential(nn.Dropout(0.5)), group, loss=nn.MSELoss())
+        ...     pipeline.eval().predict(np.ones((1, 4), np.float32))
+        array([[1., 1., 1., 1.]], dtype=float32)
+        """
         return self.train(False)
-
-    @property
-    def measures_memory(self) -> bool:
-        """Whether ``step`` measures the bytes held after each action. Slow; off by default."""
-        return self._trainer.measures_memory
-
-    @measures_memory.setter
-    def measures_memory(self, value: bool) -> None:
-        self._trainer.measures_memory = value
-
-    def clip_grad_norm(self, max_norm: float) -> float:
-        """Scale the gradients of all ranks by one factor, so that their norm is at most ``max_norm``.
-
-        Collective. The norm has the same bits for any partition, and as :func:`minipipe.optim.clip_grad_norm` finds it
-        in one process; a parameter that several ranks share counts once.
-
-        Parameters
-        ----------
-        max_norm : float
-            Above 0; ``float("inf")`` only measures.
-
-        Returns
-        -------
-        float
-            The norm before, the same on every rank.
-
-        Raises
-        ------
-        ValueError
-            When max_norm is not above 0.
-        ParameterError
-            Code ``not-finite``, on every rank, when the norm is infinite or not a number.
-        """
-        self._calls.begin("clip_grad_norm")
-        owned = [self._parameters[name] for name, owner in self._owners() if owner == self.group.rank]
-        squares = self.group.all_gather(
-            np.array(squared_norms(owned)), timeout=self._timeout, what=part_of("clip_grad_norm")
-        )
-        norm = total_norm(np.concatenate(squares).tolist())
-        clip_gradients(self.parameters(), norm, max_norm)
-        return norm
-
-    # -- all ranks' parts -----------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Return the whole model's values on every rank, named as in the model. Collective."""
-        self._calls.begin("state_dict")
-        state = {}
-        for name, owner in self._owners():
-            mine = backend.to_numpy(self._parameters[name].data) if owner == self.group.rank else None
-            state[name] = np.array(self.group.broadcast(mine, owner, timeout=self._timeout, what=part_of("state_dict")))
-        return state
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take this rank's part of the whole model's values.
-
-        Collective in this sense: every rank gives the same state.
-
-        Raises
-        ------
-        ParameterError
-            Codes ``missing``, ``unexpected`` and ``shape``.
-        """
-        check_state(dict(self.model.named_parameters()), state)
-        for name, parameter in self.named_parameters():
-            parameter.load(np.asarray(state[name]), name)
-
-    def _owners(self) -> list[tuple[str, int]]:
-        """Return the name of every parameter of the model with the rank that has it."""
-        stage_of = {str(layer): stage for stage, layers in enumerate(self.partition) for layer in layers}
-        names = [name for name, _ in self.model.named_parameters()]
-        return [(name, self.schedule.placement[stage_of[name.partition(".")[0]]]) for name in names]
-
-    def timeline(self) -> Timeline:
-        """Return what every rank did in the last step, and when, in seconds from its beginning.
-
-        Collective.
-        """
-        if self._last_step is None:
-            raise ValueError("There is no step yet whose timeline could be shown; call step() first.")
-        self._calls.begin("timeline")
-        return gather_timeline(self.group, self._last_step, self.schedule, self._timeout)
-
-    def measure_memory(self, inputs: Any, targets: Any) -> MemoryPerMicrobatch:
-        """Return what one microbatch of a batch holds on each stage, in bytes: after F, and after I.
-
-        Collective; runs the first microbatch alone, and leaves no gradients. With it ``simulate`` predicts the bytes of
-        any schedule over these stages, exactly where microbatches are equal:
-        ``Costs(**pipeline.measure_memory(x, y)._asdict(), memory_unit="bytes")``. Counted is what the graph keeps
-        alive for the backward to come, by stage; not parameters, their gradients, or the batch itself.
-        """
-        batch = self._batch("measure_memory", inputs, targets)
-        executor = self._executor(one_microbatch(self.schedule.placement, self.schedule.num_ranks))
-        executor.measures_memory = True
-        slices = batch.slices[:1]
-        self._zero_grad()
-        record = executor.run(replace(batch, slices=slices))
-        self._zero_grad()
-        return gather_memory(self.group, record, self.num_stages, self._timeout)
 
     def __str__(self) -> str:
         return layer_table(self.model, self.partition, self.schedule.placement)
+
+    def _repr_html_(self) -> str:
+        return layer_table_html(self.model, self.partition, self.schedule.placement)

@@ -52,6 +52,21 @@ class Stage:
         Those of its layers, by their names in the whole model.
     recompute : bool
         Whether it keeps only its input between forward and backward, and computes its activations again.
+
+    Examples
+    --------
+    A stage alone, first and last in one: its loss for a microbatch that is half of the batch, and then B.
+
+    >>> import numpy as np
+    >>> from minipipe import nn
+    >>> layers = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0))).initialise()
+    >>> stage = Stage(layers, 0, True, nn.MSELoss(), dict(layers.named_parameters()))
+    >>> inputs = Parcel([np.ones((3, 2), np.float32)], [False], None)
+    >>> stage.forward_with_loss(0, inputs, np.zeros((3, 1), np.float32), weight=0.5)
+    4.0
+    >>> _ = stage.backward(0, None)
+    >>> layers[0].bias.grad
+    array([2.], dtype=float32)
     """
 
     def __init__(
