@@ -1,43 +1,61 @@
-"""A timeline as text: a row for each rank, time from left to right."""
+"""Timelines as text: a row for each rank, time from left to right."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from textwrap import fill
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.render.columns import Columns, are_near, drawn_spans, fit_columns, labels, places_of
+from minipipe.render.panel import Panel, panels_of
+from minipipe.render.terminal import IDLE, ground, paint
+from minipipe.render.words import caption, title
+from minipipe.schedules.action import ActionKind
 from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.simulator import simulate
-from minipipe.schedules.timeline import Span, Timeline
+from minipipe.schedules.timeline import Timeline
 
-__all__ = ["draw_text"]
+__all__ = ["FILL", "Cell", "draw_axis", "draw_text", "paint_cells", "row_cells"]
 
 _IDLE = "·"
-_MAX_LINES = 4  # for each rank, before labels give way to letters
 # What fills the rest of an action's cells after its label, so that the kinds differ at a glance.
-_FILL = {
+FILL = {
     ActionKind.FORWARD: "-",
     ActionKind.BACKWARD: "=",
     ActionKind.BACKWARD_INPUT: "=",
     ActionKind.BACKWARD_WEIGHT: "~",
 }
+Cell = tuple[str, str]  # a character and its colours
+_EMPTY: Cell = (" ", "")
 
 
-def draw_text(drawn: Schedule | Timeline, width: int = 80) -> str:
-    """Draw a schedule (F, I and W one unit each) or a timeline as text.
+def draw_text(*drawn: Schedule | Timeline, width: int = 80, colour: bool = False) -> str:
+    """Draw schedules (F, I and W one unit each) or timelines as text, above each other on one axis of time.
 
     Parameters
     ----------
-    drawn : Schedule or Timeline
+    *drawn : Schedule or Timeline
+        Each begins at its own start: equal columns are equal times.
     width : int
-        The longest row, in columns; at least 40. What is longer goes on below. The caption may be wider.
+        The longest row, in columns; at least 40. What is longer goes on below. Captions go on below after 80, or more.
+    colour : bool
+        Whether to colour it for a terminal, each kind in its own, a rank's further stages a shade darker each;
+        :func:`minipipe.render.has_colour` tells whether the terminal has any. The characters are the same.
 
     Returns
     -------
     str
         A row for each rank, then a caption. An action begins with its label, ``F3`` or, where a rank holds several
-        stages, ``2F3``, as far as there is room; ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient,
-        ``+`` a send that blocks, and ``·`` is idle time.
+        stages, ``2F3``, as far as there is room; where there is none for stages, a rank's second of two has lower
+        case, ``f3``. ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``+`` a send that blocks, and
+        ``·`` is idle time. Several bands, or several drawings, have an axis above them, with a ``|`` where the time
+        beside it begins.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`minipipe.render.panel.panels_of`; ValueError for a width of less than 40.
 
     Examples
     --------
@@ -46,126 +64,110 @@ def draw_text(drawn: Schedule | Timeline, width: int = 80) -> str:
     rank 0 F0---F1---···············B0========B1========
     rank 1 ·····F0---F1---B0========B1========··········
     gpipe: makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2
+    >>> print(draw_text(schedules.gpipe(2, 2), schedules.one_f_one_b(2, 1), width=60))
+    units  |0        |2        |4        |6        |8
+           gpipe, predicted
+    rank 0 F0---F1---···············B0========B1========
+    rank 1 ·····F0---F1---B0========B1========··········
+           1f1b, predicted
+    rank 0 F0---···············B0========
+    rank 1 ·····F0---B0========··········
+    gpipe, predicted: makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2
+    1f1b, predicted: makespan 6 units, bubble 50.0 %, peak activations by rank 1, 1
     """
-    timeline = drawn if isinstance(drawn, Timeline) else simulate(drawn)
+    panels = panels_of(drawn)
     if width < 40:
         raise ValueError(f"width is {width}; expected at least 40 columns.")
-    margin = len(f"rank {timeline.num_ranks - 1} ")
-    columns, band = _columns(timeline, width - margin)
-    rows, are_to_scale = [], True
-    for spans in timeline.spans:
-        drawn_spans = [span for span in spans if not span.action.kind.is_communication or span.end > span.start]
-        places = _places(drawn_spans, columns, timeline)
-        rows.append(_row(drawn_spans, places, columns))
-        are_to_scale = are_to_scale and _are_near(drawn_spans, places, columns, timeline)
-    lines = []
-    for start in range(0, columns, band):
-        if start:
-            lines.append(f"\n{'':{margin}}from {_time(timeline, start / columns)}")
-        lines += [f"rank {rank}".ljust(margin) + row[start : start + band] for rank, row in enumerate(rows)]
-    notes = [timeline.note, "" if are_to_scale else "not to scale: what is shorter than a column is drawn as one"]
-    return "\n".join([*lines, str(timeline), *(f"({note})" for note in notes if note)])
+    margin = len(f"rank {max(panel.timeline.num_ranks for panel in panels) - 1} ")
+    columns = fit_columns(panels, width - margin)
+    rows = [
+        [row_cells(panel, rank, columns) for rank in range(panel.timeline.num_ranks)] for panel in panels
+    ]  # [panel][rank]
+    bands = [_band(panels, rows, first, columns, margin, colour) for first in range(0, columns.total, columns.band)]
+    captions = (fill(line, max(width, 80), subsequent_indent="  ") for line in _captions(panels, columns))
+    return "\n".join(["\n\n".join(bands), *captions])
 
 
-def _columns(timeline: Timeline, room: int) -> tuple[int, int]:
-    """Return how many columns the makespan takes, and how many of them stand side by side.
-
-    One line if the labels fit on it; otherwise a few lines, with room for the labels, or at least a column for all but
-    the shortest actions. Whole times take a whole number of columns for each unit.
-    """
-    makespan, shortest, label = timeline.makespan, _shortest(timeline), _label_width(timeline)
-    if not makespan:
-        return room, room
-    if _is_whole(timeline) and makespan <= _MAX_LINES * room:
-        units, whole = int(makespan), int(shortest)
-        each = min(5, room // units)
-        if each * whole < label:
-            wishes = (-(-(label + 1) // whole), -(-label // whole), max(1, each))
-            each = next((wish for wish in wishes if wish * units <= _MAX_LINES * room), 1)
-        return units * each, room if units * each <= room else room // each * each
-    for wanted, most_lines in ((label, 1), (1, _MAX_LINES)):
-        lines = math.ceil(wanted * (makespan / shortest) / room)
-        if lines <= most_lines:
-            return room * max(lines, 1), room
-    return room * max(_MAX_LINES, math.ceil(max(map(len, timeline.spans)) / room)), room
-
-
-def _is_whole(timeline: Timeline) -> bool:
-    return all(float(time).is_integer() for row in timeline.spans for _, start, end in row for time in (start, end))
-
-
-def _label_width(timeline: Timeline) -> int:
-    """Return the width of the longest label."""
-    return max((len(_labels(a, _has_several(row))[0]) for row in timeline.spans for a, _, _ in row[-1:]), default=1)
-
-
-def _shortest(timeline: Timeline) -> float:
-    """Return a time that few actions fall short of: a single odd one must not stretch the drawing."""
-    times = sorted(end - start for row in timeline.spans for _, start, end in row if end > start)
-    return times[len(times) // 10] if times else 1.0
-
-
-def _time(timeline: Timeline, fraction: float) -> str:
-    time = fraction * timeline.makespan
-    return f"{1000 * time:.4g} ms" if timeline.unit == "s" else f"{time:g} {timeline.unit}"
-
-
-def _has_several(spans: Sequence[Span]) -> bool:
-    """Tell whether a rank holds several stages, so that labels must name theirs."""
-    return len({span.action.stage for span in spans}) > 1
-
-
-def _labels(action: Action, has_several: bool) -> list[str]:
-    """Return what may name an action, the longest first."""
-    letter, short = action.kind.value, f"{action.kind.value}{action.microbatch}"
-    return [f"{action.stage}{short}", short, letter] if has_several else [short, letter]
-
-
-def _row(spans: Sequence[Span], places: Sequence[tuple[int, int]], columns: int) -> str:
-    """Draw one rank."""
-    cells = [_IDLE] * columns
-    has_several = _has_several(spans)
+def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
+    """Return the cells of one rank, as long as its timeline is; what lies beyond is not there."""
+    timeline = panel.timeline
+    length = math.ceil(columns.column(timeline.makespan)) if columns.makespan else columns.total
+    spans = drawn_spans(timeline.spans[rank])
+    places = places_of(spans, timeline.start, columns)
+    cells: list[Cell] = [(_IDLE, IDLE)] * max(length, places[-1][1] if places else 0)
     for (action, _, _), (first, last) in zip(spans, places):
-        room = last - first
-        label = next((text for text in _labels(action, has_several) if len(text) <= room), "")
-        cells[first:last] = label.ljust(room, _FILL.get(action.kind, "+"))
-    return "".join(cells)
+        names = labels(panel, rank, action, columns.names_stages)
+        label = next((text for text in names if len(text) <= last - first), "")
+        chunk = panel.chunk_of(rank, action.stage)
+        text, rest = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
+        fill = FILL.get(action.kind, "+") * (last - first - len(label))
+        cells[first:last] = [*((sign, text) for sign in label), *((sign, rest) for sign in fill)]
+    return cells
 
 
-def _places(spans: Sequence[Span], columns: int, timeline: Timeline) -> list[tuple[int, int]]:
-    """Return the columns of each span: from its rounded start to its rounded end, but at least one where there is room.
-
-    What is too short to be seen pushes its neighbours aside, first to the right, then, at the edge, to the left.
-    """
-    if not timeline.makespan:
-        return [(0, 0)] * len(spans)
-    places, taken = [], 0
-    for _, start, end in spans:
-        first = max(taken, round(_column(start, columns, timeline)))
-        taken = max(first + 1, round(_column(end, columns, timeline)))
-        places.append((first, taken))
-    limit = columns
-    for i in range(len(places) - 1, -1, -1):
-        first, last = places[i]
-        last = min(last, limit)
-        first = max(0, min(first, last - 1))
-        places[i] = (first, max(first, last))
-        limit = first
-    return places
+def paint_cells(cells: Sequence[Cell], colour: bool) -> str:
+    """Return cells as text, with their colours or without."""
+    if not colour:
+        return "".join(map(itemgetter(0), cells))
+    runs = ((code, "".join(map(itemgetter(0), run))) for code, run in groupby(cells, itemgetter(1)))
+    return "".join(paint(text, code) for code, text in runs)
 
 
-def _are_near(spans: Sequence[Span], places: Sequence[tuple[int, int]], columns: int, timeline: Timeline) -> bool:
-    """Tell whether all is drawn about where and as long as it should be: within a thirtieth of the whole."""
-    if not timeline.makespan:
-        return True
-    tolerance = max(2, columns // 30)
-    drift = max(
-        (abs(first - _column(span.start, columns, timeline)) for span, (first, _) in zip(spans, places)), default=0
-    )
-    drawn = sum(last - first for first, last in places)
-    length = sum(span.end - span.start for span in spans) / timeline.makespan * columns
-    return drift <= tolerance and abs(drawn - length) <= tolerance
+def draw_axis(columns: Columns, first: int, unit: str, margin: int) -> str:
+    """Return the axis above a band: ``|`` in the column where the time that stands beside it begins."""
+    scale, name = (1000.0, "ms") if unit == "s" else (1.0, unit)
+    last = min(first + columns.band, columns.total)
+    line = name[: margin - 1].ljust(margin)
+    for time in _ticks(scale * columns.time(first), scale * columns.time(last), scale * columns.time(10)):
+        at, label = margin + round(columns.column(time / scale)) - first, f"|{time:g}"
+        if len(line) <= at and at + len(label) <= margin + last - first:
+            line = line.ljust(at) + label + " "
+    return line.rstrip()
 
 
-def _column(time: float, columns: int, timeline: Timeline) -> float:
-    return (time - timeline.start) / timeline.makespan * columns
+def _ticks(start: float, end: float, least_step: float) -> Iterator[float]:
+    """Yield the multiples of 1, 2 or 5 times a power of ten from ``start`` on, ``least_step`` apart or more."""
+    if not 1e-300 < least_step < 1e300:
+        return
+    power = 10.0 ** math.floor(math.log10(least_step))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least_step * (1 - 1e-9))
+    for count in range(math.ceil(start / step - 1e-9), math.ceil(end / step - 1e-9)):
+        yield float(f"{count * step:.12g}")
+
+
+def _band(
+    panels: Sequence[Panel],
+    rows: Sequence[Sequence[list[Cell]]],
+    first: int,
+    columns: Columns,
+    margin: int,
+    colour: bool,
+) -> str:
+    """Draw one band of columns: all panels that reach it, under one axis."""
+    lines, last = [], first + columns.band
+    if columns.makespan and (len(panels) > 1 or columns.total > columns.band):
+        lines.append(draw_axis(columns, first, panels[0].timeline.unit, margin))
+    for panel, cells in zip(panels, rows):
+        if first and not any(len(row) > first for row in cells):
+            continue
+        if len(panels) > 1:
+            lines.append(" " * margin + title(panel.timeline))
+        lines += [f"rank {rank}".ljust(margin) + paint_cells(row[first:last], colour) for rank, row in enumerate(cells)]
+    return "\n".join(lines)
+
+
+def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
+    for panel in panels:
+        yield caption(panel.timeline) if len(panels) > 1 else str(panel.timeline)
+        if panel.timeline.note:
+            yield f"({panel.timeline.note})"
+    if not columns.names_stages and any(len(stages) == 2 for panel in panels for stages in panel.stages):
+        yield "(lower case: the second stage of its rank)"
+    if not all(_is_to_scale(panel, columns) for panel in panels):
+        yield "(not to scale: what is shorter than a column is drawn as one)"
+
+
+def _is_to_scale(panel: Panel, columns: Columns) -> bool:
+    start = panel.timeline.start
+    rows = map(drawn_spans, panel.timeline.spans)
+    return all(are_near(spans, places_of(spans, start, columns), start, columns) for spans in rows)

@@ -1,0 +1,47 @@
+// Colours of the canvas, for light and for dark; they come with the data, as those of the style sheet do.
+
+const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
+
+class Look {
+  constructor(data, isDark, ratio) {
+    this.colour = isDark ? data.themes.dark : data.themes.light;
+    this.fills = data.colours;
+    this.isDark = isDark;
+    this.inMilliseconds = data.unit === "s";
+    this.unit = this.inMilliseconds ? "ms" : data.unit;
+    this.hatches = Object.fromEntries(
+      Object.entries(data.hatches).map(([cause, [angle, gap]]) => [cause, this.hatch(angle, gap, ratio)]),
+    );
+    this.widths = new Map();
+  }
+
+  fill(kind, chunk) {
+    const fill = this.fills[kind][Math.max(0, chunk)];
+    return this.isDark ? [fill.dark, fill.dark_text] : [fill.light, fill.light_text];
+  }
+
+  /** Returns a pattern of parallel lines. */
+  hatch(angle, gap, ratio) {
+    const tile = document.createElement("canvas");
+    tile.width = 8;
+    tile.height = Math.round(gap * ratio);
+    const pen = tile.getContext("2d");
+    pen.fillStyle = this.colour.hatch;
+    pen.fillRect(0, 0, tile.width, Math.max(1, Math.round(ratio)));
+    const pattern = pen.createPattern(tile, "repeat");
+    pattern.setTransform(new DOMMatrix().rotate(angle).scale(1 / ratio));
+    return pattern;
+  }
+
+  /** Returns the first of some texts that fits into so many pixels, or nothing. */
+  fitting(pen, texts, room) {
+    return texts.find((text) => this.widthOf(pen, text) <= room) || "";
+  }
+
+  /** Returns a width as if the letter were the widest one, so that boxes of one width say equally much. */
+  widthOf(pen, label) {
+    const text = label.replace(/[FBI]/, "W");
+    if (!this.widths.has(text)) this.widths.set(text, pen.measureText(text).width);
+    return this.widths.get(text);
+  }
+}

@@ -1,0 +1,215 @@
+"""A timeline as a player: one page of HTML that steps through it, moment by moment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from minipipe.render.html.data import player_data
+from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
+from minipipe.render.panel import Panel, panels_of
+from minipipe.render.words import KIND_NAMES, LATE_RECEIPTS, format_memory, format_time, origin
+from minipipe.schedules.action import ActionKind
+from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.span import IdleCause
+from minipipe.schedules.timeline import Timeline
+
+__all__ = ["draw_html"]
+
+# The files of the script, in the order in which they build on each other.
+_SCRIPTS = (
+    "search",
+    "timeline",
+    "sentences",
+    "view",
+    "look",
+    "chart",
+    "arrows",
+    "page",
+    "details",
+    "player",
+    "controls",
+    "main",
+)
+
+
+def draw_html(*drawn: Schedule | Timeline) -> str:
+    """Draw schedules (F, I and W one unit each) or timelines as a page that plays them, above each other.
+
+    Parameters
+    ----------
+    *drawn : Schedule or Timeline
+        One, or several that share a unit of time; they have one axis of time and one moment.
+
+    Returns
+    -------
+    str
+        HTML: everything is inside, and nothing is fetched. The page plays, steps and zooms; for each moment it says
+        what each rank does or waits for, what it holds, and which messages are under way.
+
+    Raises
+    ------
+    TypeError
+        For anything else.
+    ValueError
+        When there is nothing to draw, or units differ.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> page = draw_html(schedules.one_f_one_b(4, 8))
+    >>> page.splitlines()[0], "27.3 %" in page
+    ('<!doctype html>', True)
+    """
+    panels = _shown(panels_of(drawn))
+    page = Template(_resource("player.html"))
+    are_several = len(panels) > 1
+    return page.substitute(
+        title=escape(_title(panels)),
+        style=f"{_themes()}\n{_resource('player.css')}",
+        legend="".join(_legend(panels)),
+        charts="".join(_chart(panel, are_several) for panel in panels),
+        moments="".join(_moment(panel, are_several) for panel in panels),
+        tables="".join(table for panel in panels for table in _tables(panel)),
+        data=_json(player_data(panels)),
+        script="\n".join(["(() => {", '"use strict";', *(_resource(f"{name}.js") for name in _SCRIPTS), "})();"]),
+    )
+
+
+def _shown(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
+    """Leave memory out where it would only repeat the number of activations."""
+    if any(panel.tells_memory for panel in panels):
+        return panels
+    return tuple(Panel(replace(panel.timeline, memory=None, peak_memory=None)) for panel in panels)
+
+
+def _resource(name: str) -> str:
+    return (files("minipipe.render.html") / name).read_text(encoding="utf-8").strip()
+
+
+def _json(data: object) -> str:
+    """Write data so that nothing in it can end the element that holds it."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _title(panels: Sequence[Panel]) -> str:
+    return " above ".join(map(_name, panels)) if len(panels) < 3 else f"{len(panels)} timelines above each other"
+
+
+def _name(panel: Panel) -> str:
+    return f"{panel.timeline.name}, {origin(panel.timeline)}"
+
+
+# -- colours ------------------------------------------------------------------------------------------------
+
+
+def _themes() -> str:
+    """Return the colours as CSS: light, or dark where that is preferred and nothing is printed."""
+    hatches = "\n".join(_hatch(cause, *hatch) for cause, hatch in HATCH.items())
+    dark = f":root {{ {_variables(DARK)} }}\n.swatch.kind {{ --light: var(--dark); }}"
+    return f":root {{ {_variables(LIGHT)} }}\n@media screen and (prefers-color-scheme: dark) {{ {dark} }}\n{hatches}"
+
+
+def _variables(theme: Theme) -> str:
+    return " ".join(f"--{name.replace('_', '-')}: {colour};" for name, colour in theme._asdict().items())
+
+
+def _hatch(cause: IdleCause, angle: int, gap: int) -> str:
+    lines = f"var(--hatch) 0 1px, var(--slot) 1px {gap}px"
+    return f'.swatch[data-idle="{cause}"] {{ background: repeating-linear-gradient({angle}deg, {lines}); }}'
+
+
+def _legend(panels: Sequence[Panel]) -> Iterator[str]:
+    """Yield an entry for each kind of action, each cause of idle time and each line that occurs."""
+    boxes = {
+        (span.action.kind, panel.chunk_of(rank, span.action.stage))
+        for panel in panels
+        for rank, row in enumerate(panel.timeline.spans)
+        for span in row
+        if span.end > span.start
+    }
+    for kind in (kind for kind in FILL if any(kind is other for other, _ in boxes)):
+        chunks = sorted(chunk for other, chunk in boxes if other is kind)
+        yield _entry("".join(_swatch(kind, chunk) for chunk in chunks), f"{kind} {KIND_NAMES[kind]}")
+    if any(chunk for _, chunk in boxes):
+        yield _entry("", "darker: a later stage of the same rank")
+    causes = {idle.cause for panel in panels for row in panel.timeline.idle for idle in row}
+    for cause in (cause for cause in HATCH if cause in causes):
+        yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
+    yield _entry('<i class="swatch level"></i>', "memory held" if _is_memory(panels) else "activations held")
+    sent = {message.value.kind is ActionKind.FORWARD for panel in panels for message in panel.timeline.messages}
+    if True in sent:
+        yield _entry('<i class="line message"></i>', "activation sent")
+    if False in sent:
+        yield _entry('<i class="line gradient"></i>', "gradient sent")
+    if any(panel.has_late_receipts for panel in panels):
+        yield _entry("", LATE_RECEIPTS)
+    if sent:
+        yield _entry('<i class="line wait"></i>', "what a rank waits for, and when it will have it")
+
+
+def _is_memory(panels: Sequence[Panel]) -> bool:
+    """Tell whether strips show memory: where all know it, in one unit."""
+    has_one_unit = len({panel.timeline.memory_unit for panel in panels}) == 1
+    return has_one_unit and all(panel.timeline.memory is not None for panel in panels)
+
+
+def _swatch(kind: ActionKind, chunk: int) -> str:
+    fill = shade(FILL[kind], chunk)
+    return f'<i class="swatch kind" style="--light: {fill.light}; --dark: {fill.dark}"></i>'
+
+
+def _entry(picture: str, text: str) -> str:
+    return f"<li><span>{picture}</span>{text}</li>" if picture else f"<li>{text}</li>"
+
+
+# -- parts of the page --------------------------------------------------------------------------------------
+
+
+def _chart(panel: Panel, is_headed: bool) -> str:
+    facts = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _facts(panel.timeline))
+    note = f'<p class="notice">{escape(panel.timeline.note)}</p>' if panel.timeline.note else ""
+    return (
+        f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl class='facts'>{facts}</dl>{note}</figcaption>"
+        f'<div class="chart" role="img" aria-label="Chart of {escape(_name(panel))}; the table below says the same">'
+        "<canvas></canvas><canvas></canvas></div></figure>"
+    )
+
+
+def _heading(panel: Panel) -> str:
+    return f'<h2>{escape(panel.timeline.name)} <span class="origin">{origin(panel.timeline)}</span></h2>'
+
+
+def _facts(timeline: Timeline) -> Iterable[tuple[str, str]]:
+    yield "makespan", format_time(timeline.makespan, timeline.unit)
+    yield "bubble", f"{100 * timeline.bubble_fraction:.1f} %"
+    yield "peak activations by rank", ", ".join(map(str, timeline.peak_activations))
+    if timeline.peak_memory is not None:
+        peaks = ", ".join(format_memory(peak, timeline.memory_unit) for peak in timeline.peak_memory)
+        yield "peak memory by rank", peaks if timeline.memory_unit == "bytes" else f"{peaks} {timeline.memory_unit}"
+
+
+def _moment(panel: Panel, is_headed: bool) -> str:
+    heads = ["rank", "now", "activations held"]
+    if panel.timeline.memory is not None:
+        heads.append("memory" if panel.timeline.memory_unit == "bytes" else f"memory ({panel.timeline.memory_unit})")
+    cells = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    heading = _heading(panel) if is_headed else ""
+    table = f"<table><thead><tr>{cells}</tr></thead><tbody></tbody></table>"
+    level = "h3" if is_headed else "h2"  # below the heading of the timeline, or of the page
+    messages = f'<div><{level} class="list">Messages under way</{level}><ul class="messages"></ul></div>'
+    label = f"{escape(_name(panel))}: the moment"
+    return f'<section class="moment" aria-label="{label}">{heading}{table}{messages}</section>'
+
+
+def _tables(panel: Panel) -> Iterable[str]:
+    """Yield an empty table for each rank, which the script fills when it is opened."""
+    unit = "ms" if panel.timeline.unit == "s" else panel.timeline.unit
+    heads = "".join(f'<th scope="col">{head}</th>' for head in ("action", f"start ({unit})", f"end ({unit})"))
+    for rank in range(panel.timeline.num_ranks):
+        summary = f"<summary>{escape(_name(panel))}: rank {rank}</summary>"
+        yield f"<details>{summary}<table><thead><tr>{heads}</tr></thead><tbody></tbody></table></details>"

@@ -1,0 +1,88 @@
+// Sentences: what stands in the page as text with gaps, filled with numbers; nothing is worded here.
+
+/** Fills `{name}` in a sentence. */
+function fill(sentence, values) {
+  return sentence.replace(/\{(\w+)\}/g, (_, name) => String(values[name]));
+}
+
+class Sentences {
+  constructor(data) {
+    this.templates = data.sentences;
+    this.inSeconds = data.unit === "s";
+    this.unit = this.inSeconds ? "ms" : data.unit;
+  }
+
+  action(rank, index) {
+    const [stage, kind, microbatch] = rank.parts[index];
+    return fill(this.templates.actions[kind], { stage, microbatch });
+  }
+
+  /** Says what an idle rank waits for. */
+  wait(idle) {
+    const [, , cause, stage, kind, microbatch, source] = idle;
+    return fill(this.templates.waits[kind ? `${cause} ${kind}` : cause], { stage, microbatch, source });
+  }
+
+  message(parts) {
+    const [value, usedBy, source, destination] = parts;
+    return fill(this.templates.message, { value, usedBy, source, destination });
+  }
+
+  /** Says what a rank does at a moment, and beside it what that depends on and what comes next. */
+  rank(rank, state) {
+    const idle = state.idle < 0 ? null : rank.idleParts[state.idle];
+    const doing = state.action >= 0 ? this.action(rank, state.action) : idle && this.wait(idle);
+    return { doing: doing || this.templates.finished, beside: this.beside(rank, state, idle) };
+  }
+
+  beside(rank, state, idle) {
+    const parts = idle ? [idle[2]] : [];
+    if (idle && state.action >= 0 && state.howFar !== "done") parts.push(this.wait(idle));
+    if (state.howFar) parts.push(fill(this.templates.howFar[state.howFar], { source: idle[6] }));
+    if (state.next < rank.actions.size) parts.push(fill(this.templates.next, { action: rank.name(state.next) }));
+    return parts.join("; ");
+  }
+
+  /** Lists what a rank holds: microbatches, by stage where there are several. */
+  holds(rank, state) {
+    const byStage = new Map();
+    for (const hold of state.holds) {
+      const [stage, microbatch] = rank.holdParts[hold];
+      byStage.set(stage, [...(byStage.get(stage) || []), microbatch]);
+    }
+    const stages = [...byStage].sort((a, b) => a[0] - b[0]);
+    const texts = stages.map(([stage, microbatches]) => {
+      const sentence = (microbatches.length > 1 ? "held" : "heldOne") + (rank.namesStage ? "OfStage" : "");
+      return fill(this.templates[sentence], { stage, listed: ranges(microbatches) });
+    });
+    return texts.join("; ");
+  }
+
+  /** Writes a time, to be followed by its unit. */
+  time(time) {
+    return this.inSeconds ? rounded(1000 * time, 4) : rounded(time, 6);
+  }
+
+  /** Says a moment. */
+  clock(time, duration) {
+    return fill(this.templates.clock, { time: this.time(time), duration: this.time(duration), unit: this.unit });
+  }
+}
+
+/** Rounds to so many digits, but none before the point away. */
+function rounded(number, digits) {
+  if (number >= 10 ** digits - 0.5 && number < 1e15) return number.toFixed(0);
+  return Number(number.toPrecision(digits)).toString();
+}
+
+/** Writes whole numbers with dashes for those that follow each other: 0–3, 5. */
+function ranges(numbers) {
+  const sorted = [...numbers].sort((a, b) => a - b);
+  const runs = [];
+  for (const number of sorted) {
+    const run = runs[runs.length - 1];
+    if (run && run[1] === number - 1) run[1] = number;
+    else runs.push([number, number]);
+  }
+  return runs.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
+}

@@ -1,0 +1,153 @@
+// Timelines as they stand in the page, and what happens in them at a moment.
+
+/** One rank: its actions, its idle times, and what it holds. */
+class Rank {
+  constructor(data, snap) {
+    this.stages = data.stages;
+    this.namesStage = data.namesStage;
+    this.kinds = data.actions.map((action) => action[1]);
+    this.parts = data.actions; // [stage, kind, microbatch, start, end]
+    this.actions = new Stretches(data.actions.map((a) => snap(a[3])), data.actions.map((a) => snap(a[4])));
+    this.idleParts = data.idle; // [start, end, cause, stage, kind, microbatch and rank of what is awaited]
+    this.idle = new Stretches(data.idle.map((i) => snap(i[0])), data.idle.map((i) => snap(i[1])));
+    this.holdParts = data.holds; // [stage, microbatch, start, end or null]
+    this.holds = new Stretches(
+      data.holds.map((hold) => snap(hold[2])),
+      data.holds.map((hold) => (hold[3] === null ? Infinity : snap(hold[3]))),
+    );
+    this.held = countSteps(this.holds);
+    this.memory = data.memory && new Steps(data.memory.map(([time, ...level]) => [snap(time), ...level]));
+    this.busy = sumsByKind(this);
+  }
+
+  name(index) {
+    const [stage, kind, microbatch] = this.parts[index];
+    return `${stage}${kind}${microbatch}`;
+  }
+
+  chunkOf(index) {
+    return this.stages.indexOf(this.parts[index][0]);
+  }
+
+  isSend(index) {
+    return this.kinds[index].startsWith("SEND");
+  }
+
+  /** Returns the next action that takes time of its own; a RECV is done when it is reached. */
+  nextAfter(time) {
+    let next = countUpTo(this.actions.starts, time);
+    while (next < this.actions.size && this.kinds[next].startsWith("RECV")) next += 1;
+    return next;
+  }
+}
+
+/** A number that changes now and then: [time, value from then on, perhaps as text], ascending. */
+class Steps {
+  constructor(steps) {
+    this.times = Float64Array.from(steps, (step) => step[0]);
+    this.values = Float64Array.from(steps, (step) => step[1]);
+    this.texts = steps.map((step) => step[2]);
+    this.most = steps.reduce((most, step) => Math.max(most, step[1]), 0);
+  }
+
+  textAt(time) {
+    return this.texts[countUpTo(this.times, time) - 1];
+  }
+}
+
+/** Returns how many stretches overlap, over time. */
+function countSteps(stretches) {
+  const starts = stretches.starts;
+  const ends = stretches.ends.slice().sort();
+  const times = [...new Set([...starts, ...ends])].filter(Number.isFinite).sort((a, b) => a - b);
+  return new Steps(times.map((time) => [time, countUpTo(starts, time) - countUpTo(ends, time)]));
+}
+
+/** Returns, by kind, the time that a rank spent on it before each of its actions. */
+function sumsByKind(rank) {
+  const sums = new Map();
+  for (const kind of new Set(rank.kinds)) {
+    const sum = new Float64Array(rank.actions.size + 1);
+    for (let i = 0; i < rank.actions.size; i += 1) {
+      sum[i + 1] = sum[i] + (rank.kinds[i] === kind ? rank.actions.ends[i] - rank.actions.starts[i] : 0);
+    }
+    sums.set(kind, sum);
+  }
+  return sums;
+}
+
+/** One timeline. */
+class Timeline {
+  constructor(data, snap) {
+    this.name = data.name;
+    this.memoryUnit = data.memoryUnit;
+    this.ranks = data.ranks.map((rank) => new Rank(rank, snap));
+    this.messageParts = data.messages; // [value, used by, source, destination, sent, arrived]
+    this.messages = new Stretches(data.messages.map((m) => snap(m[4])), data.messages.map((m) => snap(m[5])));
+    this.criticalPath = data.criticalPath; // [rank, index of the action]
+    this.places = new Map();
+    this.ranks.forEach((rank, r) => rank.parts.forEach((_, i) => this.places.set(rank.name(i), [r, i])));
+  }
+
+  /** Returns what each rank does, awaits and holds at a time, and which messages are under way. */
+  at(time) {
+    return { ranks: this.ranks.map((rank) => this.rankAt(rank, time)), messages: this.messages.at(time) };
+  }
+
+  rankAt(rank, time) {
+    const idle = rank.idle.lastAt(time);
+    return {
+      action: rank.actions.lastAt(time),
+      idle,
+      next: rank.nextAfter(time),
+      howFar: idle < 0 ? null : this.howFar(rank.idleParts[idle], time),
+      holds: rank.holds.at(time),
+      memory: rank.memory && rank.memory.textAt(time),
+    };
+  }
+
+  /** Returns where and when what an idle rank waits for runs, as [rank, index], if it is on the chart. */
+  awaited(idle) {
+    return this.places.get(`${idle[3]}${idle[4]}${idle[5]}`) || null;
+  }
+
+  /** Returns how far what a rank waits for has come. */
+  howFar(idle, time) {
+    const place = this.awaited(idle);
+    if (!place) return null;
+    const { starts, ends } = this.ranks[place[0]].actions;
+    if (time < starts[place[1]]) return "ahead";
+    return time < ends[place[1]] ? "running" : "done";
+  }
+}
+
+/** Returns every time at which something starts or ends, ascending, once; what differs by rounding only is one. */
+function eventsOf(data) {
+  const times = [0, data.duration];
+  for (const panel of data.panels) {
+    for (const rank of panel.ranks) for (const action of rank.actions) times.push(action[3], action[4]);
+    for (const message of panel.messages) times.push(message[4], message[5]);
+  }
+  const sorted = Float64Array.from(times).sort();
+  const tolerance = data.duration * 1e-9;
+  const events = [];
+  let first = -Infinity;
+  for (const time of sorted) {
+    if (time - first > tolerance) {
+      events.push(time);
+      first = time;
+    } else {
+      events[events.length - 1] = time;
+    }
+  }
+  return Float64Array.from(events);
+}
+
+/** Returns a function that moves a time to the event that it is, but for rounding. */
+function snapTo(events, duration) {
+  const tolerance = duration * 1e-9;
+  return (time) => {
+    const event = events[countUpTo(events, time + tolerance) - 1];
+    return event > time - tolerance ? event : time;
+  };
+}

@@ -1,0 +1,91 @@
+"""Text in a picture: how wide it is, in any common font, where its lines break, and which characters XML allows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import escape
+from unicodedata import combining
+
+__all__ = ["escaped", "number", "text_width", "wrapped"]
+
+# Widths in units of the font size, by the widest of the sans-serif fonts that browsers fall back on (DejaVu Sans).
+_WIDTHS = {
+    **dict.fromkeys("ijl'|", 0.34),
+    **dict.fromkeys(" .,:;fIJt/\\", 0.4),
+    **dict.fromkeys("r()[]-!", 0.46),
+    **dict.fromkeys("szc?_", 0.56),
+    **dict.fromkeys("FLvxyk*", 0.6),
+    **dict.fromkeys("0123456789abdeghnopquETPY$", 0.64),
+    **dict.fromkeys("ABCKRSVXZ", 0.7),
+    **dict.fromkeys("DGHNOQUw&+<=>~#", 0.84),
+    **dict.fromkeys("mMW%@", 1.0),
+}
+_REFUSED_BY_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def text_width(text: str, size: float) -> float:
+    """Return an upper estimate of the width of a text, in the unit of the size of its letters.
+
+    Examples
+    --------
+    >>> round(text_width("F3", 10), 2)
+    12.4
+    """
+    return size * sum(map(_width, text))
+
+
+def _width(character: str) -> float:
+    if combining(character):
+        return 0.0
+    return _WIDTHS.get(character, 1.0)
+
+
+def wrapped(text: str, size: float, room: float) -> list[str]:
+    """Break a text into lines, between words where that is possible.
+
+    Examples
+    --------
+    >>> wrapped("a makespan of 33 units", 10, 90)
+    ['a makespan of', '33 units']
+    """
+    lines = [""]
+    for word in _words(text, size, room):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if text_width(longer, size) <= room:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
+
+
+def _words(text: str, size: float, room: float) -> Iterator[str]:
+    """Yield the words of a text; those that are wider than a line in pieces."""
+    most = max(1, int(room / size))  # no character is wider than the size of its font
+    for word in text.split():
+        while text_width(word, size) > room and len(word) > most:
+            yield word[:most]
+            word = word[most:]
+        yield word
+
+
+def escaped(text: str) -> str:
+    """Return a text as it may stand in XML; what no XML file can hold becomes U+FFFD, which stands for such.
+
+    Examples
+    --------
+    >>> escaped('<a & "b">')
+    '&lt;a &amp; &quot;b&quot;&gt;'
+    """
+    return escape(_REFUSED_BY_XML.sub("\ufffd", text))
+
+
+def number(value: float) -> str:
+    """Write a coordinate with as few digits as a hundredth of a pixel needs.
+
+    Examples
+    --------
+    >>> number(3.0), number(12.345678)
+    ('3', '12.35')
+    """
+    return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,160 @@
+"""Colours and letters of the kinds of action, the same in every drawing.
+
+The hues follow Okabe and Ito 2008, "Color Universal Design"; their lightness was moved apart, so that the kinds also
+differ where no hue is seen: on grey paper, and with any common colour blindness (``tests/render/test_palette.py``
+simulates them after Machado, Oliveira and Fernandes 2009). No drawing relies on colour alone.
+"""
+
+from __future__ import annotations
+
+from colorsys import hsv_to_rgb, rgb_to_hsv
+from types import MappingProxyType
+from typing import NamedTuple
+
+from minipipe.schedules.action import ActionKind
+from minipipe.schedules.span import IdleCause
+
+__all__ = ["DARK", "FILL", "HATCH", "LIGHT", "Fill", "Theme", "shade"]
+
+_BLACK, _WHITE = "#000000", "#ffffff"
+
+
+class Fill(NamedTuple):
+    """How a kind of action is filled, as CSS colours: on a light ground and on a dark one, with its text.
+
+    A rank's first chunk has these; :func:`shade` gives those of the others.
+    """
+
+    light: str
+    light_text: str
+    dark: str
+    dark_text: str
+
+
+class Theme(NamedTuple):
+    """The colours of a drawing besides those of its actions, on a light ground or on a dark one.
+
+    Attributes
+    ----------
+    ground, ink, muted : str
+        The paper; text; and text that stands back.
+    grid : str
+        Lines that mark times.
+    slot, hatch : str
+        The ground and the lines of idle slots.
+    memory, memory_edge : str
+        What is held: the area, and the line above it.
+    message, gradient : str
+        The arrows of activations and of gradients.
+    """
+
+    ground: str
+    ink: str
+    muted: str
+    grid: str
+    slot: str
+    hatch: str
+    memory: str
+    memory_edge: str
+    message: str
+    gradient: str
+
+
+LIGHT = Theme(
+    ground="#ffffff",
+    ink="#1b1f24",
+    muted="#57606a",
+    grid="#e3e7eb",
+    slot="#f6f7f9",
+    hatch="#bac1ca",
+    memory="#d5dae1",
+    memory_edge="#7d8793",
+    message="#0a5f94",
+    gradient="#8a2176",
+)
+DARK = Theme(
+    ground="#0f1318",
+    ink="#e7ebf0",
+    muted="#9aa5b1",
+    grid="#272e37",
+    slot="#161b22",
+    hatch="#4b5563",
+    memory="#333c48",
+    memory_edge="#8a95a3",
+    message="#a6dcf9",
+    gradient="#eea3de",
+)
+
+
+def _fill(colour: str) -> Fill:
+    ink = _text_on(colour)
+    return Fill(colour, ink, colour, ink)
+
+
+def _text_on(colour: str) -> str:
+    """Return black or white, whichever stands out more: one of the two always reaches 4.58, the root of 21."""
+    return max((_BLACK, _WHITE), key=lambda ink: _contrast(ink, colour))
+
+
+def _contrast(first: str, second: str) -> float:
+    """Return the contrast of two colours, from 1 to 21, as the Web Content Accessibility Guidelines 2.1 define it."""
+    darker, lighter = sorted(map(_luminance, (first, second)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in _channels(colour)]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+def _channels(colour: str) -> tuple[float, float, float]:
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return red, green, blue
+
+
+def shade(fill: Fill, chunk: int) -> Fill:
+    """Return the fill of a rank's chunk: the same hue, the darker the later the chunk.
+
+    Parameters
+    ----------
+    fill : Fill
+        One of ``FILL``.
+    chunk : int
+        Which of its rank's stages, from 0.
+
+    Examples
+    --------
+    >>> shade(FILL[ActionKind.FORWARD], 0) == FILL[ActionKind.FORWARD]
+    True
+    >>> shade(FILL[ActionKind.FORWARD], 1).light
+    '#62a1c2'
+    """
+    if not chunk:
+        return fill
+    hue, saturation, value = rgb_to_hsv(*_channels(fill.light))
+    depth = 0.6**chunk  # each step is smaller than the last, so that no number of chunks ends in black
+    red, green, blue = hsv_to_rgb(hue, saturation + (1 - saturation) * 0.6 * (1 - depth), value * (0.45 + 0.55 * depth))
+    return _fill(f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}")
+
+
+_SEND = _fill("#8a8f98")
+FILL = MappingProxyType(
+    {
+        ActionKind.FORWARD: _fill("#a6dcf9"),
+        ActionKind.BACKWARD: _fill("#cf78b9"),
+        ActionKind.BACKWARD_INPUT: _fill("#f0ab35"),
+        ActionKind.BACKWARD_WEIGHT: _fill("#12805c"),
+        ActionKind.SEND_F: _SEND,
+        ActionKind.SEND_B: _SEND,
+    }
+)
+# How idle time is hatched, by cause: the angle of the lines in degrees, and the space between them in pixels.
+HATCH = MappingProxyType(
+    {
+        IdleCause.WARM_UP: (45, 6),
+        IdleCause.WAITING: (0, 4),
+        IdleCause.SENDING: (90, 4),
+        IdleCause.DRAIN: (-45, 6),
+        IdleCause.OVERHEAD: (0, 9),
+    }
+)

@@ -1,0 +1,77 @@
+"""What a drawing shows: one timeline, or several above each other on one axis of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from minipipe.schedules.costs import Costs
+from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.simulator import simulate
+from minipipe.schedules.timeline import Timeline
+
+__all__ = ["Panel", "panels_of"]
+
+
+class Panel:
+    """One timeline, with what every drawing asks of it.
+
+    Parameters
+    ----------
+    timeline : Timeline
+
+    Attributes
+    ----------
+    stages : tuple of tuple of int
+        The stages that each rank holds, ascending: its chunks.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.stages = tuple(tuple(sorted({span.action.stage for span in row})) for row in timeline.spans)
+
+    def chunk_of(self, rank: int, stage: int) -> int:
+        """Return which of its rank's chunks a stage is, from 0."""
+        return self._chunks[rank][stage]
+
+    def names_stage(self, rank: int) -> bool:
+        """Tell whether labels must name the stage, because the rank holds several."""
+        return len(self.stages[rank]) > 1
+
+    @property
+    def tells_memory(self) -> bool:
+        """Whether memory is known and says more than the number of activations does: not where each takes 1 unit."""
+        memory, counted = self.timeline.memory, self.timeline.held_activations
+        return memory is not None and (self.timeline.memory_unit == "bytes" or memory != counted)
+
+    @property
+    def has_late_receipts(self) -> bool:
+        """Whether a measured message was taken by a rank that came late: it took less time than its arrow says."""
+        return any(not message.was_awaited for message in self.timeline.measured_messages)
+
+    @cached_property
+    def _chunks(self) -> list[dict[int, int]]:
+        return [{stage: chunk for chunk, stage in enumerate(stages)} for stages in self.stages]
+
+
+def panels_of(drawn: Sequence[Schedule | Timeline]) -> tuple[Panel, ...]:
+    """Return a panel for each schedule (F, I and W one unit each) or timeline.
+
+    Raises
+    ------
+    TypeError
+        For anything else.
+    ValueError
+        When there is nothing to draw, or units differ, so that no axis fits all.
+    """
+    if not drawn:
+        raise ValueError("There is nothing to draw; expected a Schedule or a Timeline.")
+    for item in drawn:
+        if not isinstance(item, Schedule | Timeline):
+            raise TypeError(f"{item!r:.60} is neither a Schedule nor a Timeline, so it cannot be drawn.")
+    timelines = [item if isinstance(item, Timeline) else simulate(item, Costs()) for item in drawn]
+    units = sorted({timeline.unit for timeline in timelines})
+    if len(units) > 1:
+        message = f"These timelines are in {' and in '.join(units)}, so one axis cannot show them together."
+        raise ValueError(f"{message} Give the predicted one Costs(unit='s') with times in seconds.")
+    return tuple(map(Panel, timelines))

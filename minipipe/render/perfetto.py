@@ -1,0 +1,219 @@
+"""A timeline for ui.perfetto.dev and chrome://tracing: zoom in, click an action, follow a message, search, query.
+
+The format is Chrome's Trace Event Format, a list of events in JSON:
+
+====  ==================================================================================================
+"ph"  here
+====  ==================================================================================================
+M     a name: of a process (a timeline), or of a thread (a rank, or the idle time of a rank)
+X     a slice: an action or an idle time, from ``ts`` on, ``dur`` long, in microseconds
+s, f  a message: its arrow starts inside the slice that makes the value and ends at the slice that uses it
+C     a counter: what a rank holds, from now on
+====  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from minipipe.render.panel import Panel, panels_of
+from minipipe.render.words import KIND_NAMES, describe_idle, describe_message, format_time, origin, short_label
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.message import Message
+from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.span import Span
+from minipipe.schedules.timeline import Timeline
+
+__all__ = ["perfetto_trace"]
+
+Event = dict[str, Any]
+
+# Eighths of a microsecond: numbers that a float, and a float times 1000, hold exactly. Viewers count in nanoseconds
+# and drop a slice that overlaps the one before; so neighbours must touch exactly, after any rounding of theirs.
+_STEPS = 8
+_MICROSECONDS = {"s": 1e6}  # of one unit of time; schedules have units of their own, shown as a millisecond each
+_LONGEST = 2**53  # steps: beyond, floats no longer hold them all
+# The names of chrome://tracing's fixed colours that come nearest to palette.py. Perfetto chooses its own, by name.
+_COLOURS = {
+    ActionKind.FORWARD: "thread_state_runnable",  # blue
+    ActionKind.BACKWARD: "thread_state_uninterruptible",  # pink
+    ActionKind.BACKWARD_INPUT: "thread_state_iowait",  # orange
+    ActionKind.BACKWARD_WEIGHT: "thread_state_running",  # green
+    ActionKind.SEND_F: "generic_work",  # grey
+    ActionKind.SEND_B: "generic_work",
+}
+_IDLE_COLOUR = "thread_state_sleeping"  # nearly white
+
+
+def perfetto_trace(*drawn: Schedule | Timeline) -> str:
+    """Write schedules (F, I and W one unit each) or timelines as a trace for ui.perfetto.dev or chrome://tracing.
+
+    Each is a process, each of its ranks a thread with its actions, and below it one with its idle time and the
+    causes. Arrows are messages, curves what a rank holds. All begin at 0, so that they can be compared.
+
+    Parameters
+    ----------
+    *drawn : Schedule or Timeline
+        All in the same unit of time.
+
+    Returns
+    -------
+    str
+        JSON. Times are in microseconds, rounded to an eighth; a unit of a schedule is shown as one millisecond. What
+        is so short that nothing of it is left has no arrow.
+
+    Raises
+    ------
+    TypeError
+        For anything but schedules and timelines.
+    ValueError
+        When there is nothing to draw, when units differ, or when a timeline is longer than a trace can be: 35 years.
+
+    References
+    ----------
+    The Chromium authors, "Trace Event Format", 2016.
+
+    Examples
+    --------
+    >>> import json
+    >>> from minipipe import schedules
+    >>> trace = json.loads(perfetto_trace(schedules.gpipe(2, 2)))
+    >>> next(f"{e['name']} at {e['ts']:g} us" for e in trace["traceEvents"] if e.get("cat") == "B")
+    'B0 at 5000 us'
+    """
+    numbers = count(1)  # of processes, threads and messages alike: nothing shares a number, whatever a viewer joins by
+    processes = [_Process(panel, numbers) for panel in panels_of(drawn)]
+    events = [json.dumps(event, allow_nan=False) for process in processes for event in process.events()]
+    about = json.dumps({"writer": "minipipe", "timelines": [process.summary() for process in processes]})
+    lines = ",\n".join(events)
+    return f'{{"displayTimeUnit": "ms",\n"otherData": {about},\n"traceEvents": [\n{lines}\n]}}\n'
+
+
+class _Process:
+    """The events of one timeline."""
+
+    def __init__(self, panel: Panel, numbers: Iterator[int]) -> None:
+        self.panel = panel
+        self.timeline = timeline = panel.timeline
+        self.critical = {span.action for _, span in timeline.critical_path}
+        self.numbers = numbers
+        self.scale = _STEPS * _MICROSECONDS.get(timeline.unit, 1e3)
+        if not timeline.makespan * self.scale < _LONGEST:
+            length = f"{timeline.name} takes {timeline.makespan:.3g} {timeline.unit}"
+            raise ValueError(f"{length}, and a trace holds at most {_LONGEST / self.scale:.3g}; choose another unit.")
+        self.process = next(numbers)
+        self.threads = [(next(numbers), next(numbers)) for _ in timeline.spans]  # by rank: actions, idle time
+
+    def summary(self) -> Event:
+        timeline = self.timeline
+        return {
+            "name": timeline.name,
+            "origin": origin(timeline),
+            "makespan": timeline.makespan,
+            "unit": timeline.unit,
+            "one_unit_in_microseconds": self.scale / _STEPS,
+            "bubble_fraction": timeline.bubble_fraction,
+            "note": timeline.note,
+        }
+
+    def events(self) -> Iterator[Event]:
+        yield from self.names()
+        for rank in range(self.timeline.num_ranks):
+            yield from self.actions(rank)
+            yield from self.idle(rank)
+            yield from self.held(rank)
+        yield from self.messages()
+
+    # -- the five kinds of events -------------------------------------------------------------------------
+
+    def names(self) -> Iterator[Event]:
+        timeline, process = self.timeline, self.process
+        yield self.named("process_name", process, name=f"{timeline.name}, {origin(timeline)}")
+        makespan, bubble = format_time(timeline.makespan, timeline.unit), f"{100 * timeline.bubble_fraction:.1f} %"
+        yield self.named("process_labels", process, labels=f"makespan {makespan},bubble {bubble}")
+        yield self.named("process_sort_index", process, sort_index=self.process)
+        for rank, threads in enumerate(self.threads):
+            for thread, name in zip(threads, (f"rank {rank}", f"rank {rank}, idle")):
+                yield self.named("thread_name", thread, name=name)
+                yield self.named("thread_sort_index", thread, sort_index=thread)
+
+    def actions(self, rank: int) -> Iterator[Event]:
+        thread, names_stage = self.threads[rank][0], self.panel.names_stage(rank)
+        for index, (action, start, end) in enumerate(self.timeline.spans[rank]):
+            if end > start or not action.kind.is_communication:
+                name, colour = short_label(action, names_stage), _COLOURS.get(action.kind, "generic_work")
+                about = self.about(rank, index)
+                yield self.slice_of(name, action.kind.value, colour, thread, start, end, about)
+
+    def about(self, rank: int, index: int) -> Event:
+        """Return what a viewer shows when one clicks an action."""
+        timeline, action = self.timeline, self.timeline.spans[rank][index].action
+        about = {
+            "stage": action.stage,
+            "microbatch": action.microbatch,
+            "kind": KIND_NAMES[action.kind],
+            "held activations after it": timeline.held_activations[rank][index],
+            "on the critical path": action in self.critical,
+        }
+        if timeline.memory:
+            about[f"held {timeline.memory_unit} after it"] = timeline.memory[rank][index]
+        return about
+
+    def idle(self, rank: int) -> Iterator[Event]:
+        for idle in self.timeline.idle[rank]:
+            if self.steps(idle.end) > self.steps(idle.start):
+                thread, about = self.threads[rank][1], {"why": describe_idle(idle)}
+                yield self.slice_of(idle.cause.value, "idle", _IDLE_COLOUR, thread, idle.start, idle.end, about)
+
+    def held(self, rank: int) -> Iterator[Event]:
+        timeline = self.timeline
+        held = timeline.memory[rank] if timeline.memory else timeline.held_activations[rank]
+        name, series = ("memory", timeline.memory_unit) if timeline.memory else ("held", "activations")
+        values: dict[float, float] = {0.0: 0}
+        values.update((self.time(span.end), value) for span, value in zip(timeline.spans[rank], held))
+        for time, value in values.items():
+            yield self.event("C", f"rank {rank} {name}", self.threads[rank][0], ts=time, args={series: value})
+
+    def messages(self) -> Iterator[Event]:
+        spans = {span.action: span for row in self.timeline.spans for span in row}
+        for message in self.timeline.messages:
+            yield from self.message(message, spans)
+
+    def message(self, message: Message, spans: dict[Action, Span]) -> Iterator[Event]:
+        """Draw an arrow from where the slice that makes a value ends to where the one that uses it starts.
+
+        Half a step inside of each: at the very edge a viewer may take it for the slice next to it.
+        """
+        made, used = spans[message.value], spans[message.used_by]
+        ends = self.steps(used.start)
+        starts = min(self.steps(made.end), ends)  # measured clocks may differ: no arrow points back in time
+        if starts <= self.steps(made.start) or ends == self.steps(used.end):
+            return  # nothing is left of one of the two that an arrow could hold on to
+        own = {"cat": "message", "id": next(self.numbers)}
+        name, about = describe_message(message), {} if message.size is None else {"size": message.size}
+        source, destination = self.threads[message.source][0], self.threads[message.destination][0]
+        yield self.event("s", name, source, ts=(starts - 0.5) / _STEPS, **own, args=about)
+        # The binding point says which slice: "e", the one that encloses the arrow's end, not the next one.
+        yield self.event("f", name, destination, ts=(ends + 0.5) / _STEPS, **own, bp="e")
+
+    # -- how an event is written --------------------------------------------------------------------------
+
+    def slice_of(self, name: str, kind: str, colour: str, thread: int, start: float, end: float, about: Event) -> Event:
+        length = (self.steps(end) - self.steps(start)) / _STEPS
+        return self.event("X", name, thread, ts=self.time(start), dur=length, cat=kind, cname=colour, args=about)
+
+    def named(self, what: str, thread: int, **names: str | int) -> Event:
+        return self.event("M", what, thread, args=names)
+
+    def event(self, phase: str, name: str, thread: int, **rest: Any) -> Event:
+        return {"ph": phase, "name": name, "pid": self.process, "tid": thread, **rest}
+
+    def time(self, time: float) -> float:
+        """Return microseconds since the timeline's start."""
+        return self.steps(time) / _STEPS
+
+    def steps(self, time: float) -> int:
+        return round((time - self.timeline.start) * self.scale)

@@ -1,0 +1,83 @@
+"""The strip under a rank: what it holds, over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minipipe.render.axis import Axis
+from minipipe.render.lettering import number
+from minipipe.render.words import format_memory
+from minipipe.schedules.timeline import Timeline
+
+__all__ = ["Holding", "holding_of", "strip_path"]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What the ranks of a timeline hold.
+
+    Attributes
+    ----------
+    values : tuple of tuple of float
+        ``values[rank][i]`` is what the rank holds after its span ``i``. Where nothing is kept for a backward, it is
+        what it holds while that span runs.
+    is_memory : bool
+        Whether these are bytes. Otherwise they are (stage, microbatch) pairs, counted.
+    is_kept : bool
+        Whether it outlasts the spans.
+    """
+
+    values: tuple[tuple[float, ...], ...]
+    is_memory: bool
+    is_kept: bool
+
+    @property
+    def unit(self) -> str:
+        """``"bytes"``, or ``"activations"`` where pairs of stage and microbatch are counted."""
+        return "bytes" if self.is_memory else "activations"
+
+    def peak(self, rank: int) -> float:
+        """Return the most that a rank holds."""
+        return max((0.0, *self.values[rank]))
+
+    def peak_label(self, rank: int) -> str:
+        """Return what is written beside the strip of a rank."""
+        return f"peak {format_memory(self.peak(rank), self.unit)}"
+
+
+def holding_of(timeline: Timeline) -> Holding:
+    """Return the bytes that the ranks hold, where they are known, and otherwise their held activations.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> holding_of(simulate(schedules.one_f_one_b(2, 3))).values
+    ((1, 2, 1, 2, 1, 0), (1, 0, 1, 0, 1, 0))
+    """
+    is_kept = not timeline.is_forward_only
+    if timeline.memory is not None and timeline.memory_unit != "units":
+        return Holding(timeline.memory, True, is_kept)
+    return Holding(timeline.held_activations, False, is_kept)
+
+
+def strip_path(timeline: Timeline, holding: Holding, rank: int, axis: Axis, height: float, most: float) -> str:
+    """Return the outline of what a rank holds, as path data: ``height`` pixels for ``most``, 0 at the lower edge.
+
+    What F adds is there from its start, what a backward gives back until its end.
+    """
+    if not most:
+        return ""
+    heights: dict[str, str] = {}  # by x: where two changes meet, only the later one is seen
+    held = 0.0
+    for (_, start, end), after in zip(timeline.spans[rank], holding.values[rank]):
+        during = max(held, after) if holding.is_kept else after
+        held = after if holding.is_kept else 0.0
+        for time, level in ((start, during), (end, held)):
+            heights[number(axis.x(time - timeline.start))] = number(height * (1 - level / most))
+    bottom = drawn = number(height)
+    path = []
+    for x, y in heights.items():
+        if y != drawn:
+            path.append(f"H{x}V{y}")
+        drawn = y
+    return f"M{number(axis.left)} {bottom}{''.join(path)}V{bottom}" if path else ""

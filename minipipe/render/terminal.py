@@ -1,0 +1,98 @@
+"""Colours of a terminal, and whether it has any."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TextIO
+
+from minipipe.schedules.action import ActionKind
+
+__all__ = ["ALARM", "IDLE", "SHADES", "ground", "has_colour", "luminance", "paint"]
+
+_GREYS = (247, 243, 240, 237)
+# The hues of palette.py, as nearly as the 256 colours of terminals have them: a rank's first chunk, and each further
+# one a shade darker. Ground and text are both set, so they read on dark and on light terminals alike.
+SHADES = MappingProxyType(
+    {
+        ActionKind.FORWARD: (117, 74, 31, 24),
+        ActionKind.BACKWARD: (218, 175, 132, 89),
+        ActionKind.BACKWARD_INPUT: (220, 208, 166, 94),
+        ActionKind.BACKWARD_WEIGHT: (85, 36, 29, 22),
+        ActionKind.SEND_F: _GREYS,
+        ActionKind.RECV_F: _GREYS,
+        ActionKind.SEND_B: _GREYS,
+        ActionKind.RECV_B: _GREYS,
+    }
+)
+IDLE = "38;5;244"  # a grey that shows on black and on white
+ALARM = "1;38;5;160"  # a red that does
+
+
+def has_colour(stream: TextIO | None = None, environment: Mapping[str, str] | None = None) -> bool:
+    """Tell whether what is written there may be coloured.
+
+    Parameters
+    ----------
+    stream : TextIO, optional
+        By default standard output.
+    environment : mapping, optional
+        By default the process' own. What is asked there, in this order: ``NO_COLOR`` (anything: no), ``FORCE_COLOR``
+        (anything but 0: yes), ``TERM`` (``dumb``: no). Then: whether the stream is a terminal.
+
+    References
+    ----------
+    https://no-color.org and https://force-color.org.
+
+    Examples
+    --------
+    >>> has_colour(environment={"FORCE_COLOR": "1"}), has_colour(environment={"FORCE_COLOR": "1", "NO_COLOR": "1"})
+    (True, False)
+    """
+    asked = os.environ if environment is None else environment
+    stream = sys.stdout if stream is None else stream
+    if asked.get("NO_COLOR"):
+        return False
+    if asked.get("FORCE_COLOR"):
+        return asked["FORCE_COLOR"] != "0"
+    return asked.get("TERM") != "dumb" and stream.isatty()
+
+
+def paint(text: str, code: str) -> str:
+    """Return a text with a colour, and the terminal's own colours after it.
+
+    Examples
+    --------
+    >>> paint("F0", ground(ActionKind.FORWARD, chunk=0))
+    '\\x1b[38;5;16;48;5;117mF0\\x1b[0m'
+    """
+    return f"\x1b[{code}m{text}\x1b[0m" if code else text
+
+
+def ground(kind: ActionKind, chunk: int, is_label: bool = True) -> str:
+    """Return the colours of an action: its ground, and on it black or white, whichever reads better.
+
+    What only fills the rest of its cells after the label has the colour of its ground.
+    """
+    shades = SHADES[kind]
+    shade = shades[min(chunk, len(shades) - 1)]
+    text = shade if not is_label else 16 if luminance(shade) > 0.18 else 231
+    return f"38;5;{text};48;5;{shade}"
+
+
+def luminance(colour: int) -> float:
+    """Return the relative luminance of one of the colours 16 to 255, from 0 (black) to 1 (white).
+
+    References
+    ----------
+    Web Content Accessibility Guidelines 2.1, "relative luminance"; black reads better on what is above 0.18.
+    """
+    if colour >= 232:
+        channels = [8 + 10 * (colour - 232)] * 3
+    else:
+        steps = (0, 95, 135, 175, 215, 255)
+        channels = [steps[(colour - 16) // weight % 6] for weight in (36, 6, 1)]
+    linear = [((c / 255 + 0.055) / 1.055) ** 2.4 if c > 10 else c / 255 / 12.92 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

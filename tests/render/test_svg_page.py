@@ -1,0 +1,132 @@
+"""What stands in and around the boxes of an SVG: labels, legend, and a file that is whole in itself."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minipipe import ActionKind, schedules, simulate
+from minipipe.render import draw_svg, palette
+from minipipe.render.lettering import text_width
+from minipipe.render.words import KIND_NAMES, caption
+from tests.render.picture import CAUSES, NAMESPACE, Picture, timelines
+
+# -- labels -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(timelines(), st.sampled_from([300, 700, 960]))
+def test_labels_fit_their_boxes_and_name_their_actions(timeline, width):
+    picture = Picture(draw_svg(timeline, width=width))
+    boxes = [box for lane in picture.lanes for box in lane.boxes]
+    for words, size, x, y, is_turned in picture.labels():
+        box = next(box for box in boxes if box.left <= x <= box.right and box.top <= y <= box.bottom)
+        room, thickness = box.right - box.left, box.bottom - box.top
+        if is_turned:
+            room, thickness = thickness, room
+        assert text_width(words, size) <= room and size <= thickness
+        assert words in (box.action, box.action.lstrip("0123456789"), re.split("[A-Z]", box.action)[-1])
+
+
+def test_labels_say_the_stage_only_where_a_rank_holds_several():
+    one, several = (
+        {words for words, *_ in Picture(draw_svg(schedule)).labels()}
+        for schedule in (schedules.one_f_one_b(2, 2), schedules.interleaved_1f1b(2, 2, 2))
+    )
+    assert one == {"F0", "F1", "B0", "B1"}
+    assert several == {f"{stage}{kind}{k}" for stage in range(4) for kind in "FB" for k in range(2)}
+
+
+def test_labels_are_shortened_then_turned_then_left_out():
+    def found(width):
+        return {words for words, *_ in Picture(draw_svg(schedules.one_f_one_b(4, 8), width=width)).labels()}
+
+    numbers, backwards = {str(k) for k in range(8)}, {f"B{k}" for k in range(8)}
+    assert found(960) == {f"F{k}" for k in range(8)} | backwards
+    assert found(400) == numbers | backwards
+    assert found(240) == set()
+    turned = Picture(draw_svg(schedules.zb_v(4, 16)))
+    assert {is_turned for *_, is_turned in turned.labels()} == {True}
+    assert not list(Picture(draw_svg(schedules.one_f_one_b(16, 64))).labels())
+
+
+def test_boxes_of_one_width_say_equally_much_whatever_their_letter():
+    labels = {words for words, *_ in Picture(draw_svg(schedules.zb_v(4, 12))).labels()}
+    assert {words[0] for words in labels} == {"F", "I", "W"}  # no stage for any, though 0I7 is narrow
+
+
+# -- what stands around it ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(timelines())
+def test_the_legend_names_only_what_occurs(timeline):
+    picture = Picture(draw_svg(timeline, messages=True))
+    parts = [part for lane in picture.lanes for part in (*lane.boxes, *lane.bands, *lane.idle)]
+    names = {name for part in parts for name in part.classes}
+    kinds = [f"{kind} {KIND_NAMES[kind]}" for kind in ActionKind if any(re.fullmatch(f"{kind}\\d*", n) for n in names)]
+    assert [words for words in picture.legend if words[:2] in ("F ", "B ", "I ", "W ")] == kinds
+    causes = [f"idle, {cause}" for cause in CAUSES if cause in names]
+    assert [words for words in picture.legend if words.startswith("idle")] == causes
+    assert ("bands" in " ".join(picture.legend)) == any(lane.bands for lane in picture.lanes)
+    assert ("darker: a later stage of the same rank" in picture.legend) == any(
+        re.match("[FBIW][1-9]", n) for n in names
+    )
+
+
+@settings(max_examples=30)
+@given(st.text(max_size=60), st.text(max_size=60))
+def test_any_name_and_note_give_valid_xml_and_leave_what_is_drawn_alone(name, note):
+    timeline = simulate(schedules.gpipe(2, 2))
+    svg = draw_svg(replace(timeline, name=name, note=note))
+    assert len(Picture(svg).lanes) == 2
+    assert Picture(svg).lanes[0].boxes[0].what == "0F0: forward of microbatch 0 on stage 0, 0 to 1 units"
+
+
+def test_markup_in_a_name_is_text():
+    picture = Picture(draw_svg(replace(simulate(schedules.gpipe(2, 2)), name='<script>"&')))
+    assert picture.root.find(".//script") is None
+    assert any(words.startswith('<script>"&, predicted') for words, _ in picture.texts)
+    assert picture.root.findtext("title") == 'Timeline of <script>"&'
+
+
+@pytest.mark.parametrize("messages", [False, True])
+def test_the_file_needs_nothing_from_outside(messages):
+    svg = draw_svg(schedules.interleaved_1f1b(2, 4), messages=messages).replace(NAMESPACE, "")
+    for word in ("http", "href", "<script", "@import", "@font-face", "<image", "<foreignObject", "data:"):
+        assert word not in svg
+    own = re.search(' id="([^"]+)"', svg)[1]
+    assert {place for place in re.findall(r"url\(([^)]*)\)", svg) if not place.startswith(f"#{own}-")} == set()
+    assert not re.search(r"\son\w+=", svg)
+
+
+def test_every_box_has_a_colour_on_light_and_on_dark_and_rules_name_their_own_drawing():
+    svg = draw_svg(schedules.build("dualpipe-v", 2, 4))
+    own, style = re.search(' id="([^"]+)"', svg)[1], re.search("<style>(.*)</style>", svg)[1]
+    light, _, dark = style.partition("@media screen and (prefers-color-scheme:dark){")
+    for name in set(re.findall(r'class="box (?:thin )?([A-Z]\d?)"', svg)):
+        kind, chunk = ActionKind(name[0]), int(name[1:] or 0)
+        fill = palette.shade(palette.FILL[kind], chunk)
+        for rules, colour, text in ((light, fill.light, fill.light_text), (dark, fill.dark, fill.dark_text)):
+            assert f"#{own} .{name}{{fill:{colour}}}" in rules and f"#{own} .on-{name}{{fill:{text}}}" in rules
+    selectors = re.findall(r"([^{}]+)\{", light + dark.removesuffix("}"))
+    assert all(part.startswith(f"#{own}") for selector in selectors for part in selector.split(","))
+
+
+def test_it_says_what_it_shows_to_those_who_cannot_see_it():
+    timeline = replace(simulate(schedules.gpipe(2, 2)), note="a note")
+    root = Picture(draw_svg(timeline)).root
+    assert root.get("role") == "img"
+    named = root.get("aria-labelledby").split()
+    assert [root.find(f"*[@id='{name}']").text for name in named] == [
+        "Timeline of gpipe",
+        f"{caption(timeline)}. a note",
+    ]
+
+
+def test_two_drawings_have_different_ids_and_one_always_the_same():
+    first, again, other = (draw_svg(s) for s in (schedules.gpipe(2, 2), schedules.gpipe(2, 2), schedules.gpipe(2, 3)))
+    assert first == again
+    assert first.split()[2] != other.split()[2]
