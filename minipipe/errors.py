@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = [
+    "CourseworkError",
     "LaunchError",
     "MessageError",
     "MicrobatchError",
@@ -38,6 +39,15 @@ class MinipipeError(Exception):
     ----------
     is_self_explaining : bool
         Whether the sentence says all; then a failing rank prints it without a traceback.
+
+    Examples
+    --------
+    >>> from minipipe import partition_evenly
+    >>> try:
+    ...     partition_evenly(num_layers=2, num_stages=3)
+    ... except MinipipeError as error:
+    ...     print(error.code)
+    too-few-layers
     """
 
     is_self_explaining = False
@@ -52,7 +62,10 @@ class MinipipeError(Exception):
 
 
 class TensorError(MinipipeError, ValueError):
-    """An operation cannot be computed or differentiated (shape, dtype, not-scalar, no-graph, backward-twice, range)."""
+    """An operation cannot be computed or differentiated.
+
+    Codes: shape, dtype, not-scalar, no-graph, backward-twice, range, no-gradient, changed-in-place.
+    """
 
 
 class ParameterError(MinipipeError, ValueError):
@@ -96,6 +109,15 @@ class LaunchError(MinipipeError, RuntimeError):
     is_self_explaining = True
 
 
+class CourseworkError(MinipipeError, ValueError):
+    """Coursework cannot be written or graded as asked.
+
+    Codes: no-source, markers, not-empty, not-written, wrong-directory, unknown-task, time-limit.
+    """
+
+    is_self_explaining = True
+
+
 class Problem(NamedTuple):
     """One thing that is wrong with a schedule.
 
@@ -109,6 +131,11 @@ class Problem(NamedTuple):
         The rank in whose list of actions the problem stands.
     step : int or None
         The index of the action in that list, from 0.
+
+    Examples
+    --------
+    >>> Problem("missing", "1B0 is missing on rank 1.", rank=1)
+    Problem(code='missing', message='1B0 is missing on rank 1.', rank=1, step=None)
     """
 
     code: str
@@ -126,6 +153,16 @@ class ScheduleError(MinipipeError, ValueError):
         Ordered, the cause first. The message is that of the first.
     grid : str
         A drawing of the schedule with the step marked, or nothing.
+
+    Examples
+    --------
+    >>> from minipipe import Schedule, verify
+    >>> try:
+    ...     verify(Schedule.from_text("0F0 0B0 0F1"))
+    ... except ScheduleError as error:
+    ...     for problem in error.problems:
+    ...         print(problem.code, problem.message)
+    missing 0B1 is missing on rank 0.
     """
 
     is_self_explaining = True

@@ -1,0 +1,221 @@
+"""What tests of exercises ask for: each names the call, what was expected and what came.
+
+A test that a student shall learn from says more than "assertion failed". All raise :class:`Unexpected`, an
+AssertionError, so that pytest shows them, too. They ask for the type first: an object that claims to equal everything
+does not pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from minipipe.errors import ScheduleError
+from minipipe.schedules import Action, Schedule, verify
+
+__all__ = [
+    "Unexpected",
+    "expect_at_most",
+    "expect_bits",
+    "expect_close",
+    "expect_equal",
+    "expect_legal",
+    "expect_sequence",
+    "expect_that",
+    "expect_type",
+    "shown",
+]
+
+_LONGEST = 400
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")  # another one each time, and nobody is helped by it
+_PLAIN = (bool, int, float, str, bytes, range, type(None), Action)
+
+
+class Unexpected(AssertionError):
+    """What came is not what was expected.
+
+    Parameters
+    ----------
+    what : str
+        What was asked for, such as ``bubble_fraction(4, 8)``.
+    expected, got : str
+        In words.
+
+    Examples
+    --------
+    >>> print(Unexpected("bubble_fraction(4, 8)", "3/11", "1/4"))
+    bubble_fraction(4, 8): expected 3/11, got 1/4
+    """
+
+    def __init__(self, what: str, expected: str, got: str) -> None:
+        super().__init__(f"{what}: expected {expected}, got {got}")
+        self.what, self.expected, self.got = what, expected, got
+
+
+def expect_that(is_so: bool, what: str, expected: str, got: object) -> None:
+    """Ask for anything that can be told by one yes or no.
+
+    Examples
+    --------
+    >>> expect_that(2 == 2, "calls of the function", "one in each pass", 2)
+    """
+    if not is_so:
+        raise Unexpected(what, expected, got if isinstance(got, str) else shown(got))
+
+
+def expect_type(got: object, kind: type | tuple[type, ...], what: str) -> None:
+    """Ask for an instance of a class.
+
+    Examples
+    --------
+    >>> expect_type([1], (list, tuple), "rows(1, 1)")
+    """
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    names = " or ".join(each.__name__ for each in kinds)
+    expect_that(isinstance(got, kind), what, f"a value of type {names}", f"{shown(got)} of type {type(got).__name__}")
+
+
+def expect_sequence(got: Any, what: str) -> list[Any]:
+    """Ask for items in an order, and return them as a list; a tuple, an array or a generator is as good as one.
+
+    Examples
+    --------
+    >>> expect_sequence((rank for rank in range(2)), "ranks")
+    [0, 1]
+    """
+    is_sequence = isinstance(got, (Sequence, Iterator)) and not isinstance(got, (str, bytes))
+    is_sequence = is_sequence or (isinstance(got, np.ndarray) and got.ndim > 0)
+    expect_that(is_sequence, what, "a list", f"{shown(got)} of type {type(got).__name__}")
+    return got.tolist() if isinstance(got, np.ndarray) else list(got)
+
+
+def expect_equal(got: object, expected: object, what: str) -> None:
+    """Ask for a plain value: a number, a string, or a sequence of such; a list is as good as a tuple.
+
+    Examples
+    --------
+    >>> expect_equal([1, 2], (1, 2), "both")
+    >>> expect_equal(3, 4, "rows(4, 8)")
+    Traceback (most recent call last):
+        ...
+    minipipe.coursework.expectations.Unexpected: rows(4, 8): expected 4, got 3
+    """
+    wanted, value = _plain(expected, what), _plain(got, what)
+    if value != wanted:
+        raise Unexpected(what, shown(expected), _first_difference(value, wanted) or shown(got))
+
+
+def expect_close(got: Any, expected: Any, what: str, tolerance: float = 1e-9) -> None:
+    """Ask for a number, or an array of one shape with it, that differs by at most the tolerance (relative, or to 1).
+
+    Examples
+    --------
+    >>> expect_close(0.1 + 0.2, 0.3, "the sum")
+    """
+    if isinstance(expected, Real):
+        expect_type(got, (Real, np.ndarray), what)
+    else:
+        expect_type(got, np.ndarray, what)
+    value, wanted = np.asarray(got), np.asarray(expected)
+    expect_that(value.shape == wanted.shape, what, f"the shape {wanted.shape}", f"the shape {value.shape}")
+    allowed = tolerance * max(1.0, float(np.abs(wanted).max(initial=0.0)))
+    is_near = np.abs(value - wanted) <= allowed  # and not where anything is nan
+    if not is_near.all():
+        raise _unexpected_element(what, value, wanted, ~is_near)
+
+
+def expect_bits(got: Any, expected: np.ndarray, what: str) -> None:
+    """Ask for an array of the same dtype, shape and bits.
+
+    Examples
+    --------
+    >>> expect_bits(np.ones(2), np.array([1.0, 1.0]), "the gradient")
+    """
+    expect_type(got, np.ndarray, what)
+    expect_that(got.dtype == expected.dtype, what, f"the dtype {expected.dtype}", f"the dtype {got.dtype}")
+    expect_that(got.shape == expected.shape, what, f"the shape {expected.shape}", f"the shape {got.shape}")
+    if got.tobytes() != expected.tobytes():
+        raise _unexpected_element(f"{what}, bit for bit", got, expected, got != expected)
+
+
+def _unexpected_element(what: str, got: np.ndarray, expected: np.ndarray, is_wrong: np.ndarray) -> Unexpected:
+    """Name the first element that is wrong, and how many there are."""
+    places = np.argwhere(is_wrong)
+    if got.ndim == 0 or not len(places):  # the sign of a zero
+        return Unexpected(what, shown(expected), shown(got))
+    place = tuple(map(int, places[0]))
+    element = f"{what}, element {list(place)}"
+    return Unexpected(element, f"{expected[place]}", f"{got[place]}; {len(places)} of {got.size} elements are wrong")
+
+
+def expect_at_most(got: Any, limit: float, what: str) -> None:
+    """Ask for a number that is no larger than another.
+
+    Examples
+    --------
+    >>> expect_at_most(37, 40, "the makespan")
+    """
+    expect_type(got, Real, what)
+    expect_that(bool(got <= limit), what, f"at most {limit:g}", f"{got:g}")
+
+
+def expect_legal(schedule: Any, what: str, memory_limit: int | Sequence[int] | None = None) -> None:
+    """Ask for a schedule that runs to its end within a limit of memory, in (stage, microbatch) pairs.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> expect_legal(schedules.one_f_one_b(2, 4), "1F1B", memory_limit=2)
+    """
+    expect_type(schedule, Schedule, what)
+    try:
+        verify(schedule, memory_limit)
+    except ScheduleError as error:
+        drawing = f"\n\n{error.grid}\n" if error.grid else ""
+        raise Unexpected(what, "a legal schedule", f"one that is not. {error.problems[0].message}{drawing}") from None
+
+
+def shown(value: object) -> str:
+    """Return a value as text, cut where it is long; nothing that it does can go wrong.
+
+    Examples
+    --------
+    >>> shown((Action.parse("0F0"), Action.parse("0B0")))
+    '0F0 0B0'
+    """
+    try:
+        if isinstance(value, np.ndarray):
+            text = np.array2string(value, precision=8, separator=", ", threshold=20, edgeitems=3)
+        elif isinstance(value, Action):
+            text = str(value)
+        elif isinstance(value, (list, tuple)) and value and all(isinstance(item, Action) for item in value):
+            text = " ".join(map(str, value))
+        else:
+            text = _ADDRESS.sub(">", repr(value))
+    except Exception as error:
+        return f"an object of type {type(value).__name__} whose repr raises {type(error).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+
+
+def _plain(value: Any, what: str) -> Any:
+    """Return a value with its sequences as lists and NumPy's numbers as Python's; refuse anything else."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return [_plain(item, what) for item in value]
+    expect_that(type(value) in _PLAIN, what, "numbers, text, or lists of them", f"an object {shown(value)}")
+    return value
+
+
+def _first_difference(got: Any, expected: Any) -> str | None:
+    """Say where two long lists begin to differ."""
+    if not (isinstance(got, list) and isinstance(expected, list)) or len(expected) < 6:
+        return None
+    if len(got) != len(expected):
+        return f"{len(got)} items where {len(expected)} were expected: {shown(got)}"
+    at = next(i for i, (one, other) in enumerate(zip(got, expected)) if one != other)
+    return f"{shown(got[at])} instead of {shown(expected[at])} at index {at}: {shown(got)}"

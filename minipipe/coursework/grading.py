@@ -1,0 +1,144 @@
+"""Grading: each task runs in a process of its own, with the instructor's tests and within limits.
+
+What it protects against: loops without end, ``sys.exit``, ``os._exit``, crashes, too much memory, too much output,
+threads and processes that are left running, prints that look like results, tests that were changed (those of the
+student's directory are not used), and damage to the student's files (the code gets the text of one file and an empty
+directory to run in).
+
+What it does not protect against: code that is made to cheat or to harm. A student's file runs as the user who grades,
+in one interpreter with the tests; it can look into them, change them, read and delete files, use the network, and
+leave its group of processes. Where that matters, grade in a container.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
+from pathlib import Path
+
+from minipipe.coursework.checking import Outcome
+from minipipe.coursework.exercise import Exercise, exercises_in, find_source, named
+from minipipe.coursework.process import LONGEST_OUTPUT, run_tests
+from minipipe.coursework.report import Report, TaskReport
+from minipipe.errors import CourseworkError
+
+__all__ = ["TIME_LIMIT", "grade"]
+
+TIME_LIMIT = 30.0
+"""Seconds that all tests of one task may take together."""
+
+_LATE = "it was stopped after {:g} s; does a loop never end, or is there far too much to try?"
+
+
+def grade(
+    directory: str | Path,
+    *,
+    source: str | Path | None = None,
+    only: str | None = None,
+    time_limit: float = TIME_LIMIT,
+    workers: int = 2,
+) -> Report:
+    """Run the tests of a student's directory, the hidden ones too, and count points.
+
+    Parameters
+    ----------
+    directory : str or Path
+        As :func:`minipipe.coursework.write_coursework` made it. It is read and never written.
+    source : str or Path, optional
+        The directory with solutions and tests; by default ``tutorials/exercises`` of the clone.
+    only : str, optional
+        The name of one task.
+    time_limit : float
+        Seconds for each task.
+    workers : int
+        How many tasks run at once.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    CourseworkError
+        Codes ``no-source``, ``wrong-directory``, ``unknown-task``, ``time-limit``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from minipipe.coursework import write_coursework
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     files = write_coursework(folder)
+    ...     report = grade(folder, only="05_bubble")
+    >>> report.points, report.passed, report.tasks[0].is_untouched
+    (0, False, True)
+    """
+    if not 0 < time_limit < math.inf:
+        raise CourseworkError("time-limit", f"The time limit is {time_limit}; expected seconds, more than 0.")
+    exercises = exercises_in(find_source(source))
+    chosen = exercises if only is None else [named(exercises, only)]
+    directory = Path(directory)
+    _check_directory(directory, exercises)
+    with ThreadPoolExecutor(workers) as pool:
+        tasks = tuple(pool.map(lambda exercise: _grade_task(directory, exercise, time_limit), chosen))
+    return Report(str(directory), tasks)
+
+
+def _check_directory(directory: Path, exercises: Sequence[Exercise]) -> None:
+    """Refuse what is no copy of the coursework, and say where one is."""
+    if not directory.is_dir():
+        what = f"'{directory}' is a file" if directory.exists() else f"There is no directory '{directory}'"
+        how = f"`minipipe coursework {directory}` writes one" if not directory.exists() else "name its directory"
+        raise CourseworkError("wrong-directory", f"{what}; {how}.")
+    files = [f"{exercise.name}.py" for exercise in exercises]
+    around = [directory, *sorted(filter(Path.is_dir, directory.iterdir())), directory.absolute().parent]
+    right = next((place for place in around if any((place / file).exists() for file in files)), None)
+    if right != directory:
+        where = f"'{right}' does: grade that" if right else "`minipipe coursework DIR` writes a directory that does"
+        raise CourseworkError("wrong-directory", f"'{directory}' holds none of {files[0]} … {files[-1]}; {where}.")
+
+
+def _grade_task(directory: Path, exercise: Exercise, time_limit: float) -> TaskReport:
+    path = directory / f"{exercise.name}.py"
+    try:
+        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
+    except FileNotFoundError:
+        return _refused(exercise, f"{path.name} is missing{_renamed(path)}")
+    except (OSError, UnicodeDecodeError) as error:
+        return _refused(exercise, f"{path.name} cannot be read: {error}")
+    return _report(exercise, text, time_limit)
+
+
+def _report(exercise: Exercise, text: str, time_limit: float) -> TaskReport:
+    """Run all tests of a task. A crash costs the test in which it happened; after the time limit none is tried."""
+    outcomes: dict[str, Outcome] = {}
+    output, deadline = "", time.monotonic() + time_limit
+    while left := [test.name for test in exercise.tests if test.name not in outcomes]:
+        run = run_tests(exercise, text, left, max(0.0, deadline - time.monotonic()))
+        outcomes |= run.outcomes
+        output = (output + run.output)[:LONGEST_OUTPUT]
+        untold = [name for name in left if name not in outcomes]
+        ending = _LATE.format(time_limit) if run.is_late else run.ending
+        if not run.is_loaded and not outcomes:
+            return _refused(exercise, f"{exercise.name}.py does not load: {run.problem or ending}", output)
+        if untold:
+            outcomes[untold[0]] = Outcome(False, ending)
+        if run.is_late:
+            outcomes |= {name: Outcome(False, "not reached: an earlier test used up the time") for name in untold[1:]}
+    told = tuple((test, outcomes[test.name]) for test in exercise.tests)
+    return TaskReport(exercise, told, output=output, is_as_given=text == exercise.stub)
+
+
+def _refused(exercise: Exercise, problem: str, output: str = "") -> TaskReport:
+    """Return the report of a task none of whose tests could run."""
+    return TaskReport(exercise, tuple((test, Outcome(False, problem)) for test in exercise.tests), problem, output)
+
+
+def _renamed(path: Path) -> str:
+    """Guess under which name a missing file is there."""
+    files = [file.name for file in path.parent.glob("*.py") if not file.name.startswith("test_")]
+    own = path.stem.partition("_")[2]
+    near = [name for name in files if own in name] or get_close_matches(path.name, files, 1, cutoff=0.8)
+    return f"; is it {near[0]}? Name it {path.name} again" if near else "; each task stays in the file it came in"

@@ -1,0 +1,434 @@
+"""Grading: whatever a student's file does, every test gets its verdict, and the reason is said."""
+
+import json
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from minipipe.cli import main
+from minipipe.coursework import grade
+from minipipe.coursework import grading as grading_module
+from minipipe.coursework.checking import load, run_test
+from minipipe.coursework.exercise import exercises_in, find_source
+from minipipe.errors import CourseworkError
+
+EXERCISES = exercises_in(find_source())
+
+# A small course of its own: what is tested here is not the exercises.
+SOLUTION = '''"""01 double: twice a number.
+
+Lesson 01. Example: double(2) is 4.
+"""
+
+
+def double(number):
+    """Return twice the number."""
+    # SOLUTION
+    return 2 * number
+    # STUB
+    # raise NotImplementedError("twice the number")
+    # END
+'''
+CHECKS = '''"""Tests of 01_double."""
+
+from minipipe.coursework import expect_equal
+
+
+def test_two(task):
+    """Twice two is four.
+
+    Hint: multiply by 2.
+    """
+    expect_equal(task.double(2), 4, "double(2)")
+
+
+def test_nothing(task):
+    """Twice nothing is nothing."""
+    expect_equal(task.double(0), 0, "double(0)")
+
+
+# HIDDEN
+def test_a_negative_number(task):
+    """Twice minus three is minus six."""
+    expect_equal(task.double(-3), -6, "double(-3)")
+
+
+WRONG_ANSWERS = []
+'''
+
+
+@pytest.fixture
+def course(tmp_path):
+    """Return a function that grades one text as 01_double.py; None where that file is missing."""
+    (tmp_path / "source" / "checks").mkdir(parents=True)
+    (tmp_path / "source" / "01_double.py").write_text(SOLUTION)
+    (tmp_path / "source" / "checks" / "01_double.py").write_text(CHECKS)
+    directory = tmp_path / "mine"
+    directory.mkdir()
+
+    def graded(text, time_limit=20.0):
+        (directory / "01_double.py").write_text(text)
+        (task,) = grade(directory, source=tmp_path / "source", time_limit=time_limit).tasks
+        return task
+
+    return graded
+
+
+def reasons(task):
+    return [outcome.reason for _, outcome in task.outcomes]
+
+
+def double(body, before=""):
+    """Return a student's file whose function has this body."""
+    indented = "\n".join(f"    {line}" for line in body.splitlines())
+    return f"{before}\ndef double(number):\n{indented}\n"
+
+
+def test_the_solution_gets_every_point_and_the_stub_none(course):
+    assert course(SOLUTION).points == 3 and course(SOLUTION).passed
+    stub = course(double('raise NotImplementedError("twice the number")'))
+    assert stub.points == 0 and stub.is_untouched
+    assert reasons(stub) == ["not written yet: twice the number"] * 3
+
+
+def test_what_failed_is_said_with_expected_got_and_hint(course):
+    task = course(double("return number + 2"))
+    assert [outcome.passed for _, outcome in task.outcomes] == [True, False, False]
+    test, outcome = task.outcomes[1]
+    assert (test.name, test.meaning) == ("test_nothing", "Twice nothing is nothing.")
+    assert outcome == (False, "double(0): expected 0, got 2", "0", "2", "")
+    assert (task.points, task.possible) == (1, 3)
+
+
+def test_an_error_is_said_with_the_line_of_the_file(course):
+    task = course(double("half = number / 2\nreturn half.twice"))
+    assert reasons(task)[0] == "it raised AttributeError: 'float' object has no attribute 'twice'"
+    assert task.outcomes[0][1].where == "line 4: return half.twice"
+
+
+def test_a_loop_without_end_is_stopped_with_all_it_started(course, tmp_path):
+    pid = tmp_path / "pid"
+    forks = f"""
+import os, time
+if os.fork() == 0:
+    open({str(pid)!r}, "w").write(str(os.getpid()))
+    time.sleep(100)
+while True:
+    pass
+"""
+    task = course(double(forks), time_limit=4)
+    assert reasons(task)[0] == "it was stopped after 4 s; does a loop never end, or is there far too much to try?"
+    assert reasons(task)[1:] == ["not reached: an earlier test used up the time"] * 2
+    assert not is_running(int(pid.read_text()))
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().split()[2]
+    except FileNotFoundError:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+    return state != "Z"  # whoever adopts it has not looked yet
+
+
+def test_a_loop_at_import_is_stopped(course):
+    task = course("while True: pass", time_limit=2)
+    assert task.points == 0 and task.problem == (
+        "01_double.py does not load: it was stopped after 2 s; does a loop never end, or is there far too much to try?"
+    )
+
+
+def checked(text):
+    """Run the tests in this process: where nothing can happen to it, that is quicker."""
+    checks = load("checks", CHECKS)
+    tests = [checks.test_two, checks.test_nothing, checks.test_a_negative_number]
+    return [run_test(test, load("01_double", text, "01_double.py"), text).reason for test in tests]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("import os; os._exit(0)", "it ended the whole process, with exit status 0; return a result instead"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "it crashed (Segmentation fault"),
+        ("return bytes(1 << 36)", "it wanted more memory than a task may have"),
+    ],
+)
+def test_what_ends_a_process_costs_one_test_and_leaves_the_others_their_points(course, body, reason):
+    task = course(double(f"if number == 2:\n    {body}\nreturn 2 * number"))
+    assert reasons(task)[0].startswith(reason) and reasons(task)[1:] == ["", ""]
+    assert task.points == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("import sys; sys.exit(0)", "it called sys.exit(0); return a result instead"),
+        ("return double(number)", "it raised RecursionError: maximum recursion depth exceeded"),
+        ("raise KeyboardInterrupt", "it raised KeyboardInterrupt: "),
+        ("raise MemoryError", "it wanted more memory than a task may have"),
+        ("assert number > 3, 'too small'", "too small"),
+        ("assert number > 3", "an assertion failed"),
+        ("raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})", "it raised Odd: (an error that cannot be"),
+    ],
+)
+def test_what_a_test_raises_is_its_reason(body, reason):
+    found = checked(double(f"if number == 2:\n    {body}\nreturn 2 * number"))
+    assert found[0].startswith(reason) and found[1:] == ["", ""]
+
+
+def test_nobody_is_asked_for_input(course):
+    assert reasons(course(double("return input()")))[0] == "it raised EOFError: EOF when reading a line"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return None", "double(2): expected 4, got None"),
+        ("return str(2 * number)", "double(2): expected 4, got '4'"),
+        ("return EqualsAll()", "double(2): expected numbers, text, or lists of them, got an object"),
+        ("return 'x' * 10 ** 7", "double(2): expected 4, got 'xxxx"),
+        ("return BadRepr()", "double(2): expected numbers, text, or lists of them, got an object"),
+    ],
+)
+def test_what_is_of_a_wrong_type_is_no_result(body, words):
+    classes = "class EqualsAll:\n    __eq__ = lambda self, other: True\n    __hash__ = None\n"
+    classes += "class BadRepr:\n    def __repr__(self): raise ValueError\n"
+    for reason in checked(double(body, before=classes)):
+        assert reason and len(reason) < 1000
+    assert checked(double(body, before=classes))[0].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def double(number)\n    return 4\n", "it is not valid Python: expected ':' (line 1: def double(number))"),
+        ("import numpie\n", "it raised ModuleNotFoundError: No module named 'numpie' (line 1: import numpie)"),
+        ("import os\nos._exit(3)\n", "it ended the whole process, with exit status 3"),
+        ("import sys\nsys.exit(3)\n", "it called sys.exit(3)"),
+    ],
+)
+def test_a_file_that_does_not_load_is_said_once(course, text, words):
+    task = course(text)
+    assert task.points == 0 and task.problem.startswith(f"01_double.py does not load: {words}")
+    assert str(task).count("does not load") == 1
+
+
+def test_a_file_that_is_no_text_is_said(course, tmp_path):
+    course(SOLUTION)
+    (tmp_path / "mine" / "01_double.py").write_bytes(b"\xff\xfe")
+    (task,) = grade(tmp_path / "mine", source=tmp_path / "source").tasks
+    assert task.points == 0 and task.problem.startswith("01_double.py cannot be read: 'utf-8' codec")
+
+
+def test_a_function_that_is_gone_is_missed():
+    assert checked("def triple(x): return 3 * x\n")[0] == (
+        "it raised AttributeError: module '01_double' has no attribute 'double'"
+    )
+
+
+def test_prints_are_kept_and_cut_and_never_block(course):
+    task = course(double("print('hello', number)\nfor _ in range(10000): print('x' * 1000)\nreturn 2 * number"))
+    assert task.passed and task.output.startswith("hello 2\nxxx") and len(task.output) == 2000
+
+
+def test_what_is_printed_is_no_result(course):
+    forged = '{"test": "test_two", "outcome": {"passed": true}, "nonce": ""}'
+    body = f"import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'\\n{forged}\\n')\n    except OSError: pass\n"
+    task = course(double(f"{body}print('{forged}')\nreturn 7"))
+    assert task.points == 0 and reasons(task)[0] == "double(2): expected 4, got 7"
+
+
+def test_a_channel_that_was_closed_costs_the_points_and_nothing_else(course):
+    task = course(double("import os\nos.closerange(3, 64)\nreturn 2 * number"))
+    assert task.points == 0 and "it ended the whole process" in reasons(task)[0]
+
+
+def test_threads_and_processes_that_are_left_running_hold_nobody_up(course):
+    before = "import threading, time, subprocess, sys\nthreading.Thread(target=time.sleep, args=(100,)).start()\n"
+    before += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])\n"
+    assert course(double("return 2 * number", before), time_limit=15).passed
+
+
+def test_nothing_of_the_student_is_changed_and_nothing_else_is_imported(course, tmp_path):
+    text = double("open('left behind', 'w').write('x')\nopen('01_double.py', 'w').write('')\nreturn 2 * number")
+    (tmp_path / "mine" / "test_01_double.py").write_text("def test_two(task): pass\n")
+    (tmp_path / "mine" / "minipipe.py").write_text("raise SystemExit\n")
+    assert course(text).passed
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
+        "01_double.py",
+        "minipipe.py",
+        "test_01_double.py",
+    ]
+    assert (tmp_path / "mine" / "01_double.py").read_text() == text
+
+
+def test_it_does_not_see_the_environment_of_the_one_who_grades(course, monkeypatch):
+    monkeypatch.setenv("GRADER_TOKEN", "secret")
+    assert "None" in course(double("import os\nprint(os.environ.get('GRADER_TOKEN'))\nreturn 0")).output
+
+
+DATACLASS = """
+from dataclasses import dataclass
+
+@dataclass
+class Twice:
+    number: int
+"""
+
+
+@pytest.mark.parametrize("future", ["", "from __future__ import annotations"])
+def test_a_file_may_define_a_dataclass(course, future):
+    """Dataclasses look into sys.modules for their module; and no __future__ of the grader's is the student's."""
+    has_strings = "assert (Twice.__annotations__['number'] == 'int') == " + str(bool(future))
+    assert course(future + double(f"{has_strings}\nreturn 2 * Twice(number).number", DATACLASS)).passed
+
+
+def test_a_file_may_be_one_that_a_windows_editor_saved(course, tmp_path):
+    course(SOLUTION)
+    (tmp_path / "mine" / "01_double.py").write_bytes(b"\xef\xbb\xbf" + SOLUTION.replace("\n", "\r\n").encode())
+    (task,) = grade(tmp_path / "mine", source=tmp_path / "source").tasks
+    assert task.passed
+
+
+def test_two_gradings_say_the_same(course):
+    """Neither addresses of objects nor the order of a set of words differ from one time to the next."""
+    text = double("if number:\n    return [object(), (i for i in [])][number > 0]\nprint({*'abcdefgh'})\nreturn 0")
+    first, second = (course(text).as_json() for _ in range(2))
+    assert first == second and first["points"] == 1
+    assert "<object object>" in first["tests"][2]["reason"]
+
+
+def test_a_directory_may_have_any_name_and_be_a_link(course, tmp_path, monkeypatch):
+    course(SOLUTION)
+    (tmp_path / "Übung von Zoë").symlink_to(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    for given in ("mine", "./Übung von Zoë", "mine/../mine/", tmp_path / "Übung von Zoë"):
+        assert grade(given, source="source").passed
+
+
+def test_many_gradings_leave_nothing_behind(course, tmp_path, monkeypatch):
+    """A course has hundreds of students: no process, thread, open file or directory is left of any of them."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    course(SOLUTION)
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc") else 0
+    for _ in range(4):
+        course("import subprocess, sys\nsubprocess.Popen(['sleep', '100'])\n" + SOLUTION)
+    assert threading.active_count() == threads and not list(temporary.iterdir())
+    assert files == (len(os.listdir("/proc/self/fd")) if files else 0)
+
+
+# -- mistakes that students make -------------------------------------------------------------------------------
+
+
+def test_a_wrong_directory_is_named_with_the_right_one(course, tmp_path):
+    course(SOLUTION)
+    with pytest.raises(
+        CourseworkError, match="There is no directory '.*nowhere'; `minipipe coursework .*nowhere` writes"
+    ):
+        grade(tmp_path / "nowhere", source=tmp_path / "source")
+    (tmp_path / "mine" / "notes").mkdir()
+    for directory in (tmp_path / "mine" / "notes", tmp_path):
+        with pytest.raises(CourseworkError, match=f"holds none of 01_double.py .*'{tmp_path}/mine' does: grade that"):
+            grade(directory, source=tmp_path / "source")
+    with pytest.raises(CourseworkError, match="is a file; name its directory"):
+        grade(tmp_path / "mine" / "01_double.py", source=find_source())
+
+
+def test_a_renamed_file_is_found_by_its_name(course, tmp_path):
+    course(SOLUTION)
+    (tmp_path / "mine" / "01_double.py").rename(tmp_path / "mine" / "double_mine.py")
+    with pytest.raises(CourseworkError, match="holds none of"):
+        grade(tmp_path / "mine", source=tmp_path / "source")
+    (tmp_path / "source" / "02_other.py").write_text(SOLUTION.replace("01", "02"))
+    (tmp_path / "source" / "checks" / "02_other.py").write_text(CHECKS)
+    (tmp_path / "mine" / "02_other.py").write_text(SOLUTION)
+    report = grade(tmp_path / "mine", source=tmp_path / "source")
+    assert report.tasks[0].problem == "01_double.py is missing; is it double_mine.py? Name it 01_double.py again"
+    assert (report.points, report.possible, report.passed) == (3, 6, False)
+
+
+@pytest.mark.parametrize("name", ["05_buble", "bubble", "05", "05_bubble.py"])
+def test_a_misspelt_task_is_guessed(tmp_path, name, capsys):
+    (tmp_path / "05_bubble.py").write_text("")
+    assert main(["grade", str(tmp_path), "--only", name]) == 2
+    assert f"There is no task '{name}'. Did you mean 05_bubble? The tasks are 01_multiply, " in capsys.readouterr().err
+
+
+# -- the whole, as a command -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def almost_solved(tmp_path_factory):
+    """A copy with every solution but one, whose task is a stub."""
+    directory = tmp_path_factory.mktemp("almost") / "mine"
+    directory.mkdir()
+    for exercise in EXERCISES:
+        is_left = exercise.name == "06_warmup"
+        (directory / f"{exercise.name}.py").write_text(exercise.stub if is_left else exercise.solution)
+    return directory
+
+
+def test_one_stub_loses_its_own_points_and_no_others(almost_solved, capsys):
+    assert main(["grade", str(almost_solved), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    lost = {task["task"]: task["possible"] - task["points"] for task in report["tasks"] if not task["passed"]}
+    assert lost == {"06_warmup": sum(len(e.tests) for e in EXERCISES if e.name == "06_warmup")}
+    assert report["possible"] - report["points"] == sum(lost.values())
+    assert report["possible"] == sum(len(exercise.tests) for exercise in EXERCISES)
+
+
+def test_the_table_ends_in_the_sum_and_names_what_comes_next(almost_solved, capsys):
+    assert main(["grade", str(almost_solved), "--only", "06_warmup"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split() == ["06_warmup", "0", "of", "6", "not", "started"]
+    assert out[-2:] == [
+        "next: 06_warmup (lesson 06), the rows of 1F1B",
+        "0 of 6 points, 0 of 1 task done",
+    ]
+    assert main(["grade", str(almost_solved), "--only", "05_bubble"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "7 of 7 points, 1 of 1 task done"
+
+
+def test_json_is_what_the_docstring_says(course, capsys, tmp_path):
+    course(double("print('here')\nreturn number + 2"))
+    assert main(["grade", str(tmp_path / "mine"), "--source", str(tmp_path / "source"), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    (task,) = report.pop("tasks")
+    assert report == {"directory": str(tmp_path / "mine"), "points": 1, "possible": 3, "passed": False}
+    assert task["tests"][2] == {
+        "test": "test_a_negative_number",
+        "meaning": "Twice minus three is minus six.",
+        "hidden": True,
+        "points": 0,
+        "possible": 1,
+        "passed": False,
+        "reason": "double(-3): expected -6, got -1",
+        "expected": "-6",
+        "got": "-1",
+        "where": "",
+        "hint": "",
+    }
+    documented = set(re.findall(r'"(\w+)":', sys.modules["minipipe.coursework.report"].__doc__))
+    assert documented == report.keys() | {"tasks"} | task.keys() | task["tests"][0].keys()
+
+
+def test_wrong_usage_is_2(tmp_path, capsys):
+    assert main(["grade", str(tmp_path), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"] == "wrong-directory"
+    (tmp_path / "05_bubble.py").write_text("")
+    for limit in ("0", "nan", "-3", "inf"):
+        assert main(["grade", str(tmp_path), "--time-limit", limit]) == 2
+        assert "expected seconds, more than 0" in capsys.readouterr().err
+
+
+def test_it_says_what_it_does_not_protect_against():
+    assert "What it does not protect against" in grading_module.__doc__

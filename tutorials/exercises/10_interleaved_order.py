@@ -1,0 +1,45 @@
+"""10 interleaved order: find the bug; two chunks on each rank, and slower than one.
+
+Lesson 08. With several chunks of layers on each rank (chunk j of rank r is stage j p + r) the pipeline fills in smaller
+steps, so the bubble shrinks. Somebody wrote it down like this: each rank takes all its chunks of microbatch 0, then all
+of microbatch 1, and so on; then all backwards, in the same manner. That is legal, and for 4 ranks, 8 microbatches and 2
+chunks it takes 86 units where 38 would do (one chunk's forward and backward one unit each): chunk 1 of microbatch 0
+cannot begin before the other ranks have done its chunk 0, and meanwhile the rank waits, though chunk 0 of the next
+microbatches could be done.
+
+Mend `order(num_ranks, num_microbatches, num_chunks)`: the sequence of (chunk, microbatch) in which every rank does its
+forwards. `rows`, which is right, makes a schedule of it; backwards take the same sequence with the chunks reversed.
+
+While a microbatch is on the other p - 1 ranks, a rank has time for p - 1 others.
+
+Example: 2 ranks, 4 microbatches, 2 chunks: chunk 0 of microbatches 0 and 1, chunk 1 of both, then the same for 2, 3.
+
+Checked: that schedules are legal, and take no more than (m v + p - 1)(tF + tB) for p ranks, m microbatches, v chunks,
+tF and tB the times of one chunk, where p divides m; for m < p, where each chunk waits for the way around, no more than
+((v - 1) p + m + p - 1)(tF + tB).
+"""
+
+
+def order(num_ranks: int, num_microbatches: int, num_chunks: int) -> list[tuple[int, int]]:
+    """Return the (chunk, microbatch) pairs of a rank's forwards, in order."""
+    # SOLUTION
+    return [
+        (chunk, k)
+        for first in range(0, num_microbatches, num_ranks)
+        for chunk in range(num_chunks)
+        for k in range(first, min(first + num_ranks, num_microbatches))
+    ]
+    # STUB
+    # return [(chunk, k) for k in range(num_microbatches) for chunk in range(num_chunks)]
+    # END
+
+
+def rows(num_ranks: int, num_microbatches: int, num_chunks: int) -> list[list[str]]:
+    """Return by rank all forwards and then all backwards."""
+    pairs = list(order(num_ranks, num_microbatches, num_chunks))
+    result = []
+    for rank in range(num_ranks):
+        forwards = [f"{chunk * num_ranks + rank}F{k}" for chunk, k in pairs]
+        backwards = [f"{(num_chunks - 1 - chunk) * num_ranks + rank}B{k}" for chunk, k in pairs]
+        result.append(forwards + backwards)
+    return result

@@ -1,0 +1,78 @@
+"""11 weight placement: fill the pauses with work that nobody waits for.
+
+Lesson 09. The backward in two halves: I computes the gradient for the stage before, which waits for it; W computes that
+of the weights, for which nobody waits. So W may go where the rank would be idle. That is the whole idea of zero-bubble
+schedules. The lazy way puts each W right after its I: then others wait for the W, and with 4 ranks and 8 microbatches a
+step takes 30 units, where 27 would do.
+
+But a microbatch is held until its W, so memory limits how long W can wait: at most `memory_limit` (stage, microbatch)
+pairs on a rank, from F to W.
+
+Write `place_weights(rows, memory_limit)`. `rows[rank]` holds the F and I of a rank, whose only stage has its number, as
+1F1B orders them; F, I and W take one unit of time each, messages nothing. Return the rows with every W added: the order
+of F and I stays, W of each stage ascends (so that gradients add as in one process), nobody holds more than the limit,
+and the step takes no more than 3 m + p - 1 units.
+
+One way: go through time, unit by unit. A rank whose next action can run now, and fits into memory, runs it; otherwise
+it runs the oldest W that is due, or else is idle. F needs the F of the stage before, I its own F and the I of the next
+stage, each ended by now.
+
+Example: with 2 ranks, 2 microbatches and memory for 2
+    rank 0: 0F0 0F1 0I0 0I1           0F0 0F1 0I0 0W0 0I1 0W1
+    rank 1: 1F0 1I0 1F1 1I1           1F0 1I0 1F1 1I1 1W0 1W1
+
+Checked: legal, the order, the memory, the time, for rows of 1F1B and of others; limits of p and more.
+"""
+
+from collections.abc import Sequence
+
+from minipipe import Action, ActionKind
+
+F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+
+
+def place_weights(rows: Sequence[Sequence[Action]], memory_limit: int) -> list[list[Action]]:
+    """Return the rows with the W of every I added."""
+    # SOLUTION
+    num_ranks = len(rows)
+    left = [list(row) for row in rows]
+    due: list[list[Action]] = [[] for _ in rows]  # the W of each I that has been done, oldest first
+    held = [0] * num_ranks
+    placed: list[list[Action]] = [[] for _ in rows]
+    ended: set[Action] = set()
+    while any(left) or any(due):
+        running = []
+        for rank in range(num_ranks):
+            action = left[rank][0] if left[rank] else None
+            is_full = held[rank] == memory_limit
+            if action and can_run(action, ended, num_ranks) and not (action.kind is F and is_full):
+                left[rank].pop(0)
+                if action.kind is F:
+                    held[rank] += 1
+                else:
+                    due[rank].append(action._replace(kind=W))
+            elif due[rank]:
+                action = due[rank].pop(0)
+                held[rank] -= 1
+            else:
+                continue
+            running.append(action)
+            placed[rank].append(action)
+        ended.update(running)
+    return placed
+    # STUB
+    # raise NotImplementedError("go through time; where a rank would be idle, or memory is full, run a W that is due")
+    # END
+
+
+# SOLUTION
+def can_run(action, ended, num_ranks):
+    """Tell whether what an F or I needs has ended."""
+    stage, kind, k = action
+    if kind is F:
+        return stage == 0 or Action(stage - 1, F, k) in ended
+    return Action(stage, F, k) in ended and (stage == num_ranks - 1 or Action(stage + 1, I, k) in ended)
+
+
+# STUB
+# END

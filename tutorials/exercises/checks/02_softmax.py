@@ -1,0 +1,113 @@
+"""Tests of 02_softmax."""
+
+import numpy as np
+
+from minipipe import Tensor
+from minipipe.coursework import expect_close, expect_equal, expect_type
+from minipipe.testing import check_gradients
+
+
+def probabilities(task, scores):
+    result = task.softmax(Tensor(scores))
+    expect_type(result, Tensor, f"softmax of an array of shape {scores.shape}")
+    return result.numpy()
+
+
+def test_a_quarter_and_three_quarters(task):
+    """Softmax of [0, ln 3] is [1/4, 3/4]."""
+    expect_close(probabilities(task, np.array([0.0, np.log(3)])), np.array([0.25, 0.75]), "softmax([0, ln 3])")
+
+
+def test_each_row_adds_up_to_one(task):
+    """The sum goes along the last axis, row by row."""
+    scores = np.random.default_rng(0).standard_normal((4, 5))
+    expect_close(probabilities(task, scores).sum(axis=-1), np.ones(4), "sums of the rows of softmax")
+
+
+def test_large_scores_do_not_overflow(task):
+    """Scores of 1000 are as good as scores of 0.
+
+    Hint: take the largest score of a row off before np.exp.
+    """
+    with np.errstate(all="ignore"):
+        expect_close(probabilities(task, np.array([1000.0, 1000.0])), np.array([0.5, 0.5]), "softmax([1000, 1000])")
+
+
+def test_the_gradient_of_a_matrix(task):
+    """Gradients agree with differences: each score counts for every probability of its row.
+
+    Hint: s (1 - s) is only the part of a probability in its own score. What of the others?
+    """
+    check_gradients(task.softmax, np.random.default_rng(1).standard_normal((3, 4)))
+
+
+# HIDDEN
+def test_rows_that_differ_much(task):
+    """Each row takes off its own largest score: that of another row may be thousands away."""
+    scores = np.array([[0.0], [2000.0], [-2000.0]]) + np.array([0.0, np.log(3)])
+    with np.errstate(all="ignore"):
+        found = probabilities(task, scores)
+        expect_close(found, np.full((3, 2), 1) * [0.25, 0.75], "softmax of rows thousands apart")
+
+
+def test_three_axes(task):
+    """Any number of axes will do; the last one counts."""
+    scores = np.random.default_rng(2).standard_normal((2, 3, 4))
+    expected = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+    expect_close(probabilities(task, scores), expected, "softmax of an array of shape (2, 3, 4)")
+    check_gradients(task.softmax, scores)
+
+
+def test_float32_stays_float32(task):
+    """The result has the dtype of the scores."""
+    given = probabilities(task, np.ones((2, 2), dtype=np.float32))
+    expect_equal(str(given.dtype), "float32", "dtype of softmax of float32")
+    check_gradients(task.softmax, np.random.default_rng(3).standard_normal(6))
+
+
+def test_what_is_given_stays_as_it_was(task):
+    """Neither the scores nor the gradient that comes are changed: another consumer may still need them.
+
+    Hint: `scores -= …` and `gradient -= …` change the caller's array.
+    """
+    scores = np.array([[0.0, 1.0], [3.0, -2.0]])
+    x, y = (Tensor(scores.copy(), requires_grad=True) for _ in range(2))
+    weights = np.array([[1.0, 2.0], [3.0, 5.0]])
+    (y * 2.0 + task.softmax(x) + y * 3.0).backward(weights.copy())
+    expect_close(x.numpy(), scores, "the scores, after softmax")
+    expect_close(y.grad, 5 * weights, "gradient of y by 2 y + softmax(x) + 3 y")
+
+
+WRONG_ANSWERS = [
+    (
+        "scores are cut off where np.exp overflows: no nan any more, but large scores all look alike",
+        "x.data - x.data.max(axis=-1, keepdims=True)",
+        "np.clip(x.data, -700, 700)",
+    ),
+    (
+        "the gradient is changed in place, to save an array",
+        "        return result * (gradient - (gradient * result).sum(axis=-1, keepdims=True))",
+        "        gradient -= (gradient * result).sum(axis=-1, keepdims=True)\n        return result * gradient",
+    ),
+    ("the formula as books write it, which overflows", "x.data - x.data.max(axis=-1, keepdims=True)", "x.data"),
+    (
+        "one largest score for the whole array: fine until rows differ much",
+        "x.data.max(axis=-1, keepdims=True)",
+        "x.data.max()",
+    ),
+    (
+        "the derivative s (1 - s), right for a sigmoid: the probabilities of one row depend on each other",
+        "result * (gradient - (gradient * result).sum(axis=-1, keepdims=True))",
+        "gradient * result * (1 - result)",
+    ),
+    (
+        "the sum over the whole array: right for a single row",
+        "(gradient * result).sum(axis=-1, keepdims=True)",
+        "(gradient * result).sum()",
+    ),
+    (
+        "the first axis instead of the last: classes stand in columns in many books",
+        "exponentials.sum(axis=-1, keepdims=True)",
+        "exponentials.sum(axis=0, keepdims=True)",
+    ),
+]

@@ -1,0 +1,171 @@
+"""Tests of 03_all_reduce, on ranks that are threads."""
+
+import numpy as np
+
+from minipipe import spawn
+from minipipe.coursework import expect_bits, expect_equal, expect_that, expect_type
+from minipipe.errors import MessageError
+
+
+class Ring:
+    """What a rank may use: its number, how many there are, send and recv. Notes to whom it sent.
+
+    Where sends block, each waits for an answer that the receiver gives when it has come to its recv.
+    """
+
+    def __init__(self, group, sends_block):
+        self.rank, self.size = group.rank, group.size
+        self.destinations = []
+        self._group, self._sends_block = group, sends_block
+
+    def send(self, array, destination):
+        self.destinations.append(destination)
+        self._group.send(array, destination, tag=0)
+        if self._sends_block:
+            self._group.recv(destination, tag=1)
+
+    def recv(self, source):
+        array = self._group.recv(source, tag=0)
+        if self._sends_block:
+            self._group.send(np.zeros(0), source, tag=1)
+        return array
+
+
+def reduced(task, given, sends_block=False):
+    """Run all_reduce on as many ranks as there are arrays; return by rank what came, and to whom it sent."""
+
+    def on_a_rank(group):
+        ring = Ring(group, sends_block)
+        result = task.all_reduce(ring, given[group.rank])
+        expect_type(result, np.ndarray, f"all_reduce on rank {group.rank}")
+        return result, ring.destinations
+
+    return spawn(on_a_rank, len(given), timeout=20)
+
+
+def random_arrays(seed, num_ranks, shape):
+    """Return numbers of very different sizes, so that every order of adding has bits of its own."""
+    generator = np.random.default_rng(seed)
+    return [generator.standard_normal(shape) * 10.0 ** generator.integers(-8, 8) for _ in range(num_ranks)]
+
+
+def check_bits(task, seed, num_ranks, shape):
+    given = random_arrays(seed, num_ranks, shape)
+    expected = given[0].copy()
+    for array in given[1:]:
+        expected = expected + array
+    for rank, (result, _) in enumerate(reduced(task, given)):
+        expect_bits(result, expected, f"all_reduce of {num_ranks} ranks, on rank {rank}")
+
+
+def check_no_deadlock(task, num_ranks):
+    try:
+        results = reduced(task, [np.full(2, 10.0**rank) for rank in range(num_ranks)], sends_block=True)
+    except MessageError as error:
+        expect_that(False, f"{num_ranks} ranks whose sends block", "every rank to go on", f"a deadlock: {error}")
+    else:
+        for rank, (result, _) in enumerate(results):
+            expected = [float("1" * num_ranks)] * 2
+            expect_equal(result.tolist(), expected, f"all_reduce of {num_ranks} ranks, on rank {rank}")
+
+
+def test_three_ranks_get_the_sum(task):
+    """Ranks 0, 1 and 2 give 1, 10 and 100; each gets 111."""
+    for rank, (result, _) in enumerate(reduced(task, [np.array([10.0**rank]) for rank in range(3)])):
+        expect_equal(result.tolist(), [111.0], f"all_reduce on rank {rank}")
+
+
+def test_all_ranks_have_the_bits_of_rank_order(task):
+    """Every rank adds in the order rank 0, rank 1, …, whatever came first.
+
+    Hint: keep each array with the number of the rank it began on, and add at the end.
+    """
+    check_bits(task, seed=0, num_ranks=4, shape=(5,))
+
+
+def test_nobody_waits_for_ever_although_sends_block(task):
+    """Some rank must receive while its neighbour sends.
+
+    Hint: let every other rank receive first.
+    """
+    check_no_deadlock(task, 4)
+
+
+# HIDDEN
+def test_an_odd_ring_does_not_wait_either(task):
+    """In a ring of 3 or 5, two neighbours act alike somewhere, and all goes on all the same."""
+    for num_ranks in (2, 3, 5):
+        check_no_deadlock(task, num_ranks)
+
+
+def test_other_shapes_and_numbers_of_ranks(task):
+    """Two ranks, five ranks, one rank alone; matrices as well as vectors."""
+    for seed, (num_ranks, shape) in enumerate([(2, (3, 2)), (5, (7,)), (3, (2, 2, 2)), (1, (4,))], start=1):
+        check_bits(task, seed, num_ranks, shape)
+
+
+def test_the_given_array_stays_as_it_was(task):
+    """The caller may still need it, and what comes back is no part of it.
+
+    Hint: `total = array` is the same array by another name, and `total += …` changes it.
+    """
+    for num_ranks in (1, 3):
+        given = random_arrays(9, num_ranks, (4,))
+        before = [array.copy() for array in given]
+        results = reduced(task, given)
+        for rank in range(num_ranks):
+            expect_bits(given[rank], before[rank], f"the array that rank {rank} gave, afterwards")
+            is_shared = np.shares_memory(results[rank][0], given[rank])
+            expect_that(not is_shared, f"the result on rank {rank}", "an array of its own", "the given one")
+
+
+def test_messages_go_to_the_next_rank_only(task):
+    """In a ring nobody collects everything: rank r sends to rank r + 1, and to nobody else.
+
+    Hint: what is meant for another rank is passed on by those between.
+    """
+    for rank, (_, destinations) in enumerate(reduced(task, random_arrays(8, 4, (8,)))):
+        expect_equal(sorted(set(destinations)), [(rank + 1) % 4], f"ranks that rank {rank} of 4 sends to")
+
+
+WRONG_ANSWERS = [
+    (
+        "all send, then all receive: works with small messages, and hangs with large ones",
+        "if rank % 2 == 0:",
+        "if True:",
+    ),
+    (
+        "the sum grows as arrays arrive, so each rank adds in an order of its own",
+        "    total = arrays[0].copy()\n    for other in range(1, size):\n        total += arrays[other]",
+        "    total = arrays.pop(rank).copy()\n    for other in arrays:\n        total += arrays[other]",
+    ),
+    (
+        "the sum is built in the first array, which is the caller's on rank 0",
+        "total = arrays[0].copy()",
+        "total = arrays[0]",
+    ),
+    (
+        "the running sum is passed on, so arrays are counted several times",
+        "arrays[newest], (rank + 1) % size",
+        "sum(arrays.values()), (rank + 1) % size",
+    ),
+    (
+        "rank 0 collects and tells everybody: right sums, but not a ring, and all the work on one rank",
+        "    rank, size = group.rank, group.size\n",
+        "    rank, size = group.rank, group.size\n"
+        "    if rank > 0:\n"
+        "        group.send(array, 0)\n"
+        "        return group.recv(0)\n"
+        "    total = array.copy()\n"
+        "    for other in range(1, size):\n"
+        "        total += group.recv(other)\n"
+        "    for other in range(1, size):\n"
+        "        group.send(total, other)\n"
+        "    return total\n",
+    ),
+    (
+        "one round too few: p - 1 others, and the range ends one before its end",
+        "for distance in range(1, size):",
+        "for distance in range(1, size - 1):",
+    ),
+]

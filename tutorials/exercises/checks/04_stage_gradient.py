@@ -1,0 +1,123 @@
+"""Tests of 04_stage_gradient."""
+
+import numpy as np
+
+from minipipe import functional, nn
+from minipipe.coursework import expect_bits, expect_close
+
+
+def made(widths, seed):
+    """Return stages, each a linear layer and a tanh, and a batch and targets that fit."""
+    stages = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(widths, widths[1:])]
+    for number, stage in enumerate(stages):
+        stage.initialise(seed + number)
+    generator = np.random.default_rng(seed)
+    batch = generator.standard_normal((6, widths[0]), dtype=np.float32)
+    return stages, batch, generator.standard_normal((6, widths[-1]), dtype=np.float32)
+
+
+def gradients_of(stages):
+    return [(f"stage {s}, {name}", p.grad) for s, stage in enumerate(stages) for name, p in stage.named_parameters()]
+
+
+def uncut(stages, batch, targets, loss):
+    """Return the loss and all gradients of the model in one piece."""
+    result = loss(nn.Sequential(*stages)(batch), targets)
+    result.backward()
+    found = [(name, gradient.copy()) for name, gradient in gradients_of(stages)]
+    for stage in stages:
+        stage.zero_grad()
+    return result.item(), found
+
+
+def check(task, widths, seed, loss=functional.mean_squared_error):
+    """Compare the bits of all gradients, the first stage first, with those of the uncut model."""
+    stages, batch, targets = made(widths, seed)
+    expected_loss, expected = uncut(stages, batch, targets, loss)
+    found_loss = task.train_step(stages, batch, targets, loss)
+    for (name, gradient), (_, wanted) in zip(gradients_of(stages), expected):
+        expect_bits(gradient, wanted, f"{len(stages)} stages: gradient of {name}")
+    expect_close(found_loss, expected_loss, f"{len(stages)} stages: the loss")
+
+
+def test_two_stages(task):
+    """The first of two stages learns what the second one tells it.
+
+    Hint: start backward at the first stage's outputs from the gradient of the second stage's inputs.
+    """
+    check(task, [3, 4, 2], seed=0)
+
+
+def test_three_stages(task):
+    """A gradient crosses every cut, the last one first.
+
+    Hint: go through the stages backwards.
+    """
+    check(task, [3, 5, 4, 2], seed=10)
+
+
+def test_a_loss_that_is_small_gives_small_gradients(task):
+    """A hundredth of the loss gives a hundredth of every gradient: all of them come from the loss."""
+    check(task, [3, 4, 2], 20, lambda outputs, targets: functional.mean_squared_error(outputs, targets) * 0.01)
+
+
+# HIDDEN
+def test_four_stages_of_one_width(task):
+    """Where all widths are equal, a gradient that reaches the wrong stage has the right shape."""
+    check(task, [4, 4, 4, 4, 4], seed=30)
+
+
+def test_another_loss(task):
+    """Nothing depends on what the loss is."""
+    check(task, [3, 4, 2], 40, lambda outputs, targets: (outputs * targets).sum())
+
+
+def test_a_hundred_steps_learn_as_the_uncut_model_does(task):
+    """With right gradients the loss falls exactly as in one piece."""
+    losses = []
+    for step in (task.train_step, lambda *given: _uncut_step(*given)):
+        stages, batch, targets = made([3, 8, 2], seed=50)
+        for _ in range(100):
+            for stage in stages:
+                stage.zero_grad()
+            last = step(stages, batch, targets, functional.mean_squared_error)
+            for stage in stages:
+                for parameter in stage.parameters():
+                    parameter.data = parameter.data - 0.3 * parameter.grad
+        losses.append(last)
+    expect_close(losses[0], losses[1], "the loss after 100 steps")
+
+
+def _uncut_step(stages, batch, targets, loss):
+    result = loss(nn.Sequential(*stages)(batch), targets)
+    result.backward()
+    return result.item()
+
+
+WRONG_ANSWERS = [
+    (
+        "the stages are passed in the order of forward: the shapes may even fit",
+        "in reversed(passed):",
+        "in passed:",
+    ),
+    (
+        "ones instead of the gradient of the next stage: right for a sum",
+        "outputs.backward(gradient)",
+        "outputs.backward(np.ones_like(outputs.numpy()))",
+    ),
+    (
+        "every stage gets the gradient of the loss by the last output: widths may be equal",
+        "        gradient = inputs.grad\n",
+        "",
+    ),
+    (
+        "what the next stage received is handed back instead of its gradient",
+        "gradient = inputs.grad",
+        "gradient = inputs.numpy()",
+    ),
+    (
+        "the sum of the loss over all samples and the mean are mixed up",
+        "gradient = received.grad",
+        "gradient = received.grad * len(batch)",
+    ),
+]

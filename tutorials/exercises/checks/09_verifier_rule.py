@@ -1,0 +1,111 @@
+"""Tests of 09_verifier_rule."""
+
+import random
+
+from minipipe import Schedule, schedules
+from minipipe.coursework import expect_equal, expect_sequence
+from minipipe.schedules.order import walk
+
+
+def check_text(task, text, expected):
+    schedule = Schedule.from_text(text)
+    found = expect_sequence(task.stuck(schedule), f"stuck of\n{schedule}\n")
+    expect_equal(sorted(found), expected, f"stuck of\n{schedule}\n")
+
+
+def check_shuffled(task, name, num_ranks, num_microbatches, seed):
+    """Exchange a few actions of each rank, so that many schedules stick somewhere, and some do not."""
+    generator = random.Random(seed)
+    original = schedules.build(name, num_ranks, num_microbatches)
+    for swaps in (0, 1, 1, 2, 6):
+        rows = [list(row) for row in original.actions]
+        for row in rows:
+            for _ in range(swaps):
+                i = generator.randrange(len(row) - 1)
+                row[i], row[i + 1] = row[i + 1], row[i]
+        schedule = Schedule(name, original.placement, num_microbatches, rows)
+        expected = [(blocked.rank, blocked.position) for blocked in walk(schedule).blocked]
+        found = expect_sequence(task.stuck(schedule), f"stuck of {name} with exchanged actions")
+        expect_equal(sorted(found), expected, f"stuck of\n{schedule}\n")
+
+
+def test_two_ranks_wait_for_each_other(task):
+    """The circle of the example: rank 0 waits for 1B0, and rank 1 for 0F1.
+
+    Hint: let each rank go as far as it can, again and again, until no rank moves.
+    """
+    check_text(task, "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0", [(0, 1), (1, 0)])
+
+
+def test_a_wrong_order_on_one_rank(task):
+    """A backward before its own forward sticks, and so does whoever waits for that rank."""
+    check_text(task, "0B0 0F0", [(0, 0)])
+    check_text(task, "0F0 0B0\n1B0 1F0", [(0, 1), (1, 0)])
+
+
+def test_a_legal_schedule_that_needs_many_rounds_and_then_one_that_sticks(task):
+    """In 1F1B ranks go on in turns; nobody is stuck. With its last backwards exchanged somebody is."""
+    schedule = schedules.one_f_one_b(4, 8)
+    expect_equal(list(task.stuck(schedule)), [], "stuck of 1F1B, 4 ranks, 8 microbatches")
+    check_text(task, "0F0 0F1 0B0 0B1\n1F0 1F1 1B1 1B0\n2F1 2B0 2F0 2B1", [(0, 2), (1, 2), (2, 1)])
+
+
+# HIDDEN
+def test_the_weights_need_the_input_gradient(task):
+    """W comes after its own I, and I after its own F."""
+    check_text(task, "0F0 0W0 0I0", [(0, 1)])
+    check_text(task, "0F0 0I0 0W0\n1F0 1W0 1I0", [(0, 1), (1, 1)])
+    check_text(task, "0F0 0I0 0W0\n1F0 1I0 1W0", [])
+
+
+def test_three_ranks_in_a_circle(task):
+    """Rank 0 waits for rank 1, that for rank 2, and that for rank 0."""
+    check_text(task, "0F0 0B0 0F1 0B1\n1F0 1B0 1F1 1B1\n2F1 2F0 2B0 2B1", [(0, 1), (1, 1), (2, 0)])
+
+
+def test_exchanged_actions_of_every_kind_of_schedule(task):
+    """The same ranks and steps as the verifier of minipipe, whatever was exchanged."""
+    for seed, name in enumerate(("1f1b", "gpipe", "zb-h1", "zb-v", "interleaved-1f1b")):
+        check_shuffled(task, name, num_ranks=3, num_microbatches=6, seed=seed)
+
+
+def test_a_long_one(task):
+    """Thousands of actions take no more than a moment, and the end is looked at as well as the beginning."""
+    rows = [list(row) for row in schedules.one_f_one_b(4, 1000).actions]
+    rows[3][-1], rows[3][-2] = rows[3][-2], rows[3][-1]
+    schedule = Schedule("long", range(4), 1000, rows)
+    expect_equal(sorted(task.stuck(schedule)), [(0, 1999), (1, 1999), (2, 1999), (3, 1998)], "stuck of a long schedule")
+
+
+WRONG_ANSWERS = [
+    (
+        "one pass over the ranks is taken for enough: each waits for one that comes later in the list",
+        "                is_moving = True\n",
+        "",
+    ),
+    (
+        "only what comes from other stages: the own forward seems to go without saying",
+        "    if Action(stage, F, k) not in done:\n        return False\n",
+        "",
+    ),
+    (
+        "W needs nothing: it sends nothing, so nothing seems to depend on it",
+        "return Action(stage, I, k) in done",
+        "return True",
+    ),
+    (
+        "the gradient comes from a whole backward only: I was added later",
+        " or Action(stage + 1, I, k) in done",
+        "",
+    ),
+    (
+        "steps are counted from 1, as people do",
+        "[(rank, step) for",
+        "[(rank, step + 1) for",
+    ),
+    (
+        "the first rank that is stuck is named, though the cause may stand on another",
+        "if step < len(schedule.actions[rank])]",
+        "if step < len(schedule.actions[rank])][:1]",
+    ),
+]

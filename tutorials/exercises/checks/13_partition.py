@@ -1,0 +1,128 @@
+"""Tests of 13_partition."""
+
+import random
+from itertools import combinations
+from numbers import Integral
+
+from minipipe import partition_by_cost
+from minipipe.coursework import expect_at_most, expect_equal, expect_sequence, expect_that
+
+
+def check(task, costs, num_stages, best):
+    """Ask for sizes that cover all layers, and for a most expensive stage that costs no more than the best."""
+    call = f"partition({list(costs) if len(costs) < 12 else f'{len(costs)} costs'}, {num_stages})"
+    sizes = expect_sequence(
+        task.partition(list(costs), num_stages), call
+    )  # a copy: what a student does to it is theirs
+    are_sizes = all(isinstance(size, Integral) and size >= 1 for size in sizes)
+    expect_that(are_sizes, call, "whole numbers, at least 1", sizes)
+    sizes = [int(size) for size in sizes]
+    expect_equal(len(sizes), num_stages, f"number of stages of {call}, which is {sizes}")
+    expect_equal(sum(sizes), len(costs), f"number of layers in all stages of {call}, which is {sizes}")
+    expect_at_most(largest(costs, sizes), best * (1 + 1e-12), f"most expensive stage of {call}, which is {sizes}")
+
+
+def largest(costs, sizes):
+    """Return the cost of the most expensive stage."""
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return max(sum(costs[end - size : end]) for size, end in zip(sizes, ends))
+
+
+def best_of_all(costs, num_stages):
+    """Return the least cost of a most expensive stage, of all partitions."""
+    cuts = combinations(range(1, len(costs)), num_stages - 1)
+    return min(largest(costs, [b - a for a, b in zip((0, *cut), (*cut, len(costs)))]) for cut in cuts)
+
+
+def test_one_large_layer_stands_alone(task):
+    """[99, 100, 1] in 2 stages costs 101 at most, not 199.
+
+    Hint: a stage that has not yet reached the average may be complete all the same.
+    """
+    check(task, [99, 100, 1], 2, 101)
+
+
+def test_there_are_as_many_stages_as_asked_for(task):
+    """[1, 2] in 2 makes two stages, and [1, 1, 1, 1] in 3 makes three.
+
+    Hint: leave at least one layer for each stage that is still to come.
+    """
+    check(task, [1, 2], 2, 2)
+    check(task, [1, 1, 1, 1], 3, 2)
+
+
+def test_random_costs_against_all_partitions(task):
+    """For ten layers no partition into 3 or 4 stages is better."""
+    generator = random.Random(0)
+    for num_stages in (3, 4):
+        costs = [generator.randint(1, 30) for _ in range(10)]
+        check(task, costs, num_stages, best_of_all(costs, num_stages))
+
+
+# HIDDEN
+def test_other_random_costs(task):
+    """The same for other costs and numbers of stages, broken numbers and zeros among them."""
+    generator = random.Random(1)
+    for _ in range(30):
+        costs = [generator.choice((0.0, 0.25, 1.5, 3.0, 10.0)) for _ in range(generator.randint(4, 9))]
+        num_stages = generator.randint(1, len(costs))
+        check(task, costs, num_stages, best_of_all(costs, num_stages))
+
+
+def test_one_stage_and_one_layer_each(task):
+    """The extremes: everything in one stage, and a stage for every layer."""
+    check(task, [4, 2, 7], 1, 13)
+    check(task, [4, 2, 7, 0], 4, 7)
+
+
+def test_eighty_layers_in_twelve_stages(task):
+    """Large models are divided in a moment, and as well as small ones."""
+    generator = random.Random(2)
+    costs = [generator.randint(1, 100) for _ in range(80)]
+    best = max(sum(costs[layer] for layer in part) for part in partition_by_cost(costs, 12))
+    check(task, costs, 12, best)
+
+
+GREEDY = """    average = sum(costs) / num_stages
+    sizes, running, size = [], 0.0, 0
+    for cost in costs:
+        running, size = running + cost, size + 1
+        if running >= average and len(sizes) < num_stages - 1:
+            sizes, running, size = [*sizes, size], 0.0, 0
+    return [*sizes, size] if size else sizes
+    num_layers = len(costs)
+"""
+
+WRONG_ANSWERS = [
+    (
+        "greedy: close a stage once it has reached the average; the first idea, and the one of many libraries",
+        "    num_layers = len(costs)\n",
+        GREEDY,
+    ),
+    (
+        "layers are sorted to balance them: stages are made of layers in their order, and the list is the caller's",
+        "    num_layers = len(costs)\n",
+        "    costs.sort(reverse=True)\n    num_layers = len(costs)\n",
+    ),
+    (
+        "what is already in a stage is crossed out in the list itself, which is the caller's",
+        "    num_layers = len(costs)\n",
+        "    for layer in range(len(costs)):\n        costs[layer] = 0\n    num_layers = len(costs)\n",
+    ),
+    (
+        "the same number of layers for each stage: right where all layers cost the same",
+        "    num_layers = len(costs)\n",
+        "    num_layers = len(costs)\n"
+        "    return [num_layers // num_stages + (s < num_layers % num_stages) for s in range(num_stages)]\n",
+    ),
+    (
+        "the sum instead of the largest: it is the same for every partition",
+        "max(best[i][0], before[n] - before[i])",
+        "best[i][0] + (before[n] - before[i])",
+    ),
+    (
+        "the last stage alone is made cheap, whatever the ones before it cost",
+        "max(best[i][0], before[n] - before[i])",
+        "before[n] - before[i]",
+    ),
+]

@@ -1,0 +1,193 @@
+"""Tests of 14_puzzle."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from minipipe import Costs, Pipeline, Schedule, functional, nn, schedules, simulate, spawn
+from minipipe.coursework import expect_at_most, expect_close, expect_equal, expect_legal, expect_type
+from minipipe.testing import one_process_step
+
+
+class Level(NamedTuple):
+    num_ranks: int
+    num_microbatches: int
+    costs: Costs
+    memory_limit: int
+    par: float
+
+
+LEVELS = {
+    1: Level(3, 4, Costs([1, 2, 1], [2, 4, 2], 0), 3, 27),
+    2: Level(3, 5, Costs([2, 2, 1], [1, 2, 2], [2, 2, 1]), 3, 32),
+    3: Level(3, 5, Costs([1, 2, 1], [1, 2, 1], [2, 2, 1], latency=1), 3, 32),
+    4: Level(4, 6, Costs([1, 2, 1, 1], [1, 2, 1, 2], 1, latency=1), 4, 39),
+}
+
+
+def built(task, number):
+    """Return the level, and the student's schedule for it, if it is legal and fits into memory."""
+    level = LEVELS[number]
+    text = getattr(task, f"level_{number}")()
+    expect_type(text, str, f"level_{number}()")
+    schedule = Schedule.from_text(text, name=f"level {number}")
+    sizes = (schedule.num_ranks, schedule.num_stages, schedule.num_microbatches)
+    expect_equal(sizes, (level.num_ranks, level.num_ranks, level.num_microbatches), "ranks, stages and microbatches")
+    expect_equal(schedule.is_forward_only, False, f"whether level_{number}() has forwards only")
+    expect_legal(schedule, f"level_{number}()", level.memory_limit)
+    return level, schedule
+
+
+def check(task, number, most):
+    level, schedule = built(task, number)
+    makespan = simulate(schedule, level.costs).makespan
+    expect_at_most(makespan, most, f"makespan of level_{number}(), whose par is {level.par:g}")
+
+
+def as_fast_as_1f1b(number):
+    level = LEVELS[number]
+    return simulate(schedules.one_f_one_b(level.num_ranks, level.num_microbatches), level.costs).makespan
+
+
+def near_par(number):
+    return (as_fast_as_1f1b(number) + LEVELS[number].par) / 2
+
+
+def test_level_1_is_legal_and_no_slower_than_1f1b(task):
+    """Level 1, first point: legal, 3 pairs held at most, done in 28 units.
+
+    Hint: begin with 1F1B's rows and `minipipe show`; look who waits for whom.
+    """
+    check(task, 1, as_fast_as_1f1b(1))
+
+
+def test_level_1_is_near_par(task):
+    """Level 1, second point: at least half of the way from 1F1B to par."""
+    check(task, 1, near_par(1))
+
+
+def test_level_1_is_par(task):
+    """Level 1, third point: 27 units.
+
+    Hint: the middle rank has work for 24 units, and rank 0 goes before it and after it. It must never wait.
+    """
+    check(task, 1, LEVELS[1].par)
+
+
+def test_level_2_is_legal_and_no_slower_than_1f1b(task):
+    """Level 2, first point: legal, 3 pairs held at most, done in 37 units."""
+    check(task, 2, as_fast_as_1f1b(2))
+
+
+def test_level_2_is_near_par(task):
+    """Level 2, second point: at least half of the way from 1F1B to par.
+
+    Hint: a W may wait until its rank would be idle, but its pair is held until then.
+    """
+    check(task, 2, near_par(2))
+
+
+def test_level_2_is_par(task):
+    """Level 2, third point: 32 units, 2 until the middle rank begins, and then no pause on it."""
+    check(task, 2, LEVELS[2].par)
+
+
+def test_level_3_is_legal_and_no_slower_than_1f1b(task):
+    """Level 3, first point: legal, 3 pairs held at most, done in 40 units."""
+    check(task, 3, as_fast_as_1f1b(3))
+
+
+def test_level_3_is_near_par(task):
+    """Level 3, second point: at least half of the way from 1F1B to par.
+
+    Hint: which rank has most to do? The others may wait, that one must not.
+    """
+    check(task, 3, near_par(3))
+
+
+def test_level_3_is_par(task):
+    """Level 3, third point: 32 units, although messages take one."""
+    check(task, 3, LEVELS[3].par)
+
+
+def test_level_4_is_legal_and_no_slower_than_1f1b(task):
+    """Level 4, first point: legal, 4 pairs held at most, done in 47 units."""
+    check(task, 4, as_fast_as_1f1b(4))
+
+
+def test_level_4_is_near_par(task):
+    """Level 4, second point: at least half of the way from 1F1B to par.
+
+    Hint: while a message is on its way, do something else: another forward, or a W.
+    """
+    check(task, 4, near_par(4))
+
+
+def test_level_4_is_par(task):
+    """Level 4, third point: 39 units, the best known."""
+    check(task, 4, LEVELS[4].par)
+
+
+# HIDDEN
+def check_training(task, number):
+    """Run one step of a small network over thread ranks as the schedule says, and compare with one process."""
+    level, schedule = built(task, number)
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(level.num_ranks)]
+    model = nn.Sequential(*layers).initialise(0)
+    generator = np.random.default_rng(number)
+    inputs, targets = generator.standard_normal((2, 2 * level.num_microbatches, 4), dtype=np.float32)
+
+    def step(group):
+        pipeline = Pipeline(model, group, loss=functional.mean_squared_error, schedule=schedule)
+        loss = pipeline.step(inputs, targets)
+        return loss, {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+
+    by_rank = spawn(step, level.num_ranks)
+    expected = one_process_step(model, functional.mean_squared_error, inputs, targets, level.num_microbatches)
+    for loss, gradients in by_rank:
+        expect_close(loss, expected.loss, f"loss of a step by level_{number}()", tolerance=1e-6)
+        for name, gradient in gradients.items():
+            expect_close(gradient, expected.gradients[name], f"level_{number}(): gradient of {name}", tolerance=1e-5)
+
+
+def test_levels_1_and_2_train(task):
+    """A network that runs as the schedules say, on real ranks, has the gradients of one process."""
+    check_training(task, 1)
+    check_training(task, 2)
+
+
+def test_levels_3_and_4_train(task):
+    """The same for the larger ones."""
+    check_training(task, 3)
+    check_training(task, 4)
+
+
+WRONG_ANSWERS = [
+    (
+        "1F1B as it stands in the paper, made for stages that are alike",
+        '    """Return the rows for 3 ranks, the middle one twice as slow, with whole backwards."""\n',
+        "    from minipipe import schedules\n\n    return schedules.one_f_one_b(3, 4).to_text()\n",
+    ),
+    (
+        "ZB-H1, the best for stages that are alike: near par, not par",
+        '    """Return the rows for 3 ranks, no two alike, with backwards in two halves."""\n',
+        "    from minipipe import schedules\n\n    return schedules.zb_h1(3, 5).to_text()\n",
+    ),
+    (
+        "all forwards first, which hides every wait and holds all microbatches",
+        '    """Return the rows for 3 ranks whose messages take time."""\n',
+        "    from minipipe import schedules\n\n    return schedules.gpipe(3, 5).to_text()\n",
+    ),
+    (
+        "greedy, which looks no further than the moment: nearly as good as par",
+        '    """Return the rows for 4 ranks, and more microbatches than one can keep in mind."""\n',
+        "    from minipipe import Costs, schedules\n\n"
+        "    costs = Costs([1, 2, 1, 1], [1, 2, 1, 2], 1, latency=1)\n"
+        '    return schedules.greedy(6, costs, range(4), 4, "IFW").to_text()\n',
+    ),
+    (
+        "two actions exchanged to fill a pause: rank 1 then waits for a gradient that waits for it",
+        "2F0 2B0 2F1 2F2",
+        "2F1 2B0 2F0 2F2",
+    ),
+]
