@@ -1,16 +1,18 @@
 """The command line, as a student and as a script use it."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 
 from minipipe import schedules
 from minipipe.cli import main
-from minipipe.render import draw_text
+from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
 from minipipe.schedules import Costs, Schedule, lower, simulate
 from tests.launch import ROOT, run
 
@@ -56,7 +58,8 @@ def test_schedules_says_of_one_that_does_not_fit_what_would(ask):
 def test_every_schedule_is_shown_checked_and_simulated(name, ask):
     schedule = schedules.build(name, 4, 8)
     status, out, _ = ask("show", name)
-    assert status == 0 and [line[:6] for line in out.splitlines()[:4]] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    rows = [line[:6] for line in out.splitlines() if not line.startswith("units")]
+    assert status == 0 and rows[:4] == ["rank 0", "rank 1", "rank 2", "rank 3"]
     status, out, _ = ask("check", name)
     assert status == 0 and out.startswith(f"legal: {name}, 4 ranks") and out.count("\n") == 1
     status, out, _ = ask("simulate", name)
@@ -94,6 +97,10 @@ def test_simulate_tells_idle_time_by_its_cause(ask):
     for row in rows:
         busy, *idle = map(float, row[1:5])
         assert busy == 24 and busy + sum(idle) == 49  # the makespan
+    _, out, _ = ask("simulate", "1f1b", "--costs", "overhead=0.5")
+    assert "  drain  overhead  " in out  # what is spent between two actions, so that the row adds up
+    for row in (line.split() for line in out.splitlines() if re.match(r" +\d ", line)):
+        assert sum(map(float, row[1:6])) == simulate(schedules.one_f_one_b(4, 8), Costs(overhead=0.5)).makespan
     assert ask("simulate", "1f1b", "--costs", "latency=1", "--sends-block")[1].splitlines()[-1] == "makespan 58 units"
 
 
@@ -111,6 +118,74 @@ def test_show_writes_what_can_be_read_again(ask, tmp_path):
     path = tmp_path / "mine.csv"
     assert ask("show", *options, "--format", "csv", "-o", path) == (0, f"wrote {path}\n", "")
     assert ask("check", path)[:2] == (0, ask("check", *options)[1].replace("zb-v", "mine"))
+
+
+DRAWN = {"svg": draw_svg, "html": draw_html, "perfetto": perfetto_trace}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_show_draws_what_was_simulated_with_the_costs(name, ask, tmp_path):
+    costs = ("--costs", "F=2,latency=0.5")
+    drawn = DRAWN[name](simulate(schedules.zb_v(2, 4), Costs(2, latency=0.5)))
+    options = ("zb-v", "--ranks", 2, "--microbatches", 4, *costs, "--format", name)
+    assert ask("show", *options) == (0, drawn, "")
+    path = tmp_path / "file"
+    assert ask("show", *options, "-o", path) == (0, f"wrote {path}\n", "")
+    assert path.read_text(encoding="utf-8") == drawn
+
+
+def test_messages_are_arrows_in_a_picture_and_always_in_a_player_and_a_trace(ask):
+    timeline = simulate(schedules.gpipe(2, 2))
+    options = ("gpipe", "--ranks", 2, "--microbatches", 2, "--messages", "--format")
+    assert ask("show", *options, "svg")[1] == draw_svg(timeline, messages=True) != draw_svg(timeline)
+    assert ask("show", *options, "html")[1] == draw_html(timeline)
+    assert ask("show", *options, "perfetto")[1] == perfetto_trace(timeline)
+
+
+def test_the_numbers_in_a_picture_and_in_a_trace_are_those_that_simulate_prints(ask):
+    found = json.loads(ask("simulate", "1f1b", "--costs", "latency=0.5", "--json")[1])
+    picture = ask("show", "1f1b", "--costs", "latency=0.5", "--format", "svg")[1]
+    assert f"makespan {found['makespan']:g} units" in picture
+    assert f"bubble {100 * found['bubble_fraction']:.1f} %" in picture
+    (trace,) = json.loads(ask("show", "1f1b", "--costs", "latency=0.5", "--format", "perfetto")[1])["otherData"][
+        "timelines"
+    ]
+    assert (trace["makespan"], trace["bubble_fraction"]) == (found["makespan"], found["bubble_fraction"])
+
+
+@pytest.mark.parametrize(
+    ("ending", "name"), [("svg", "svg"), ("HTML", "html"), ("json", "perfetto"), ("csv", "csv"), ("txt", "text")]
+)
+def test_without_a_format_the_files_ending_says_which(ending, name, ask, tmp_path):
+    """The story: `show 1f1b -o 1f1b.svg` wrote text, and no browser could open it."""
+    path = tmp_path / f"mine.{ending}"
+    assert ask("show", "gpipe", "--width", 80, "-o", path)[0] == 0
+    assert path.read_text(encoding="utf-8") == ask("show", "gpipe", "--width", 80, "--format", name)[1]
+    assert ask("show", "gpipe", "--format", "rows", "-o", path)[0] == 0
+    assert Schedule.from_text(path.read_text(), name="gpipe") == schedules.gpipe(4, 8)  # as was asked
+    assert ask("show", "gpipe", "--json", "-o", path)[0] == 0
+    assert json.loads(path.read_text())["num_ranks"] == 4
+
+
+@pytest.mark.parametrize("name", ["a<b>&\"'$.csv", "--><script>.csv"])
+def test_a_files_name_may_hold_any_sign(name, ask, tmp_path):
+    path, stem = tmp_path / name, name.removesuffix(".csv")
+    path.write_text("0F0,0B0\n")
+    picture = ElementTree.fromstring(ask("show", path, "--format", "svg")[1])
+    assert any(stem in (element.text or "") for element in picture.iter())
+    assert "<script>." not in ask("show", path, "--format", "html")[1]
+    trace = json.loads(ask("show", path, "--format", "perfetto")[1])
+    assert trace["otherData"]["timelines"][0]["name"] == stem
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux only")
+@pytest.mark.parametrize("form", ["text", *DRAWN])
+def test_a_files_name_may_be_no_text(form, ask, tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/mine\xff.csv")
+    with open(path, "w") as stream:
+        stream.write("0F0,0B0\n")
+    assert ask("show", path, "--format", form, "-o", tmp_path / "out")[0] == 0
+    (tmp_path / "out").read_text(encoding="utf-8")
 
 
 def test_info_names_versions_mpi_and_blas(ask):
@@ -222,9 +297,15 @@ def test_a_schedule_that_adds_gradients_in_another_order_is_legal_and_says_so(as
         (["show", "gpipe", "--chunks", "2"], "gpipe has one stage on each rank"),
         (["show", "gpipe", "--width", "10"], "--width is 10; expected at least 40"),
         (["show", "gpipe", "--json", "--format", "csv"], "--json and --format csv are two formats; choose one"),
-        (["show", "gpipe", "--messages"], "--messages is for --format rows or csv"),
+        (["show", "gpipe", "--messages"], "--messages is for another --format"),
         (["show", "zb_v"], "did you mean zb-v?"),
         (["show", "gpipe", "-o", "no/such/folder.txt"], "no/such/folder.txt cannot be written: No such file"),
+        (["show", "gpipe", "--format", "svg", "-o", "."], ". cannot be written: Is a directory"),
+        (["show", "gpipe", "--json", "--format", "svg"], "--json and --format svg are two formats; choose one"),
+        (
+            ["show", "gpipe", "--costs", "F=1e13", "--format", "perfetto"],
+            "a trace holds at most 1.13e+12; choose another",
+        ),
         (["simulate", "gpipe", "--costs", "F=1:2"], "forward has 2 values for 4 stages"),
         (["simulate", "gpipe", "--costs", "speed=9"], "'speed=9' is no cost; expected one of F, I, W, latency"),
         (["check", "gpipe", "--memory-limit", "0"], "memory_limit is 0; expected a whole number, at least 1"),
@@ -325,7 +406,7 @@ def test_the_options_of_show_are_not_ignored(ask):
     _, out, _ = ask("show", "gpipe", "--ranks", 2, "--microbatches", 1, "--messages", "--json")
     assert json.loads(out)["actions"][0] == ["0F0", "0SEND_F0", "0RECV_B0", "0B0"]
     _, out, _ = ask("show", "1f1b", "--width", 60, "--costs", "F=2,latency=1")
-    assert out == draw_text(simulate(schedules.one_f_one_b(4, 8), Costs(2, latency=1)), 60) + "\n"
+    assert out == draw_text(simulate(schedules.one_f_one_b(4, 8), Costs(2, latency=1)), width=60) + "\n"
 
 
 def test_the_table_is_timed_with_the_costs(ask):

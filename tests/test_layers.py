@@ -49,8 +49,10 @@ TABLE = {
         "version",
     },
     "data": {"numpy"},
-    "verbs": {"errors", "backend", "schedules", "render", "comm", "version"},
-    "cli": {"errors", "verbs", "version"},
+    "stepper": {"errors", "schedules", "render"},
+    "verbs": {"errors", "backend", "schedules", "render", "stepper", "comm", "version"},
+    "coursework": {"numpy", "errors", "schedules"},
+    "cli": {"errors", "verbs", "coursework", "version"},
     "__main__": {"cli"},
     "testing": {"numpy", "backend", "tensor", "place", "nn", "comm", "pipeline", "schedules"},
 }

@@ -1,0 +1,153 @@
+"""The loop of ``minipipe step``: a key, another moment, another screen."""
+
+from __future__ import annotations
+
+from minipipe.render.frame import LEAST_SIZE, Frame
+from minipipe.render.moment import describe_verdict
+from minipipe.schedules.stepping import Walkthrough
+from minipipe.stepper.keys import Screen
+
+__all__ = ["Stepper", "step_with_keys"]
+
+_KEYS = "n next  p back  home end  g go to  r one rank  ? help  q quit"
+_HELP = """
+  n, space, right, Enter   the next action begins
+  p, left, backspace       back
+  page down, page up       ten steps on, ten back
+  home (0), end ($)        the beginning, the end
+  g                        go to a step, 17, or to a time, t12.5
+  r                        stop only at actions of one rank; r and Enter: of all
+  q                        quit
+
+  F3  forward of microbatch 3; 2F3 on stage 2, where a rank holds several, or,
+      for want of room, f3 on the second of two
+  B3  backward; or in two halves, I for the inputs and W for the weights
+  S3, R3  send, receive
+
+  v   now. Before it is what each rank has done, with - = ~ + filled and idle
+      time dotted; after it is what comes. The > stands where an action has
+      just begun.
+  holds  4 (0-3)  four microbatches, 0 to 3; 2 (0:1 7:0)  microbatch 1 of
+      stage 0 and microbatch 0 of stage 7
+""".splitlines()[1:]
+
+
+def step_with_keys(walkthrough: Walkthrough, screen: Screen, colour: bool) -> int:
+    """Walk through a schedule as keys are pressed; leave the terminal as it was, and the verdict on it.
+
+    Returns
+    -------
+    int
+        The exit status: 0 if it is legal, 1 if not, and after Ctrl-C 130, as shells have it.
+    """
+    try:
+        with screen:
+            Stepper(walkthrough, screen, colour).run()
+    except KeyboardInterrupt:
+        return 130
+    print("\n".join(describe_verdict(walkthrough)))
+    return 0 if walkthrough.is_legal else 1
+
+
+class Stepper:
+    """Shows moments of a walk, one after another, as keys are pressed.
+
+    Parameters
+    ----------
+    walkthrough : Walkthrough
+    screen : Screen
+    colour : bool
+
+    Attributes
+    ----------
+    number : int
+        The moment that is shown.
+    rank : int or None
+        The only rank at whose actions it stops.
+    """
+
+    def __init__(self, walkthrough: Walkthrough, screen: Screen, colour: bool) -> None:
+        self.walkthrough, self.screen = walkthrough, screen
+        self.frame = Frame(walkthrough, colour)
+        self.number, self.notice = 0, ""
+        self.rank: int | None = None
+
+    def run(self) -> None:
+        """Show and listen until somebody quits."""
+        while True:
+            self.show()
+            key = self.screen.read_key()
+            self.notice = ""
+            if key in ("q", "Q", "eof"):
+                return
+            self.press(key)
+
+    def show(self) -> None:
+        """Draw the moment, and below it the keys, or what is to be said."""
+        width, height = self.screen.size()
+        if width < LEAST_SIZE[0] or height <= LEAST_SIZE[1]:
+            self.screen.show(["too small; q quits"[:width]])
+            return
+        lines = self.frame.draw(self.walkthrough[self.number], width, height - 1, self.rank)
+        only = f"only rank {self.rank} | " if self.rank is not None else ""
+        self.screen.show([*lines, *[""] * (height - 1 - len(lines)), (self.notice or only + _KEYS)[:width]])
+
+    def press(self, key: str) -> None:
+        """Do what a key asks for."""
+        last = len(self.walkthrough) - 1
+        if key in ("n", "space", "right", "enter", "down"):
+            self.number = self.following(1)
+        elif key in ("p", "b", "left", "backspace", "up"):
+            self.number = self.following(-1)
+        elif key in ("pagedown", "pageup"):
+            self.number = max(0, min(last, self.number + (10 if key == "pagedown" else -10)))
+        elif key in ("home", "0"):
+            self.number = 0
+        elif key in ("end", "$", "G"):
+            self.number = last
+        elif key == "g":
+            self.go(self.screen.ask(f"go to a step, 0 to {last}, or to a time such as t12.5: "))
+        elif key == "r":
+            self.choose(
+                self.screen.ask(f"stop only at actions of rank (0 to {self.frame.num_ranks - 1}; Enter: all): ")
+            )
+        elif key in ("?", "h"):
+            self.help()
+        else:
+            self.notice = f"{key!r:.20} is no key here; ? lists them"
+
+    def following(self, direction: int) -> int:
+        """Return the next moment that way: of the chosen rank's actions, or of any; at most the first or the last."""
+        last, steps, number = len(self.walkthrough) - 1, self.walkthrough.steps, self.number + direction
+        while 0 < number < last and self.rank is not None and steps[number - 1].rank != self.rank:
+            number += direction
+        return max(0, min(last, number))
+
+    def go(self, answer: str) -> None:
+        """Go to a step, ``17``, or to a time, ``t12.5``, in the unit that is shown."""
+        answer = answer.strip()
+        scale = 1000 if self.walkthrough.timeline.unit == "s" else 1
+        try:
+            if answer.startswith("t"):
+                self.number = self.walkthrough.at_time(float(answer[1:]) / scale)
+            elif answer:
+                self.number = max(0, min(len(self.walkthrough) - 1, int(answer)))
+        except ValueError:
+            self.notice = f"{answer!r:.20} is neither a step, such as 17, nor a time, such as t12.5"
+
+    def choose(self, answer: str) -> None:
+        """Stop only at the actions of one rank, or, without an answer, at all."""
+        answer = answer.strip()
+        if not answer:
+            self.rank = None
+        elif answer.isdecimal() and int(answer) < self.frame.num_ranks:
+            self.rank = int(answer)
+        else:
+            self.notice = f"{answer!r:.20} is no rank; there are {self.frame.num_ranks}, counted from 0"
+
+    def help(self) -> None:
+        """Show the keys and what the signs mean, until a key is pressed."""
+        width, height = self.screen.size()
+        lines = [line[:width] for line in _HELP[: height - 1]]
+        self.screen.show([*lines, *[""] * (height - 1 - len(lines)), "any key goes back"[:width]])
+        self.screen.read_key()

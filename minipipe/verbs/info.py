@@ -1,0 +1,35 @@
+"""``minipipe info``: what this machine computes and talks with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+
+from minipipe import backend
+from minipipe.comm.describe import blas_library, gpu_messages, mpi_library, num_cores, package_version
+from minipipe.version import __version__
+
+__all__ = ["run_info"]
+
+
+def run_info(options: argparse.Namespace) -> int:
+    """Print what this machine computes and talks with."""
+    missing = "not installed"
+    facts = {
+        "minipipe": __version__,
+        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "numpy": package_version("numpy"),
+        "blas": blas_library(),
+        "cores": num_cores(),
+        "mpi4py": package_version("mpi4py") or f"{missing}: pip install 'minipipe-mpi[mpi]', or thread ranks",
+        "mpi": mpi_library() or missing,
+        "gpu": backend.gpu_description(),
+        "gpu messages": gpu_messages(),
+    }
+    if options.json:
+        print(json.dumps(facts))
+    else:
+        print("\n".join(f"{name:12} {value}" for name, value in facts.items()))
+        print("\nA rank computes with one BLAS thread while its group is open.")
+    return 0
