@@ -291,6 +291,8 @@ def _walk(roots: dict[Node, Array], work: WeightWork | None) -> None:
             if vjp is None:
                 continue
             contribution = vjp(gradient)
+            if contribution is None:
+                raise _nothing_returned(vjp)
             if isinstance(parent, Leaf):
                 if parent.changed > node.order:
                     raise _changed_in_place("A parameter, or another tensor made with requires_grad=True,")
@@ -321,6 +323,13 @@ def _postpone_weight_side(node: Node, edges: list[Edge], gradient: Array, work: 
     if weight_side:
         work.postpone(node, weight_side, gradient)
     return to_activations
+
+
+def _nothing_returned(vjp: Vjp) -> TensorError:
+    name = getattr(vjp, "__qualname__", "a vjp")
+    return TensorError(
+        "no-gradient", f"{name} returned None; expected the gradient, an array. Is a `return` missing in that vjp?"
+    )
 
 
 def _changed_in_place(what: str) -> TensorError:

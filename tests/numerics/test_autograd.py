@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from minipipe import Tensor, functional, no_grad, recording
 from minipipe.errors import TensorError
 from minipipe.held import held_bytes
+from minipipe.tensor import record
 from minipipe.testing import check_gradients
 
 
@@ -366,6 +367,21 @@ def test_the_bytes_that_a_graph_holds_are_counted_once_each_and_views_as_their_b
     assert held_bytes([y.node], [x.data]) == y.data.nbytes
     twice = functional.concatenate([y * y.T.T, y * y.T.T])
     assert held_bytes([twice.node], []) == x.data.nbytes + y.data.nbytes
+
+
+def test_a_vjp_that_forgets_to_return_is_named():
+    """The story: a student forgot `return`, and read that NoneType has no attribute 'shape', in no line of theirs."""
+
+    def double(a):
+        def double_vjp(gradient):
+            gradient * 2
+
+        return record(a.data * 2, (a, double_vjp))
+
+    x = Tensor([1.0], requires_grad=True)
+    with pytest.raises(TensorError, match=r"double_vjp returned None; expected the gradient, an array") as caught:
+        double(double(x)).sum().backward()
+    assert caught.value.code == "no-gradient"
 
 
 # -- looks ---------------------------------------------------------------------------------------------------
