@@ -103,6 +103,16 @@ def random_key(seed: int, step: int = 0, microbatch: int = 0) -> AbstractContext
 
     A pipeline does this by itself; in a loop of your own, give the number of the step.
 
+    Parameters
+    ----------
+    seed, step, microbatch : int
+        At least 0.
+
+    Raises
+    ------
+    ValueError
+        When one of them is no such number.
+
     Examples
     --------
     >>> import numpy as np

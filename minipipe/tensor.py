@@ -134,24 +134,44 @@ class Tensor:
         return format(self.item(), spec) if spec else str(self)
 
     def __repr__(self) -> str:
-        grad = ", requires_grad=True" if self.requires_grad else ""
-        return f"Tensor({np.array2string(backend.to_numpy(self.data), separator=', ', prefix='Tensor(')}{grad})"
+        name, grad = type(self).__name__, ", requires_grad=True" if self.requires_grad else ""
+        return f"{name}({np.array2string(backend.to_numpy(self.data), separator=', ', prefix=f'{name}(')}{grad})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(backend.to_numpy(self.data), dtype=dtype, copy=copy)
 
     def item(self) -> float:
-        """Return the only element as a Python number."""
+        """Return the only element as a Python number.
+
+        Examples
+        --------
+        >>> Tensor([[2.0]]).item()
+        2.0
+        """
         if self.size != 1:
             raise TensorError("shape", f"item() needs a tensor with one element; this one has shape {self.shape}.")
         return backend.to_numpy(self.data).item()
 
     def numpy(self) -> np.ndarray:
-        """Return the values as a NumPy array, without a copy where they are in NumPy's memory already."""
+        """Return the values as a NumPy array, without a copy where they are in NumPy's memory already.
+
+        Examples
+        --------
+        >>> Tensor([1.0, 2.0]).numpy()
+        array([1., 2.], dtype=float32)
+        """
         return backend.to_numpy(self.data)
 
     def detach(self) -> Tensor:
-        """Return a tensor with the same values and no graph behind it."""
+        """Return a tensor with the same values and no graph behind it.
+
+        Examples
+        --------
+        >>> x = Tensor([1.0, 2.0], requires_grad=True)
+        >>> (x * x.detach()).sum().backward()
+        >>> x.grad
+        array([1., 2.], dtype=float32)
+        """
         return record(self.data)
 
     # -- what it does ---------------------------------------------------------------------------------------
@@ -168,6 +188,13 @@ class Tensor:
         ------
         TensorError
             Codes ``no-graph``, ``not-scalar``, ``shape``, ``backward-twice``.
+
+        Examples
+        --------
+        >>> x = Tensor([1.0, 2.0], requires_grad=True)
+        >>> (x * 3).backward(np.array([1.0, 10.0]))
+        >>> x.grad
+        array([ 3., 30.], dtype=float32)
         """
         if self.node is None:
             raise TensorError(
@@ -251,6 +278,17 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
         input's shape. A vjp returns a new array, its argument, or a view of that; it changes neither its argument nor
         what it captured, and does not return the latter, because what it returns may be added to in place. Inputs
         without a graph are left out, and what their vjp captured is let go.
+
+    Examples
+    --------
+    An operation of your own: three times a tensor.
+
+    >>> def triple(a):
+    ...     return record(3 * a.data, (a, lambda g: 3 * g))
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> triple(x).sum().backward()
+    >>> x.grad
+    array([3., 3.], dtype=float32)
     """
     result = _new(Tensor)
     if isinstance(data, np.generic):
@@ -281,7 +319,13 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
 
 
 def as_tensor(value: Operand) -> Tensor:
-    """Return the value itself if it is a tensor, and a constant tensor of it otherwise."""
+    """Return the value itself if it is a tensor, and a constant tensor of it otherwise.
+
+    Examples
+    --------
+    >>> as_tensor([1.0, 2.0])
+    Tensor([1., 2.])
+    """
     return value if isinstance(value, Tensor) else Tensor(value)
 
 
@@ -290,6 +334,11 @@ def as_constant(value: Operand, like: Tensor) -> Tensor:
 
     NumPy promotes float32 to float64 on the slightest occasion (a ``numpy.float64``, an integer array); a constant
     takes the tensor's dtype instead.
+
+    Examples
+    --------
+    >>> as_constant(np.float64(0.5), like=Tensor([1.0, 2.0])).dtype
+    dtype('float32')
     """
     data = value.data if isinstance(value, Tensor) else value
     _refuse_bundle(data)
@@ -313,7 +362,13 @@ def _refuse_bundle(data: object) -> None:
 
 
 def as_real(value: Operand) -> Tensor:
-    """Return the value as a tensor of real numbers: whole ones become float32, the default."""
+    """Return the value as a tensor of real numbers: whole ones become float32, the default.
+
+    Examples
+    --------
+    >>> as_real(Tensor([1, 2]))
+    Tensor([1., 2.])
+    """
     tensor = as_tensor(value)
     if backend.is_floating(tensor.dtype):
         return tensor
@@ -327,6 +382,11 @@ def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
     ------
     TensorError
         Code ``dtype``, when two tensors of different real dtypes meet: float64 has crept in somewhere.
+
+    Examples
+    --------
+    >>> operands(2, Tensor([1.0, 2.0]))
+    (Tensor(2.), Tensor([1., 2.]))
     """
     if not isinstance(left, Tensor):
         left = as_constant(left, as_tensor(right))

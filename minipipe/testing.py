@@ -85,7 +85,17 @@ def _differences(evaluate: Callable[[], float], point: np.ndarray, epsilon: floa
 
 
 class StepResult(NamedTuple):
-    """The loss of a batch, and the gradient of every parameter, by its name in the model."""
+    """The loss of a batch, and the gradient of every parameter, by its name in the model.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import nn
+    >>> model, x = nn.Sequential(nn.Linear(2, 1)), np.ones((4, 2), np.float32)
+    >>> result = one_process_step(model, nn.MSELoss(), x, x[:, :1], num_microbatches=2)
+    >>> {name: gradient.shape for name, gradient in result.gradients.items()}
+    {'0.weight': (2, 1), '0.bias': (1,)}
+    """
 
     loss: float
     gradients: dict[str, np.ndarray | None]
@@ -107,6 +117,18 @@ def one_process_step(
     num_microbatches : int
     seed, step : int
         Of what is random in the model, such as Dropout. A pipeline counts its steps from 0.
+
+    Examples
+    --------
+    With weight 1 and bias 0 the outputs are 2, 4 and 6, which should be 0: the loss is (4 + 16 + 36) / 3, and the
+    gradient of the bias twice the mean output.
+
+    >>> from minipipe import nn
+    >>> model = nn.Sequential(nn.Linear(1, 1, initialiser=nn.initialisers.constant(1.0), dtype=np.float64))
+    >>> x = np.array([[2.0], [4.0], [6.0]])
+    >>> result = one_process_step(model, nn.MSELoss(), x, np.zeros((3, 1)), num_microbatches=3)
+    >>> round(result.loss, 3), result.gradients["0.bias"].round(3)
+    (18.667, array([8.]))
     """
     model.zero_grad()
     num_samples = inputs.shape[0]
@@ -159,6 +181,13 @@ def check_same_as_one_process(
     ------
     AssertionError
         When a bit differs; names the parameter.
+
+    Examples
+    --------
+    >>> from minipipe import nn, schedules
+    >>> model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    >>> x = np.ones((6, 2), np.float32)
+    >>> check_same_as_one_process(model, nn.MSELoss(), x, x[:, :1], schedules.zb_h1(2, 3))
     """
 
     def pipelined(group: Any) -> StepResult:
@@ -195,7 +224,13 @@ def check_same_as_one_process(
 
 
 def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
-    """Tell whether two arrays have the same dtype, shape and bits, or are both None."""
+    """Tell whether two arrays have the same dtype, shape and bits, or are both None.
+
+    Examples
+    --------
+    >>> same_bits(np.array([0.1 + 0.2]), np.array([0.3])), same_bits(np.array([0.0]), np.array([-0.0]))
+    (False, False)
+    """
     if a is None or b is None:
         return a is b
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

@@ -18,7 +18,13 @@ _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def launched_ranks(environment: Mapping[str, str]) -> int | None:
-    """Return how many ranks the launcher started, 1 when there was none, and None when it does not say."""
+    """Return how many ranks the launcher started, 1 when there was none, and None when it does not say.
+
+    Examples
+    --------
+    >>> launched_ranks({"PMI_SIZE": "4", "PMI_RANK": "0"}), launched_ranks({})
+    (4, 1)
+    """
     sizes = [int(environment[name]) for name in _SIZE_VARIABLES if environment.get(name, "").isdigit()]
     if sizes and max(sizes) > 1:
         return max(sizes)

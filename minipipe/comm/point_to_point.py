@@ -25,7 +25,18 @@ DEFAULT_TIMEOUT = 300.0
 
 
 class Request(ABC):
-    """A send or a receive that was started."""
+    """A send or a receive that was started.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import init_process_group
+    >>> with init_process_group() as group:
+    ...     sending = group.isend(np.array([1.0, 2.0]), destination=0)
+    ...     receiving = group.irecv(source=0)
+    ...     print(receiving.wait(), sending.wait())
+    [1. 2.] None
+    """
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> np.ndarray | None:
@@ -85,7 +96,17 @@ class PointToPoint(ABC):
 
     @abstractmethod
     def abort(self, code: int = 1) -> NoReturn:
-        """End every rank at once, with an exit code that is not 0."""
+        """End every rank at once, with an exit code that is not 0.
+
+        Examples
+        --------
+        >>> from minipipe import init_process_group
+        >>> with init_process_group() as group:
+        ...     group.abort(3)
+        Traceback (most recent call last):
+            ...
+        SystemExit: 3
+        """
 
     # -- two ranks ------------------------------------------------------------------------------------------
 
@@ -106,6 +127,18 @@ class PointToPoint(ABC):
             At least 0. Messages of one sender and one tag arrive in order.
         step : int
             The training step, which the receiver may compare with its own.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> def swap(group):
+        ...     request = group.isend(np.array(group.rank), destination=1 - group.rank)
+        ...     received = group.recv(source=1 - group.rank)
+        ...     request.wait()
+        ...     return int(received)
+        >>> spawn(swap, num_ranks=2)
+        [1, 0]
         """
         if tag < 0:
             raise ValueError(f"tag is {tag}; expected at least 0.")
@@ -149,6 +182,17 @@ class PointToPoint(ABC):
             In words, what is awaited; for the message of a timeout.
         allocate : function
             ``(shape, dtype) -> array`` for what arrives.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> def add(group):
+        ...     if group.rank > 0:
+        ...         return group.send(np.array(10.0 * group.rank), destination=0)
+        ...     return sum(float(request.wait()) for request in [group.irecv(source=1), group.irecv(source=2)])
+        >>> spawn(add, num_ranks=3)
+        [30.0, None, None]
         """
         if tag < 0:
             raise ValueError(f"tag is {tag}; expected at least 0.")
@@ -162,6 +206,32 @@ class PointToPoint(ABC):
 
         Local; the partner is ``destination``. A large array is only gone once the partner receives it: two ranks that
         both send first and receive afterwards wait for each other (use :meth:`isend`).
+
+        Parameters
+        ----------
+        array : array
+        destination : int
+            A rank.
+        tag : int
+            At least 0.
+        timeout : float, optional
+            In seconds; the group's own by default.
+
+        Raises
+        ------
+        MessageError
+            Code ``timeout``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> def pass_on(group):
+        ...     if group.rank == 0:
+        ...         return group.send(np.array([1.5, 2.5]), destination=1)
+        ...     return group.recv(source=0).tolist()
+        >>> spawn(pass_on, num_ranks=2)
+        [None, [1.5, 2.5]]
         """
         self.isend(array, destination, tag).wait(timeout)
 
@@ -173,10 +243,32 @@ class PointToPoint(ABC):
         Local; the partner is ``source``, which sends with the same tag. Shape and dtype come with the message; if
         ``out`` is given, they must be its own, and it is filled.
 
+        Parameters
+        ----------
+        source : int
+            A rank.
+        tag : int
+            At least 0.
+        out : array, optional
+        timeout : float, optional
+            In seconds; the group's own by default.
+
         Raises
         ------
         MessageError
             Codes ``shape``, ``dtype``, ``timeout``, ``peer-left``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> def receive_into(group):
+        ...     if group.rank == 0:
+        ...         return group.send(np.array([1.0, 2.0]), destination=1, tag=7)
+        ...     out = np.zeros(2)
+        ...     return group.recv(source=0, tag=7, out=out) is out
+        >>> spawn(receive_into, num_ranks=2)
+        [None, True]
         """
         array = self.irecv(source, tag, out).wait(timeout)
         assert array is not None
@@ -205,7 +297,16 @@ class PointToPoint(ABC):
             raise LaunchError("closed", "This group was closed (its with-block has ended); start another one.")
 
     def close(self) -> None:
-        """Give back what the group holds, such as the limit on BLAS threads. Local; may be called twice."""
+        """Give back what the group holds, such as the limit on BLAS threads. Local; may be called twice.
+
+        Examples
+        --------
+        >>> from minipipe import init_process_group
+        >>> group = init_process_group()
+        >>> group.close()
+        >>> group.is_closed
+        True
+        """
         self.is_closed = True
         self._resources.close()
 
@@ -246,6 +347,13 @@ def check_rank(name: str, rank: int, size: int) -> None:
     ------
     RankError
         Code ``out-of-range``.
+
+    Examples
+    --------
+    >>> check_rank("source", 4, size=4)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.RankError: source is 4, but there are 4 ranks, counted from 0.
     """
     if not 0 <= rank < size:
         raise RankError("out-of-range", f"{name} is {rank}, but there are {size} ranks, counted from 0.")

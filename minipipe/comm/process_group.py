@@ -37,6 +37,15 @@ class ProcessGroup(PointToPoint):
         Seconds that a wait may last, unless the call says otherwise.
     note : str
         What to keep in mind when reading times measured in this group.
+
+    Examples
+    --------
+    :func:`minipipe.spawn` makes threads of this process, :func:`minipipe.init_process_group` joins the processes that
+    ``mpirun`` started.
+
+    >>> from minipipe import spawn
+    >>> spawn(lambda group: f"{group.rank} of {group.size}", num_ranks=3)
+    ['0 of 3', '1 of 3', '2 of 3']
     """
 
     note = ""
@@ -74,6 +83,13 @@ class ProcessGroup(PointToPoint):
         ------
         MessageError
             Codes ``shape`` and ``dtype``, where another rank's array is not like the root's.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> spawn(lambda group: group.broadcast(np.array([7, 8]) if group.rank == 0 else None).tolist(), num_ranks=3)
+        [[7, 8], [7, 8], [7, 8]]
         """
         self._check_open()
         check_rank("root", root, self.size)
@@ -107,6 +123,13 @@ class ProcessGroup(PointToPoint):
             Seconds that each wait may last; the group's own by default.
         what : str
             In words, what is awaited; for the message of a timeout.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> spawn(lambda group: [len(array) for array in group.all_gather(np.zeros(group.rank))], num_ranks=3)
+        [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
         """
         self._check_open()
         gathered = [np.array(array)] * self.size
@@ -134,6 +157,15 @@ class ProcessGroup(PointToPoint):
         ------
         MessageError
             Codes ``shape`` and ``dtype``, naming two ranks that differ.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> spawn(lambda group: int(group.all_reduce(np.array(10 * group.rank))), num_ranks=4)
+        [60, 60, 60, 60]
+        >>> spawn(lambda group: int(group.all_reduce(np.array(10 * group.rank), "max")), num_ranks=4)
+        [30, 30, 30, 30]
         """
         combine = {"sum": np.add, "max": np.maximum}.get(operation)
         if combine is None:
@@ -150,6 +182,18 @@ class ProcessGroup(PointToPoint):
         """Return once every rank has called this.
 
         Collective. In round k each rank tells the one 2^k further on, and hears from the one 2^k behind.
+
+        Examples
+        --------
+        >>> from minipipe import spawn
+        >>> log = []
+        >>> def arrive(group):
+        ...     log.append("before")
+        ...     group.barrier()
+        ...     log.append("after")
+        >>> _ = spawn(arrive, num_ranks=3)
+        >>> log
+        ['before', 'before', 'before', 'after', 'after', 'after']
         """
         self._check_open()
         distance = 1
@@ -169,6 +213,17 @@ class ProcessGroup(PointToPoint):
         color : int or None
             At least 0; None for a rank that joins no group, which gets None.
         key : int
+
+        Examples
+        --------
+        Even ranks and odd ones.
+
+        >>> from minipipe import spawn
+        >>> def parity(group):
+        ...     half = group.split(color=group.rank % 2)
+        ...     return f"{half.rank} of {half.size}"
+        >>> spawn(parity, num_ranks=5)
+        ['0 of 3', '0 of 2', '1 of 3', '1 of 2', '2 of 3']
         """
         if color is not None and color < 0:
             raise ValueError(f"color is {color}; expected at least 0, or None.")
@@ -182,14 +237,31 @@ class ProcessGroup(PointToPoint):
         return group
 
     def next_serial(self) -> int:
-        """Return 1, 2, … by turns: a number for something that all ranks make in the same order. Local."""
+        """Return 1, 2, … by turns: a number for something that all ranks make in the same order. Local.
+
+        Examples
+        --------
+        >>> from minipipe import init_process_group
+        >>> with init_process_group() as group:
+        ...     group.next_serial(), group.next_serial()
+        (1, 2)
+        """
         self._num_serials += 1
         return self._num_serials
 
     # -- time -----------------------------------------------------------------------------------------------
 
     def time(self) -> float:
-        """Return seconds on a clock that all ranks share, as far as it could be aligned."""
+        """Return seconds on a clock that all ranks share, as far as it could be aligned.
+
+        Examples
+        --------
+        >>> from minipipe import init_process_group
+        >>> with init_process_group() as group:
+        ...     before = group.time()
+        ...     group.time() >= before
+        True
+        """
         return time.perf_counter() + self._clock_offset
 
     def align_clocks(self, rounds: int = 10) -> None:
@@ -197,6 +269,16 @@ class ProcessGroup(PointToPoint):
 
         Collective. Each rank asks rank 0 for the time; of several answers the quickest counts, as in Cristian 1989,
         "Probabilistic clock synchronization".
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> def differs(group):
+        ...     group.align_clocks()
+        ...     return abs(group.time() - float(group.broadcast(np.array(group.time())))) > 10
+        >>> spawn(differs, num_ranks=3)
+        [False, False, False]
         """
         nothing = np.zeros(0)
         if self.rank == 0:
@@ -217,7 +299,17 @@ class ProcessGroup(PointToPoint):
 
 
 class OneRankGroup(ProcessGroup):
-    """The group of one: plain ``python`` runs the same program as four ranks do."""
+    """The group of one: plain ``python`` runs the same program as four ranks do.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe.comm import OneRankGroup
+    >>> group = OneRankGroup()
+    >>> group.send(np.array([1.0, 2.0]), destination=0)
+    >>> group.recv(source=0)
+    array([1., 2.])
+    """
 
     takes_device_arrays = True
 

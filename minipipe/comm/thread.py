@@ -117,7 +117,14 @@ class _Switchboard:
 
 
 class ThreadGroup(ProcessGroup):
-    """A rank that is a thread; :func:`spawn` makes them."""
+    """A rank that is a thread; :func:`spawn` makes them.
+
+    Examples
+    --------
+    >>> from minipipe import spawn
+    >>> spawn(repr, num_ranks=2)
+    ['<ThreadGroup: rank 0 of 2>', '<ThreadGroup: rank 1 of 2>']
+    """
 
     takes_device_arrays = True
     note = "thread ranks share one interpreter: times are not those of real ranks"

@@ -27,6 +27,13 @@ def split_examples(
     Returns
     -------
     (inputs, targets) to train, (inputs, targets) to test
+
+    Examples
+    --------
+    >>> inputs, targets = np.arange(20).reshape(10, 2), np.arange(10)
+    >>> (x, y), (test_x, test_y) = split_examples(inputs, targets, test_fraction=0.3)
+    >>> x.shape, y.shape, test_x.shape, test_y.shape
+    ((7, 2), (7,), (3, 2), (3,))
     """
     _check_lengths(inputs, targets)
     if not 0 <= test_fraction <= 1:
@@ -38,7 +45,21 @@ def split_examples(
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:
-    """Return the number of batches of at most ``batch_size`` samples that :func:`batches` makes."""
+    """Return the number of batches of at most ``batch_size`` samples that :func:`batches` makes.
+
+    Parameters
+    ----------
+    num_samples, batch_size : int
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> num_batches(10, batch_size=4)
+    3
+    """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; expected at least 1.")
     return -(-num_samples // batch_size)

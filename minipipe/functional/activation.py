@@ -13,14 +13,28 @@ __all__ = ["gelu", "relu", "sigmoid", "silu", "tanh"]
 
 
 def tanh(a: Operand) -> Tensor:
-    """Return the hyperbolic tangent of a."""
+    """Return the hyperbolic tangent of a.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.tanh(Tensor([0.0, 100.0]))
+    Tensor([0., 1.])
+    """
     a = as_real(a)
     result = array_module(a.data).tanh(a.data)
     return record(result, (a, lambda g: g * (1 - result * result)))
 
 
 def sigmoid(a: Operand) -> Tensor:
-    """Return 1 / (1 + e^-a), from e^-|a|, so that nothing overflows and small results are exact, too."""
+    """Return 1 / (1 + e^-a), from e^-|a|, so that nothing overflows and small results are exact, too.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.sigmoid(Tensor([-1000.0, 0.0]))
+    Tensor([0. , 0.5])
+    """
     a = as_real(a)
     result = _sigmoid(a.data)
     return record(result, (a, lambda g: g * (result * (1 - result))))
@@ -34,7 +48,16 @@ def _sigmoid(x: Array) -> Array:
 
 
 def relu(a: Operand) -> Tensor:
-    """Return a where it is positive, and 0 elsewhere. The gradient at 0 is 0."""
+    """Return a where it is positive, and 0 elsewhere. The gradient at 0 is 0.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> x = Tensor([-2.0, 0.0, 3.0], requires_grad=True)
+    >>> functional.relu(x).sum().backward()
+    >>> x.grad
+    array([0., 0., 1.], dtype=float32)
+    """
     a = as_tensor(a)
     xp = array_module(a.data)
     # A row of zeros, because NumPy takes twice as long over a large array and a number.
@@ -48,6 +71,12 @@ def silu(a: Operand) -> Tensor:
     References
     ----------
     Elfwing, Uchibe, Doya 2018, "Sigmoid-weighted linear units", equation 1.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.silu(Tensor([0.0, 100.0]))
+    Tensor([  0., 100.])
     """
     a = as_real(a)
     gate = _sigmoid(a.data)
@@ -71,6 +100,14 @@ def gelu(a: Operand, approximate: bool = False) -> Tensor:
     References
     ----------
     Hendrycks, Gimpel 2016, "Gaussian error linear units (GELUs)", section 2.
+
+    Examples
+    --------
+    A standard normal number is smaller than 1 with probability 0.8413.
+
+    >>> from minipipe import Tensor, functional
+    >>> functional.gelu(Tensor([0.0, 1.0])).numpy().round(4)
+    array([0.    , 0.8413], dtype=float32)
     """
     a = as_real(a)
     result, slope = (_gelu_with_tanh if approximate else _gelu_with_erf)(a.data)

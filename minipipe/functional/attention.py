@@ -46,6 +46,15 @@ def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = Fa
     References
     ----------
     Vaswani et al. 2017, "Attention is all you need", equation 1.
+
+    Examples
+    --------
+    A query that finds all keys equally near gets the mean of their values.
+
+    >>> from minipipe import Tensor, functional
+    >>> key, value = Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([[10.0], [20.0]])
+    >>> functional.attention(Tensor([[0.0, 0.0]]), key, value)
+    Tensor([[15.]])
     """
     query, key = operands(query, key)
     query, value = operands(query, value)
@@ -91,6 +100,15 @@ def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False)
     References
     ----------
     Vaswani et al. 2017, "Attention is all you need", section 3.2.2.
+
+    Examples
+    --------
+    Two positions with query 0, key 0 and values 1 and 3; the first one sees itself alone.
+
+    >>> from minipipe import Tensor, functional
+    >>> projections = Tensor([[[0.0, 0.0, 1.0], [0.0, 0.0, 3.0]]])
+    >>> functional.self_attention(projections, num_heads=1, is_causal=True).numpy().tolist()
+    [[[1.0], [2.0]]]
     """
     projections = as_real(projections)
     shape, xp = projections.shape, array_module(projections.data)

@@ -50,6 +50,13 @@ def conv1d(
     ------
     TensorError
         Codes ``shape``, ``range`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> x, differences = Tensor([[[1.0, 2.0, 4.0, 8.0]]]), Tensor([[[-1.0, 1.0]]])
+    >>> functional.conv1d(x, differences)
+    Tensor([[[1., 2., 4.]]])
     """
     x, weight, bias = _operands(x, weight, bias)
     strides, paddings = per_axis("conv1d", "stride", stride, 1), per_axis("conv1d", "padding", padding, 1, 0)
@@ -90,6 +97,14 @@ def conv2d(
     The columns take as much memory as the input, times the size of the kernel. They live only inside the product:
     the graph keeps the input, and the gradient of the weight gathers them again, about a tenth of the step's time.
     PyTorch has kernels that need no columns; groups and dilation are left out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> images, sums = Tensor(np.ones((1, 1, 3, 4))), Tensor(np.ones((1, 1, 2, 2)))
+    >>> functional.conv2d(images, sums).numpy().tolist()
+    [[[[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]]]
     """
     x, weight, bias = _operands(x, weight, bias)
     strides, paddings = per_axis("conv2d", "stride", stride, 2), per_axis("conv2d", "padding", padding, 2, 0)
@@ -135,6 +150,13 @@ def max_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     ------
     TensorError
         Codes ``shape`` and ``range``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> functional.max_pool2d(Tensor(np.arange(16.0).reshape(1, 1, 4, 4)), kernel=2).numpy().tolist()
+    [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
     x = as_tensor(x)
     sizes = per_axis("max_pool2d", "kernel", kernel, 2)

@@ -29,6 +29,15 @@ def dropout(a: Operand, probability: float) -> Tensor:
     References
     ----------
     Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional, random_key
+    >>> with random_key(seed=0, step=3):
+    ...     y = functional.dropout(Tensor(np.ones(100)), 0.5)
+    >>> sorted(set(y.numpy().tolist()))
+    [0.0, 2.0]
     """
     a = as_real(a)
     if not 0 <= probability < 1:

@@ -46,7 +46,29 @@ def _check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
 
 
 def add(a: Operand, b: Operand) -> Tensor:
-    """Return a + b, broadcast."""
+    """Return a + b, broadcast.
+
+    Parameters
+    ----------
+    a, b : Tensor, array or number
+        Of shapes that broadcast: counted from the last axis, lengths are equal or one of them is 1.
+
+    Returns
+    -------
+    Tensor of the broadcast shape
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.add(Tensor([[1.0], [2.0]]), Tensor([10.0, 20.0]))
+    Tensor([[11., 21.],
+            [12., 22.]])
+    """
     a, b = operands(a, b)
     _check_broadcast("add", a, b)
     a_shape, b_shape = a.shape, b.shape
@@ -58,7 +80,28 @@ def add(a: Operand, b: Operand) -> Tensor:
 
 
 def subtract(a: Operand, b: Operand) -> Tensor:
-    """Return a - b, broadcast."""
+    """Return a - b, broadcast.
+
+    Parameters
+    ----------
+    a, b : Tensor, array or number
+        Of shapes that broadcast: counted from the last axis, lengths are equal or one of them is 1.
+
+    Returns
+    -------
+    Tensor of the broadcast shape
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.subtract(10, Tensor([1.0, 2.0]))
+    Tensor([9., 8.])
+    """
     a, b = operands(a, b)
     _check_broadcast("subtract", a, b)
     a_shape, b_shape = a.shape, b.shape
@@ -70,7 +113,32 @@ def subtract(a: Operand, b: Operand) -> Tensor:
 
 
 def multiply(a: Operand, b: Operand) -> Tensor:
-    """Return a * b, broadcast."""
+    """Return a * b, broadcast.
+
+    Parameters
+    ----------
+    a, b : Tensor, array or number
+        Of shapes that broadcast: counted from the last axis, lengths are equal or one of them is 1.
+
+    Returns
+    -------
+    Tensor of the broadcast shape
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    The gradient of each factor is the other one.
+
+    >>> from minipipe import Tensor, functional
+    >>> a, b = Tensor(3.0, requires_grad=True), Tensor(4.0, requires_grad=True)
+    >>> functional.multiply(a, b).backward()
+    >>> float(a.grad), float(b.grad)
+    (4.0, 3.0)
+    """
     a, b = operands(a, b)
     _check_broadcast("multiply", a, b)
     x, y, a_shape, b_shape = a.data, b.data, a.shape, b.shape
@@ -82,7 +150,28 @@ def multiply(a: Operand, b: Operand) -> Tensor:
 
 
 def divide(a: Operand, b: Operand) -> Tensor:
-    """Return a / b, broadcast."""
+    """Return a / b, broadcast.
+
+    Parameters
+    ----------
+    a, b : Tensor, array or number
+        Of shapes that broadcast: counted from the last axis, lengths are equal or one of them is 1.
+
+    Returns
+    -------
+    Tensor of the broadcast shape
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.divide(Tensor([3.0, 6.0]), 2)
+    Tensor([1.5, 3. ])
+    """
     a, b = operands(a, b)
     a, b = as_real(a), as_real(b)
     _check_broadcast("divide", a, b)
@@ -95,7 +184,28 @@ def divide(a: Operand, b: Operand) -> Tensor:
 
 
 def power(a: Operand, b: Operand) -> Tensor:
-    """Return a ** b, broadcast. Squares are computed as products, three times as fast."""
+    """Return a ** b, broadcast. Squares are computed as products, three times as fast.
+
+    Parameters
+    ----------
+    a, b : Tensor, array or number
+        Of shapes that broadcast: counted from the last axis, lengths are equal or one of them is 1.
+
+    Returns
+    -------
+    Tensor of the broadcast shape
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.power(Tensor([2.0, 3.0]), 3)
+    Tensor([ 8., 27.])
+    """
     if isinstance(b, int | float) and b == 2:
         a = as_tensor(a)
         x = a.data
@@ -112,27 +222,57 @@ def power(a: Operand, b: Operand) -> Tensor:
 
 
 def negative(a: Operand) -> Tensor:
-    """Return -a."""
+    """Return -a.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.negative(Tensor([1.0, -2.0]))
+    Tensor([-1.,  2.])
+    """
     a = as_tensor(a)
     return record(-a.data, (a, lambda g: -g))
 
 
 def exp(a: Operand) -> Tensor:
-    """Return e to the power of a."""
+    """Return e to the power of a.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.exp(Tensor([0.0, 1.0])).numpy().round(4)
+    array([1.    , 2.7183], dtype=float32)
+    """
     a = as_real(a)
     result = array_module(a.data).exp(a.data)
     return record(result, (a, lambda g: g * result))
 
 
 def log(a: Operand) -> Tensor:
-    """Return the natural logarithm of a."""
+    """Return the natural logarithm of a.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> x = Tensor([1.0, 4.0], requires_grad=True)
+    >>> functional.log(x).sum().backward()
+    >>> x.grad
+    array([1.  , 0.25], dtype=float32)
+    """
     a = as_real(a)
     x = a.data
     return record(array_module(x).log(x), (a, lambda g: g / x))
 
 
 def sqrt(a: Operand) -> Tensor:
-    """Return the square root of a."""
+    """Return the square root of a.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.sqrt(Tensor([4.0, 9.0]))
+    Tensor([2., 3.])
+    """
     a = as_real(a)
     result = array_module(a.data).sqrt(a.data)
     return record(result, (a, lambda g: g * 0.5 / result))
@@ -151,6 +291,13 @@ def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
     ------
     TensorError
         Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> functional.where(np.array([True, False]), Tensor([1.0, 2.0]), 0)
+    Tensor([1., 0.])
     """
     a, b = operands(a, b)
     mask = _mask("where", condition, a)
@@ -167,10 +314,28 @@ def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
 def masked_fill(a: Operand, mask: Operand, value: float) -> Tensor:
     """Return a with one number, for instance ``-math.inf``, wherever the mask is true; both are broadcast.
 
+    Parameters
+    ----------
+    a : Tensor of any shape
+    mask : array or Tensor of truth values
+    value : float
+
+    Returns
+    -------
+    Tensor of the broadcast shape
+
     Raises
     ------
     TensorError
         Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> import math
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> functional.masked_fill(Tensor([1.0, 2.0]), np.array([True, False]), -math.inf)
+    Tensor([-inf,   2.])
     """
     a = as_real(a)
     mask = _mask("masked_fill", mask, a)
@@ -199,10 +364,26 @@ def clip(a: Operand, low: float | None = None, high: float | None = None) -> Ten
 
     The gradient is 1 from bound to bound, the bounds included, and 0 beyond.
 
+    Parameters
+    ----------
+    a : Tensor of any shape
+    low, high : float, optional
+        One of them at least.
+
+    Returns
+    -------
+    Tensor of the same shape
+
     Raises
     ------
     TensorError
         Code ``range``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.clip(Tensor([-3.0, 0.5, 7.0]), low=0, high=1)
+    Tensor([0. , 0.5, 1. ])
     """
     a = as_real(a)
     if low is None and high is None:

@@ -27,6 +27,14 @@ def embedding(weight: Tensor, ids: Operand) -> Tensor:
     ------
     TensorError
         Codes ``shape``, ``dtype`` and ``range``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> weight = Tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
+    >>> functional.embedding(weight, [2, 0])
+    Tensor([[4., 5.],
+            [0., 1.]])
     """
     ids = ids if isinstance(ids, Tensor) else as_tensor(backend.as_array(ids, like=weight.data))
     _check_ids(weight, ids)

@@ -68,6 +68,12 @@ def erf(a: Operand) -> Tensor:
     ----------
     Cody 1969, "Rational Chebyshev approximations for the error function", for float64; the function
     ``generic_fast_erf_float`` of Eigen 3.3 for float32.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.erf(Tensor([0.0, 1.0, 10.0])).numpy().round(4)
+    array([0.    , 0.8427, 1.    ], dtype=float32)
     """
     a = as_real(a)
     x, xp = a.data, array_module(a.data)

@@ -27,6 +27,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     ------
     TensorError
         Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> weight, bias = Tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), Tensor([0.0, 0.0, 10.0])
+    >>> functional.linear(Tensor([[1.0, 2.0]]), weight, bias)
+    Tensor([[ 1.,  2., 13.]])
     """
     x, weight = operands(x, weight)
     data, w = x.data, weight.data
@@ -68,10 +75,26 @@ def matmul(a: Operand, b: Operand) -> Tensor:
 
     A vector counts as a row on the left and as a column on the right, as in NumPy.
 
+    Parameters
+    ----------
+    a : Tensor of shape (..., n, k), or (k,)
+    b : Tensor of shape (..., k, m), or (k,)
+
+    Returns
+    -------
+    Tensor of shape (..., n, m)
+        Without n where a is a vector, and without m where b is.
+
     Raises
     ------
     TensorError
         Code ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.matmul(Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([1.0, 10.0]))
+    Tensor([21., 43.])
     """
     a, b = operands(a, b)
     _check_product(a.shape, b.shape)

@@ -11,7 +11,25 @@ __all__ = ["cross_entropy", "log_softmax", "mean_squared_error", "softmax"]
 
 
 def softmax(a: Operand, axis: int = -1) -> Tensor:
-    """Return e^a over its sum along an axis, shifted by the largest element so that nothing overflows."""
+    """Return e^a over its sum along an axis, shifted by the largest element so that nothing overflows.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    axis : int
+        Along which they sum to 1.
+
+    Returns
+    -------
+    Tensor of the same shape
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.softmax(Tensor([[1000.0, 1000.0], [0.0, 1000.0]]))
+    Tensor([[0.5, 0.5],
+            [0. , 1. ]])
+    """
     a = as_real(a)
     xp = array_module(a.data)
     exponentials = xp.exp(a.data - xp.max(a.data, axis=axis, keepdims=True))
@@ -20,7 +38,24 @@ def softmax(a: Operand, axis: int = -1) -> Tensor:
 
 
 def log_softmax(a: Operand, axis: int = -1) -> Tensor:
-    """Return the logarithm of :func:`softmax`, more exact than taking it afterwards."""
+    """Return the logarithm of :func:`softmax`, more exact than taking it afterwards.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    axis : int
+        Along which the probabilities sum to 1.
+
+    Returns
+    -------
+    Tensor of the same shape
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.log_softmax(Tensor([0.0, 1000.0]))
+    Tensor([-1000.,     0.])
+    """
     a = as_real(a)
     xp = array_module(a.data)
     result = _log_softmax(a.data, axis)
@@ -51,6 +86,15 @@ def cross_entropy(logits: Tensor, labels: Operand) -> Tensor:
     ------
     TensorError
         Codes ``shape``, ``dtype`` and ``range``.
+
+    Examples
+    --------
+    Who finds four classes equally likely is log(4) wrong, whichever is right.
+
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> round(functional.cross_entropy(Tensor(np.zeros((2, 4))), [0, 3]).item(), 4)
+    1.3863
     """
     logits = as_real(logits)
     xp, num_classes = array_module(logits.data), logits.shape[-1] if logits.ndim else 0
@@ -90,7 +134,27 @@ def _check_labels(logits: Tensor, labels: Array) -> None:
 
 
 def mean_squared_error(prediction: Tensor, target: Operand) -> Tensor:
-    """Return the mean of (prediction - target)^2 over all elements; both of the same shape."""
+    """Return the mean of (prediction - target)^2 over all elements; both of the same shape.
+
+    Parameters
+    ----------
+    prediction, target : Tensor of any shape
+
+    Returns
+    -------
+    Tensor of shape ()
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.mean_squared_error(Tensor([1.0, 2.0]), Tensor([1.0, 4.0]))
+    Tensor(2.)
+    """
     prediction, target = operands(prediction, target)
     if prediction.shape != target.shape:
         raise TensorError(

@@ -37,6 +37,14 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     References
     ----------
     Ba, Kiros, Hinton 2016, "Layer normalization", equation 4.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> weight, bias = Tensor([1.0, 1.0]), Tensor([0.0, 0.0])
+    >>> functional.layer_norm(Tensor([[1.0, 3.0], [5.0, 105.0]]), weight, bias).numpy().round(3)
+    array([[-1.,  1.],
+           [-1.,  1.]], dtype=float32)
     """
     x, weight = _checked("layer_norm", "weight", x, weight)
     x, bias = _checked("layer_norm", "bias", x, bias)
@@ -87,6 +95,14 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     References
     ----------
     Zhang, Sennrich 2019, "Root mean square layer normalization", equation 4.
+
+    Examples
+    --------
+    The mean of 1 and 49 is 25, whose root is 5.
+
+    >>> from minipipe import Tensor, functional
+    >>> functional.rms_norm(Tensor([[1.0, 7.0]]), Tensor([1.0, 1.0])).numpy().round(3)
+    array([[0.2, 1.4]], dtype=float32)
     """
     x, weight = _checked("rms_norm", "weight", x, weight)
     shape, width, w = x.shape, x.shape[-1], weight.data

@@ -17,10 +17,12 @@ def _swapped(operation: Callable[[Operand, Operand], Tensor]) -> Callable[[Tenso
 
 
 def _reshape(self: Tensor, *lengths: Any) -> Tensor:
+    """Return the same elements in another shape: ``x.reshape(2, -1)``; see :func:`minipipe.functional.reshape`."""
     return shape.reshape(self, _unpacked(lengths))
 
 
 def _transpose(self: Tensor, *axes: Any) -> Tensor:
+    """Return the axes in another order, by default reversed; see :func:`minipipe.functional.transpose`."""
     return shape.transpose(self, _unpacked(axes) if axes else None)
 
 

@@ -34,7 +34,31 @@ def _reduced(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> t
 
 
 def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the sum over the given axes, by default all. As a method: ``tensor.sum(axis)``."""
+    """Return the sum over the given axes, by default all. As a method: ``tensor.sum(axis)``.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    axis : int or tuple of int, optional
+    keepdims : bool
+        Whether the axes stay, with length 1.
+
+    Returns
+    -------
+    Tensor
+        Without those axes, or with length 1 along them.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.total(Tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0)
+    Tensor([4., 6.])
+    """
     a = as_tensor(a)
     shape, axes = a.shape, _axes(a, axis)
     kept = _kept(shape, axes)
@@ -46,7 +70,32 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the mean over the given axes, by default all."""
+    """Return the mean over the given axes, by default all.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    axis : int or tuple of int, optional
+    keepdims : bool
+        Whether the axes stay, with length 1.
+
+    Returns
+    -------
+    Tensor
+        Without those axes, or with length 1 along them.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.mean(Tensor([[1.0, 2.0], [3.0, 4.0]]), axis=1, keepdims=True)
+    Tensor([[1.5],
+            [3.5]])
+    """
     a = as_real(a)
     shape, axes = a.shape, _axes(a, axis)
     kept = _kept(shape, axes)
@@ -75,6 +124,13 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
     ------
     TensorError
         Codes ``shape`` and ``range``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> x = Tensor([1.0, 3.0])
+    >>> functional.variance(x).item(), functional.variance(x, correction=1).item()
+    (1.0, 2.0)
     """
     a = as_real(a)
     axes = _axes(a, axis)
@@ -94,6 +150,31 @@ def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the largest element over the given axes, by default all. As a method: ``tensor.max(axis)``.
 
     Where several elements are largest, they share the gradient equally.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    axis : int or tuple of int, optional
+    keepdims : bool
+        Whether the axes stay, with length 1.
+
+    Returns
+    -------
+    Tensor
+        Without those axes, or with length 1 along them.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> x = Tensor([2.0, 5.0, 5.0], requires_grad=True)
+    >>> functional.amax(x).backward()
+    >>> x.grad
+    array([0. , 0.5, 0.5], dtype=float32)
     """
     a = as_tensor(a)
     return _extreme(a, array_module(a.data).max, axis, keepdims)
@@ -103,6 +184,29 @@ def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the smallest element over the given axes, by default all. As a method: ``tensor.min(axis)``.
 
     Where several elements are smallest, they share the gradient equally.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    axis : int or tuple of int, optional
+    keepdims : bool
+        Whether the axes stay, with length 1.
+
+    Returns
+    -------
+    Tensor
+        Without those axes, or with length 1 along them.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.amin(Tensor([[2.0, 5.0], [4.0, 3.0]]), axis=0)
+    Tensor([2., 3.])
     """
     a = as_tensor(a)
     return _extreme(a, array_module(a.data).min, axis, keepdims)
@@ -124,6 +228,29 @@ def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the logarithm of the sum of e^a over the given axes, by default all.
 
     Shifted by the largest element, so that nothing overflows. Where all are -inf the result is -inf, its gradient 0.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    axis : int or tuple of int, optional
+    keepdims : bool
+        Whether the axes stay, with length 1.
+
+    Returns
+    -------
+    Tensor
+        Without those axes, or with length 1 along them.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.logsumexp(Tensor([0.0, 1000.0]))
+    Tensor(1000.)
     """
     a = as_real(a)
     x, axes = a.data, _axes(a, axis)

@@ -16,7 +16,28 @@ __all__ = ["concatenate", "contiguous", "identity", "index", "reshape", "split",
 
 
 def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
-    """Return the same elements in another shape; one length may be -1, to be worked out."""
+    """Return the same elements in another shape; one length may be -1, to be worked out.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    shape : sequence of int
+
+    Returns
+    -------
+    Tensor of shape ``shape``
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.reshape(Tensor([[1.0, 2.0], [3.0, 4.0]]), (4, -1)).shape
+    (4, 1)
+    """
     a = as_tensor(a)
     before, shape = a.shape, tuple(shape)
     known = backend.prod(tuple(length for length in shape if length != -1))
@@ -27,7 +48,30 @@ def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
 
 
 def transpose(a: Operand, axes: Sequence[int] | None = None) -> Tensor:
-    """Return the axes in another order, by default reversed. No element moves: the result is a view."""
+    """Return the axes in another order, by default reversed. No element moves: the result is a view.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    axes : sequence of int, optional
+        Which axis of a comes first, second, …
+
+    Returns
+    -------
+    Tensor
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.transpose(Tensor([[1.0, 2.0], [3.0, 4.0]]))
+    Tensor([[1., 3.],
+            [2., 4.]])
+    """
     a = as_tensor(a)
     order = tuple(reversed(range(a.ndim))) if axes is None else tuple(i + a.ndim * (i < 0) for i in axes)
     if sorted(order) != list(range(a.ndim)):
@@ -38,7 +82,27 @@ def transpose(a: Operand, axes: Sequence[int] | None = None) -> Tensor:
 
 
 def index(a: Operand, key: Any) -> Tensor:
-    """Return ``a[key]`` for numbers, slices, None, ..., masks and integer arrays, as in NumPy."""
+    """Return ``a[key]`` for numbers, slices, None, ..., masks and integer arrays, as in NumPy.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    key : int, slice, None, Ellipsis, array or Tensor of whole numbers or truth values, or a tuple of them
+
+    Returns
+    -------
+    Tensor
+
+    Examples
+    --------
+    An element that is taken twice gets both gradients.
+
+    >>> from minipipe import Tensor, functional
+    >>> x = Tensor([1.0, 2.0, 3.0], requires_grad=True)
+    >>> functional.index(x, [0, 0, 2]).sum().backward()
+    >>> x.grad
+    array([2., 0., 1.], dtype=float32)
+    """
     a = as_tensor(a)
     shape, dtype, xp = a.shape, a.data.dtype, array_module(a.data)
     parts = key if isinstance(key, tuple) else (key,)
@@ -53,7 +117,30 @@ def index(a: Operand, key: Any) -> Tensor:
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Return the tensors one behind the other along an axis."""
+    """Return the tensors one behind the other along an axis.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Of one dtype, and of one shape but for that axis.
+    axis : int
+
+    Returns
+    -------
+    Tensor
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.concatenate([Tensor([[1.0, 2.0]]), Tensor([[3.0, 4.0]])])
+    Tensor([[1., 2.],
+            [3., 4.]])
+    """
     tensors = _of_one_dtype("concatenate", tensors)
     axis = _axis("concatenate", axis, tensors[0].shape)
     others = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}
@@ -70,12 +157,45 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def identity(a: Tensor) -> Tensor:
-    """Return the same values as a result of its own."""
+    """Return the same values as a result of its own.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> x = Tensor([1.0, 2.0])
+    >>> y = functional.identity(x)
+    >>> y, y is x
+    (Tensor([1., 2.]), False)
+    """
     return record(a.data, (a, lambda g: g))
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Return tensors of one shape side by side along a new axis, which will be number ``axis`` of the result."""
+    """Return tensors of one shape side by side along a new axis, which will be number ``axis`` of the result.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Of one dtype and shape.
+    axis : int
+
+    Returns
+    -------
+    Tensor
+        With one axis more, as long as there are tensors.
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.stack([Tensor([1.0, 2.0]), Tensor([3.0, 4.0])], axis=1)
+    Tensor([[1., 3.],
+            [2., 4.]])
+    """
     tensors = _of_one_dtype("stack", tensors)
     if len({tensor.shape for tensor in tensors}) > 1:
         shapes = ", ".join(str(tensor.shape) for tensor in tensors)
@@ -102,6 +222,12 @@ def split(a: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Ten
     ------
     TensorError
         Code ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.split(Tensor([1.0, 2.0, 3.0]), [1, 2])
+    (Tensor([1.]), Tensor([2., 3.]))
     """
     a = as_tensor(a)
     axis = _axis("split", axis, a.shape)
@@ -140,6 +266,13 @@ def contiguous(a: Tensor) -> Tensor:
 
     A sequence does this between its layers, whether or not a pipeline cuts it there: a product sums in an order that
     depends on the strides of its operands, and what comes in a message is always in C order.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> turned = functional.transpose(Tensor([[1.0, 2.0], [3.0, 4.0]]))
+    >>> turned.data.flags.c_contiguous, functional.contiguous(turned).data.flags.c_contiguous
+    (False, True)
     """
     data = backend.contiguous(a.data)
     if data is not a.data or isinstance(a.node, Leaf):  # a parameter itself adds up its gradients one by one

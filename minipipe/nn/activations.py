@@ -10,7 +10,14 @@ __all__ = ["GELU", "ReLU", "SiLU", "Sigmoid", "Tanh"]
 
 
 class ReLU(Module):
-    """x where it is positive, 0 elsewhere."""
+    """x where it is positive, 0 elsewhere.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, nn
+    >>> nn.ReLU()(Tensor([-1.0, 2.0]))
+    Tensor([0., 2.])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
@@ -18,7 +25,14 @@ class ReLU(Module):
 
 
 class Tanh(Module):
-    """The hyperbolic tangent of each element."""
+    """The hyperbolic tangent of each element.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, nn
+    >>> nn.Tanh()(Tensor([0.0, 100.0]))
+    Tensor([0., 1.])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
@@ -26,7 +40,14 @@ class Tanh(Module):
 
 
 class Sigmoid(Module):
-    """1 / (1 + e^-x) of each element."""
+    """1 / (1 + e^-x) of each element.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, nn
+    >>> nn.Sigmoid()(Tensor([0.0, 100.0]))
+    Tensor([0.5, 1. ])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
@@ -34,7 +55,14 @@ class Sigmoid(Module):
 
 
 class SiLU(Module):
-    """x times the sigmoid of x; see :func:`minipipe.functional.silu`."""
+    """x times the sigmoid of x; see :func:`minipipe.functional.silu`.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, nn
+    >>> nn.SiLU()(Tensor([0.0, 100.0]))
+    Tensor([  0., 100.])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
@@ -48,6 +76,15 @@ class GELU(Module):
     ----------
     approximate : bool
         Whether to take the faster form with tanh.
+
+    Examples
+    --------
+    The two forms differ in the fourth digit.
+
+    >>> from minipipe import Tensor, nn
+    >>> x = Tensor(1.0)
+    >>> round(nn.GELU()(x).item(), 4), round(nn.GELU(approximate=True)(x).item(), 4)
+    (0.8413, 0.8412)
     """
 
     def __init__(self, approximate: bool = False) -> None:

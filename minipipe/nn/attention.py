@@ -42,6 +42,14 @@ class MultiHeadAttention(Module):
     References
     ----------
     Vaswani et al. 2017, "Attention is all you need", section 3.2. First values: Glorot, Bengio 2010, as in PyTorch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn
+    >>> layer = nn.MultiHeadAttention(width=8, num_heads=2, is_causal=True)
+    >>> layer(Tensor(np.ones((4, 10, 8), np.float32))).shape
+    (4, 10, 8)
     """
 
     def __init__(self, width: int, num_heads: int, is_causal: bool = False, dtype: Any = None) -> None:
@@ -99,6 +107,14 @@ class TransformerBlock(Module):
     ----------
     Vaswani et al. 2017, figure 1; Radford et al. 2019 (GPT-2), section 2.3; Xiong et al. 2020, "On layer normalization
     in the transformer architecture", figure 1b.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn
+    >>> block = nn.TransformerBlock(width=8, num_heads=2, is_causal=True)
+    >>> block(Tensor(np.ones((4, 10, 8), np.float32))).shape, block.num_parameters
+    ((4, 10, 8), 872)
     """
 
     def __init__(
@@ -145,6 +161,14 @@ class Unembedding(Module):
     References
     ----------
     Press, Wolf 2017, "Using the output embedding to improve language models", section 3.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> embedding = nn.Embedding(num_embeddings=5, width=3)
+    >>> scores = nn.Unembedding(embedding)(embedding([[1, 4]]))
+    >>> scores.shape
+    (1, 2, 5)
     """
 
     def __init__(self, embedding: Embedding) -> None:

@@ -79,6 +79,13 @@ class Conv1d(_Convolution):
     ------
     TensorError
         Code ``range``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn
+    >>> nn.Conv1d(2, 6, kernel_size=3)(Tensor(np.ones((4, 2, 10), np.float32))).shape
+    (4, 6, 8)
     """
 
     num_axes = 1
@@ -119,6 +126,10 @@ class Conv2d(_Convolution):
     --------
     >>> Conv2d(3, 16, 3, padding=1)
     Conv2d(3, 16, 3, padding=1)
+    >>> import numpy as np
+    >>> from minipipe import Tensor
+    >>> Conv2d(3, 16, 3, padding=1)(Tensor(np.ones((4, 3, 8, 8), np.float32))).shape
+    (4, 16, 8, 8)
     """
 
     num_axes = 2
@@ -141,6 +152,13 @@ class MaxPool2d(Module):
     ------
     TensorError
         Code ``range``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn
+    >>> nn.MaxPool2d(2)(Tensor(np.ones((4, 3, 8, 8)))).shape
+    (4, 3, 4, 4)
     """
 
     def __init__(self, kernel_size: int | tuple[int, int], stride: int | tuple[int, int] | None = None) -> None:

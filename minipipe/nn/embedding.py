@@ -36,6 +36,12 @@ class Embedding(Module):
     ----------
     Radford et al. 2018, "Improving language understanding by generative pre-training", section 4.1, draws N(0, 0.02);
     GPT-2 (Radford et al. 2019) does the same. (PyTorch's Embedding draws N(0, 1).)
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> nn.Embedding(num_embeddings=100, width=8)([[5, 0, 99], [1, 2, 3]]).shape
+    (2, 3, 8)
     """
 
     def __init__(
@@ -70,6 +76,13 @@ class PositionalEmbedding(Module):
     Attributes
     ----------
     weight : Parameter of shape (length, width)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn
+    >>> nn.PositionalEmbedding(length=64, width=8)(Tensor(np.ones((2, 3, 8), np.float32))).shape
+    (2, 3, 8)
     """
 
     def __init__(self, length: int, width: int, initialiser: Initialiser | None = None, dtype: Any = None) -> None:

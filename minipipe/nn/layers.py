@@ -32,6 +32,14 @@ class Linear(Module):
     weight : Parameter of shape (in_features, out_features)
         In PyTorch it is the transpose; here it multiplies as it stands.
     bias : Parameter of shape (out_features,), or None
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn
+    >>> layer = nn.Linear(4, 3)
+    >>> layer(Tensor(np.ones((2, 5, 4), np.float32))).shape, layer.num_parameters
+    ((2, 5, 3), 15)
     """
 
     def __init__(
@@ -56,7 +64,14 @@ class Linear(Module):
 
 
 class Identity(Module):
-    """Returns its input."""
+    """Returns its input.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, nn
+    >>> nn.Identity()(Tensor([1.0, 2.0]))
+    Tensor([1., 2.])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the very same tensor."""
@@ -64,7 +79,15 @@ class Identity(Module):
 
 
 class Flatten(Module):
-    """All axes but the first made one."""
+    """All axes but the first made one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn
+    >>> nn.Flatten()(Tensor(np.ones((4, 3, 8, 8)))).shape
+    (4, 192)
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor of shape (n, ...) to (n, k)."""
@@ -81,6 +104,17 @@ class Dropout(Module):
     ----------
     probability : float
         At least 0, less than 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn, random_key
+    >>> layer, x = nn.Dropout(0.5), Tensor(np.ones(100))
+    >>> with random_key(seed=0):
+    ...     sorted(set(layer(x).numpy().tolist()))
+    [0.0, 2.0]
+    >>> layer.eval()(x) is x
+    True
     """
 
     def __init__(self, probability: float) -> None:

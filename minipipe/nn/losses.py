@@ -10,7 +10,14 @@ __all__ = ["CrossEntropyLoss", "MSELoss"]
 
 
 class CrossEntropyLoss(Module):
-    """Mean of -log softmax(scores)[label]; see :func:`minipipe.functional.cross_entropy`."""
+    """Mean of -log softmax(scores)[label]; see :func:`minipipe.functional.cross_entropy`.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, nn
+    >>> nn.CrossEntropyLoss()(Tensor([[100.0, 0.0], [0.0, 100.0]]), [0, 0])
+    Tensor(50.)
+    """
 
     def forward(self, scores: Tensor, labels: Operand) -> Tensor:
         """Map scores of shape (..., k) and whole-number labels of shape (...) to a loss of shape ()."""
@@ -18,7 +25,14 @@ class CrossEntropyLoss(Module):
 
 
 class MSELoss(Module):
-    """Mean of (prediction - target)^2; see :func:`minipipe.functional.mean_squared_error`."""
+    """Mean of (prediction - target)^2; see :func:`minipipe.functional.mean_squared_error`.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, nn
+    >>> nn.MSELoss()(Tensor([[1.0], [2.0]]), Tensor([[1.0], [4.0]]))
+    Tensor(2.)
+    """
 
     def forward(self, prediction: Tensor, target: Operand) -> Tensor:
         """Map two tensors of one shape to a loss of shape ()."""

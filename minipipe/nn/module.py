@@ -181,7 +181,15 @@ def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def check_lengths(layer: str, **lengths: Any) -> None:
-    """Check that what a layer was given as lengths are whole numbers, from 0."""
+    """Check that what a layer was given as lengths are whole numbers, from 0.
+
+    Examples
+    --------
+    >>> check_lengths("Linear", in_features=64 / 2)
+    Traceback (most recent call last):
+        ...
+    ValueError: Linear: in_features is 32.0; expected a whole number, at least 0 (64 // 2, not 64 / 2).
+    """
     for name, value in lengths.items():
         if not isinstance(value, Integral) or value < 0:
             raise ValueError(
@@ -196,6 +204,15 @@ def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndar
     ------
     ParameterError
         Codes ``missing``, ``unexpected`` and ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> parameters = dict(nn.Linear(2, 3).named_parameters())
+    >>> check_state(parameters, {"weight": np.ones((2, 3))})
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ParameterError: The state does not fit the model; missing: bias.
     """
     missing, unexpected = parameters.keys() - state.keys(), state.keys() - parameters.keys()
     for code, names in (("missing", missing), ("unexpected", unexpected)):

@@ -31,6 +31,13 @@ class LayerNorm(Module):
         Begins at 1.
     bias : Parameter of shape (width,)
         Begins at 0.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, nn
+    >>> nn.LayerNorm(2)(Tensor([[1.0, 3.0], [5.0, 105.0]])).numpy().round(3)
+    array([[-1.,  1.],
+           [-1.,  1.]], dtype=float32)
     """
 
     def __init__(self, width: int, epsilon: float = 1e-5, dtype: Any = None) -> None:
@@ -64,6 +71,12 @@ class RMSNorm(Module):
     ----------
     weight : Parameter of shape (width,)
         Begins at 1.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, nn
+    >>> nn.RMSNorm(2)(Tensor([[1.0, 7.0]])).numpy().round(3)
+    array([[0.2, 1.4]], dtype=float32)
     """
 
     def __init__(self, width: int, epsilon: float = 1e-5, dtype: Any = None) -> None:

@@ -37,6 +37,17 @@ class Parameter(Tensor):
     ------
     ParameterError
         Code ``uninitialised``, when the values are read before they are there.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> weight = nn.Parameter((2, 3), nn.initialisers.constant(0.5))
+    >>> weight.nbytes, weight.is_filled
+    (24, False)
+    >>> weight.fill(seed=0, name="weight")
+    >>> weight
+    Parameter([[0.5, 0.5, 0.5],
+               [0.5, 0.5, 0.5]], requires_grad=True)
     """
 
     __slots__ = ("_by_layer", "_own", "declared_dtype", "declared_shape", "initialiser", "xp")
@@ -179,4 +190,4 @@ class Parameter(Tensor):
     def __repr__(self) -> str:
         if not self.is_filled:
             return f"Parameter(shape={self.shape}, dtype={self.dtype}, no values yet)"
-        return f"Parameter{super().__repr__().removeprefix('Tensor')}"
+        return super().__repr__()

@@ -38,6 +38,10 @@ class Recompute(Module):
     >>> from minipipe import nn
     >>> nn.Recompute(nn.Linear(2, 3))
     Recompute(Linear(2, 3))
+    >>> import numpy as np
+    >>> from minipipe import Tensor
+    >>> nn.Recompute(nn.Linear(2, 3))(Tensor(np.ones((4, 2), np.float32))).shape
+    (4, 3)
     """
 
     def __init__(self, module: Module) -> None:

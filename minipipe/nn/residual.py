@@ -39,6 +39,10 @@ class Residual(Module):
         1: Tanh()
       )
     )
+    >>> import numpy as np
+    >>> from minipipe import Tensor
+    >>> Residual(nn.Linear(8, 8), nn.Tanh())(Tensor(np.ones((4, 8), np.float32))).shape
+    (4, 8)
     """
 
     def __init__(self, *layers: Module) -> None:

@@ -39,6 +39,9 @@ class Sequential(Module):
       0: Flatten()
       1: Linear(64, 10)
     )
+    >>> import numpy as np
+    >>> nn.Sequential(nn.Flatten(), nn.Linear(64, 10))(Tensor(np.ones((5, 8, 8), np.float32))).shape
+    (5, 10)
     """
 
     def __init__(self, *layers: Module) -> None:
@@ -120,6 +123,12 @@ def boundary(x: Any) -> Any:
 
     In a bundle each tensor gets a node of its own, so that its gradient is summed up by itself before it goes on, as it
     would be if it came in a message.
+
+    Examples
+    --------
+    >>> x = Tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> boundary((x, x.T))[1].data.flags.c_contiguous
+    True
     """
     if isinstance(x, Tensor):
         return functional.contiguous(x)
@@ -127,7 +136,16 @@ def boundary(x: Any) -> Any:
 
 
 def shared_parameters(layers: Sequence[Module]) -> dict[int, list[Parameter]]:
-    """Return, by layer, the parameters that another layer has, too."""
+    """Return, by layer, the parameters that another layer has, too.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> embedding = nn.Embedding(5, 3)
+    >>> shared = shared_parameters([embedding, nn.Linear(3, 3), nn.Unembedding(embedding)])
+    >>> {layer: [parameter.shape for parameter in parameters] for layer, parameters in shared.items()}
+    {0: [(5, 3)], 2: [(5, 3)]}
+    """
     users: dict[int, list[int]] = {}
     by_layer = [list(layer.parameters()) for layer in layers]
     for i, parameters in enumerate(by_layer):

@@ -45,6 +45,17 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     References
     ----------
     Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import nn, optim
+    >>> p, q = nn.Parameter((1,)), nn.Parameter((1,))
+    >>> p.grad, q.grad = np.array([3.0]), np.array([4.0])
+    >>> optim.clip_grad_norm([p, q], max_norm=2.5)
+    5.0
+    >>> p.grad, q.grad
+    (array([1.5]), array([2.]))
     """
     parameters = list(parameters)
     norm = gradient_norm(parameters)
@@ -71,6 +82,15 @@ def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
     """Return the sum of the squares of each gradient, in float64. Local.
 
     Parameters without a gradient are left out. On a GPU all sums are under way before the first one is waited for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import nn, optim
+    >>> p, q = nn.Parameter((2,)), nn.Parameter((2,))
+    >>> p.grad = np.array([3.0, 4.0])
+    >>> optim.squared_norms([p, q])
+    [25.0]
     """
     sums = [_sum_of_squares(parameter.grad) for parameter in parameters if parameter.grad is not None]
     return [float(one) for one in sums]
@@ -83,7 +103,13 @@ def _sum_of_squares(gradient: Array) -> Array:
 
 
 def total_norm(squares: Iterable[float]) -> float:
-    """Return the norm of all gradients from the :func:`squared_norms` of every part, in any order. Local."""
+    """Return the norm of all gradients from the :func:`squared_norms` of every part, in any order. Local.
+
+    Examples
+    --------
+    >>> total_norm([9.0, 16.0])
+    5.0
+    """
     return sqrt(fsum(squares))
 
 
@@ -107,6 +133,18 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
     ParameterError
         Code ``not-finite``, when the norm is infinite or not a number: no factor would make such gradients useful.
         In PyTorch this is ``error_if_nonfinite=True``. The gradients are as they were.
+
+    Examples
+    --------
+    Of two ranks this one has a gradient of norm 3; together they have 5.
+
+    >>> import numpy as np
+    >>> from minipipe import nn, optim
+    >>> p = nn.Parameter((1,))
+    >>> p.grad = np.array([3.0])
+    >>> optim.clip_gradients([p], norm=5.0, max_norm=2.5)
+    >>> p.grad
+    array([1.5])
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm}; expected more than 0.")

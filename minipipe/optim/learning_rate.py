@@ -71,7 +71,13 @@ class LearningRateSchedule:
 
 
 def constant() -> Factor:
-    """Return the factor that is always 1."""
+    """Return the factor that is always 1.
+
+    Examples
+    --------
+    >>> [constant()(step) for step in range(3)]
+    [1.0, 1.0, 1.0]
+    """
     return lambda step: 1.0
 
 

@@ -44,6 +44,21 @@ class Optimiser(ABC):
         ``"parameters"``, or a parameter stands twice.
     TypeError
         When something is no parameter.
+
+    Examples
+    --------
+    A rule of your own: a step of one size, in the direction of each gradient's sign.
+
+    >>> import numpy as np
+    >>> from minipipe import nn, optim
+    >>> class SignDescent(optim.Optimiser):
+    ...     def _update(self, data, gradient, state, group):
+    ...         data -= group.learning_rate * np.sign(gradient)
+    >>> weight = nn.Parameter(np.array([1.0, 2.0]))
+    >>> weight.grad = np.array([1e-3, -4e3])
+    >>> SignDescent([weight], learning_rate=0.5).step()
+    >>> weight.data
+    array([0.5, 2.5])
     """
 
     def __init__(self, parameters: Iterable[Parameter] | Iterable[Mapping[str, Any]], **defaults: Any) -> None:

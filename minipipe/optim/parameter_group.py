@@ -35,6 +35,14 @@ class ParameterGroup(SimpleNamespace):
         When something is no parameter.
     AttributeError
         When an attribute is set that is not there.
+
+    Examples
+    --------
+    >>> from minipipe import nn, optim
+    >>> weight, bias = nn.Linear(4, 3).parameters()
+    >>> groups = [{"parameters": [weight]}, {"parameters": [bias], "weight_decay": 0}]
+    >>> optim.AdamW(groups, learning_rate=0.01).groups[1]
+    ParameterGroup(1 parameters, learning_rate=0.01, betas=(0.9, 0.999), epsilon=1e-08, weight_decay=0.0)
     """
 
     def __init__(self, parameters: Iterable[Parameter], hyper_parameters: Mapping[str, Any]) -> None:

@@ -408,6 +408,12 @@ def test_a_parameter_prints_with_and_without_values():
     assert repr(parameter) == "Parameter([0., 0.], requires_grad=True)"
 
 
+def test_the_rows_of_a_printed_parameter_stand_below_each_other():
+    """The story: they stood three columns too far left, where those of a tensor belong."""
+    rows = repr(nn.Parameter(np.zeros((2, 2)))).splitlines()
+    assert rows[0].index("[0.") == rows[1].index("[0.") == len("Parameter([")
+
+
 # -- layers --------------------------------------------------------------------------------------------------
 
 X = np.array([[-1.0, 0.0, 2.0], [0.5, -3.0, 1.0]])
