@@ -1,0 +1,159 @@
+"""The lessons run as a student runs them, claim nothing that they do not check, and the page beside them is true."""
+
+import ast
+import re
+import sys
+
+import pytest
+
+from tests.launch import ROOT, run
+from tests.tutorials.percent_script import Cell, imported_names, printed_without_assert, read_cells
+
+LESSONS = sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
+PAGE = (ROOT / "tutorials" / "README.md").read_text()
+every_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+
+WITHOUT_MPI = """
+import importlib.util, runpy, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "mpi4py" else find(name, *rest)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.fixture(autouse=True)
+def as_at_home(monkeypatch):
+    """Let NumPy use as many threads as it does on a student's computer."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+
+
+def title_of(path):
+    """Return the number and the title at the head of a lesson."""
+    return re.match(r"# %% \[markdown\]\n# # (\d\d) · (.+)\n", path.read_text()).groups()
+
+
+def coursework_of(path):
+    """Return the tasks that a lesson's exercise names."""
+    return re.findall(r"`(\d\d_\w+)`", path.read_text().split("\n# ## Exercise\n")[1])
+
+
+# -- the lessons -------------------------------------------------------------------------------------------------------
+
+
+@every_lesson
+def test_a_lesson_runs_as_a_script_and_complains_of_nothing(path):
+    done = run([sys.executable, f"tutorials/{path.name}"])
+    assert (done.code, done.err) == (0, "")
+    assert done.out
+
+
+def test_without_mpi_a_lesson_says_that_a_cell_has_nothing_to_run():
+    done = run([sys.executable, "-c", WITHOUT_MPI, "tutorials/03_ranks_and_messages.py"])
+    assert (done.code, done.err) == (0, "")
+    assert "There is no MPI here (pip install -e '.[mpi]' brings one)" in done.out
+
+
+@every_lesson
+def test_a_lesson_opens_as_a_notebook(path):
+    source = path.read_text()
+    cells = read_cells(source)
+    number, _ = title_of(path)
+    assert number == path.name[:2]
+    for cell in cells:
+        assert re.fullmatch(r"# %%( \[markdown\])?", source.splitlines()[cell.line - 1]), cell.line
+        assert cell.text.strip(), f"the cell at line {cell.line} is empty"
+        if cell.is_markdown:
+            assert all(re.match(r"#( |$)", line) for line in cell.text.strip().splitlines()), cell.line
+        else:
+            ast.parse(cell.text)  # no cell ends in the middle of something
+            assert len(cell.text.strip().splitlines()) <= 50, f"the cell at line {cell.line} is long"
+
+
+@every_lesson
+def test_a_lesson_ends_with_an_exercise_its_coursework_and_what_comes_next(path):
+    last = read_cells(path.read_text())[-1]
+    assert last.is_markdown and "\n# ## Exercise\n" in f"\n{last.text}"
+    assert path is LESSONS[-1] or re.match(r"# Next\b", last.text.strip().split("\n#\n")[-1])
+
+
+@every_lesson
+def test_what_a_lesson_prints_is_what_it_asserts(path):
+    source = path.read_text()
+    for cell in read_cells(source):
+        if not cell.is_markdown:
+            assert printed_without_assert(cell, imported_names(source)) == [], f"in the cell at line {cell.line}"
+
+
+@pytest.mark.parametrize(
+    ("text", "uncovered"),
+    [
+        ("x = f()\nprint(x)", ["x"]),
+        ("x = f()\nprint(x)\nassert x == 3", []),
+        ("x, y = f(), g()\nprint(x, y)\nassert x == 3", ["y"]),
+        ("x = f()\nprint(f'{x:.2f}')\nassert y", ["x"]),
+        ("for row in rows:\n    print(row)\nassert rows == [1, 2]", []),
+        ("for row in rows:\n    print(row)\nassert columns == [1, 2]", ["row"]),
+        ("timeline = simulate(mine)\nrender.show(mine)\nassert timeline.makespan == 3", []),
+        ("render.show(before, mine)\nassert mine.makespan == 3", []),
+        ("render.show(before, mine)\nassert before_that", ["before", "mine"]),
+        ("a = f(mine)\nb = g(mine)\nprint(a)\nassert b", ["a"]),
+        ("print(f(3))", ["f"]),
+        ("print(f(3))\nassert f(3) == 9", []),
+        ("print('nothing but words')", []),
+    ],
+)
+def test_a_printed_value_that_no_assert_is_about_is_found(text, uncovered):
+    assert printed_without_assert(Cell(1, False, text), frozenset({"render"})) == uncovered
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def rows_of_the_path():
+    row = r"^\| \[(\d\d)\]\((.+?)\) \| (.+?) \| .+? \| \d+ min \| .+? \| (.*?)\|$"
+    return re.findall(row, PAGE, flags=re.MULTILINE)
+
+
+def test_the_path_is_the_lessons_that_exist_with_their_titles():
+    assert [(number, name, title) for number, name, title, _ in rows_of_the_path()] == [
+        (path.name[:2], path.name, title_of(path)[1]) for path in LESSONS
+    ]
+
+
+@every_lesson
+def test_the_path_names_the_coursework_of_each_lesson(path):
+    named = {name: re.findall(r"`(\w+)`", tasks) for _, name, _, tasks in rows_of_the_path()}
+    assert sorted(named[path.name]) == sorted(set(coursework_of(path)))
+
+
+def test_every_task_of_the_coursework_belongs_to_a_lesson():
+    tasks = {path.stem for path in (ROOT / "tutorials" / "exercises").glob("[0-9][0-9]_*.py")}
+    assert tasks == {task for path in LESSONS for task in coursework_of(path)}
+
+
+def test_the_path_says_which_lessons_use_mpi():
+    said = dict(re.findall(r"\]\((\d\d_\w+\.py)\).*? min \| (.+?) \|", PAGE))
+    assert {name for name, mpi in said.items() if mpi != "no"} == {
+        path.name for path in LESSONS if 'find_spec("mpi4py")' in path.read_text()
+    }
+
+
+def test_every_link_leads_somewhere():
+    links = re.findall(r"\]\(([^#)]+)\)", PAGE)
+    assert {"train.py", "train_lm.py"} <= set(links)
+    assert all((ROOT / "tutorials" / link).exists() for link in links)
+
+
+def test_what_is_said_to_be_missing_is_missing():
+    row = re.search(r"^\| in minipipe \| (.+) \| (.+) \| (.+) \| (.+) \|$", PAGE, flags=re.MULTILINE)
+    columns = dict(zip(("data", "pipeline", "tensor", "sharded"), row.groups()))
+    assert columns.pop("pipeline") == "this is what it is for"
+    for name, said in columns.items():
+        is_there = any((ROOT / "minipipe" / "parallel").glob(f"*{name}*.py"))
+        assert said.startswith("not built here") != is_there, name
+
+
+def test_the_glossary_is_in_order_and_has_each_term_once():
+    terms = re.findall(r"^- \*\*(.+?)\*\*: ", PAGE.split("## Glossary")[1], flags=re.MULTILINE)
+    assert len(terms) > 40
+    assert terms == sorted(set(terms), key=str.casefold)

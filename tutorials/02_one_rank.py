@@ -1,0 +1,197 @@
+# %% [markdown]
+# # 02 · Train on one rank
+#
+# Before a network is spread over several processes, here is one that learns in a single process. You see what a *batch*
+# is, what a *step* is, and that the same seed gives the same network, to the last bit. That last point is more than
+# tidiness: later it is how you find out whether four processes have done the work of one.
+
+# %%
+import copy
+import math
+
+import numpy as np
+
+from minipipe import data, init_process_group, nn, no_grad, optim
+from minipipe.testing import same_bits
+
+# %% [markdown]
+# ## The data
+#
+# 1,797 handwritten digits come with minipipe, each an image of 8 by 8 grey values from 0 (white) to 1 (black), and the
+# digit that it shows. A fifth of them is set aside to test with: only images that the network has not seen tell whether
+# it has learnt to read, or merely remembers.
+
+
+# %%
+def picture(image):
+    """Return an image as text, two characters for each of its points."""
+    shades = " .:-=+*#%@"
+    return "\n".join("".join(2 * shades[int(9 * grey)] for grey in row) for row in image)
+
+
+images, labels = data.load_digits()
+training, test = data.split_examples(images, labels, test_fraction=0.2)
+print(picture(images[1796]))
+print(f"This is an {labels[1796]}.")
+print(f"{len(training[0]):,} images to train with, {len(test[0])} to test with")
+assert images.shape == (1797, 8, 8)
+assert labels[1796] == 8
+assert (len(training[0]), len(test[0])) == (1438, 359)
+
+# %% [markdown]
+# ## The network
+#
+# A network is a sequence of layers, each of which makes new numbers from those before. This one has:
+#
+# - `Flatten`: the 8 by 8 image as a row of 64 numbers;
+# - `Linear(64, 32)`: 32 sums of all 64, each with weights of its own, and a number to add (the bias);
+# - `ReLU`: negative numbers become 0. Without something like it, two linear layers could do no more than one;
+# - `Linear(32, 10)`: ten sums again, one for each digit: its *score*. The highest one is the network's answer.
+#
+# The weights and biases are the parameters. `initialise` fills them with random numbers that depend on a seed.
+
+# %%
+untrained = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).initialise(seed=0)
+print(untrained)
+print(f"{untrained.num_parameters:,} parameters")
+assert untrained.num_parameters == (64 * 32 + 32) + (32 * 10 + 10) == 2410
+
+# %% [markdown]
+# ## How wrong is it?
+#
+# To improve by slopes we need one number that says how wrong the network is: the **loss**. The usual one for choices
+# turns the ten scores into ten probabilities, looks at the one of the right digit, and takes minus its logarithm: 0 for
+# a network that is sure and right, and the larger, the less likely it held the truth to be. One that gives every digit
+# a tenth has a loss of log 10, about 2.3.
+#
+# A **batch** is a number of samples that are worked through together; its loss is their mean. Here are the first 64.
+
+# %%
+loss_of = nn.CrossEntropyLoss()
+inputs, targets = training[0][:64], training[1][:64]
+first_loss = loss_of(untrained(inputs), targets).item()
+print(f"untrained: loss {first_loss:.2f}; by guessing: {math.log(10):.2f}")
+assert 2.0 < first_loss < 3.0
+assert round(math.log(10), 2) == 2.30
+
+# %% [markdown]
+# ## One step, by hand
+#
+# Forward gives the loss; backward gives each parameter its gradient, as in lesson 01. A positive slope says that
+# raising the parameter makes things worse, so move each one a little *against* its gradient. How far is up to you: the
+# **learning rate**. Forward, backward, update: that is one **step**.
+
+# %%
+by_hand = copy.deepcopy(untrained)
+loss_of(by_hand(inputs), targets).backward()
+for parameter in by_hand.parameters():
+    parameter.data -= 0.5 * parameter.grad
+second_loss = loss_of(by_hand(inputs), targets).item()
+print(f"after one step: loss {second_loss:.2f}")
+assert second_loss < first_loss - 0.1
+
+# %% [markdown]
+# ## Why a batch, and not one sample?
+#
+# The loss of a batch is the mean of its samples' losses, so its gradient is the mean of their gradients (they add, as
+# in lesson 01). One sample pulls the network towards itself; in the mean of many, what is peculiar to each cancels.
+#
+# This also says that a batch can be worked through in parts. Here, one sample at a time: each loss is divided by 64,
+# and the gradients add up.
+
+# %%
+at_once, one_by_one = copy.deepcopy(untrained), copy.deepcopy(untrained)
+loss_of(at_once(inputs), targets).backward()
+for k in range(64):
+    loss_of(one_by_one(inputs[k : k + 1]), targets[k : k + 1]).backward(1 / 64)
+
+pairs = list(zip(at_once.parameters(), one_by_one.parameters()))
+difference = max(float(np.abs(a.grad - b.grad).max()) for a, b in pairs)
+print("the same but for rounding:", difference < 1e-6)
+print("the same to the last bit: ", all(same_bits(a.grad, b.grad) for a, b in pairs))
+assert difference < 1e-6
+assert not all(same_bits(a.grad, b.grad) for a, b in pairs)
+
+# %% [markdown]
+# The same but for rounding: a computer keeps about seven digits of each of these numbers and rounds after every
+# addition, so the order in which things are added shows in the last digit. Keep that in mind. Wherever this course says
+# "the same bits", it has taken care that things are added in the same order.
+#
+# ## The loop
+#
+# Now many steps. `optim.SGD` does the update (the name is short for stochastic gradient descent: downhill, by random
+# batches), `data.batches` shuffles the samples and deals them out; once through all of them is an **epoch**.
+#
+# `init_process_group()` belongs to the next lesson: it returns the group of workers, called **ranks**, and here there
+# is only one. It is used for one of its services: each product of matrices gets one thread, so that its sums are always
+# taken in the same order.
+
+
+# %%
+def train(seed, epochs=10, batch_size=64, learning_rate=0.5):
+    """Return a trained network, and the mean loss of each epoch."""
+    with init_process_group():
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).initialise(seed)
+        optimiser = optim.SGD(model.parameters(), learning_rate)
+        losses = []
+        for epoch in range(epochs):
+            losses.append([])
+            for inputs, targets in data.batches(*training, batch_size, seed, epoch):
+                model.zero_grad()  # forget the gradients of the last step
+                loss = loss_of(model(inputs), targets)  # forward
+                loss.backward()  # backward
+                optimiser.step()  # update
+                losses[-1].append(loss.item())
+        return model, [sum(epoch) / len(epoch) for epoch in losses]
+
+
+model, losses = train(seed=0)
+for epoch, loss in enumerate(losses):
+    print(f"epoch {epoch}  {loss:5.3f}  {'#' * round(30 * loss)}")
+num_steps = 10 * data.num_batches(len(training[0]), 64)
+print(f"{num_steps} steps")
+assert num_steps == 10 * 23 == 230
+assert all(later < earlier for earlier, later in zip(losses, losses[1:5])), "the loss falls"
+assert losses[-1] < 0.2 < 1.0 < losses[0]
+
+# %% [markdown]
+# ## What has it learnt?
+#
+# The test: images that it has never seen. Inside `no_grad()` nothing is put on the tape, since no gradient is wanted.
+
+# %%
+with no_grad():
+    answers = model(test[0]).numpy().argmax(axis=1)
+accuracy = float(np.mean(answers == test[1]))
+print(f"{100 * accuracy:.0f} of 100 are read correctly")
+assert accuracy > 0.9
+
+wrong = int(np.flatnonzero(answers != test[1])[0])
+print(f"\nThis {test[1][wrong]} it takes for {answers[wrong]}:\n{picture(test[0][wrong])}")
+assert answers[wrong] != test[1][wrong]
+
+# %% [markdown]
+# ## The same seed, the same bits
+#
+# Everything random above comes from the seed: the first values and the order of the samples. So the same seed gives the
+# same network; not nearly the same, but every bit of every parameter after 230 steps. Another seed gives another one.
+
+# %%
+again, losses_again = train(seed=0)
+other, _ = train(seed=1)
+is_same = all(same_bits(a.data, b.data) for a, b in zip(model.parameters(), again.parameters()))
+is_other_same = any(same_bits(a.data, b.data) for a, b in zip(model.parameters(), other.parameters()))
+print("seed 0, again: the same bits?", is_same)
+print("seed 1:        the same bits?", is_other_same)
+assert is_same and losses_again == losses
+assert not is_other_same
+
+# %% [markdown]
+# ## Exercise
+#
+# 1. Train with `batch_size=1438`, the whole pile at once, and `epochs=100`; an epoch is then a single step. How many
+#    steps does it take to get below a loss of 0.2? And with `batch_size=8`? Which of the two looks at fewer images?
+# 2. Leave out `model.zero_grad()`. What is the gradient of a step then? (Lesson 01, last section.)
+# 3. The coursework task that belongs here is `02_softmax`: the step from scores to probabilities, with its vjp.
+#
+# Next, `03_ranks_and_messages.py`: several processes, and how they talk.

@@ -1,0 +1,277 @@
+# %% [markdown]
+# # 06 · 1F1B: the same time, less memory
+#
+# GPipe (lesson 05) takes all forwards first. So every rank holds the activations of every microbatch, and more
+# microbatches, which we want for the sake of the bubble, mean larger batches and more memory. This lesson takes the
+# same actions in another order: **each backward as soon as it can be**. The time stays, the memory shrinks, with
+# eight microbatches to a half and less, and no longer grows with their number.
+#
+# Then we measure that memory in bytes, in a pipeline that trains, and trade still more of it for time.
+
+# %%
+from dataclasses import replace
+
+import numpy as np
+
+from minipipe import Costs, Pipeline, Schedule, nn, render, schedules, simulate, spawn, verify
+from minipipe.testing import same_bits
+
+# %% [markdown]
+# ## How many forwards must go ahead?
+#
+# Look at the last rank of GPipe. After `3F0` it holds all it needs for `3B0`, but first does three more forwards.
+
+# %%
+gpipe = schedules.gpipe(4, 4)
+render.show(gpipe)
+print("rank 3:", *gpipe.actions[3])
+assert list(map(str, gpipe.actions[3])) == ["3F0", "3F1", "3F2", "3F3", "3B0", "3B1", "3B2", "3B3"]
+assert simulate(gpipe).peak_activations == (4, 4, 4, 4)
+
+# %% [markdown]
+# Suppose that the last rank does `3B0` at once, and that from then on every rank does **one forward, one backward**,
+# in turn. How many forwards must rank `r` do before that? Behind it are `p-1-r` ranks, and each of them should have a
+# microbatch to work on. So that many must have left rank `r` before it begins to take turns: it starts with `p-1-r`
+# forwards, the **warm-up**. Then it takes forwards and backwards in pairs, and at the end come the backwards that are
+# left, the **cool-down**. This is 1F1B (PipeDream-flush, Megatron).
+
+
+# %%
+def my_1f1b(num_ranks, num_microbatches):
+    rows = []
+    for rank in range(num_ranks):
+        forwards = [f"{rank}F{k}" for k in range(num_microbatches)]
+        backwards = [f"{rank}B{k}" for k in range(num_microbatches)]
+        warmup = min(num_ranks - 1 - rank, num_microbatches)
+        pairs = zip(forwards[warmup:], backwards)
+        steady = [action for pair in pairs for action in pair]
+        cooldown = backwards[num_microbatches - warmup :]
+        rows.append(" ".join(forwards[:warmup] + steady + cooldown))
+    return Schedule.from_text("\n".join(rows), name="my 1F1B")
+
+
+mine = my_1f1b(4, 8)
+verify(mine)
+print(mine)
+assert mine.actions == schedules.one_f_one_b(4, 8).actions  # the library's is the same
+
+# %% [markdown]
+# ## The same time, less memory
+
+# %%
+gpipe = schedules.gpipe(4, 8)
+render.show(gpipe, mine)
+of_gpipe, of_mine = simulate(gpipe), simulate(mine)
+print(f"makespan {of_gpipe.makespan:g} and {of_mine.makespan:g}")
+print(f"most microbatches held, by rank: {of_gpipe.peak_activations} and {of_mine.peak_activations}")
+assert of_gpipe.makespan == of_mine.makespan == 33
+assert of_gpipe.bubble_fraction == of_mine.bubble_fraction
+assert of_gpipe.peak_activations == (8, 8, 8, 8)
+assert of_mine.peak_activations == (4, 3, 2, 1)
+
+# %% [markdown]
+# Rank `r` never holds more than `p - r` microbatches: its warm-up and one more. Here is what rank 0 holds after each
+# of its actions; every forward adds one, every backward takes one away:
+
+# %%
+for timeline in (of_gpipe, of_mine):
+    print(f"{timeline.name:8}", *timeline.held_activations[0])
+assert of_gpipe.held_activations[0] == (1, 2, 3, 4, 5, 6, 7, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+assert of_mine.held_activations[0] == (1, 2, 3, 4, 3, 4, 3, 4, 3, 4, 3, 4, 3, 2, 1, 0)
+
+# %% [markdown]
+# With more microbatches GPipe's peak grows; that of 1F1B does not. That is its whole gain: you may now take as many
+# microbatches as the bubble asks for.
+
+# %%
+for m in (8, 16, 32):
+    all_forwards_first, in_turn = simulate(schedules.gpipe(4, m)), simulate(my_1f1b(4, m))
+    print(f"{m:2d} microbatches: bubble {in_turn.bubble_fraction:4.0%}, rank 0 holds", end=" ")
+    print(f"{all_forwards_first.peak_activations[0]:2d} in GPipe and {in_turn.peak_activations[0]} in 1F1B")
+    assert abs(in_turn.bubble_fraction - 3 / (m + 3)) < 1e-12
+    assert in_turn.makespan == all_forwards_first.makespan == 3 * (m + 3)
+    assert (all_forwards_first.peak_activations[0], in_turn.peak_activations[0]) == (m, 4)
+
+# %% [markdown]
+# ## What one can read elsewhere
+#
+# 1F1B is explained in many places, and some of what they say is wrong. You have a simulator, so check:
+#
+# * *"The bubble of 1F1B is `(p-1)/(2(m-1)+p)`."* It is `(p-1)/(m+p-1)`, that of GPipe.
+# * *"1F1B needs `(p+m)/(p m)` of GPipe's memory."* On rank `r` it is `min(p-r, m)/m`: one half on rank 0 here.
+# * *"GPipe keeps `p m` activations, 1F1B `min(p, m)`."* The first counts all ranks together, the second one rank.
+#   Counted alike, for one rank, it is `m` and `min(p-r, m)`.
+
+# %%
+p, m = 4, 8
+print(f"bubble: claimed {(p - 1) / (2 * (m - 1) + p):.1%}, simulated {of_mine.bubble_fraction:.1%}")
+ratio = of_mine.peak_activations[0] / of_gpipe.peak_activations[0]
+print(f"memory of rank 0: claimed {(p + m) / (p * m)}, simulated {ratio}")
+assert abs(of_mine.bubble_fraction - 3 / 11) < 1e-12
+assert (p - 1) / (2 * (m - 1) + p) == 3 / 18
+assert (p + m) / (p * m) == 0.375
+assert ratio == 0.5
+
+# %% [markdown]
+# ## Measure it, in bytes
+#
+# So far we counted microbatches. A pipeline can say what they weigh. Here is a network of 24 layers, six on each
+# of four ranks: three times a `Linear` and a `Tanh`, 64 wide. A batch has 64 samples, a microbatch 8; so one activation
+# of a microbatch is an array of 8 x 64 numbers of 4 bytes, 2048 bytes.
+#
+# `measure_memory` runs one microbatch through the stages and measures what each one holds after its forward:
+
+# %%
+layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.Tanh())]
+model = nn.Sequential(*layers)
+generator = np.random.default_rng(6)
+inputs = generator.standard_normal((64, 64), dtype=np.float32)
+targets = np.sin(inputs)
+
+
+def measure(group, schedule, recompute=False):
+    pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule, recompute=recompute)
+    memory = pipeline.measure_memory(inputs, targets)  # of one microbatch
+    pipeline.measures_memory = True
+    loss = pipeline.step(inputs, targets)
+    gradients = {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+    return memory, pipeline.timeline(), loss, gradients
+
+
+def run(schedule, recompute=False):
+    """Return what one microbatch holds on each stage, the timeline, the loss, and all gradients."""
+    by_rank = spawn(lambda group: measure(group, schedule, recompute), num_ranks=4)
+    memory, timeline, loss, _ = by_rank[0]
+    gradients = {name: gradient for *_, part in by_rank for name, gradient in part.items()}
+    return memory, timeline, loss, gradients
+
+
+memory, measured, loss, gradients = run(mine)
+array = 8 * 64 * 4
+print("one microbatch holds, by stage:", memory.activation, "bytes")
+print("in arrays of 8 x 64 numbers:   ", tuple(held / array for held in memory.activation))
+assert memory.activation == (3 * array, 4 * array, 4 * array, 5 * array) == (6144, 8192, 8192, 10240)
+
+# %% [markdown]
+# A stage in the middle holds four arrays: what came in, and the results of its three `Tanh`. Each of them is the input
+# of a `Linear` (which needs it for the gradient of its weights) or gives the slope of a `Tanh`, or both; the results of
+# the `Linear`s are needed by nobody and are gone. The first stage holds one less, since what comes in is part of the
+# batch, which is there anyway. The last one holds one more, for the loss.
+#
+# With these sizes the simulator predicts the peak of each rank. (`memory._asdict()` has them under the names by which
+# `Costs` knows them.) And the pipeline measures it, in a step that trains:
+
+
+# %%
+def predict(schedule, memory):
+    return simulate(schedule, Costs(**memory._asdict(), memory_unit="bytes"))
+
+
+for schedule in (gpipe, mine):
+    memory, measured, loss, gradients = run(schedule)
+    predicted = predict(schedule, memory)
+    print(f"{schedule.name:8} measured ", measured.peak_memory, "bytes")
+    print(f"{'':8} predicted", tuple(map(int, predicted.peak_memory)))
+    assert measured.peak_memory == predicted.peak_memory
+    assert measured.peak_activations == predicted.peak_activations
+    each = (8, 8, 8, 8) if schedule is gpipe else (4, 3, 2, 1)
+    assert measured.peak_memory == tuple(n * held for n, held in zip(each, memory.activation))
+
+# %% [markdown]
+# Equal to the byte, and 1F1B uses less on every rank: 24 KiB instead of 48 KiB on rank 0, 10 KiB instead of 80 KiB on
+# rank 3. In a large model it is gigabytes. Note that the ranks are no longer alike: the **first** ones hold
+# most microbatches.
+#
+# ## Memory for time: compute it again
+#
+# Is that still too much? Then keep only what came **in** to a stage, forget everything inside, and compute it again
+# when its backward begins. Four arrays become one. The price is a second forward. In minipipe it is
+# `Pipeline(..., recompute=True)`; elsewhere it is called activation checkpointing.
+
+# %%
+memory_again, measured_again, loss_again, gradients_again = run(mine, recompute=True)
+predicted_again = predict(mine, memory_again)
+print("one microbatch holds, by stage:", memory_again.activation, "bytes")
+print("peak measured: ", measured_again.peak_memory)
+print("peak predicted:", tuple(map(int, predicted_again.peak_memory)))
+assert memory_again.activation == (0, array, array, 2 * array)
+assert measured_again.peak_memory == predicted_again.peak_memory == (0, 3 * array, 2 * array, 2 * array)
+
+# %% [markdown]
+# Rank 0 holds nothing of its own any more (the batch is there anyway), rank 1 a quarter. These are the bytes held
+# **between** actions. While a backward runs, the rank also holds what it computes again, of one microbatch: so the gain
+# is large where many microbatches wait, as on the first ranks of 1F1B or on all ranks of GPipe, and none where
+# only one does.
+#
+# The loss and all gradients have the same bits, since the same numbers are computed in the same way, only twice:
+
+# %%
+num_equal = sum(same_bits(gradients_again[name], gradients[name]) for name in gradients)
+print(f"loss {loss!r} and {loss_again!r}; {num_equal} of {len(gradients)} gradients have the same bits")
+assert loss_again == loss
+assert num_equal == len(gradients) == 24
+
+# %% [markdown]
+# And the time? Threads of one process are no place to measure it. So count the work instead. This layer notes each
+# time that its forward runs; put one at the end of each stage:
+
+# %%
+noted = []
+
+
+class Noted(nn.Module):
+    """A Tanh that notes for which stage it runs."""
+
+    def __init__(self, stage):
+        self.stage = stage
+
+    def forward(self, x):
+        noted.append(self.stage)
+        return x.tanh()
+
+
+def count_forwards(recompute):
+    noted.clear()
+    stages = [nn.Sequential(nn.Linear(64, 64), Noted(stage)) for stage in range(4)]
+
+    def train(group):
+        pipeline = Pipeline.from_modules(stages, group, loss=nn.MSELoss(), schedule=mine, recompute=recompute)
+        pipeline.step(inputs, targets)
+
+    spawn(train, num_ranks=4)
+    return [noted.count(stage) for stage in range(4)]
+
+
+once, twice = count_forwards(recompute=False), count_forwards(recompute=True)
+print("forwards of 8 microbatches, by stage:", once)
+print("with recomputation:                  ", twice)
+assert once == [8, 8, 8, 8]
+assert twice == [16, 16, 16, 16]
+
+# %% [markdown]
+# Exactly one forward more for each microbatch and stage, at the beginning of its backward. If a forward takes one
+# unit and a backward two, the backward takes three now, and a step a third longer:
+
+# %%
+kept = simulate(mine)
+computed_again = simulate(mine, Costs(forward=1, backward_input=2, backward_weight=1))
+computed_again = replace(computed_again, name="my 1F1B, recomputed")
+render.show(kept, computed_again)
+print(f"makespan {kept.makespan:g} and {computed_again.makespan:g}")
+assert kept.makespan == 33
+assert computed_again.makespan == 44
+
+# %% [markdown]
+# (The simulator has no word for recomputation; we added the unit to the backward ourselves.) A third more time is
+# much. So recompute where memory would not do otherwise, and only there: `nn.Recompute(layer)` does it for single
+# layers.
+#
+# ## Exercise
+#
+# 1. Some write that the warm-up has `p-r` forwards, one more than ours. Copy `my_1f1b` and change it so. Is it legal?
+#    What does it cost, on which ranks? Then try one fewer, `max(0, num_ranks - 2 - rank)`: what does that cost?
+# 2. GPipe with recomputation, or 1F1B without: which of them holds less on rank 1, with 8 microbatches? Predict it
+#    from the bytes above, then call `run(gpipe, recompute=True)`.
+# 3. The coursework tasks that belong here are `06_warmup`, `07_recompute` and `12_memory_peak`.
+#
+# Next, `07_who_waits.py`: why a program may work with small arrays and hang with large ones.

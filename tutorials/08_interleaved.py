@@ -1,0 +1,276 @@
+# %% [markdown]
+# # 08 · Interleaved: several chunks on a rank
+#
+# However you order forwards and backwards, a pipeline of `p` stages must fill and drain: the last rank cannot begin
+# before the first microbatch has passed all stages before it. In lessons 05 and 06 that cost each rank
+# `(p-1)(tF + tB)`. More microbatches do not shorten it; they only make it a smaller part of the whole.
+#
+# This lesson shortens it. A pipeline fills faster if its stages are **shorter**. So cut the model into twice as many
+# stages, each half as long, and give every rank two of them, its **chunks**.
+
+# %%
+import numpy as np
+
+from minipipe import Costs, Pipeline, Schedule, nn, render, schedules, simulate, spawn, testing, verify
+from minipipe.errors import ScheduleError
+
+# %% [markdown]
+# ## The model as a loop around the ranks
+#
+# Which two? Not neighbours: stages 0 and 1 together on rank 0 are one long stage again. Deal them out like cards: stage
+# 0 to rank 0, stage 1 to rank 1, and so on; after the last rank it goes on with rank 0. A microbatch goes around
+# all ranks twice.
+
+# %%
+interleaved = schedules.interleaved_1f1b(num_ranks=4, num_microbatches=8, chunks_per_rank=2)
+for rank in range(4):
+    print(f"rank {rank} holds stages", *interleaved.stages_of(rank))
+assert [interleaved.stages_of(rank) for rank in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+assert interleaved.placement == (0, 1, 2, 3, 0, 1, 2, 3)
+
+# %% [markdown]
+# ## In which order?
+#
+# Now each rank has a choice: when microbatch 0 comes back to rank 0 for stage 4, rank 0 could go on with it, or begin
+# with a new microbatch. Let us look at what the schedule does on rank 0: its forwards, in their order, with a new line
+# where the stage changes.
+
+
+# %%
+def order_of_forwards(schedule, rank):
+    lines = []
+    for action in schedule.actions[rank]:
+        if action.kind == "F":
+            if not lines or lines[-1][-1].stage != action.stage:
+                lines.append([])
+            lines[-1].append(action)
+    return [" ".join(map(str, line)) for line in lines]
+
+
+table = order_of_forwards(interleaved, rank=0)
+print("\n".join(table))
+assert table == ["0F0 0F1 0F2 0F3", "4F0 4F1 4F2 4F3", "0F4 0F5 0F6 0F7", "4F4 4F5 4F6 4F7"]
+
+# %% [markdown]
+# **In groups of as many microbatches as there are ranks**: four through the first chunk, the same four through the
+# second, then the next four. Why four? While microbatch 0 goes around the 4 ranks, rank 0 has time for 4 microbatches;
+# then microbatch 0 is back, just in time. With smaller groups rank 0 would wait for it; with larger ones it would let
+# it lie and hold more activations.
+#
+# The backwards follow the same table with the chunks in opposite order. And the two tables are merged as in 1F1B:
+# a warm-up of forwards, then one forward and one backward in turn, then the backwards that are left. The whole is
+# **interleaved 1F1B** (Narayanan et al. 2021, Megatron).
+#
+# ## It takes less time
+#
+# Let one unit be the forward of one **chunk**. Then a stage of plain 1F1B, which is twice as long, takes 2 units
+# forward and 4 backward. Both pictures show the same work. Where a rank holds several stages, a label begins with the
+# stage: `4F0` is the forward of microbatch 0 on stage 4. In a notebook, later stages are darker.
+
+# %%
+plain = simulate(schedules.one_f_one_b(4, 8), Costs(forward=2, backward_input=2, backward_weight=2))
+shorter = simulate(interleaved, Costs(forward=1, backward_input=1, backward_weight=1))
+render.show(plain, shorter)
+idle = [timeline.makespan - timeline.busy(0) for timeline in (plain, shorter)]
+print(f"makespan {plain.makespan:g} and {shorter.makespan:g} units of a chunk")
+print(f"idle on each rank {idle[0]:g} and {idle[1]:g}")
+assert plain.makespan == 66
+assert shorter.makespan == 57
+assert all(plain.busy(rank) == shorter.busy(rank) == 48 for rank in range(4))
+assert idle == [18, 9]
+
+# %% [markdown]
+# A rank works as long as before. But filling and draining now goes in steps of a chunk, and with `v` chunks on each
+# rank a step takes `1/v` of the time. So the idle time of a rank is `(p-1)(tF + tB) / v`, and the makespan
+#
+# > `(m + (p-1)/v) (tF + tB)`
+#
+# if there are at least as many microbatches as ranks. `tF` and `tB` here are for all the chunks of a rank together:
+# 1 and 2, as in the last lessons. The idle time is often given as a part of the **work**, `(p-1) / (m v)`:
+
+
+# %%
+def with_chunks(num_chunks, latency=0.0, num_microbatches=8):
+    """Simulate 1F1B with so many chunks on each of 4 ranks; one chunk takes 1/num_chunks of a rank's time."""
+    if num_chunks == 1:
+        schedule = schedules.one_f_one_b(4, num_microbatches)
+    else:
+        schedule = schedules.interleaved_1f1b(4, num_microbatches, num_chunks)
+    time = 1 / num_chunks
+    return simulate(schedule, Costs(forward=time, backward_input=time, backward_weight=time, latency=latency))
+
+
+for v, expected in [(1, 33), (2, 28.5), (4, 26.25)]:
+    timeline = with_chunks(v)
+    print(f"v = {v}: makespan {timeline.makespan:5}, idle over work {timeline.bubble_over_ideal:.1%}")
+    assert timeline.makespan == expected == (8 + 3 / v) * 3
+    assert timeline.bubble_over_ideal == 3 / (8 * v)
+
+# %% [markdown]
+# ## What it costs
+#
+# **Messages.** A microbatch now crosses `p v - 1` borders up and again down, and each of these is a message: there are
+# `2 (p v - 1) m` of them, more than `v` times as many.
+#
+# **Memory.** The warm-up of rank 0 is longer: it holds more than the 4 microbatches of plain 1F1B. We count in whole
+# microbatches on a rank, so that one chunk of one microbatch counts `1/v`.
+
+# %%
+for v, num_messages, held in [(1, 48, 4), (2, 112, 5.5), (4, 240, 4.75)]:
+    timeline = with_chunks(v)
+    found = timeline.peak_activations[0] / v
+    print(f"v = {v}: {len(timeline.messages):3d} messages, rank 0 holds up to {found:g} microbatches")
+    assert len(timeline.messages) == num_messages == 2 * (4 * v - 1) * 8
+    assert found == held
+
+# %% [markdown]
+# **Latency.** The messages are not only more, they are also closer to each other: a chunk is short, and after it the
+# next rank waits for a message. So what is gained depends on how long a message takes. One unit is still the forward of
+# a whole rank.
+
+# %%
+print("latency   v = 1     v = 2     v = 4")
+expected = {
+    0: [33, 28.5, 26.25],
+    0.125: [35, 30.25, 30],
+    0.5: [41, 35.5, 45],
+    1: [49, 46, 69],
+    2: [65, 70, 117],
+}
+for latency in expected:
+    makespans = [with_chunks(v, latency).makespan for v in (1, 2, 4)]
+    best = (1, 2, 4)[makespans.index(min(makespans))]
+    print(f"{latency:<7g}", *(f"{makespan:<9g}" for makespan in makespans), f"best: v = {best}")
+    assert makespans == expected[latency]
+
+# %% [markdown]
+# Interleaving pays where messages are fast, and where the bubble is large because microbatches are few.
+#
+# **Layers and microbatches.** A model needs at least one layer for each of `p v` stages. And the groups must be of
+# equal size:
+
+# %%
+try:
+    schedules.interleaved_1f1b(4, 9)
+except ScheduleError as error:
+    print(error)
+    message = str(error)
+assert "the nearest number that fits is 8" in message
+
+# %% [markdown]
+# ## The order matters: a mistake
+#
+# Why not take each microbatch straight through to its end, around the ranks and around again, and then the next one? It
+# seems natural, and one does find it written so:
+
+
+# %%
+def one_after_another(num_ranks, num_microbatches, num_chunks):
+    rows = []
+    for rank in range(num_ranks):
+        stages = range(rank, num_ranks * num_chunks, num_ranks)
+        forwards = [f"{stage}F{k}" for k in range(num_microbatches) for stage in stages]
+        backwards = [f"{stage}B{k}" for k in range(num_microbatches) for stage in reversed(stages)]
+        rows.append(" ".join(forwards + backwards))
+    return Schedule.from_text("\n".join(rows), name="one after another")
+
+
+mistake = one_after_another(4, 4, 2)
+verify(mistake)
+costs = Costs(forward=1, backward_input=0.5, backward_weight=0.5)  # a backward as long as a forward, for once
+slow, fast = simulate(mistake, costs), simulate(schedules.interleaved_1f1b(4, 4), costs)
+render.show(slow, fast)
+assert slow.makespan == 46
+assert fast.makespan == 22
+
+# %% [markdown]
+# `verify` is content: it is legal, and it gives the right gradients. But rank 0 waits for each microbatch until it has
+# come around, instead of taking the next. With 8 microbatches it takes more than twice as long:
+
+# %%
+slow, fast = simulate(one_after_another(4, 8, 2), costs), simulate(interleaved, costs)
+print(f"one after another {slow.makespan:g}, in groups {fast.makespan:g}")
+assert slow.makespan == 86
+assert fast.makespan == 38
+
+# %% [markdown]
+# ## The other end: all microbatches at once
+#
+# One can also take the groups as large as possible: all microbatches through the first chunk, then all through
+# the second; then all backwards. That is **looped BFS** (breadth first; Lamy-Poirier 2023). It is to interleaved
+# 1F1B what GPipe is to 1F1B: the same time, and all activations held.
+
+# %%
+breadth_first = schedules.looped_bfs(4, 8, 2)
+print("\n".join(order_of_forwards(breadth_first, rank=0)))
+timeline = simulate(breadth_first)
+render.show(timeline)
+print(f"makespan {timeline.makespan:g} units of a chunk; held on rank 0: {timeline.peak_activations[0]} chunks")
+print(f"interleaved 1F1B:     {shorter.makespan:g}; held on rank 0: {shorter.peak_activations[0]} chunks")
+assert timeline.makespan == shorter.makespan == 57
+assert timeline.peak_activations == (16, 16, 16, 16)
+assert shorter.peak_activations == (11, 9, 7, 5)
+
+# %% [markdown]
+# Why would anyone want it? Each chunk's weights are used in one go, forward once and backward once. Where the weights
+# themselves are spread over several machines and must be fetched before use, they are fetched least often so.
+#
+# ## Run it
+#
+# Four ranks, eight stages. Each rank builds the same model; `print(pipeline)` says where its layers are:
+
+# %%
+model = nn.Sequential(*(layer for _ in range(7) for layer in (nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 1))
+generator = np.random.default_rng(8)
+inputs = generator.standard_normal((32, 16), dtype=np.float32)
+targets = inputs[:, :1] * inputs[:, 1:2]
+
+
+def step_with(schedule):
+    """Return the table of the pipeline, the loss, and the gradients of all ranks."""
+
+    def train(group):
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule, num_microbatches=8)
+        loss = pipeline.step(inputs, targets)
+        return str(pipeline), loss, {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+
+    by_rank = spawn(train, num_ranks=4)
+    return *by_rank[0][:2], {name: gradient for *_, part in by_rank for name, gradient in part.items()}
+
+
+table, _, _ = step_with("interleaved-1f1b")
+print(table)
+assert "Linear(16, 16)      4     0" in table  # stage 4 is on rank 0 again
+assert "Linear(16, 1)       7     3" in table
+
+# %% [markdown]
+# And the gradients? One process, and three schedules that divide the model in two ways and take its parts in
+# three orders (lesson 05 wrote the one process out; `testing.one_process_step` does the same):
+
+
+# %%
+def one_process(group):
+    model.initialise(seed=0)
+    return testing.one_process_step(model, nn.MSELoss(), inputs, targets, num_microbatches=8)
+
+
+expected = spawn(one_process, num_ranks=1)[0]
+print(f"{'one process':16} loss {expected.loss!r}")
+for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
+    _, loss, gradients = step_with(name)
+    num_equal = sum(testing.same_bits(gradients[key], expected.gradients[key]) for key in expected.gradients)
+    print(f"{name:16} loss {loss!r}, {num_equal} of {len(expected.gradients)} gradients have the same bits")
+    assert loss == expected.loss
+    assert gradients.keys() == expected.gradients.keys()
+    assert num_equal == len(expected.gradients) == 16
+
+# %% [markdown]
+# ## Exercise
+#
+# 1. How many chunks on each of 4 ranks make the bubble smaller than 5 % of the work, with 8 microbatches? How many
+#    layers must the model have, and how many messages are there? Check it with `with_chunks`.
+# 2. Take groups of two microbatches instead of four: write the rows of such a schedule for 4 ranks, 4 microbatches and
+#    2 chunks, forwards first, then backwards. What does the simulator say about its time?
+# 3. The coursework task that belongs here is `10_interleaved_order`.
+#
+# Next, `09_zero_bubble.py`: the backward in two halves, of which one can wait and fill the gaps.

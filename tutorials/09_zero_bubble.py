@@ -1,0 +1,300 @@
+# %% [markdown]
+# # 09 · Zero bubble: the backward in two halves
+#
+# In 1F1B the ranks are still idle for a while: p - 1 forwards and p - 1 backwards long, where p is the number of ranks.
+# Interleaving (lesson 08) made that smaller by cutting the model finer. This lesson cuts something else: the backward
+# itself. Half of it is urgent, and half of it can wait for a time when there is nothing better to do.
+#
+# You will see what the two halves are, on one layer and by hand; that a pipeline that runs them apart still computes
+# the same bits; how much idle time that saves; and what it costs in memory.
+
+# %%
+from dataclasses import replace
+
+import numpy as np
+
+from minipipe import Costs, Pipeline, Schedule, Tensor, autograd, nn, render, schedules, simulate, spawn, verify
+from minipipe.schedules import theory
+from minipipe.testing import check_same_as_one_process, same_bits
+
+# %% [markdown]
+# ## Two products
+#
+# A linear layer computes `outputs = inputs @ weights`. In the backward it is given `gradient`, the gradient of the loss
+# with respect to its outputs, and owes two answers:
+#
+# - the gradient with respect to its **inputs**, `gradient @ weights.T`, for the layer before it,
+# - the gradient with respect to its **weights**, `inputs.T @ gradient`, for the optimiser.
+#
+# Those are two matrix products, each with as many multiplications as the forward had. So a backward takes about twice
+# as long as a forward.
+
+# %%
+generator = np.random.default_rng(seed=0)
+inputs = generator.standard_normal((4, 3)).astype(np.float32)
+weights = generator.standard_normal((3, 2)).astype(np.float32)
+gradient = generator.standard_normal((4, 2)).astype(np.float32)
+
+of_inputs = gradient @ weights.T
+of_weights = inputs.T @ gradient
+
+x, w = Tensor(inputs, requires_grad=True), Tensor(weights, requires_grad=True)
+(x @ w).backward(gradient)
+print(f"the gradients of the inputs {of_inputs.shape} and of the weights {of_weights.shape}: as the tape has them")
+assert same_bits(x.grad, of_inputs) and same_bits(w.grad, of_weights)
+
+# %% [markdown]
+# Neither product needs the other's result. And only one of them has somebody waiting for it: the layer before cannot
+# begin its backward until it has the gradient of its outputs, which are our inputs. The gradient of the weights is
+# wanted by nobody until the optimiser's turn, at the end of the step.
+#
+# So we give the halves names of their own. **I** is the gradient of the inputs, **W** that of the weights, and the
+# whole backward **B** is I, then W. (Papers on this write B for what we call I.)
+#
+# ## The tape walked in two halves
+#
+# It works for any layers, not only for linear ones, because the tape knows what depends on what. Mark the input of a
+# stage. Whatever was computed from it is an activation; everything else is on the side of the weights. The first walk
+# follows only the ways to activations, and notes the others, each with the gradient that was to go along it. The second
+# walk follows the noted ones. That is what `autograd.backward_input` does, and what it returns is the second walk.
+
+# %%
+x, w = Tensor(inputs), Tensor(weights, requires_grad=True)
+x.node = autograd.StageInput(needs_gradient=True)  # "this is where the stage begins"
+y = (x @ w).tanh()
+
+weight_work = autograd.backward_input({y.node: gradient})
+print(f"after I: inputs {'have' if x.grad is not None else 'lack'} their gradient, ", end="")
+print(f"weights {'have' if w.grad is not None else 'lack'} theirs")
+assert x.grad is not None and w.grad is None
+x_gradient = x.grad
+
+weight_work.run()
+print(f"after W: weights {'have' if w.grad is not None else 'lack'} theirs")
+assert w.grad is not None
+
+# %%
+x, w_of_one_walk = Tensor(inputs, requires_grad=True), Tensor(weights, requires_grad=True)
+(x @ w_of_one_walk).tanh().backward(gradient)
+is_same = same_bits(x_gradient, x.grad) and same_bits(w.grad, w_of_one_walk.grad)
+print(f"the same bits as in one walk: {is_same}")
+assert is_same
+
+# %% [markdown]
+# ## Who waits for whom
+#
+# Two ranks, one microbatch, the smallest pipeline that shows it. First whole backwards: rank 0 waits until rank 1 has
+# finished *both* of its products.
+
+# %%
+whole = Schedule.from_text(
+    """
+    rank 0: 0F0 0B0
+    rank 1: 1F0 1B0
+    """,
+    name="whole",
+)
+render.show(whole)
+assert simulate(whole).makespan == 6
+
+# %% [markdown]
+# Now in halves. As soon as rank 1 has done I it sends the gradient on, and rank 0 works while rank 1 does its W.
+
+# %%
+halves = Schedule.from_text(
+    """
+    rank 0: 0F0 0I0 0W0
+    rank 1: 1F0 1I0 1W0
+    """,
+    name="halves",
+)
+render.show(whole, halves)
+assert simulate(halves).makespan == simulate(whole).makespan - 1 == 5
+
+# %% [markdown]
+# One unit less, and nobody did anything faster.
+#
+# ## Step one: W right after its I
+#
+# Take 1F1B with four ranks and eight microbatches, and write `I W` wherever it says `B` (`split_backward` does that).
+# Each rank does the same things in the same order as before. Only the message leaves earlier: after I, not after W.
+
+# %%
+one_f_one_b = schedules.one_f_one_b(num_ranks=4, num_microbatches=8)
+at_once = replace(schedules.split_backward(one_f_one_b), name="W right after I")
+verify(at_once)
+render.show(one_f_one_b, at_once)
+assert simulate(one_f_one_b).makespan == 33
+assert simulate(at_once).makespan == 30
+
+# %% [markdown]
+# ## Step two: W when there is nothing better to do
+#
+# Look at the end of the picture. The last microbatches go back over the ranks, and every rank waits between them. There
+# would be time for W, if only some were left to do. So do not do them all at once: let the later ranks, which have
+# their first gradient early, run ahead with I and F, and keep some W for the end. That is the schedule **ZB-H1** (Qi et
+# al. 2023): rank r keeps r of its W back.
+
+# %%
+zb_h1 = schedules.zb_h1(num_ranks=4, num_microbatches=8)
+render.show(at_once, zb_h1)
+timeline = simulate(zb_h1)
+print(f"zb-h1 takes {timeline.makespan:g} units, 1F1B {simulate(one_f_one_b).makespan:g}")
+assert timeline.makespan == 27 and simulate(at_once).makespan == 30 and simulate(one_f_one_b).makespan == 33
+
+# %% [markdown]
+# Each rank has 8 × 3 = 24 units of work, however it is arranged. What is left is the bubble, and it comes out as a
+# multiple of p - 1 = 3: three of them with a whole B, two when the gradient leaves after I, one when W also waits for
+# its time.
+
+# %%
+work = 8 * 3
+for schedule in (one_f_one_b, at_once, zb_h1):
+    bubble = simulate(schedule).makespan - work
+    print(f"{schedule.name:16} bubble {bubble:g} = {bubble / 3:g} (p - 1)")
+assert [simulate(schedule).makespan - work for schedule in (one_f_one_b, at_once, zb_h1)] == [3 * 3, 2 * 3, 1 * 3]
+assert theory.makespan("zb-h1", 4, 8) == 3 * 8 + 4 - 1 == 27
+
+# %% [markdown]
+# ## Why "zero" bubble
+#
+# Three units are left. Rank 3 waits that long for its first microbatch, so within one step no schedule over these ranks
+# can do without them. But look at where rank 0 has its three: in the middle, where it waits for its first gradient. If
+# it had forwards to do meanwhile, that is, room for more microbatches, the idle time would move to its end. That is
+# **ZB-H2**.
+
+# %%
+zb_h2 = schedules.zb_h2(num_ranks=4, num_microbatches=8)
+render.show(zb_h1, zb_h2)
+print(f"zb-h2 takes {simulate(zb_h2).makespan:g} units, as zb-h1 does")
+assert simulate(zb_h2).makespan == simulate(zb_h1).makespan == 27
+
+# %% [markdown]
+# The same 27 units, but now every rank works without a pause from its first action to its last. The picture is a
+# parallelogram, and the next step's parallelogram fits against it without a gap: rank 0 could begin the next step while
+# rank 3 finishes this one. (Whether it may is another question: the optimiser has to have been there. The paper has an
+# answer; here each step ends before the next begins.) So for these schedules people count the idle time *within a
+# rank's own span*, from its own first action to its own last.
+
+# %%
+for schedule in (one_f_one_b, zb_h1, zb_h2):
+    timeline = simulate(schedule)
+    within = [timeline.idle_within_span(rank) for rank in range(4)]
+    print(f"{schedule.name:6} idle within the own span {within}, microbatches held at most {timeline.peak_activations}")
+assert [simulate(one_f_one_b).idle_within_span(rank) for rank in range(4)] == [9, 6, 3, 0]
+assert [simulate(zb_h1).idle_within_span(rank) for rank in range(4)] == [3, 2, 1, 0]
+assert [simulate(zb_h2).idle_within_span(rank) for rank in range(4)] == [0, 0, 0, 0]
+assert simulate(one_f_one_b).peak_activations == (4, 3, 2, 1)
+assert simulate(zb_h1).peak_activations == (4, 4, 4, 4)
+assert simulate(zb_h2).peak_activations == (7, 7, 7, 7)
+
+# %% [markdown]
+# The right-hand column is the price. ZB-H1 holds on every rank as many microbatches as 1F1B holds on its first (4, 4,
+# 4, 4 where that had 4, 3, 2, 1). ZB-H2 holds 2p - 1.
+#
+# ## The same bits
+#
+# All of this rests on a claim: that it does not matter to the result when W runs. It does not. W computes what it would
+# have computed at once, from the same numbers; and each stage adds its microbatches in the same order. Here is a
+# network of several kinds of layer, trained for one step by four ranks, whole and in halves, and by one process.
+
+
+# %%
+def network():
+    return nn.Sequential(
+        nn.Conv1d(3, 8, kernel_size=3, padding=1),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Linear(8 * 6, 16),
+        nn.LayerNorm(16),
+        nn.Residual(nn.Sequential(nn.Linear(16, 16), nn.Tanh())),
+        nn.Dropout(0.1),
+        nn.Linear(16, 4),
+    )
+
+
+signals = generator.standard_normal((16, 3, 6)).astype(np.float32)
+classes = generator.integers(0, 4, 16)
+
+
+def gradients_with(schedule):
+    """Return the gradient of every parameter after one step on four ranks, by its name."""
+
+    def train(group):
+        pipeline = Pipeline(network(), group, loss=nn.CrossEntropyLoss(), schedule=schedule)
+        pipeline.step(signals, classes)
+        return {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+
+    return {name: grad for part in spawn(train, num_ranks=4) for name, grad in part.items()}
+
+
+of_whole, of_halves = gradients_with(one_f_one_b), gradients_with(zb_h1)
+is_same = all(same_bits(of_whole[name], of_halves[name]) for name in of_whole)
+print(f"{len(of_halves)} gradients, 1F1B and ZB-H1: {'equal to the last bit' if is_same else 'they differ'}")
+assert is_same and of_whole.keys() == of_halves.keys() and len(of_halves) == 10
+
+# %% [markdown]
+# And here is the comparison with one process, which adds up the same microbatches one after the other with the plain
+# tape. `check_same_as_one_process` says nothing when all is well, and names the parameter where a bit differs.
+
+# %%
+for schedule in (at_once, zb_h1, zb_h2):
+    check_same_as_one_process(network(), nn.CrossEntropyLoss(), signals, classes, schedule)
+    print(f"{schedule.name}: the bits of one process")
+    assert schedule.is_reproducible  # every stage adds its gradients in ascending order of microbatches
+
+# %% [markdown]
+# ## What it costs: memory between I and W
+#
+# What must a layer keep? From F until I whatever I needs, and what W needs besides. From I until W:
+# `inputs.T @ gradient`, so the inputs *and* the gradient of the outputs. For a row of linear layers that is easily
+# counted. Let three ranks hold eight of them each, all 16 numbers wide, and look at the middle rank. (The first one
+# reads the batch, which is there anyway, and the last one has the loss besides.)
+
+
+# %%
+def measure(group):
+    layers = [nn.Linear(16, 16) for _ in range(3 * 8)]
+    pipeline = Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), num_microbatches=4)
+    samples = np.ones((32, 16), np.float32)
+    return pipeline.measure_memory(samples, samples)
+
+
+memory = spawn(measure, num_ranks=3)[0]
+one_array = 8 * 16 * 4  # bytes: 8 samples of 16 numbers of 4 bytes
+until_input, until_weight = memory.activation[1] // one_array, memory.weight_activation[1] // one_array
+print(f"one microbatch on the middle rank: {until_input} arrays from F until I, {until_weight} from I until W")
+assert memory.activation[1] == 8 * one_array and memory.weight_activation[1] == 16 * one_array
+
+# %% [markdown]
+# Eight inputs after F; eight inputs and eight gradients after I. Papers often assume the opposite, that less is held
+# after I than before, and for some layers that is so: what only I needs is freed after I. For these layers the second
+# number is twice the first. (A whole B never holds all eight gradients at once: it does a layer's W before it goes on
+# to the layer before.) So a microbatch that waits for its W holds more than one that waits for its I. Given the two
+# numbers, the simulator says what each schedule holds. It takes every rank for a middle one here.
+
+# %%
+costs = Costs(activation=until_input, weight_activation=until_weight)
+for schedule in (one_f_one_b, at_once, zb_h1, zb_h2):
+    arrays = [int(held) for held in simulate(schedule, costs).peak_memory]
+    print(f"{schedule.name:16} arrays held at most, by rank: {arrays}")
+assert simulate(one_f_one_b, costs).peak_memory == (32, 24, 16, 8)
+assert simulate(at_once, costs).peak_memory == (40, 32, 24, 16)
+assert simulate(zb_h1, costs).peak_memory == (40, 48, 56, 64)
+assert simulate(zb_h2, costs).peak_memory == (64, 80, 96, 112)
+
+# %% [markdown]
+# So that is the bargain: two thirds of the bubble gone, or all of what lies within a rank's own span, for memory.
+# Recomputing (lesson 06) helps less here than with whole backwards: what I computes again is kept until W.
+#
+# ## Exercise
+#
+# 1. W need not take as long as I: attention, for instance, has products without weights, for which there is nothing to
+#    do in W. Simulate ZB-H1 with `Costs(backward_weight=w)` for w = 0.5, 1 and 2, and subtract the work. When does idle
+#    time come back, and why is it no less for 2 than for 1?
+# 2. Keep back one W more on each rank than ZB-H1 does: write the text (`print(zb_h1)` to begin with), `verify` it, and
+#    simulate. Does it help? What does it cost?
+# 3. The coursework task that belongs here is `11_weight_placement`: find places for the W. (`minipipe coursework DIR`
+#    makes your copy.)
+#
+# Next, `10_controllable_memory.py`: the same two halves, and a placement of stages that gives the memory back.
