@@ -14,9 +14,9 @@ from statistics import median
 
 import numpy as np
 from tqdm import tqdm
-from training_program import make_parser, num_microbatches, print_json, read_options, report_last_step
+from training_program import make_parser, num_microbatches, predict, print_json, read_options, report_last_step
 
-from minipipe import Costs, Pipeline, data, init_process_group, nn, optim, simulate
+from minipipe import Pipeline, data, init_process_group, nn, optim
 from minipipe.errors import MinipipeError
 
 
@@ -101,7 +101,7 @@ def main():
         loss = pipeline.evaluate(*test)
         accuracy = float(np.mean(pipeline.predict(test[0]).argmax(axis=1) == test[1]))
         timeline = pipeline.timeline()
-        predicted = simulate(pipeline.schedule, Costs.measured(timeline))
+        predicted = predict(pipeline, timeline)
         if speaks:
             report(options, group, loss, accuracy, seconds, times, timeline, predicted)
 
@@ -109,7 +109,7 @@ def main():
 def report(options, group, loss, accuracy, seconds, times, timeline, predicted):
     print(f"\ntest loss {loss!r}\ntest accuracy {100 * accuracy:.2f} %")
     print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n")
-    report_last_step(timeline, predicted, group.size)
+    report_last_step(timeline, predicted, group.size, options.trace)
     if options.json:
         print_json(times, timeline, predicted, group.size, loss=loss, accuracy=accuracy, seconds=seconds)
 

@@ -15,9 +15,9 @@ from statistics import median
 
 import numpy as np
 from tqdm import tqdm
-from training_program import make_parser, num_microbatches, print_json, read_options, report_last_step
+from training_program import make_parser, num_microbatches, predict, print_json, read_options, report_last_step
 
-from minipipe import Costs, Pipeline, data, init_process_group, nn, optim, simulate
+from minipipe import Pipeline, data, init_process_group, nn, optim
 from minipipe.errors import MinipipeError
 
 TRAINING, VALIDATION, SAMPLING = 0, 1, 2  # what random numbers are drawn for
@@ -147,13 +147,13 @@ def main():
         seconds = time.perf_counter() - start
 
         timeline = pipeline.timeline()
-        predicted = simulate(pipeline.schedule, Costs.measured(timeline))
+        predicted = predict(pipeline, timeline)
         loss = evaluate(pipeline, validation, options)
         written = write_text(pipeline, alphabet, options)
         if speaks:
             print(f"\nvalidation loss {loss!r} nats per character")
             print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n\nWhat it writes:\n{written}\n")
-            report_last_step(timeline, predicted, group.size)
+            report_last_step(timeline, predicted, group.size, options.trace)
             if options.json:
                 print_json(times, timeline, predicted, group.size, loss=loss, seconds=seconds, text=written)
 

@@ -4,10 +4,12 @@ import argparse
 import contextlib
 import json
 import os
+import sys
+from pathlib import Path
 from statistics import median
 
-from minipipe import schedules
-from minipipe.render import draw_text
+from minipipe import Costs, schedules, simulate
+from minipipe.render import check_ending, draw_text, has_colour, save
 
 
 def make_parser(description, microbatches, batch_size, learning_rate, layers, layers_help):
@@ -22,6 +24,7 @@ def make_parser(description, microbatches, batch_size, learning_rate, layers, la
     add("--seed", type=int, default=0, metavar="N", help="of first values and order (default: %(default)s)")
     add("--layers", type=int, default=layers, metavar="N", help=f"{layers_help} (default: %(default)s)")
     add("--device", default="cpu", choices=["cpu", "gpu"], help="gpu needs CuPy (default: %(default)s)")
+    add("--trace", type=Path, metavar="FILE", help="draw the last step, measured and predicted: .svg .html .json .txt")
     add("--json", action="store_true", help="print one line of JSON last")
     return parser
 
@@ -44,9 +47,23 @@ def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
             parser.error(f"--learning-rate is {options.learning_rate}; expected a finite number, more than 0")
         if options.seed < 0:
             parser.error(f"--seed is {options.seed}; expected at least 0")
+        if options.trace is not None:
+            check_trace(options.trace, parser)
         if mistake(options):
             parser.error(mistake(options))
         return options
+
+
+def check_trace(path, parser):
+    """Refuse before the training, not after it, a file that cannot be written."""
+    try:
+        check_ending(path)
+    except ValueError as error:
+        parser.error(f"--trace: {error}")
+    if not path.parent.is_dir():
+        parser.error(f"--trace: there is no folder {str(path.parent)!r}; make it first, or name another file")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        parser.error(f"--trace: {str(path)!r} cannot be written; name another file")
 
 
 def num_microbatches(options, default):
@@ -56,18 +73,34 @@ def num_microbatches(options, default):
     return options.microbatches
 
 
-def report_last_step(timeline, predicted, num_ranks):
-    """Print what every rank did in the last step, and what was predicted."""
-    print("The last step, as measured:\n")
-    print(draw_text(timeline))
-    print("\nThe same step, predicted from each stage's mean times, with messages that take no time:\n")
-    print(draw_text(predicted))
+def predict(pipeline, timeline):
+    """Return the timeline that a step's own costs predict: mean times of actions, latency and overhead as fitted."""
+    return simulate(pipeline.schedule, Costs.measured(timeline))
+
+
+def report_last_step(timeline, predicted, num_ranks, trace):
+    """Print what every rank did in the last step, and what was predicted; draw both into a file, if one is given."""
+    print("The last step, as measured, and as predicted from its own mean times:\n")
+    print(draw_text(timeline, predicted, colour=has_colour()))
+    difference = predicted.makespan / timeline.makespan - 1
     print(
-        f"\nbubble: measured {100 * timeline.bubble_fraction:.1f} %, predicted {100 * predicted.bubble_fraction:.1f} %"
+        f"\nmakespan: measured {1000 * timeline.makespan:.2f} ms, predicted {1000 * predicted.makespan:.2f} ms "
+        f"({100 * difference:+.1f} %)\n"
+        f"bubble: measured {100 * timeline.bubble_fraction:.1f} %, predicted {100 * predicted.bubble_fraction:.1f} %"
     )
+    if trace is not None:
+        write_trace(trace, timeline, predicted)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if num_ranks > cores:
         print(f"{num_ranks} ranks share {cores} cores: much of the measured bubble is waiting for a core.")
+
+
+def write_trace(path, timeline, predicted):
+    """Draw both into a file; if it cannot be written after all, what was learnt is not lost."""
+    try:
+        print(f"wrote {save(path, timeline, predicted)}")
+    except OSError as error:
+        print(f"--trace: {str(path)!r} cannot be written: {error.strerror}", file=sys.stderr)
 
 
 def print_json(times, timeline, predicted, num_ranks, **results):
@@ -76,6 +109,8 @@ def print_json(times, timeline, predicted, num_ranks, **results):
         "step_ms": 1000 * median(times),
         "bubble_fraction": timeline.bubble_fraction,
         "predicted_bubble_fraction": predicted.bubble_fraction,
+        "makespan_ms": 1000 * timeline.makespan,
+        "predicted_makespan_ms": 1000 * predicted.makespan,
         "schedule": timeline.name,
         "ranks": num_ranks,
     }

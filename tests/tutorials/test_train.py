@@ -1,7 +1,10 @@
 """tutorials/train.py, as a student runs it."""
 
 import json
+import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,12 +57,46 @@ def test_it_shows_progress_the_result_and_a_timeline():
         assert words in done.out, words
     rows = [line for line in done.out.splitlines() if line.startswith("rank ")]
     assert [row[:6] for row in rows] == ["rank 0", "rank 1"] * (len(rows) // 2)
-    assert 4 <= len(rows) <= 16 and all(len(row) <= 80 for row in rows)
+    assert 4 <= len(rows) <= 24 and all(len(row) <= 80 for row in rows)
+
+
+@needs_mpi
+@pytest.mark.parametrize("ending", ["svg", "html", "json"])
+def test_the_numbers_in_the_trace_are_those_that_are_printed(ending, tmp_path):
+    path = tmp_path / f"step.{ending}"
+    done = mpirun(2, TRAIN, "--epochs", "1", "--hidden", "16", "--trace", path, "--json")
+    found, drawn = result(done), path.read_text(encoding="utf-8")
+    assert f"wrote {path}\n" in done.out and done.err == ""
+    makespans = found["makespan_ms"], found["predicted_makespan_ms"]
+    assert "makespan: measured {:.2f} ms, predicted {:.2f} ms".format(*makespans) in done.out
+    bubbles = found["bubble_fraction"], found["predicted_bubble_fraction"]
+    assert "bubble: measured {:.1%}, predicted {:.1%}".format(*bubbles).replace("%", " %") in done.out
+    if ending == "json":
+        timelines = json.loads(drawn)["otherData"]["timelines"]
+        assert [timeline["origin"] for timeline in timelines] == ["measured", "predicted"]
+        assert tuple(1000 * timeline["makespan"] for timeline in timelines) == makespans
+        assert tuple(timeline["bubble_fraction"] for timeline in timelines) == bubbles
+    for origin, makespan, bubble in zip(("measured", "predicted"), makespans, bubbles):
+        caption = f"1f1b, {origin}: makespan {makespan:.4g} ms, bubble {100 * bubble:.1f} %"
+        assert caption in done.out and (ending != "svg" or caption in drawn)
+        assert ending != "html" or f"{makespan:.4g} ms" in drawn
+    if ending == "html":
+        assert float(re.search('"duration":([0-9.e-]+)', drawn)[1]) == max(makespans) / 1000
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="no folder here that takes no files, whoever asks")
+def test_a_trace_that_cannot_be_written_in_the_end_loses_no_result():
+    done = run([sys.executable, TRAIN, "--epochs", "1", "--hidden", "8", "--trace", "/proc/step.svg", "--json"])
+    assert "'/proc/step.svg' cannot be written" in done.err and "Traceback" not in done.err
+    assert "usage:" in done.err or result(done)["loss"] > 0  # only root is not told before
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--trace", "step.png"], "--trace: 'step.png' ends in .png; expected .svg (a picture), .html (a player)"),
+        (["--trace", "step"], "--trace: 'step' ends in nothing; expected .svg"),
+        (["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'; make it first"),
         (["--layers", "0"], "--layers is 0; expected at least 1"),
         (["--schedule", "1f2b"], "There is no schedule '1f2b'; did you mean 1f1b? expected one of sequential, gpipe"),
         (["--schedule", "nowhere.csv"], "The schedule 'nowhere.csv' cannot be read: No such file"),
@@ -76,6 +113,18 @@ def test_a_mistake_is_one_line_that_says_what_to_do(options, words):
     assert "Traceback" not in done.err
 
 
+def test_a_trace_is_not_written_over_a_folder_nor_over_what_is_read_only(tmp_path):
+    kept = tmp_path / "kept.svg"
+    kept.touch(mode=0o400)
+    for path in (tmp_path / "folder.html", kept):
+        if path != kept:
+            path.mkdir()
+        elif os.access(kept, os.W_OK):  # to root nothing is read-only
+            continue
+        done = run([sys.executable, TRAIN, "--trace", path])
+        assert done.code == 2 and f"--trace: '{path}' cannot be written; name another file" in done.err
+
+
 @needs_mpi
 @pytest.mark.parametrize(
     ("options", "words"),
@@ -83,6 +132,8 @@ def test_a_mistake_is_one_line_that_says_what_to_do(options, words):
         (["--layers", "1"], "2 layers cannot make 4 stages"),
         (["--epochs", "0"], "--epochs is 0; expected at least 1"),
         (["--schedule", "1f2b"], "There is no schedule '1f2b'"),
+        (["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'"),
+        (["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif"),
     ],
 )
 def test_on_ranks_a_mistake_is_said_once(options, words):

@@ -60,6 +60,15 @@ def test_it_shows_progress_the_result_and_a_timeline():
     assert len(table) > 10 and all(len(line) <= 100 for line in table if "{" not in line)
 
 
+@needs_mpi
+def test_the_numbers_in_the_trace_are_those_that_are_printed(tmp_path):
+    path = tmp_path / "step.json"
+    found = result(mpirun(2, TRAIN, *SHORT, "--schedule", "zb-v", "--trace", path))
+    timelines = json.loads(path.read_text(encoding="utf-8"))["otherData"]["timelines"]
+    assert [timeline["origin"] for timeline in timelines] == ["measured", "predicted"]
+    assert [1000 * t["makespan"] for t in timelines] == [found["makespan_ms"], found["predicted_makespan_ms"]]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
