@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from minipipe.render.levels import levels
 from minipipe.render.panel import Panel, panels_of
 from minipipe.render.words import KIND_NAMES, describe_idle, describe_message, format_time, origin, short_label
 from minipipe.schedules.action import Action, ActionKind
@@ -173,7 +174,7 @@ class _Process:
         held = timeline.memory[rank] if timeline.memory else timeline.held_activations[rank]
         name, series = ("memory", timeline.memory_unit) if timeline.memory else ("held", "activations")
         values: dict[float, float] = {0.0: 0}
-        values.update((self.time(span.end), value) for span, value in zip(timeline.spans[rank], held))
+        values.update((self.time(time), value) for time, value in levels(timeline, rank, held))
         for time, value in values.items():
             yield self.event("C", f"rank {rank} {name}", self.threads[rank][0], ts=time, args={series: value})
 

@@ -11,6 +11,7 @@ from itertools import product
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from minipipe.render.levels import levels
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, shade
 from minipipe.render.panel import Panel
 from minipipe.render.words import describe_action, describe_message, describe_wait, format_memory
@@ -134,20 +135,14 @@ def _message(timeline: Timeline, message: Message) -> list:
 
 
 def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float, str]]:
-    """Yield (time, memory, the same as text) at the beginning and wherever it changes.
-
-    What F adds is there from its start; what a backward gives back, until its end. Where nothing is kept for a
-    backward, the memory of an action is given back when it ends.
-    """
+    """Yield (time, memory, the same as text) at the beginning and wherever it changes."""
     assert timeline.memory is not None
-    is_kept, held = not timeline.is_forward_only, 0.0
+    held = 0.0
     yield 0.0, held, format_memory(held, timeline.memory_unit)
-    for (_, start, end), after in zip(timeline.spans[rank], timeline.memory[rank]):
-        during, after = (max(held, after), after) if is_kept else (after, 0.0)
-        for time, level in ((start, during), (end, after)):
-            if level != held:
-                yield time - timeline.start, level, format_memory(level, timeline.memory_unit)
-                held = level
+    for time, level in levels(timeline, rank, timeline.memory[rank]):
+        if level != held:
+            yield time - timeline.start, level, format_memory(level, timeline.memory_unit)
+            held = level
 
 
 def _colours(panels: Sequence[Panel]) -> dict[str, list[dict[str, str]]]:

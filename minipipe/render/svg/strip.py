@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from minipipe.render.axis import Axis
 from minipipe.render.lettering import number
+from minipipe.render.levels import levels
 from minipipe.render.words import format_memory
 from minipipe.schedules.timeline import Timeline
 
@@ -19,17 +20,13 @@ class Holding:
     Attributes
     ----------
     values : tuple of tuple of float
-        ``values[rank][i]`` is what the rank holds after its span ``i``. Where nothing is kept for a backward, it is
-        what it holds while that span runs.
+        ``values[rank][i]`` is what the rank holds after its span ``i``; see :func:`minipipe.render.levels.levels`.
     is_memory : bool
         Whether these are bytes. Otherwise they are (stage, microbatch) pairs, counted.
-    is_kept : bool
-        Whether it outlasts the spans.
     """
 
     values: tuple[tuple[float, ...], ...]
     is_memory: bool
-    is_kept: bool
 
     @property
     def unit(self) -> str:
@@ -54,26 +51,18 @@ def holding_of(timeline: Timeline) -> Holding:
     >>> holding_of(simulate(schedules.one_f_one_b(2, 3))).values
     ((1, 2, 1, 2, 1, 0), (1, 0, 1, 0, 1, 0))
     """
-    is_kept = not timeline.is_forward_only
     if timeline.memory is not None and timeline.memory_unit != "units":
-        return Holding(timeline.memory, True, is_kept)
-    return Holding(timeline.held_activations, False, is_kept)
+        return Holding(timeline.memory, is_memory=True)
+    return Holding(timeline.held_activations, is_memory=False)
 
 
 def strip_path(timeline: Timeline, holding: Holding, rank: int, axis: Axis, height: float, most: float) -> str:
-    """Return the outline of what a rank holds, as path data: ``height`` pixels for ``most``, 0 at the lower edge.
-
-    What F adds is there from its start, what a backward gives back until its end.
-    """
+    """Return the outline of what a rank holds, as path data: ``height`` pixels for ``most``, 0 at the lower edge."""
     if not most:
         return ""
     heights: dict[str, str] = {}  # by x: where two changes meet, only the later one is seen
-    held = 0.0
-    for (_, start, end), after in zip(timeline.spans[rank], holding.values[rank]):
-        during = max(held, after) if holding.is_kept else after
-        held = after if holding.is_kept else 0.0
-        for time, level in ((start, during), (end, held)):
-            heights[number(axis.x(time - timeline.start))] = number(height * (1 - level / most))
+    for time, level in levels(timeline, rank, holding.values[rank]):
+        heights[number(axis.x(time - timeline.start))] = number(height * (1 - level / most))
     bottom = drawn = number(height)
     path = []
     for x, y in heights.items():
