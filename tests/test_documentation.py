@@ -42,7 +42,7 @@ INTERNAL = {
     "render.html.data": "part of draw_html",
     "render.columns": "part of draw_text",
     "render.moment": "what `minipipe step` shows; its frames are in the tests",
-    "render.strip": "the grid of `minipipe step`",
+    "render.grid": "the grid of `minipipe step`",
     "render.terminal": "colours and sizes of the terminal at hand",
     "render.text.draw_axis": "part of draw_text",
     "render.text.paint_cells": "part of draw_text",

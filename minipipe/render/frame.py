@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from minipipe.render.grid import Grid
 from minipipe.render.moment import (
     describe_event,
     describe_held,
@@ -13,7 +14,6 @@ from minipipe.render.moment import (
     describe_transit,
     describe_verdict,
 )
-from minipipe.render.strip import Strip
 from minipipe.render.terminal import ALARM, ground, paint
 from minipipe.schedules.moment import Doing, Moment, RankState
 from minipipe.schedules.stepping import Walkthrough
@@ -55,7 +55,7 @@ class Frame:
     def __init__(self, walkthrough: Walkthrough, colour: bool = False) -> None:
         self.walkthrough, self.colour = walkthrough, colour
         self.name = walkthrough.schedule.to_text().splitlines()[0].removeprefix("# ")
-        self.strip = Strip(walkthrough)
+        self.grid = Grid(walkthrough)
         self.num_ranks = walkthrough.program.num_ranks
         self.margin = len(f"rank {self.num_ranks - 1} ")
         self.label_width = max((len(str(a)) for row in walkthrough.program.actions for a in row), default=0)
@@ -128,7 +128,7 @@ class Frame:
         return self._painted(f"{label}>", _BOLD) if is_event else f"{label} "
 
     def _grid(self, moment: Moment, ranks: range, width: int) -> list[str]:
-        axis, marker, *rows = self.strip.draw(moment, width - self.margin, ranks, self.margin, self.colour)
+        axis, marker, *rows = self.grid.draw(moment, width - self.margin, ranks, self.margin, self.colour)
         return [axis, marker, *(self._label(rank, moment) + row for rank, row in zip(ranks, rows))]
 
     # -- the table -----------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from minipipe.render.text import FILL, Cell, draw_axis, paint_cells
 from minipipe.schedules.moment import Moment
 from minipipe.schedules.stepping import Walkthrough
 
-__all__ = ["Strip"]
+__all__ = ["Grid"]
 
 _BEYOND = 14  # columns after the end, where a rank that sticks shows at what
 _MOST_COLUMNS = 12  # for each action of the longest row: one short action must not stretch the strip without end
 
 
-class Strip:
+class Grid:
     """Draws the part of the grid around a moment: what is done, filled; what comes, by its labels alone.
 
     Parameters
