@@ -2,42 +2,43 @@
 
 A schedule is data: for each rank a list of actions, written by a pure function. The verifier proves it legal, the
 simulator times it, the executor runs it on real ranks, the renderer draws it, and a person reads it as text.
+
+Public names load when they are first asked for: schedules, their pictures and the command line need no NumPy.
 """
 
-from minipipe import data, functional, nn, optim, render, schedules, testing
-from minipipe.comm import ProcessGroup, init_process_group, spawn
-from minipipe.pipeline import Pipeline, partition_by_cost, partition_evenly, split_microbatches
-from minipipe.place import random_key
-from minipipe.recording import no_grad, watch_everything
-from minipipe.schedules import Action, ActionKind, Costs, Schedule, Timeline, simulate, verify
-from minipipe.tensor import Tensor
-from minipipe.version import __version__
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Action",
-    "ActionKind",
-    "Costs",
-    "Pipeline",
-    "ProcessGroup",
-    "Schedule",
-    "Tensor",
-    "Timeline",
-    "__version__",
-    "data",
-    "functional",
-    "init_process_group",
-    "nn",
-    "no_grad",
-    "optim",
-    "partition_by_cost",
-    "partition_evenly",
-    "random_key",
-    "render",
-    "schedules",
-    "simulate",
-    "spawn",
-    "split_microbatches",
-    "testing",
-    "verify",
-    "watch_everything",
-]
+from minipipe.lazy import names_on_demand
+
+if TYPE_CHECKING:  # the same names, for editors and type checkers
+    from minipipe import data, functional, nn, optim, render, schedules, testing
+    from minipipe.comm import ProcessGroup, init_process_group, spawn
+    from minipipe.pipeline import Pipeline, partition_by_cost, partition_evenly, split_microbatches
+    from minipipe.place import random_key
+    from minipipe.recording import no_grad, watch_everything
+    from minipipe.schedules import Action, ActionKind, Costs, Program, Schedule, Timeline, simulate, verify
+    from minipipe.tensor import Tensor
+    from minipipe.version import __version__
+
+__getattr__, __dir__, __all__ = names_on_demand(
+    __name__,
+    {
+        **{
+            f"minipipe.{room}": [room]
+            for room in ["data", "functional", "nn", "optim", "render", "schedules", "testing"]
+        },
+        "minipipe.comm": ["ProcessGroup", "init_process_group", "spawn"],
+        "minipipe.pipeline": ["Pipeline", "partition_by_cost", "partition_evenly", "split_microbatches"],
+        "minipipe.place": ["random_key"],
+        "minipipe.recording": ["no_grad", "watch_everything"],
+        "minipipe.schedules.action": ["Action", "ActionKind"],
+        "minipipe.schedules.program": ["Program"],
+        "minipipe.schedules.schedule": ["Schedule"],
+        "minipipe.analysis.verifier": ["verify"],
+        "minipipe.simulation.costs": ["Costs"],
+        "minipipe.simulation.simulator": ["simulate"],
+        "minipipe.simulation.timeline": ["Timeline"],
+        "minipipe.tensor": ["Tensor"],
+        "minipipe.version": ["__version__"],
+    },
+)

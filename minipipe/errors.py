@@ -7,6 +7,7 @@ expected and what to do. Both towers, numerics and schedules, import this file, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "PartitionError",
     "Problem",
     "RankError",
+    "ScheduleCode",
     "ScheduleError",
     "TensorError",
 ]
@@ -118,27 +120,69 @@ class CourseworkError(MinipipeError, ValueError):
     is_self_explaining = True
 
 
+class ScheduleCode(StrEnum):
+    """The codes of a :class:`ScheduleError`.
+
+    Examples
+    --------
+    >>> ScheduleCode("deadlock").is_misuse, ScheduleCode("unknown").is_misuse
+    (False, True)
+    """
+
+    # The request cannot be carried out as it was made.
+    UNKNOWN = "unknown"
+    PARAMETERS = "parameters"
+    COSTS = "costs"
+    FILE = "file"
+    # The text or the object is not a schedule.
+    SYNTAX = "syntax"
+    EMPTY = "empty"
+    PLACEMENT = "placement"
+    NOT_A_SCHEDULE = "not-a-schedule"
+    # The schedule is not legal. In this order the verifier looks for them.
+    OUT_OF_RANGE = "out-of-range"
+    WRONG_RANK = "wrong-rank"
+    DUPLICATE = "duplicate"
+    TAG_COLLISION = "tag-collision"
+    MISSING = "missing"
+    MIXED_BACKWARD = "mixed-backward"
+    NO_PARTNER = "no-partner"
+    ORDER = "order"
+    DEADLOCK = "deadlock"
+    RENDEZVOUS_DEADLOCK = "rendezvous-deadlock"
+    MEMORY = "memory"
+    # The schedule is legal and does not serve the purpose.
+    FORWARD_ONLY = "forward-only"
+    NO_FORMULA = "no-formula"
+
+    @property
+    def is_misuse(self) -> bool:
+        """Whether the request is at fault, and not the schedule."""
+        return self in (ScheduleCode.UNKNOWN, ScheduleCode.PARAMETERS, ScheduleCode.COSTS, ScheduleCode.FILE)
+
+
 class Problem(NamedTuple):
     """One thing that is wrong with a schedule.
 
     Attributes
     ----------
-    code : str
-        What kind of problem, for programs: ``"missing"``, ``"deadlock"``, …
+    code : ScheduleCode
+        The kind of problem, for programs; equal to its text, such as ``"missing"``.
     message : str
         A sentence.
     rank : int or None
-        The rank in whose list of actions the problem stands.
+        The rank in whose list of actions the problem is.
     step : int or None
         The index of the action in that list, from 0.
 
     Examples
     --------
-    >>> Problem("missing", "1B0 is missing on rank 1.", rank=1)
-    Problem(code='missing', message='1B0 is missing on rank 1.', rank=1, step=None)
+    >>> problem = Problem(ScheduleCode.MISSING, "1B0 is missing on rank 1.", rank=1)
+    >>> problem.code == "missing", problem.rank, problem.step
+    (True, 1, None)
     """
 
-    code: str
+    code: ScheduleCode
     message: str
     rank: int | None = None
     step: int | None = None
@@ -168,13 +212,18 @@ class ScheduleError(MinipipeError, ValueError):
     is_self_explaining = True
 
     def __init__(self, problems: Sequence[Problem], grid: str = "") -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(problem._replace(code=ScheduleCode(problem.code)) for problem in problems)
         self.grid = grid
         first = self.problems[0]
         more = len(self.problems) - 1
         others = f" ({more} more problem{'s' * (more > 1)} in .problems)" if more else ""
         drawing = f"\n\n{grid}" if grid else ""
         super().__init__(first.code, f"[{first.code}] {first.message}{others}{drawing}")
+
+    @classmethod
+    def of(cls, code: ScheduleCode, message: str, rank: int | None = None, step: int | None = None) -> ScheduleError:
+        """Return the error of a single problem."""
+        return cls([Problem(code, message, rank, step)])
 
     def __reduce__(self) -> tuple:
         return type(self), (self.problems, self.grid)

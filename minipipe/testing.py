@@ -16,7 +16,7 @@ from minipipe.nn import Parameter, Sequential
 from minipipe.pipeline import Pipeline, split_microbatches
 from minipipe.pipeline.stage import Loss
 from minipipe.place import random_key
-from minipipe.schedules import Schedule
+from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor
 
 __all__ = ["StepResult", "check_gradients", "check_same_as_one_process", "one_process_step", "same_bits"]

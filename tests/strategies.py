@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from minipipe import Action, ActionKind, Schedule, Tensor, functional, nn, schedules
+from minipipe import Action, ActionKind, Program, Schedule, Tensor, functional, nn, schedules
 from minipipe.backend import array_module
 
 # -- layers that are awkward on purpose ---------------------------------------------------------------------
@@ -163,15 +163,12 @@ def stacks(draw, min_layers=1, max_layers=9):
 # -- schedules ----------------------------------------------------------------------------------------------
 
 NAMES = [name for name in schedules.REGISTRY if name != "forward-only"]  # those that train
-IN_ROUNDS = ("interleaved-1f1b", "interleaved-zb")
-ANY_CHUNKS = (*IN_ROUNDS, "looped-bfs", "sequential", "forward-only")
+OVER_A_V = ("zb-v", "v-half", "v-min", "dualpipe-v")
+ANY_CHUNKS = tuple(name for name in schedules.REGISTRY if name not in OVER_A_V)
 
 
 def build(name, num_ranks, num_microbatches, chunks=None):
-    """Build a schedule by name, near the wish: microbatches that fit its rounds, chunks where it takes any."""
-    if name in IN_ROUNDS:
-        rounds = max(1, num_microbatches // num_ranks)
-        num_microbatches = num_microbatches // rounds * rounds
+    """Build a schedule by name, with the chunks that are wished for where it takes any number."""
     return schedules.build(name, num_ranks, num_microbatches, chunks if name in ANY_CHUNKS else None)
 
 
@@ -183,6 +180,12 @@ def named_schedules(draw, names=tuple(schedules.REGISTRY), max_ranks=8, max_micr
     schedule = build(name, *sizes, draw(st.integers(1, max_chunks)))
     chunks = schedule.num_stages // schedule.num_ranks
     return (name, schedule.num_ranks, schedule.num_microbatches, chunks), schedule
+
+
+def table(name, placement, num_microbatches, rows):
+    """Return a Program where the rows hold a SEND or a RECV, otherwise a Schedule."""
+    is_program = any("SEND" in str(cell) or "RECV" in str(cell) for row in rows for cell in row)
+    return (Program if is_program else Schedule)(name, placement, num_microbatches, rows)
 
 
 def split_backward(schedule, delay):

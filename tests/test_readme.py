@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minipipe import Pipeline, render, schedules
-from minipipe.cli import _VERBS, main
+from minipipe.cli.main import VERBS, main
 from tests.launch import ROOT, mpirun, needs_mpi, run
 
 README = (ROOT / "README.md").read_text()
@@ -73,7 +73,7 @@ def test_every_command_of_minipipe_that_it_shows_runs(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     lines = [line.split("#")[0].split() for block in blocks("sh") for line in block.splitlines()]
     commands = [words[1:] for words in lines if words[:1] == ["minipipe"]]
-    assert {command[0] for command in commands} == set(_VERBS)
+    assert {command[0] for command in commands} == set(VERBS)
     for command in commands:
         assert main(command) == (1 if command[0] == "grade" else 0), command  # nothing in my-course is solved yet
         assert capsys.readouterr().out

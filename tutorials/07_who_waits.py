@@ -18,7 +18,7 @@ from pathlib import Path
 
 from minipipe import Costs, Schedule, render, schedules, simulate, verify
 from minipipe.errors import ScheduleError
-from minipipe.render.words import describe_idle
+from minipipe.render.descriptions import describe_idle
 
 # %% [markdown]
 # ## The question

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.analysis.verifier import verify
 from minipipe.errors import ScheduleError
-from minipipe.schedules import Action, Schedule, verify
+from minipipe.schedules.action import Action
+from minipipe.schedules.schedule import Schedule
 
 __all__ = [
     "Unexpected",

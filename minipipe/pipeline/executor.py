@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minipipe import backend
+from minipipe.analysis.dependencies import Direction, Value
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup, Request
 from minipipe.held import held_bytes
@@ -17,12 +18,11 @@ from minipipe.pipeline.parcel import Parcel
 from minipipe.pipeline.stage import Stage
 from minipipe.place import random_key
 from minipipe.recording import enable_grad, no_grad
-from minipipe.schedules import Action, ActionKind, Schedule, Span, lower
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.program import Program
+from minipipe.simulation.span import Span
 
 __all__ = ["Batch", "Executor", "Receipt", "Record"]
-
-_FORWARD, _BACKWARD = 0, 1  # which way a message goes
-_RECEIVES = {_FORWARD: ActionKind.RECV_F, _BACKWARD: ActionKind.RECV_B}
 
 
 @dataclass
@@ -81,10 +81,9 @@ class Record:
         What the action's stage held after it, if it was measured.
     memory : list of int
         What all stages held after each action, if it was measured.
-    sent : dict of Action to float
+    sent : dict of Value to float
         When each SEND began.
-    received : dict of Action to Receipt
-        By RECV.
+    received : dict of Value to Receipt
     """
 
     losses: dict[int, float] = field(default_factory=dict)
@@ -94,8 +93,8 @@ class Record:
     peak_memory: int | None = None
     held_bytes: list[tuple[Action, int]] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
-    sent: dict[Action, float] = field(default_factory=dict)
-    received: dict[Action, Receipt] = field(default_factory=dict)
+    sent: dict[Value, float] = field(default_factory=dict)
+    received: dict[Value, Receipt] = field(default_factory=dict)
 
 
 class Executor:
@@ -103,8 +102,8 @@ class Executor:
 
     Parameters
     ----------
-    schedule : Schedule
-        A legal one.
+    program : Program
+        A legal one, of all ranks.
     stages : mapping of int to Stage
         This rank's stages, by index.
     group : ProcessGroup
@@ -117,8 +116,6 @@ class Executor:
 
     Attributes
     ----------
-    program : tuple of Action
-        This rank's actions, with its sends and receives.
     allocate : function
         ``(shape, dtype) -> array`` for messages that arrive.
     measures_memory : bool
@@ -127,15 +124,14 @@ class Executor:
 
     def __init__(
         self,
-        schedule: Schedule,
+        program: Program,
         stages: Mapping[int, Stage],
         group: ProcessGroup,
         timeout: float | None,
         seed: int,
         xp: ModuleType = np,
     ) -> None:
-        self.program = lower(schedule).actions[group.rank]
-        self.schedule = schedule
+        self.program = program
         self.stages = stages
         self.group = group
         self.timeout = timeout
@@ -146,7 +142,7 @@ class Executor:
 
     def run(self, batch: Batch) -> Record:
         """Run the program once. Collective: every rank runs its own, and talks to those of neighbouring stages."""
-        with no_grad() if self.schedule.is_forward_only else enable_grad():
+        with no_grad() if self.program.is_forward_only else enable_grad():
             run = _Run(self, batch)
             run.all_actions()
         return run.record
@@ -163,8 +159,8 @@ class _Run:
         self._executor = executor
         self._batch = batch
         self.record = Record()
-        self._inbox: dict[tuple[int, int, int], Parcel | Request] = {}  # (way, stage that uses it, microbatch)
-        self._outbox: dict[tuple[int, int, int], Parcel] = {}
+        self._inbox: dict[Value, Parcel | Request] = {}
+        self._outbox: dict[Value, Parcel] = {}
         self._sends: list[Request] = []
         self._held_bytes: dict[int, int] = {}  # by stage
         self._methods: dict[ActionKind, Callable[[Action], None]] = {
@@ -180,13 +176,13 @@ class _Run:
 
     def all_actions(self) -> None:
         """Run every action in its order, and finish the sends."""
-        for action in self._executor.program:
+        for action in self._executor.program.actions[self._executor.group.rank]:
             try:
                 self._methods[action.kind](action)
             except Exception as error:
                 error.add_note(
                     f"on rank {self._executor.group.rank}, stage {action.stage}, microbatch {action.microbatch}, "
-                    f"action {action} of {self._executor.schedule.name}, step {self._batch.step}"
+                    f"action {action} of {self._executor.program.name}, step {self._batch.step}"
                 )
                 raise
         for send in self._sends:
@@ -196,11 +192,11 @@ class _Run:
 
     def _forward(self, action: Action) -> None:
         stage, k = self._executor.stages[action.stage], action.microbatch
-        received = self._first_parcel(k) if stage.is_first else self._take(_FORWARD, action)
+        received = self._first_parcel(k) if stage.is_first else self._take(action)
         start = self._executor.group.time()
         with random_key(self._executor.seed, self._batch.training_step, k):
             if not stage.is_last:
-                self._deliver(_FORWARD, stage.index + 1, k, stage.forward(k, received))
+                self._deliver(action, stage.forward(k, received))
             elif self._batch.targets is None:
                 self.record.outputs[k] = stage.predict(received)
             else:
@@ -210,12 +206,12 @@ class _Run:
 
     def _backward(self, action: Action) -> None:
         stage, k = self._executor.stages[action.stage], action.microbatch
-        received = None if stage.is_last else self._take(_BACKWARD, action)
+        received = None if stage.is_last else self._take(action)
         start = self._executor.group.time()
         compute = stage.backward if action.kind is ActionKind.BACKWARD else stage.backward_input
         gradient = compute(k, received)
         if not stage.is_first:
-            self._deliver(_BACKWARD, stage.index - 1, k, gradient)
+            self._deliver(action, gradient)
         self._note(action, start)
 
     def _backward_weight(self, action: Action) -> None:
@@ -250,41 +246,43 @@ class _Run:
 
     # -- handing over ---------------------------------------------------------------------------------------
 
-    def _deliver(self, way: int, stage: int, k: int, parcel: Parcel) -> None:
-        """Hand a result to the stage that uses it: here, or into the box from which its SEND takes it."""
-        box: dict = self._inbox if stage in self._executor.stages else self._outbox
-        box[way, stage, k] = parcel
+    def _deliver(self, action: Action, parcel: Parcel) -> None:
+        """Hand the value of an action to its consumer: on this rank, or through the outbox of its SEND."""
+        value = Value.produced_by(action)
+        assert value is not None
+        box: dict = self._inbox if value.consumer_stage in self._executor.stages else self._outbox
+        box[value] = parcel
 
-    def _take(self, way: int, action: Action) -> Parcel:
-        """Return what the action needs from a neighbouring stage; wait if it is still to come."""
-        item = self._inbox.pop((way, action.stage, action.microbatch))
+    def _take(self, action: Action) -> Parcel:
+        """Return the value that an action consumes; wait if it is still to come."""
+        value = Value.consumed_by(action)
+        assert value is not None
+        item = self._inbox.pop(value)
         if isinstance(item, Parcel):
             return item
         awaited_from = self._executor.group.time()
         message = item.wait(self._executor.timeout)
         assert message is not None
-        receive = Action(action.stage, _RECEIVES[way], action.microbatch)
-        self.record.received[receive] = Receipt(awaited_from, self._executor.group.time(), backend.num_bytes(message))
+        self.record.received[value] = Receipt(awaited_from, self._executor.group.time(), backend.num_bytes(message))
         return Parcel.from_message(message, self._executor.xp)
 
     def _send(self, action: Action) -> None:
-        way, user = (_FORWARD, action.stage + 1) if action.kind is ActionKind.SEND_F else (_BACKWARD, action.stage - 1)
-        array = self._outbox.pop((way, user, action.microbatch)).to_message(self._executor.group.takes_device_arrays)
-        destination, tag = self._executor.schedule.placement[user], self._tag(way, user, action.microbatch)
-        self.record.sent[action] = self._executor.group.time()
-        self._sends.append(self._executor.group.isend(array, destination, tag, step=self._batch.step))
+        value = Value.carried_by(action)
+        array = self._outbox.pop(value).to_message(self._executor.group.takes_device_arrays)
+        destination = self._executor.program.placement[value.consumer_stage]
+        self.record.sent[value] = self._executor.group.time()
+        self._sends.append(self._executor.group.isend(array, destination, self._tag(value), step=self._batch.step))
 
     def _receive(self, action: Action) -> None:
-        is_forward = action.kind is ActionKind.RECV_F
-        way, maker = (_FORWARD, action.stage - 1) if is_forward else (_BACKWARD, action.stage + 1)
-        k = action.microbatch
-        words = f"the {'activations' if is_forward else 'gradient'} of microbatch {k} from stage {maker}"
-        source, tag = self._executor.schedule.placement[maker], self._tag(way, action.stage, k)
-        request = self._executor.group.irecv(
+        value = Value.carried_by(action)
+        noun = "activations" if value.direction is Direction.FORWARD else "gradient"
+        words = f"the {noun} of microbatch {value.microbatch} from stage {value.stage}"
+        source, tag = self._executor.program.placement[value.stage], self._tag(value)
+        self._inbox[value] = self._executor.group.irecv(
             source, tag, step=self._batch.step, what=words, allocate=self._executor.allocate
         )
-        self._inbox[way, action.stage, k] = request
 
-    def _tag(self, way: int, stage: int, k: int) -> int:
-        """Name by one number which way a message goes, the stage that receives it, and the microbatch."""
-        return (stage * self._executor.schedule.num_microbatches + k) * 2 + way
+    def _tag(self, value: Value) -> int:
+        """Number a value: its consuming stage, its microbatch and its direction."""
+        pair = value.consumer_stage * self._executor.program.num_microbatches + value.microbatch
+        return 2 * pair + (value.direction is Direction.BACKWARD)

@@ -8,18 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.errors import ModelError, Problem, RankError, ScheduleError
+from minipipe.errors import ModelError, RankError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Sequential
 from minipipe.pipeline.partition import check_partition, partition_by_cost
-from minipipe.schedules import REGISTRY, Schedule, build
+from minipipe.schedules.chunks import first_stages
+from minipipe.schedules.program import Program, read_schedule
+from minipipe.schedules.registry import REGISTRY, build
+from minipipe.schedules.schedule import Schedule
 from minipipe.version import __version__
 
 __all__ = ["check_arguments", "description", "divide_layers", "resolve_schedule", "schedule_of_modules"]
 
 
 def resolve_schedule(
-    schedule: str | Path | Schedule, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None
-) -> Schedule:
+    schedule: str | Path | Schedule | Program, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None
+) -> Schedule | Program:
     """Return the schedule that was given, named or written in a file, after checking that everything fits together.
 
     Raises
@@ -30,13 +33,15 @@ def resolve_schedule(
         Code ``wrong-number``, when a given schedule is made for another number of ranks.
     """
     if isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))):
-        schedule = Schedule.from_file(schedule)
-    if isinstance(schedule, Schedule):
+        schedule = read_schedule(schedule)
+    if isinstance(schedule, Schedule | Program):
         return _checked(schedule, num_ranks, num_microbatches, chunks_per_rank)
     return build(schedule, num_ranks, num_microbatches, chunks_per_rank)
 
 
-def _checked(schedule: Schedule, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None) -> Schedule:
+def _checked(
+    schedule: Schedule | Program, num_ranks: int, num_microbatches: int | None, chunks_per_rank: int | None
+) -> Schedule | Program:
     if schedule.num_ranks != num_ranks:
         raise RankError(
             "wrong-number",
@@ -50,7 +55,7 @@ def _checked(schedule: Schedule, num_ranks: int, num_microbatches: int | None, c
     ):
         if given not in (None, own):
             message = f"{name} is {given}, but the schedule {schedule.name} has {own:g}; leave {name} out."
-            raise ScheduleError([Problem("parameters", message)])
+            raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     return schedule
 
 
@@ -75,26 +80,28 @@ def divide_layers(
 
 
 def schedule_of_modules(
-    num_modules: int, num_ranks: int, schedule: str | Path | Schedule | None, num_microbatches: int | None
-) -> Schedule:
+    num_modules: int, num_ranks: int, schedule: str | Path | Schedule | Program | None, num_microbatches: int | None
+) -> Schedule | Program:
     """Return a schedule with a stage for each module; by default 1F1B, interleaved where ranks hold several.
+
+    A named schedule is built with as many chunks on each rank as the fullest rank needs; stages beyond the modules are
+    left out.
 
     Raises
     ------
     RankError
-        Code ``wrong-number``, when the modules cannot be dealt out evenly, or the schedule has other stages.
+        Code ``wrong-number``, when there is no module, or a given schedule has another number of stages.
     """
-    chunks, rest = divmod(num_modules, num_ranks)
-    if rest or not chunks:
-        raise RankError(
-            "wrong-number",
-            f"{num_modules} modules cannot be dealt out to {num_ranks} ranks; expected as many modules as ranks, or a "
-            "multiple.",
-        )
+    if num_modules < 1:
+        raise RankError("wrong-number", "There is no module; expected at least one for the stages of the pipeline.")
+    chunks = -(-num_modules // num_ranks)
     if schedule is None:
         schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
-    is_named = isinstance(schedule, str) and schedule in REGISTRY
-    resolved = resolve_schedule(schedule, num_ranks, num_microbatches, chunks if is_named and chunks > 1 else None)
+    if isinstance(schedule, str) and schedule in REGISTRY:
+        if num_microbatches is None:
+            num_microbatches = 4 * num_modules
+        return first_stages(build(schedule, num_ranks, num_microbatches, chunks), num_modules)
+    resolved = resolve_schedule(schedule, num_ranks, num_microbatches, None)
     if resolved.num_stages != num_modules:
         raise RankError(
             "wrong-number",
@@ -122,7 +129,7 @@ def check_arguments(model: Any, loss: Any, timeout: float | None) -> None:
 
 
 def description(
-    model: Sequential, schedule: Schedule, partition: Sequence[range], seed: int, loss: Any
+    model: Sequential, schedule: Schedule | Program, partition: Sequence[range], seed: int, loss: Any
 ) -> dict[str, str]:
     """Return, in words, what must be the same on all ranks."""
     parameters = [(name, p.shape, str(p.dtype)) for name, p in model.named_parameters()]

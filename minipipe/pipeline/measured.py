@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
+from minipipe.analysis.dependencies import Dependencies, Value
 from minipipe.comm import ProcessGroup
 from minipipe.pipeline.agreement import part_of
 from minipipe.pipeline.executor import Record
-from minipipe.schedules import Action, ActionKind, Message, Schedule, Span, Timeline, lower
+from minipipe.schedules.action import ActionKind
+from minipipe.schedules.program import Program
+from minipipe.simulation.message import Message
+from minipipe.simulation.span import Span
+from minipipe.simulation.timeline import Timeline
 
 __all__ = ["MemoryPerMicrobatch", "gather_memory", "gather_timeline"]
-
-
-_SENDS = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
-_RECEIVES = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})
 
 
 class MemoryPerMicrobatch(NamedTuple):
@@ -52,9 +52,8 @@ def gather_memory(group: ProcessGroup, record: Record, num_stages: int, timeout:
     return MemoryPerMicrobatch(tuple(map(int, activation)), tuple(map(int, weight_activation)))
 
 
-def gather_timeline(group: ProcessGroup, record: Record, schedule: Schedule, timeout: float | None) -> Timeline:
+def gather_timeline(group: ProcessGroup, record: Record, program: Program, timeout: float | None) -> Timeline:
     """Return what every rank did, and when, in seconds from the beginning. Collective."""
-    program = lower(schedule)
     own_times = np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2)
     times = group.all_gather(own_times, timeout=timeout, what=part_of("timeline"))
     peaks = group.all_gather(np.array([record.peak_activations, record.peak_memory or 0]), timeout=timeout)
@@ -62,11 +61,11 @@ def gather_timeline(group: ProcessGroup, record: Record, schedule: Schedule, tim
     origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
     spans = tuple(
         tuple(Span(action, float(start) - origin, float(end) - origin) for action, (start, end) in zip(row, rank_times))
-        for row, rank_times in zip(schedule.without_communication().actions, times)
+        for row, rank_times in zip(program.schedule.actions, times)
     )
     is_memory_known = all(len(held) == len(row) for held, row in zip(memory, spans))  # by all ranks
     return Timeline(
-        schedule.name,
+        program.name,
         spans,
         tuple(int(peak[0]) for peak in peaks),
         tuple(int(peak[1]) for peak in peaks) if is_memory_known else None,
@@ -79,37 +78,34 @@ def gather_timeline(group: ProcessGroup, record: Record, schedule: Schedule, tim
 
 
 def _gather_messages(
-    group: ProcessGroup, record: Record, program: Schedule, origin: float, timeout: float | None
+    group: ProcessGroup, record: Record, program: Program, origin: float, timeout: float | None
 ) -> tuple[Message, ...]:
     """Return every message between ranks, in the order in which they were sent. Collective.
 
-    Every rank knows the program of all, so that only times need be told: by SEND and by RECV, in its order.
+    Every rank knows the program of all ranks, so only times need to be exchanged: of each SEND and of each RECV, in the
+    order of the program.
     """
-    own = program.actions[group.rank]
-    sent_at = np.array([record.sent[action] for action in own if action.kind in _SENDS])
-    receipts = np.array([record.received[action] for action in own if action.kind in _RECEIVES]).reshape(-1, 3)
+    sends, receives = _values(program, "send"), _values(program, "receive")
+    sent_at = np.array([record.sent[value] for value in sends[group.rank]])
+    receipts = np.array([record.received[value] for value in receives[group.rank]]).reshape(-1, 3)
     all_sent_at = group.all_gather(sent_at, timeout=timeout)
     all_receipts = group.all_gather(receipts, timeout=timeout)
-    computations = {(a.stage, a.kind is ActionKind.FORWARD, a.microbatch): a for a in _computations(program)}
     sent = {
-        action: (rank, float(time) - origin)
-        for rank, row in enumerate(program.actions)
-        for action, time in zip((a for a in row if a.kind in _SENDS), all_sent_at[rank])
+        value: (rank, float(time) - origin)
+        for rank, values in enumerate(sends)
+        for value, time in zip(values, all_sent_at[rank])
     }
-    messages = []
-    for rank, row in enumerate(program.actions):
-        receives = (action for action in row if action.kind in _RECEIVES)
-        for receive, (awaited_from, arrived, size) in zip(receives, all_receipts[rank].tolist()):
-            source, start = sent[receive.partner]
-            is_forward, k = receive.kind is ActionKind.RECV_F, receive.microbatch
-            value = computations[receive.partner.stage, is_forward, k]
-            used_by = computations[receive.stage, is_forward, k]
+    as_written, messages = Dependencies(program).as_written, []
+    for rank, values in enumerate(receives):
+        for value, (awaited_from, arrived, size) in zip(values, all_receipts[rank].tolist()):
+            source, start = sent[value]
+            producer, consumer = as_written(value.producer), as_written(value.consumer)
             was_awaited = awaited_from - origin <= start
-            messages.append(Message(value, used_by, source, rank, start, arrived - origin, was_awaited, size))
+            messages.append(Message(producer, consumer, source, rank, start, arrived - origin, was_awaited, size))
     return tuple(sorted(messages, key=attrgetter("sent", "arrived")))
 
 
-def _computations(program: Schedule) -> Iterator[Action]:
-    """Yield the actions that make a value others wait for."""
-    kinds = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
-    return (action for row in program.actions for action in row if action.kind in kinds)
+def _values(program: Program, half: str) -> list[list[Value]]:
+    """Return, by rank, the values of its sends (``"send"``) or receives (``"receive"``), in its order."""
+    messages = ([(a, Value.carried_by(a)) for a in row if a.kind.is_communication] for row in program.actions)
+    return [[value for action, value in row if action == getattr(value, half)] for row in messages]

@@ -10,7 +10,12 @@ from minipipe.comm import ProcessGroup
 from minipipe.pipeline.agreement import Calls
 from minipipe.pipeline.executor import Batch, Executor, Record
 from minipipe.pipeline.measured import MemoryPerMicrobatch, gather_memory, gather_timeline
-from minipipe.schedules import Costs, Schedule, Timeline, one_microbatch, split_backward
+from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.program import Program
+from minipipe.schedules.sequential import one_microbatch
+from minipipe.schedules.split_backward import split_backward
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.timeline import Timeline
 
 __all__ = ["Measuring"]
 
@@ -18,8 +23,8 @@ __all__ = ["Measuring"]
 class Measuring:
     """The part of a :class:`minipipe.Pipeline` that measures; it adds no state."""
 
-    group: ProcessGroup
-    schedule: Schedule
+    _group: ProcessGroup
+    _program: Program
     _calls: Calls
     _last_step: Record | None
     _timeout: float | None
@@ -34,7 +39,7 @@ class Measuring:
     def _batch(self, call: str, inputs: Any, targets: Any) -> Batch: ...
 
     @abstractmethod
-    def _executor(self, schedule: Schedule) -> Executor: ...
+    def _executor(self, schedule: ActionTable) -> Executor: ...
 
     @abstractmethod
     def _zero_grad(self) -> None: ...
@@ -68,7 +73,7 @@ class Measuring:
         if self._last_step is None:
             raise ValueError("There is no step yet whose timeline could be shown; call step() first.")
         self._calls.begin("timeline")
-        return gather_timeline(self.group, self._last_step, self.schedule, self._timeout)
+        return gather_timeline(self._group, self._last_step, self._program, self._timeout)
 
     def measure_memory(self, inputs: Any, targets: Any) -> MemoryPerMicrobatch:
         """Return what one microbatch of a batch holds on each stage, in bytes: after F, and after I.
@@ -99,12 +104,12 @@ class Measuring:
         return self._measure_memory(batch)
 
     def _measure_memory(self, batch: Batch) -> MemoryPerMicrobatch:
-        executor = self._executor(one_microbatch(self.schedule.placement, self.schedule.num_ranks))
+        executor = self._executor(one_microbatch(self._program.placement, self._program.num_ranks))
         executor.measures_memory = True
         self._zero_grad()
         record = executor.run(replace(batch, slices=batch.slices[:1]))
         self._zero_grad()
-        return gather_memory(self.group, record, self.num_stages, self._timeout)
+        return gather_memory(self._group, record, self.num_stages, self._timeout)
 
     def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
         """Return what the actions of each stage take and hold, and what messages take, as measured over some steps.
@@ -145,12 +150,12 @@ class Measuring:
         if not isinstance(num_steps, int) or num_steps < 1:
             raise ValueError(f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
         batch = self._batch("measure_costs", inputs, targets)
-        executor = self._executor(split_backward(self.schedule))
+        executor = self._executor(split_backward(self._program.schedule))
         timelines = []
         for _ in range(num_steps + 1):
             self._zero_grad()
-            self.group.barrier()
+            self._group.barrier()
             record = executor.run(batch)
-            timelines.append(gather_timeline(self.group, record, executor.schedule, self._timeout))
+            timelines.append(gather_timeline(self._group, record, executor.program, self._timeout))
         memory = self._measure_memory(batch)
         return replace(Costs.measured(*timelines[1:]), **memory._asdict(), memory_unit="bytes")

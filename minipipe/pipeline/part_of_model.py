@@ -12,7 +12,7 @@ from minipipe.nn import Parameter, Sequential
 from minipipe.nn.module import check_state
 from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
 from minipipe.pipeline.agreement import Calls, part_of
-from minipipe.schedules import Schedule
+from minipipe.schedules.program import Program
 
 __all__ = ["PartOfModel"]
 
@@ -20,10 +20,10 @@ __all__ = ["PartOfModel"]
 class PartOfModel:
     """The part of a :class:`minipipe.Pipeline` that has the parameters; it adds no state."""
 
-    model: Sequential
-    group: ProcessGroup
-    schedule: Schedule
-    partition: Sequence[range]
+    _model: Sequential
+    _group: ProcessGroup
+    _program: Program
+    _partition: Sequence[range]
     _calls: Calls
     _parameters: dict[str, Parameter]
     _timeout: float | None
@@ -95,8 +95,8 @@ class PartOfModel:
         [(True, 1.0), (True, 1.0)]
         """
         self._calls.begin("clip_grad_norm")
-        owned = [self._parameters[name] for name, owner in self._owners() if owner == self.group.rank]
-        squares = self.group.all_gather(
+        owned = [self._parameters[name] for name, owner in self._owners() if owner == self._group.rank]
+        squares = self._group.all_gather(
             np.array(squared_norms(owned)), timeout=self._timeout, what=part_of("clip_grad_norm")
         )
         norm = total_norm(np.concatenate(squares).tolist())
@@ -118,8 +118,10 @@ class PartOfModel:
         self._calls.begin("state_dict")
         state = {}
         for name, owner in self._owners():
-            mine = backend.to_numpy(self._parameters[name].data) if owner == self.group.rank else None
-            state[name] = np.array(self.group.broadcast(mine, owner, timeout=self._timeout, what=part_of("state_dict")))
+            mine = backend.to_numpy(self._parameters[name].data) if owner == self._group.rank else None
+            state[name] = np.array(
+                self._group.broadcast(mine, owner, timeout=self._timeout, what=part_of("state_dict"))
+            )
         return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -147,12 +149,12 @@ class PartOfModel:
         >>> spawn(load, num_ranks=2)
         [True, True]
         """
-        check_state(dict(self.model.named_parameters()), state)
+        check_state(dict(self._model.named_parameters()), state)
         for name, parameter in self.named_parameters():
             parameter.load(np.asarray(state[name]), name)
 
     def _owners(self) -> list[tuple[str, int]]:
         """Return the name of every parameter of the model with the rank that has it."""
-        stage_of = {str(layer): stage for stage, layers in enumerate(self.partition) for layer in layers}
-        names = [name for name, _ in self.model.named_parameters()]
-        return [(name, self.schedule.placement[stage_of[name.partition(".")[0]]]) for name in names]
+        stage_of = {str(layer): stage for stage, layers in enumerate(self._partition) for layer in layers}
+        names = [name for name, _ in self._model.named_parameters()]
+        return [(name, self._program.placement[stage_of[name.partition(".")[0]]]) for name in names]

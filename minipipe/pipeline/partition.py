@@ -81,9 +81,9 @@ def _smallest_largest_stage(before: Sequence[float], num_stages: int) -> float:
     num_layers = len(before) - 1
     best = [math.inf] * (num_layers + 1)  # best[i]: for the first i layers in the stages so far
     best[0] = 0
-    for stage in range(1, num_stages + 1):
+    for closed in range(num_stages):
         for end in range(num_layers, -1, -1):
-            starts = range(stage - 1, end)
+            starts = range(closed, end)
             best[end] = min((max(best[i], before[end] - before[i]) for i in starts), default=math.inf)
     return best[num_layers]
 
@@ -94,10 +94,10 @@ def _most_even(before: Sequence[float], num_stages: int, limit: float) -> list[r
     worst = (math.inf, math.inf)
     best: list[tuple[float, float]] = [(0, 0)] + [worst] * num_layers
     cuts: list[list[int]] = []
-    for stage in range(1, num_stages + 1):
+    for closed in range(num_stages):  # how many stages are complete, each with at least one layer
         new, cut = [worst] * (num_layers + 1), [0] * (num_layers + 1)
-        for end in range(stage, num_layers + 1):
-            for start in range(end - 1, stage - 2, -1):
+        for end in range(closed + 1, num_layers + 1):
+            for start in range(end - 1, closed - 1, -1):
                 cost = before[end] - before[start]
                 if cost > limit:
                     break

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from minipipe import backend
+from minipipe.analysis.lowering import lower
+from minipipe.analysis.verifier import verify
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
-from minipipe.errors import MicrobatchError, Problem, ScheduleError, TensorError
+from minipipe.errors import MicrobatchError, Problem, ScheduleCode, ScheduleError, TensorError
 from minipipe.nn import Module, Sequential
 from minipipe.pipeline.agreement import Calls, check_agreement, part_of
 from minipipe.pipeline.executor import Batch, Executor, Record
@@ -31,7 +33,10 @@ from minipipe.pipeline.part_of_model import PartOfModel
 from minipipe.pipeline.shared import SharedParameters
 from minipipe.pipeline.stage import Loss
 from minipipe.pipeline.table import layer_table, layer_table_html
-from minipipe.schedules import Schedule, forward_only_over, verify
+from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.program import Program
+from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.sequential import forward_only_over
 from minipipe.tensor import Tensor
 
 __all__ = ["Pipeline"]
@@ -50,9 +55,9 @@ class Pipeline(PartOfModel, Measuring):
     group : ProcessGroup
     loss : function
         ``(outputs, targets) -> Tensor`` with one element, a mean over the first axis.
-    schedule : str, Path or Schedule
-        A name in ``schedules.REGISTRY``, a file (``.csv`` or ``.txt``), or a Schedule of your own. What you wrote runs
-        exactly as written.
+    schedule : str, Path, Schedule or Program
+        A name in ``schedules.REGISTRY``, a file (``.csv`` or ``.txt``), or a Schedule of your own, with or without its
+        sends and receives. It runs exactly as written.
     num_microbatches : int, optional
         For each batch; 4 for each stage by default.
     chunks_per_rank : int, optional
@@ -74,8 +79,12 @@ class Pipeline(PartOfModel, Measuring):
 
     Attributes
     ----------
+    model : Sequential
+    group : ProcessGroup
     schedule : Schedule
+        The computations that ``step`` runs.
     partition : list of range
+        These four cannot be set: for another of them make another pipeline.
     measures_memory : bool
         Whether ``step`` measures the bytes held after each action. Slow; off by default.
 
@@ -107,7 +116,7 @@ class Pipeline(PartOfModel, Measuring):
         group: ProcessGroup,
         *,
         loss: Loss,
-        schedule: str | Path | Schedule = "1f1b",
+        schedule: str | Path | Schedule | Program = "1f1b",
         num_microbatches: int | None = None,
         chunks_per_rank: int | None = None,
         partition: Sequence[range] | None = None,
@@ -118,12 +127,11 @@ class Pipeline(PartOfModel, Measuring):
         device: str | ModuleType = "cpu",
     ) -> None:
         check_arguments(model, loss, timeout)
-        self.model = model
-        self.group = group
-        self.schedule = resolve_schedule(schedule, group.size, num_microbatches, chunks_per_rank)
-        verify(self.schedule)
-        self.partition = divide_layers(model, self.schedule.num_stages, partition, layer_costs)
-        check_agreement(group, description(model, self.schedule, self.partition, seed, loss), timeout)
+        given = resolve_schedule(schedule, group.size, num_microbatches, chunks_per_rank)
+        verify(given)
+        self._model, self._group, self._program = model, group, lower(given)
+        self._partition = divide_layers(model, self.schedule.num_stages, partition, layer_costs)
+        check_agreement(group, description(model, given, self._partition, seed, loss), timeout)
         if not self.schedule.is_reproducible and group.rank == 0:
             warnings.warn(
                 f"{self.schedule.name} adds gradients of some stage in another order than ascending microbatches; "
@@ -138,13 +146,13 @@ class Pipeline(PartOfModel, Measuring):
         self._num_steps = 0
         self._last_step: Record | None = None
         own = self.schedule.stages_of(group.rank)
-        self._stages = local_stages(model, self.partition, own, loss, seed, recompute, self._xp)
+        self._stages = local_stages(model, self._partition, own, loss, seed, recompute, self._xp)
         self._parameters = {name: p for stage in self._stages.values() for name, p in stage.parameters.items()}
-        self._shared = SharedParameters(model, self.partition, self.schedule.placement)
+        self._shared = SharedParameters(model, self._partition, self.schedule.placement)
         self._shared.take_first_values(group, self._parameters, timeout)
         dtypes = [parameter.dtype for parameter in model.parameters()] or [np.dtype(np.float32)]
         self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
-        self._trainer = self._executor(self.schedule)
+        self._trainer = self._executor(self._program)
         self._predictors: dict[int, Executor] = {}
 
     @classmethod
@@ -153,7 +161,7 @@ class Pipeline(PartOfModel, Measuring):
         modules: Sequence[Module],
         group: ProcessGroup,
         *,
-        schedule: str | Path | Schedule | None = None,
+        schedule: str | Path | Schedule | Program | None = None,
         **options: Any,
     ) -> Pipeline:
         """Make a pipeline whose stages are given: module i is stage i.
@@ -164,7 +172,7 @@ class Pipeline(PartOfModel, Measuring):
         Parameters
         ----------
         modules : sequence of Module
-            As many as there are ranks, or a multiple.
+            Any number, at least one. With fewer modules than ranks, the last ranks hold none.
         group : ProcessGroup
         schedule : str, Path or Schedule, optional
             By default 1F1B, in its interleaved form where ranks hold several modules.
@@ -174,7 +182,7 @@ class Pipeline(PartOfModel, Measuring):
         Raises
         ------
         RankError
-            Code ``wrong-number``, when the modules cannot be dealt out evenly.
+            Code ``wrong-number``, when there is no module, or a given Schedule has another number of stages.
 
         Examples
         --------
@@ -189,8 +197,28 @@ class Pipeline(PartOfModel, Measuring):
         partition = [range(i, i + 1) for i in range(len(modules))]
         return cls(Sequential(*modules), group, schedule=schedule, partition=partition, **options)
 
-    def _executor(self, schedule: Schedule) -> Executor:
-        return Executor(schedule, self._stages, self.group, self._timeout, self._seed, self._xp)
+    @property
+    def model(self) -> Sequential:
+        """The model that was given, as it was: its layers were copied."""
+        return self._model
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The ranks."""
+        return self._group
+
+    @property
+    def schedule(self) -> Schedule:
+        """The computations that :meth:`step` runs."""
+        return self._program.schedule
+
+    @property
+    def partition(self) -> list[range]:
+        """The layers of each stage."""
+        return list(self._partition)
+
+    def _executor(self, schedule: ActionTable) -> Executor:
+        return Executor(lower(schedule), self._stages, self._group, self._timeout, self._seed, self._xp)
 
     # -- training -------------------------------------------------------------------------------------------
 
@@ -233,7 +261,7 @@ class Pipeline(PartOfModel, Measuring):
             raise ScheduleError(
                 [
                     Problem(
-                        "forward-only",
+                        ScheduleCode.FORWARD_ONLY,
                         f"{self.schedule.name} has no backward, which step() needs: "
                         "choose another schedule to train, or evaluate() and predict().",
                     )
@@ -243,7 +271,7 @@ class Pipeline(PartOfModel, Measuring):
         self._zero_grad()
         self._last_step = self._trainer.run(batch)
         first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
-        self._shared.exchange_gradients(self.group, self._parameters, batch.step, first_tag, self._timeout)
+        self._shared.exchange_gradients(self._group, self._parameters, batch.step, first_tag, self._timeout)
         self._num_steps += 1
         return self._mean_loss("step", batch, self._last_step)
 
@@ -310,7 +338,7 @@ class Pipeline(PartOfModel, Measuring):
         outputs = self._predictor(batch).run(batch).outputs
         parts = [backend.to_numpy(outputs[k]) for k in sorted(outputs)]
         mine = np.concatenate(parts) if parts else None
-        return self.group.broadcast(mine, self._last_rank, timeout=self._timeout, what=part_of("predict"))
+        return self._group.broadcast(mine, self._last_rank, timeout=self._timeout, what=part_of("predict"))
 
     def _predictor(self, batch: Batch) -> Executor:
         count = len(batch.slices)
@@ -321,15 +349,15 @@ class Pipeline(PartOfModel, Measuring):
 
     def _batch(self, call: str, inputs: Any, targets: Any) -> Batch:
         """Agree on the call and on the size of the batch, and divide it."""
-        needs_targets = call != "predict" and self.group.rank == self._last_rank
-        own_inputs = self._own(inputs, "inputs", is_needed=self.group.rank == self._first_rank)
+        needs_targets = call != "predict" and self._group.rank == self._last_rank
+        own_inputs = self._own(inputs, "inputs", is_needed=self._group.rank == self._first_rank)
         own_targets = self._own(targets, "targets", is_needed=needs_targets)
         num_samples = self._calls.begin(call, 0 if own_inputs is None else own_inputs.shape[0])
         if own_targets is not None and own_targets.shape[0] != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
                 f"There are {num_samples} inputs (on rank {self._first_rank}), but {own_targets.shape[0]} targets "
-                f"(on rank {self.group.rank}); expected one for each: every rank must be given the same batch.",
+                f"(on rank {self._group.rank}); expected one for each: every rank must be given the same batch.",
             )
         count = self.schedule.num_microbatches
         if call not in ("step", "measure_costs"):  # any number of samples will do, but none
@@ -342,7 +370,7 @@ class Pipeline(PartOfModel, Measuring):
         if not is_needed:
             return None
         if given is None:
-            raise ValueError(f"Rank {self.group.rank} needs the {name}, but was given None.")
+            raise ValueError(f"Rank {self._group.rank} needs the {name}, but was given None.")
         array = Tensor(given).data
         if array.ndim == 0:
             raise TensorError("shape", f"The {name} are a single number; expected an array of shape (samples, ...).")
@@ -351,8 +379,8 @@ class Pipeline(PartOfModel, Measuring):
     def _mean_loss(self, call: str, batch: Batch, record: Record) -> float:
         """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""
         total = sum(batch.weight(k) * record.losses[k] for k in sorted(record.losses))
-        mine = np.array(total) if self.group.rank == self._last_rank else None
-        return float(self.group.broadcast(mine, self._last_rank, timeout=self._timeout, what=part_of(call)))
+        mine = np.array(total) if self._group.rank == self._last_rank else None
+        return float(self._group.broadcast(mine, self._last_rank, timeout=self._timeout, what=part_of(call)))
 
     @property
     def _first_rank(self) -> int:
@@ -412,7 +440,7 @@ class Pipeline(PartOfModel, Measuring):
         return self.train(False)
 
     def __str__(self) -> str:
-        return layer_table(self.model, self.partition, self.schedule.placement)
+        return layer_table(self._model, self._partition, self.schedule.placement)
 
     def _repr_html_(self) -> str:
-        return layer_table_html(self.model, self.partition, self.schedule.placement)
+        return layer_table_html(self._model, self._partition, self.schedule.placement)

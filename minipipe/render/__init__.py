@@ -1,7 +1,7 @@
 """Drawings of a Schedule or a Timeline, or of several above each other on one axis of time.
 
 Each drawing is a function of the schedules and timelines to draw; all ask :mod:`minipipe.render.panel` what is there,
-:mod:`minipipe.render.words` how to say it and :mod:`minipipe.render.palette` how to colour it.
+:mod:`minipipe.render.descriptions` how to say it and :mod:`minipipe.render.palette` how to colour it.
 """
 
 from minipipe.render.html import draw_html

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.span import Span
+from minipipe.simulation.span import Span
 
 __all__ = [
     "Columns",

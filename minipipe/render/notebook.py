@@ -1,8 +1,4 @@
-"""Showing a drawing where one is: a picture in a notebook, text in a terminal.
-
-Also attaches ``_repr_html_`` to Schedule and Timeline, by which a notebook shows what a cell ends with, so that imports
-point one way: what is drawn knows no drawing.
-"""
+"""Showing a drawing: a picture in a notebook, text in a terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +9,13 @@ from typing import Any
 from minipipe.render.svg import draw_svg
 from minipipe.render.terminal import has_colour
 from minipipe.render.text import draw_text
-from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.timeline import Timeline
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.timeline import Timeline
 
-__all__ = ["show"]
+__all__ = ["picture_or_text", "show"]
 
 
-def show(*drawn: Schedule | Timeline) -> None:
+def show(*drawn: ActionTable | Timeline) -> None:
     """Show schedules and timelines above each other: as a picture in a notebook, elsewhere as text.
 
     Parameters
@@ -58,16 +54,9 @@ def _notebook() -> Any:
     return ipython if hasattr(shell, "kernel") else None
 
 
-def _repr_html(self: Schedule | Timeline) -> str:
-    """Return what a notebook shows: a picture, or the text of a schedule that cannot run, and why."""
+def picture_or_text(drawn: ActionTable | Timeline) -> str:
+    """Return what a notebook shows: a picture, or the text of a schedule that cannot run, and the reason."""
     try:
-        return draw_svg(self)
+        return draw_svg(drawn)
     except ValueError as error:  # such as a ScheduleError
-        return f"<pre>{escape(str(self))}\n\n{escape(str(error))}</pre>"
-
-
-_METHODS = {"_repr_html_": _repr_html}
-
-for _name, _method in _METHODS.items():
-    setattr(Schedule, _name, _method)
-    setattr(Timeline, _name, _method)
+        return f"<pre>{escape(str(drawn))}\n\n{escape(str(error))}</pre>"

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.span import IdleCause
+from minipipe.simulation.span import IdleCause
 
 __all__ = ["DARK", "FILL", "HATCH", "LIGHT", "Fill", "Theme", "shade"]
 

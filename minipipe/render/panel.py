@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from minipipe.schedules.costs import Costs
-from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.simulator import simulate
-from minipipe.schedules.timeline import Timeline
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.simulator import simulate
+from minipipe.simulation.timeline import Timeline
 
 __all__ = ["Panel", "panels_of"]
 
@@ -54,7 +54,7 @@ class Panel:
         return [{stage: chunk for chunk, stage in enumerate(stages)} for stages in self.stages]
 
 
-def panels_of(drawn: Sequence[Schedule | Timeline]) -> tuple[Panel, ...]:
+def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     """Return a panel for each schedule (F, I and W one unit each) or timeline.
 
     Raises
@@ -67,7 +67,7 @@ def panels_of(drawn: Sequence[Schedule | Timeline]) -> tuple[Panel, ...]:
     if not drawn:
         raise ValueError("There is nothing to draw; expected a Schedule or a Timeline.")
     for item in drawn:
-        if not isinstance(item, Schedule | Timeline):
+        if not isinstance(item, ActionTable | Timeline):
             raise TypeError(f"{item!r:.60} is neither a Schedule nor a Timeline, so it cannot be drawn.")
     timelines = [item if isinstance(item, Timeline) else simulate(item, Costs()) for item in drawn]
     units = sorted({timeline.unit for timeline in timelines})

@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from minipipe.render.levels import levels
+from minipipe.analysis.activations import held_over_time
+from minipipe.render.descriptions import KIND_NAMES, describe_idle, describe_message, format_time, origin, short_label
 from minipipe.render.panel import Panel, panels_of
-from minipipe.render.words import KIND_NAMES, describe_idle, describe_message, format_time, origin, short_label
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.message import Message
-from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.span import Span
-from minipipe.schedules.timeline import Timeline
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.message import Message
+from minipipe.simulation.span import Span
+from minipipe.simulation.timeline import Timeline
 
 __all__ = ["perfetto_trace"]
 
@@ -49,7 +49,7 @@ _COLOURS = {
 _IDLE_COLOUR = "thread_state_sleeping"  # nearly white
 
 
-def perfetto_trace(*drawn: Schedule | Timeline) -> str:
+def perfetto_trace(*drawn: ActionTable | Timeline) -> str:
     """Write schedules (F, I and W one unit each) or timelines as a trace for ui.perfetto.dev or chrome://tracing.
 
     Each is a process, each of its ranks a thread with its actions, and below it one with its idle time and the
@@ -174,7 +174,8 @@ class _Process:
         held = timeline.memory[rank] if timeline.memory else timeline.held_activations[rank]
         name, series = ("memory", timeline.memory_unit) if timeline.memory else ("held", "activations")
         values: dict[float, float] = {0.0: 0}
-        values.update((self.time(time), value) for time, value in levels(timeline, rank, held))
+        curve = held_over_time(timeline.spans[rank], held, timeline.is_forward_only)
+        values.update((self.time(time), value) for time, value in curve)
         for time, value in values.items():
             yield self.event("C", f"rank {rank} {name}", self.threads[rank][0], ts=time, args={series: value})
 

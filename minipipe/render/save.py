@@ -10,13 +10,13 @@ from minipipe.render.html import draw_html
 from minipipe.render.perfetto import perfetto_trace
 from minipipe.render.svg import draw_svg
 from minipipe.render.text import draw_text
-from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.timeline import Timeline
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.timeline import Timeline
 
 __all__ = ["ENDINGS", "check_ending", "save"]
 
 
-def _text(*drawn: Schedule | Timeline) -> str:
+def _text(*drawn: ActionTable | Timeline) -> str:
     return draw_text(*drawn, width=120) + "\n"
 
 
@@ -25,7 +25,7 @@ ENDINGS = MappingProxyType[str, Callable[..., str]](
 )
 
 
-def save(path: str | Path, *drawn: Schedule | Timeline) -> Path:
+def save(path: str | Path, *drawn: ActionTable | Timeline) -> Path:
     """Draw schedules or timelines, above each other on one axis of time, into a file.
 
     Parameters

@@ -9,12 +9,12 @@ from operator import itemgetter
 from textwrap import fill
 
 from minipipe.render.columns import Columns, are_near, drawn_spans, fit_columns, labels, places_of
+from minipipe.render.descriptions import caption, title
 from minipipe.render.panel import Panel, panels_of
 from minipipe.render.terminal import IDLE, ground, paint
-from minipipe.render.words import caption, title
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.timeline import Timeline
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.timeline import Timeline
 
 __all__ = ["FILL", "Cell", "draw_axis", "draw_text", "paint_cells", "row_cells"]
 
@@ -30,7 +30,7 @@ Cell = tuple[str, str]  # a character and its colours
 _EMPTY: Cell = (" ", "")
 
 
-def draw_text(*drawn: Schedule | Timeline, width: int = 80, colour: bool = False) -> str:
+def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = False) -> str:
     """Draw schedules (F, I and W one unit each) or timelines as text, above each other on one axis of time.
 
     Parameters

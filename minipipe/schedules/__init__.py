@@ -1,30 +1,51 @@
-"""Schedules as data: builders, text, verifier, lowering, simulator. Standard library only.
+"""Schedules as data: actions, schedules and programs, their text, the builders of all named ones. No NumPy.
 
 To add a schedule, write a function ``(num_ranks, num_microbatches, …) -> Schedule`` and enter it in ``registry.py``.
+Names of the rooms above, ``analysis`` and ``simulation``, can be called from here, too; they load when asked for.
 """
 
-from minipipe.schedules import theory
+from typing import TYPE_CHECKING
+
+from minipipe.lazy import names_on_demand
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.controllable_memory import v_half, v_min
-from minipipe.schedules.costs import Costs
 from minipipe.schedules.gpipe import gpipe
-from minipipe.schedules.greedy import greedy
 from minipipe.schedules.interleaved import interleaved_1f1b, looped_bfs
-from minipipe.schedules.lowering import lower
-from minipipe.schedules.memory import peak_activations, peak_memory
-from minipipe.schedules.message import Message
 from minipipe.schedules.one_f_one_b import eager_1f1b, one_f_one_b
-from minipipe.schedules.order import tick_grid
+from minipipe.schedules.program import Program, read_schedule, schedule_of_text
 from minipipe.schedules.registry import REGISTRY, TRADES, build
 from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.sequential import forward_only, forward_only_over, one_microbatch, sequential
-from minipipe.schedules.simulator import simulate
-from minipipe.schedules.span import Idle, IdleCause, Span
 from minipipe.schedules.split_backward import split_backward
-from minipipe.schedules.timeline import Timeline
 from minipipe.schedules.v_shaped import dualpipe_v, zb_v
-from minipipe.schedules.verifier import verify
 from minipipe.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
+
+if TYPE_CHECKING:  # the same names as below, for editors and type checkers
+    from minipipe.analysis import lower, peak_activations, theory, tick_grid, verify
+    from minipipe.simulation import (
+        Costs,
+        Idle,
+        IdleCause,
+        Message,
+        Span,
+        Timeline,
+        explain,
+        greedy,
+        peak_memory,
+        simulate,
+    )
+
+__getattr__, __dir__, _ABOVE = names_on_demand(
+    __name__,
+    {
+        "minipipe.analysis.theory": ["theory"],
+        "minipipe.analysis": ["lower", "peak_activations", "tick_grid", "verify"],
+        "minipipe.simulation": [
+            *("Costs", "Idle", "IdleCause", "Message", "Span", "Timeline"),
+            *("explain", "greedy", "peak_memory", "simulate"),
+        ],
+    },
+)
 
 __all__ = [
     "REGISTRY",
@@ -35,12 +56,14 @@ __all__ = [
     "Idle",
     "IdleCause",
     "Message",
+    "Program",
     "Schedule",
     "Span",
     "Timeline",
     "build",
     "dualpipe_v",
     "eager_1f1b",
+    "explain",
     "forward_only",
     "forward_only_over",
     "gpipe",
@@ -53,6 +76,8 @@ __all__ = [
     "one_microbatch",
     "peak_activations",
     "peak_memory",
+    "read_schedule",
+    "schedule_of_text",
     "sequential",
     "simulate",
     "split_backward",

@@ -1,4 +1,4 @@
-"""One cell of a schedule: what a rank does for one stage and one microbatch."""
+"""One cell of a schedule: one action of a rank, for one stage and one microbatch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
-from minipipe.errors import Problem, ScheduleError
+from minipipe.errors import ScheduleCode, ScheduleError
 
 __all__ = ["Action", "ActionKind"]
 
 
 class ActionKind(StrEnum):
-    """What an action does. The letters are PyTorch's; the zero-bubble papers write B for our I.
+    """The kind of an action. The letters are PyTorch's; the zero-bubble papers write B for our I.
 
-    A SEND is named after the stage whose result it sends, a RECV after the stage that will use what it receives:
-    ``0SEND_F3`` on one rank meets ``1RECV_F3`` on another.
+    A SEND is named after the stage that produces the value, a RECV after the stage that consumes it: ``0SEND_F3`` on
+    one rank meets ``1RECV_F3`` on another.
 
     Examples
     --------
@@ -42,14 +42,6 @@ class ActionKind(StrEnum):
         """Whether this is B, I or W."""
         return self.value in "BIW"
 
-
-# The other half of a message: its kind, and its stage relative to this one.
-_PARTNER = {
-    ActionKind.SEND_F: (ActionKind.RECV_F, 1),
-    ActionKind.RECV_F: (ActionKind.SEND_F, -1),
-    ActionKind.SEND_B: (ActionKind.RECV_B, -1),
-    ActionKind.RECV_B: (ActionKind.SEND_B, 1),
-}
 
 # Nine digits are enough, and int() refuses some thousands of them with an error of its own.
 _CELL = re.compile(r"(\d{1,9})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d{1,9})", re.ASCII)
@@ -81,14 +73,6 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
 
-    @property
-    def partner(self) -> Action:
-        """The other half of a message: the RECV of a SEND, the SEND of a RECV."""
-        if self.kind not in _PARTNER:
-            raise ValueError(f"{self} computes; only a SEND or a RECV has a partner.")
-        kind, offset = _PARTNER[self.kind]
-        return Action(self.stage + offset, kind, self.microbatch)
-
     @classmethod
     def parse(cls, cell: str) -> Action:
         """Read one cell, such as ``"2F0"``.
@@ -100,7 +84,9 @@ class Action(NamedTuple):
         """
         match = _CELL.fullmatch(cell)
         if match is None:
-            raise ScheduleError([Problem("syntax", f"{_shown(cell)} is not an action.{_hint(cell)} {EXPECTED_CELL}")])
+            raise ScheduleError.of(
+                ScheduleCode.SYNTAX, f"{_shown(cell)} is not an action.{_hint(cell)} {EXPECTED_CELL}"
+            )
         return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
 
 
@@ -110,6 +96,8 @@ def _shown(cell: str) -> str:
 
 
 def _hint(cell: str) -> str:
+    if re.fullmatch(r"[FBIW]\d{1,9}", cell, re.ASCII):
+        return " A cell without a stage is read only where no cell of the text names one, and each rank holds one."
     if _CELL.fullmatch(cell.upper()):
         return " Did you mean capitals?"
     if len(cell.split()) > 1 and _CELL.fullmatch(cell.split()[-1]):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.placement import check_counts, looped_placement
+from minipipe.schedules.chunks import cut_stages
+from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.schedule import Schedule
 
 __all__ = ["gpipe"]
 
 
-def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
+def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
     """Return GPipe: every rank does all its forwards, then all its backwards, first in first out.
 
     ::
@@ -22,7 +23,9 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. One stage on each rank.
+        At least 1.
+    chunks_per_rank : int
+        At least 1. Rank r holds the neighbouring stages from ``r * chunks_per_rank`` on, and runs them as one.
 
     Returns
     -------
@@ -40,7 +43,7 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     rank 0: 0F0 0F1 0F2 0B0 0B1 0B2
     rank 1: 1F0 1F1 1F2 1B0 1B1 1B2
     """
-    check_counts(num_ranks, num_microbatches)
+    check_counts(num_ranks, num_microbatches, chunks_per_rank)
     rows = tuple(
         tuple(
             Action(stage, kind, k)
@@ -49,4 +52,5 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
         )
         for stage in range(num_ranks)
     )
-    return Schedule("gpipe", looped_placement(num_ranks), num_microbatches, rows)
+    placement = neighbouring_placement(num_ranks, chunks_per_rank)
+    return Schedule("gpipe", placement, num_microbatches, cut_stages(rows, chunks_per_rank))

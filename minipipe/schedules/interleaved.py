@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from minipipe.errors import Problem, ScheduleError
+from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.placement import check_counts, looped_placement
 from minipipe.schedules.schedule import Schedule
 
-__all__ = ["equal_rounds", "interleaved_1f1b", "looped_bfs", "order_table"]
+__all__ = ["interleaved_1f1b", "looped_bfs", "microbatch_groups", "order_table"]
 
 
-def interleaved_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
+def interleaved_1f1b(
+    num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, microbatch_group_size: int | None = None
+) -> Schedule:
     """Return interleaved 1F1B: each rank holds several chunks of layers, and takes them in turn.
 
     ::
@@ -24,25 +27,21 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int
 
     Each chunk takes 1/v of the time, so the pipeline fills and drains v times faster: for m >= p the time is
     (m v + p - 1)(tF + tB) / v. The price is v times the messages and more activations: rank r holds
-    min(2(p - r - 1) + (v - 1)g + 1, m v) chunks, where g is the size of a round.
+    min(2(p - r - 1) + (v - 1)g + 1, m v) chunks, where g is the size of the largest group of microbatches.
 
     Parameters
     ----------
-    num_ranks : int
+    num_ranks, num_microbatches : int
         At least 1.
-    num_microbatches : int
-        At least 1. They are taken in ``max(1, m // p)`` rounds of equal size, so that number must divide m.
     chunks_per_rank : int
         At least 1. Chunk j of rank r is stage ``j * num_ranks + r``.
+    microbatch_group_size : int, optional
+        The least number of microbatches that a chunk takes before the next chunk does; by default, and at least, the
+        number of ranks. Groups are as equal as can be.
 
     Returns
     -------
     Schedule
-
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``, when the rounds do not divide the microbatches.
 
     References
     ----------
@@ -57,13 +56,13 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int
     28.5
     """
     check_counts(num_ranks, num_microbatches, chunks_per_rank)
-    rounds = equal_rounds(num_ranks, num_microbatches)
+    groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
+    ahead = (chunks_per_rank - 1) * max(map(len, groups))
     rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards = order_table(ActionKind.FORWARD, stages, num_microbatches, rounds)
-        backwards = order_table(ActionKind.BACKWARD, stages[::-1], num_microbatches, rounds)
-        ahead = (chunks_per_rank - 1) * (num_microbatches // rounds)
+        forwards = order_table(ActionKind.FORWARD, stages, groups)
+        backwards = order_table(ActionKind.BACKWARD, stages[::-1], groups)
         warmup = min(2 * (num_ranks - rank - 1) + ahead, len(forwards))
         rows.append(warmup_then_pairs(forwards, backwards, warmup))
     placement = looped_placement(num_ranks, chunks_per_rank)
@@ -107,53 +106,48 @@ def looped_bfs(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards = order_table(ActionKind.FORWARD, stages, num_microbatches, rounds=1)
-        backwards = order_table(ActionKind.BACKWARD, stages[::-1], num_microbatches, rounds=1)
+        forwards = order_table(ActionKind.FORWARD, stages, [range(num_microbatches)])
+        backwards = order_table(ActionKind.BACKWARD, stages[::-1], [range(num_microbatches)])
         rows.append(tuple(forwards + backwards))
     return Schedule("looped-bfs", looped_placement(num_ranks, chunks_per_rank), num_microbatches, tuple(rows))
 
 
-def order_table(kind: ActionKind, stages: Sequence[int], num_microbatches: int, rounds: int) -> list[Action]:
-    """For each round of microbatches, for each chunk, for each microbatch of the round.
+def order_table(kind: ActionKind, stages: Sequence[int], groups: Sequence[range]) -> list[Action]:
+    """Return, for each group of microbatches, for each chunk, for each microbatch of the group, an action.
 
     Examples
     --------
-    >>> print(*order_table(ActionKind.FORWARD, stages=[0, 2], num_microbatches=4, rounds=2))
+    >>> print(*order_table(ActionKind.FORWARD, stages=[0, 2], groups=[range(0, 2), range(2, 4)]))
     0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3
     """
-    starts = [i * num_microbatches // rounds for i in range(rounds + 1)]
-    return [
-        Action(stage, kind, k)
-        for start, stop in zip(starts, starts[1:])
-        for stage in stages
-        for k in range(start, stop)
-    ]
+    return [Action(stage, kind, k) for group in groups for stage in stages for k in group]
 
 
-def equal_rounds(num_ranks: int, num_microbatches: int) -> int:
-    """Return in how many rounds the microbatches go over the ranks: ``max(1, m // p)``, all of one size.
+def microbatch_groups(num_ranks: int, num_microbatches: int, group_size: int | None = None) -> list[range]:
+    """Return the groups in which the microbatches go over the ranks: of the given size or more, as equal as can be.
+
+    Groups as large as the number of ranks are enough: when the last microbatch of a group has left a chunk, the first
+    one has come to the next chunk.
 
     Raises
     ------
     ScheduleError
-        Code ``parameters``, with the nearest number of microbatches that can be divided so.
+        Code ``parameters``, for a group size below the number of ranks.
 
     Examples
     --------
-    >>> equal_rounds(num_ranks=3, num_microbatches=15)
-    5
+    >>> microbatch_groups(num_ranks=4, num_microbatches=9)
+    [range(0, 4), range(4, 9)]
+    >>> microbatch_groups(num_ranks=4, num_microbatches=9, group_size=8)
+    [range(0, 9)]
     """
-    rounds = max(1, num_microbatches // num_ranks)
-    if num_microbatches % rounds:
-        near = min(_fitting(num_ranks, num_microbatches), key=lambda m: abs(m - num_microbatches))
+    size = num_ranks if group_size is None else group_size
+    if not isinstance(size, int) or size < num_ranks:
         message = (
-            f"{num_microbatches} microbatches over {num_ranks} ranks make {rounds} rounds of unequal size; "
-            f"the nearest number that fits is {near}."
+            f"microbatch_group_size is {size!r}; expected a whole number, at least {num_ranks}: with smaller groups "
+            f"the {num_ranks} ranks may wait for each other in a cycle."
         )
-        raise ScheduleError([Problem("parameters", message)])
-    return rounds
-
-
-def _fitting(num_ranks: int, near: int) -> list[int]:
-    candidates = range(max(1, near - num_ranks), near + num_ranks + 1)
-    return [m for m in candidates if m % max(1, m // num_ranks) == 0]
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    count = max(1, num_microbatches // size)
+    starts = [i * num_microbatches // count for i in range(count + 1)]
+    return [range(start, stop) for start, stop in pairwise(starts)]

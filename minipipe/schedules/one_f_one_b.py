@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.placement import check_counts, looped_placement
+from minipipe.schedules.chunks import cut_stages
+from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.schedule import Schedule
 
 __all__ = ["eager_1f1b", "one_f_one_b", "warmup_then_pairs"]
 
 
-def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
+def one_f_one_b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
     """Return 1F1B: just enough forwards to fill the pipeline, then forward and backward in turn.
 
     ::
@@ -23,7 +24,9 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. One stage on each rank.
+        At least 1.
+    chunks_per_rank : int
+        At least 1. Rank r holds the neighbouring stages from ``r * chunks_per_rank`` on, and runs them as one.
 
     Returns
     -------
@@ -41,10 +44,10 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     rank 0: 0F0 0F1 0B0 0F2 0B1 0B2
     rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
     """
-    return _with_warmup("1f1b", 1, num_ranks, num_microbatches)
+    return _with_warmup("1f1b", 1, num_ranks, num_microbatches, chunks_per_rank)
 
 
-def eager_1f1b(num_ranks: int, num_microbatches: int) -> Schedule:
+def eager_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
     """Return 1F1B with twice the warm-up: forwards run ahead, so that messages have time to travel.
 
     ::
@@ -58,7 +61,9 @@ def eager_1f1b(num_ranks: int, num_microbatches: int) -> Schedule:
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. One stage on each rank.
+        At least 1.
+    chunks_per_rank : int
+        At least 1. Rank r holds the neighbouring stages from ``r * chunks_per_rank`` on, and runs them as one.
 
     Returns
     -------
@@ -77,18 +82,21 @@ def eager_1f1b(num_ranks: int, num_microbatches: int) -> Schedule:
     >>> simulate(schedules.eager_1f1b(4, 8), costs).makespan, simulate(schedules.one_f_one_b(4, 8), costs).makespan
     (72.0, 82.0)
     """
-    return _with_warmup("eager-1f1b", 2, num_ranks, num_microbatches)
+    return _with_warmup("eager-1f1b", 2, num_ranks, num_microbatches, chunks_per_rank)
 
 
-def _with_warmup(name: str, forwards_per_rank_left: int, num_ranks: int, num_microbatches: int) -> Schedule:
-    check_counts(num_ranks, num_microbatches)
+def _with_warmup(
+    name: str, forwards_per_rank_left: int, num_ranks: int, num_microbatches: int, chunks_per_rank: int
+) -> Schedule:
+    check_counts(num_ranks, num_microbatches, chunks_per_rank)
     rows = []
     for stage in range(num_ranks):
         forwards = [Action(stage, ActionKind.FORWARD, k) for k in range(num_microbatches)]
         backwards = [Action(stage, ActionKind.BACKWARD, k) for k in range(num_microbatches)]
         warmup = min(forwards_per_rank_left * (num_ranks - 1 - stage), num_microbatches)
         rows.append(warmup_then_pairs(forwards, backwards, warmup))
-    return Schedule(name, looped_placement(num_ranks), num_microbatches, tuple(rows))
+    placement = neighbouring_placement(num_ranks, chunks_per_rank)
+    return Schedule(name, placement, num_microbatches, cut_stages(rows, chunks_per_rank))
 
 
 def warmup_then_pairs(forwards: list[Action], backwards: list[Action], warmup: int) -> tuple[Action, ...]:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from numbers import Integral
 
-from minipipe.errors import Problem, ScheduleError
+from minipipe.errors import ScheduleCode, ScheduleError
 
-__all__ = ["check_counts", "check_two_chunks", "looped_placement", "stages_by_rank", "v_placement"]
+__all__ = [
+    "check_counts",
+    "check_two_chunks",
+    "looped_placement",
+    "neighbouring_placement",
+    "stages_by_rank",
+    "v_placement",
+]
 
 
 def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:
@@ -19,6 +26,17 @@ def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...
     (0, 1, 2, 0, 1, 2)
     """
     return tuple(range(num_ranks)) * chunks_per_rank
+
+
+def neighbouring_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:
+    """Return the placement that goes straight on: rank r holds the stages from ``r * chunks_per_rank`` on.
+
+    Examples
+    --------
+    >>> neighbouring_placement(3, chunks_per_rank=2)
+    (0, 0, 1, 1, 2, 2)
+    """
+    return tuple(rank for rank in range(num_ranks) for _ in range(chunks_per_rank))
 
 
 def v_placement(num_ranks: int) -> tuple[int, ...]:
@@ -45,7 +63,7 @@ def stages_by_rank(placement: Sequence[int], num_ranks: int) -> list[list[int]]:
     stages: list[list[int]] = [[] for _ in range(num_ranks)]
     for stage, rank in enumerate(placement):
         if not 0 <= rank < num_ranks:
-            raise ScheduleError([Problem("placement", f"Stage {stage} is placed on rank {rank} of {num_ranks}.")])
+            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
         stages[rank].append(stage)
     return stages
 
@@ -68,7 +86,9 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "chunks_per_rank": chunks_per_rank}
     for name, value in given.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise ScheduleError([Problem("parameters", f"{name} is {value!r}; expected a whole number, at least 1.")])
+            raise ScheduleError.of(
+                ScheduleCode.PARAMETERS, f"{name} is {value!r}; expected a whole number, at least 1."
+            )
 
 
 def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> None:
@@ -92,4 +112,4 @@ def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_pe
             f"chunks_per_rank is {chunks_per_rank}; {name} goes over the ranks there and back, "
             "so the only number that fits is 2."
         )
-        raise ScheduleError([Problem("parameters", message)])
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)

@@ -1,70 +1,78 @@
-"""A rank's program, written phase by phase as papers draw it: ``program.repeat(3, "I W F")``."""
+"""A program: a schedule once lowered, with the sends and receives of every rank."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.text import read_either, read_file
 
-__all__ = ["Program", "first_microbatches"]
+__all__ = ["Program", "read_schedule", "schedule_of_text"]
 
 
-class Program:
-    """The actions of one rank. Every stage counts its microbatches for itself, forward, backward and weights apart.
+@dataclass(frozen=True, repr=False)
+class Program(ActionTable):
+    """The computations, sends and receives of every rank, in order: a lowered schedule.
 
-    A cell is a kind and the chunk: ``F0`` is the next forward of the rank's first stage; without a chunk, that one
-    is meant. Only ``W`` without a chunk takes the weights of whatever input gradient has waited longest.
+    :func:`minipipe.schedules.lower` makes one that cannot deadlock; a text or CSV file with SEND and RECV is one, too.
+    It may be legal or not; :func:`minipipe.verify` tells.
 
-    Parameters
+    Attributes
     ----------
-    stages : sequence of int
-        The stages of the rank, chunk 0 first.
+    name, placement, num_microbatches
+        As for :class:`~minipipe.Schedule`.
+    actions : tuple of tuple of Action
+        ``actions[rank]`` are the actions of a rank. A SEND is named after the stage that produces the value, a RECV
+        after the stage that consumes it.
 
     Examples
     --------
-    >>> program = Program([3])
-    >>> program.repeat(2, "F")
-    >>> program.repeat(2, "I W")
-    >>> print(*program.actions)
-    3F0 3F1 3I0 3W0 3I1 3W1
+    >>> from minipipe.schedules import Program
+    >>> program = Program.from_text('''
+    ...     rank 0: 0F0 0SEND_F0 0RECV_B0 0B0
+    ...     rank 1: 1RECV_F0 1F0 1B0 1SEND_B0
+    ... ''')
+    >>> print(program.schedule)
+    # text: 2 ranks, 2 stages, 1 microbatch
+    rank 0: 0F0 0B0
+    rank 1: 1F0 1B0
     """
 
-    def __init__(self, stages: Sequence[int]) -> None:
-        self.stages = stages
-        self.actions: list[Action] = []
-        self._count: Counter[tuple[int, str]] = Counter()
-        self._owed: deque[Action] = deque()
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The computations alone."""
+        rows = tuple(tuple(a for a in row if not a.kind.is_communication) for row in self.actions)
+        return Schedule(self.name, self.placement, self.num_microbatches, rows)
 
-    def repeat(self, times: int, cells: str) -> None:
-        """Append the cells, so many times."""
-        for _ in range(times):
-            for cell in cells.split():
-                self.actions.append(self._next(cell))
-
-    def _next(self, cell: str) -> Action:
-        if cell == "W":
-            return self._owed.popleft()
-        stage = self.stages[int(cell[1:] or 0)]
-        series = "B" if cell[0] in "BI" else cell[0]  # a microbatch has a B or an I, never both
-        action = Action(stage, ActionKind(cell[0]), self._count[stage, series])
-        self._count[stage, series] += 1
-        if action.kind is ActionKind.BACKWARD_INPUT:
-            self._owed.append(action._replace(kind=ActionKind.BACKWARD_WEIGHT))
-        return action
+    @property
+    def message_cuts(self) -> tuple[bool, ...]:
+        """By stage, whether values travel to the next one by a SEND and a RECV: wherever that is on another rank."""
+        return self._cuts_between_ranks
 
 
-def first_microbatches(programs: Sequence[Program], num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
-    """Return the actions of the first so many microbatches.
+def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule | Program:
+    """Read a file of text or CSV: a Program where it holds SEND or RECV, otherwise a Schedule.
 
-    How a schedule that needs more microbatches than there are is made: built with enough, then cut. What is left stays
-    legal, as nothing in it waited for what is gone.
+    Parameters and errors are those of :meth:`minipipe.Schedule.from_file`.
+    """
+    return schedule_of_text(read_file(path), Path(path).stem, ignore_sharding)
+
+
+def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule | Program:
+    """Read text or CSV: a Program where it holds SEND or RECV, otherwise a Schedule.
+
+    Parameters and errors are those of :meth:`minipipe.Schedule.from_text`.
 
     Examples
     --------
-    >>> program = Program([0])
-    >>> program.repeat(3, "F I W")
-    >>> print(*first_microbatches([program], num_microbatches=2)[0])
-    0F0 0I0 0W0 0F1 0I1 0W1
+    >>> schedule_of_text("0F0 0B0")
+    <Schedule text: 1 rank, 1 stage, 1 microbatch>
+    >>> schedule_of_text("0F0 0SEND_F0 0RECV_B0 0B0 \\n 1RECV_F0 1F0 1B0 1SEND_B0")
+    <Program text: 2 ranks, 2 stages, 1 microbatch>
     """
-    return tuple(tuple(a for a in program.actions if a.microbatch < num_microbatches) for program in programs)
+    cells = read_either(text, ignore_sharding)
+    is_program = any(action.kind.is_communication for row in cells.actions for action in row)
+    return (Program if is_program else Schedule).of_cells(name, cells)

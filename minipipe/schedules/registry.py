@@ -1,13 +1,13 @@
-"""The named schedules, and what each of them trades."""
+"""The named schedules, and the trade-off of each."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
+from typing import Any
 
-from minipipe.errors import Problem, ScheduleError
+from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.controllable_memory import v_half, v_min
 from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.interleaved import interleaved_1f1b, looped_bfs
@@ -42,7 +42,11 @@ TRADES: Mapping[str, str] = MappingProxyType({name: entry[1] for name, entry in 
 
 
 def build(
-    name: str, num_ranks: int, num_microbatches: int | None = None, chunks_per_rank: int | None = None
+    name: str,
+    num_ranks: int,
+    num_microbatches: int | None = None,
+    chunks_per_rank: int | None = None,
+    microbatch_group_size: int | None = None,
 ) -> Schedule:
     """Return a schedule by its name.
 
@@ -54,7 +58,9 @@ def build(
     num_microbatches : int, optional
         4 for each stage by default.
     chunks_per_rank : int, optional
-        Stages on each rank; by default what the schedule is made for.
+        Stages on each rank; by default the number that the schedule is made for.
+    microbatch_group_size : int, optional
+        For interleaved schedules: the least number of microbatches that a chunk takes before the next chunk does.
 
     Returns
     -------
@@ -71,17 +77,18 @@ def build(
     16
     """
     builder = builder_of(name)
-    options, default = {}, default_chunks(builder)
-    if default is not None:
-        options["chunks_per_rank"] = default if chunks_per_rank is None else chunks_per_rank
-    elif chunks_per_rank not in (None, 1):
-        able = ", ".join(other for other, builder in REGISTRY.items() if default_chunks(builder) is not None)
-        message = f"{name} has one stage on each rank, not chunks_per_rank={chunks_per_rank}; {able} take several."
-        raise ScheduleError([Problem("parameters", message)])
+    chunks = default_chunks(builder) if chunks_per_rank is None else chunks_per_rank
+    options = {}
+    if microbatch_group_size is not None:
+        if "microbatch_group_size" not in _parameters(builder):
+            able = ", ".join(other for other in REGISTRY if "microbatch_group_size" in _parameters(REGISTRY[other]))
+            message = f"{name} takes no groups of microbatches; {able} do. Leave microbatch_group_size out."
+            raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        options["microbatch_group_size"] = microbatch_group_size
     if num_microbatches is None:
-        check_counts(num_ranks, 1, options.get("chunks_per_rank", 1))
-        num_microbatches = 4 * num_ranks * options.get("chunks_per_rank", 1)
-    return builder(num_ranks, num_microbatches, **options)
+        check_counts(num_ranks, 1, chunks)
+        num_microbatches = 4 * num_ranks * chunks
+    return builder(num_ranks, num_microbatches, chunks, **options)
 
 
 def builder_of(name: str) -> Callable[..., Schedule]:
@@ -99,12 +106,12 @@ def builder_of(name: str) -> Callable[..., Schedule]:
     """
     builder = REGISTRY.get(name) if isinstance(name, str) else None
     if builder is None:
-        raise ScheduleError([Problem("unknown", f"There is no schedule {name!r}; {expected_names(name)}.")])
+        raise ScheduleError.of(ScheduleCode.UNKNOWN, f"There is no schedule {name!r}; {expected_names(name)}.")
     return builder
 
 
 def expected_names(given: object) -> str:
-    """Return the end of a sentence about a name that is none: the nearest one, and all.
+    """Return the hint for an unknown name: the nearest name, and all names.
 
     Examples
     --------
@@ -116,13 +123,18 @@ def expected_names(given: object) -> str:
     return f"{f'did you mean {near[0]}? ' if near else ''}expected one of {', '.join(REGISTRY)}"
 
 
-def default_chunks(builder: Callable[..., Schedule]) -> int | None:
-    """Return how many chunks a builder puts on each rank unless told, or None where it always is one.
+def default_chunks(builder: Callable[..., Schedule]) -> int:
+    """Return how many chunks a builder puts on each rank by default.
 
     Examples
     --------
     >>> default_chunks(REGISTRY["zb-v"]), default_chunks(REGISTRY["gpipe"])
-    (2, None)
+    (2, 1)
     """
-    parameter = inspect.signature(builder).parameters.get("chunks_per_rank")
-    return None if parameter is None else parameter.default
+    return _parameters(builder)["chunks_per_rank"]
+
+
+def _parameters(builder: Callable[..., Schedule]) -> dict[str, Any]:
+    """Return the optional parameters of a builder with their defaults."""
+    code, defaults = builder.__code__, builder.__defaults__ or ()
+    return dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults))

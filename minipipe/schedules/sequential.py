@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.interleaved import order_table
+from minipipe.schedules.interleaved import microbatch_groups, order_table
 from minipipe.schedules.placement import check_counts, looped_placement, stages_by_rank
 from minipipe.schedules.schedule import Schedule
 
@@ -109,11 +109,9 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
     """
     num_ranks = max(placement, default=0) + 1 if num_ranks is None else num_ranks
     check_counts(num_ranks, num_microbatches)
-    # Rounds of at least as many microbatches as there are ranks: when a chunk ends, the next one's input is there.
-    rounds = max(1, num_microbatches // num_ranks)
+    groups = microbatch_groups(num_ranks, num_microbatches)
     rows = tuple(
-        tuple(order_table(ActionKind.FORWARD, stages, num_microbatches, rounds))
-        for stages in stages_by_rank(placement, num_ranks)
+        tuple(order_table(ActionKind.FORWARD, stages, groups)) for stages in stages_by_rank(placement, num_ranks)
     )
     return Schedule("forward-only", tuple(placement), num_microbatches, rows)
 

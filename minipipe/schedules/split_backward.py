@@ -13,7 +13,7 @@ __all__ = ["split_backward"]
 def split_backward(schedule: Schedule) -> Schedule:
     """Return the schedule with I and then W in place of every B.
 
-    The stage before then waits for I alone. SEND and RECV are left out; :func:`minipipe.schedules.lower` adds them.
+    The stage before then waits for I alone.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def split_backward(schedule: Schedule) -> Schedule:
     rank 0: 0F0 0I0 0W0
     """
     check_schedule(schedule)
-    rows = tuple(tuple(_halves(row)) for row in schedule.without_communication().actions)
+    rows = tuple(tuple(_halves(row)) for row in schedule.actions)
     return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, rows)
 
 

@@ -1,6 +1,6 @@
-"""Schedules as text and as CSV: what people and other programs write.
+"""Schedules as text and as CSV, the forms that people and other programs write.
 
-The CSV is PyTorch's: one line per rank, cells such as ``0F0``. Reading is strict, and says line and cell.
+The CSV is PyTorch's: one line per rank, cells such as ``0F0``. Reading is strict; errors name line and cell.
 """
 
 from __future__ import annotations
@@ -9,22 +9,35 @@ import csv
 import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from minipipe.errors import Problem, ScheduleError
+from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action
 
-__all__ = ["Cells", "read_csv", "read_either", "read_text", "write_csv", "write_text"]
+__all__ = [
+    "Cells",
+    "describe_counts",
+    "read_csv",
+    "read_either",
+    "read_file",
+    "read_text",
+    "write_csv",
+    "write_text",
+]
 
 # PyTorch writes a forward and a backward that it runs at once as (0F3;3B1)OVERLAP_F_B; we run the one, then the other.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
-# What PyTorch's fully sharded parallelism adds; none of it is an action of a pipeline.
+# Cells of PyTorch's fully sharded parallelism; none of them is an action of a pipeline.
 _SHARDING = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)(\d{0,9})", re.ASCII)
+
+# Papers leave the stage out where each rank holds one.
+_WITHOUT_STAGE = re.compile(r"[FBIW]\d{1,9}", re.ASCII)
 
 
 class Cells(NamedTuple):
-    """What a text says: the rank of each stage, the number of microbatches, and each rank's actions."""
+    """The content of a text: the rank of each stage, the number of microbatches, and each rank's actions."""
 
     placement: tuple[int, ...]
     num_microbatches: int
@@ -37,16 +50,26 @@ class _Cell(NamedTuple):
     text: str
 
 
-def write_text(name: str, num_stages: int, num_microbatches: int, actions: Sequence[Sequence[Action]]) -> str:
-    """Return a comment with name and sizes, then one line per rank, cells separated by blanks."""
-    counts = ((len(actions), "rank"), (num_stages, "stage"), (num_microbatches, "microbatch"))
-    head = f"# {' '.join(name.split())}: {', '.join(_number(*count) for count in counts)}"
+def describe_counts(name: str, num_ranks: int, num_stages: int, num_microbatches: int) -> str:
+    """Return name and sizes in one line.
+
+    Examples
+    --------
+    >>> describe_counts("gpipe", 2, 2, 1)
+    'gpipe: 2 ranks, 2 stages, 1 microbatch'
+    """
+    counts = ((num_ranks, "rank"), (num_stages, "stage"), (num_microbatches, "microbatch"))
+    return f"{' '.join(name.split())}: {', '.join(_number(*count) for count in counts)}"
+
+
+def write_text(description: str, actions: Sequence[Sequence[Action]]) -> str:
+    """Return a comment with the description, then one line per rank, cells separated by blanks."""
     lines = [f"rank {rank}: {' '.join(map(str, row))}".rstrip() for rank, row in enumerate(actions)]
-    return "\n".join([head, *lines, ""])
+    return "\n".join([f"# {description}", *lines, ""])
 
 
 def read_text(text: str, ignore_sharding: bool = False) -> Cells:
-    """Read what :func:`write_text` writes; ``#`` starts a comment, ``rank N:`` at a line's start may be left out."""
+    """Read the output of :func:`write_text`; ``#`` starts a comment, ``rank N:`` at a line's start may be left out."""
     rows: list[list[_Cell]] = []
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         content = line.split("#", 1)[0].strip()
@@ -54,12 +77,16 @@ def read_text(text: str, ignore_sharding: bool = False) -> Cells:
         if not content:
             continue
         if "," in content:
-            raise _refused("syntax", f"Line {number} has commas: that is CSV, which Schedule.from_csv reads.")
+            raise ScheduleError.of(
+                ScheduleCode.SYNTAX, f"Line {number} has commas: that is CSV, which Schedule.from_csv reads."
+            )
         if content.lower().startswith("rank") and not label:
-            raise _refused("syntax", f"Line {number} begins with {content[:12]!r}; expected 'rank {len(rows)}:'.")
+            raise ScheduleError.of(
+                ScheduleCode.SYNTAX, f"Line {number} begins with {content[:12]!r}; expected 'rank {len(rows)}:'."
+            )
         if label and int(label[1]) != len(rows):
             where = f"Line {number} says rank {label[1]}, but it is the line of rank {len(rows)}"
-            raise _refused("syntax", f"{where}; ranks are counted from 0, and each has a line.")
+            raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}; ranks are counted from 0, and each has a line.")
         cells = content[label.end() if label else 0 :].split()
         rows.append([_Cell(number, column, cell) for column, cell in enumerate(cells, 1)])
     return _from_cells(rows, ignore_sharding)
@@ -76,7 +103,7 @@ def read_csv(text: str, ignore_sharding: bool = False) -> Cells:
     try:
         lines = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=None)))
     except csv.Error as error:
-        raise _refused("syntax", f"The text is not CSV: {error}.") from None
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"The text is not CSV: {error}.") from None
     rows = [
         [_Cell(number, column, cell.strip()) for column, cell in enumerate(line, 1) if cell.strip()]
         for number, line in enumerate(lines, 1)
@@ -91,15 +118,36 @@ def read_either(text: str, ignore_sharding: bool = False) -> Cells:
     return (read_csv if is_csv else read_text)(text, ignore_sharding)
 
 
-def _from_cells(rows: Sequence[Iterable[_Cell]], ignore_sharding: bool) -> Cells:
+def read_file(path: str | Path) -> str:
+    """Return the content of a file.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``file``, when there is no such file or it is no text.
+    """
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ScheduleError.of(ScheduleCode.FILE, f"The schedule {str(path)!r} cannot be read: {reason}.") from None
+
+
+def _from_cells(rows: Sequence[Sequence[_Cell]], ignore_sharding: bool) -> Cells:
+    if any(rows) and all(_WITHOUT_STAGE.fullmatch(cell.text) for row in rows for cell in row):
+        rows = [[cell._replace(text=f"{rank}{cell.text}") for cell in row] for rank, row in enumerate(rows)]
     actions = [[action for cell in row for action in _actions_of(cell, ignore_sharding)] for row in rows]
     everything = [action for program in actions for action in program]
     if not everything:
-        raise _refused("empty", "There is no action in the text. Expected one line per rank, with cells such as 0F0.")
+        raise ScheduleError.of(
+            ScheduleCode.EMPTY, "There is no action in the text. Expected one line per rank, with cells such as 0F0."
+        )
     num_microbatches = 1 + max(action.microbatch for action in everything)
     if num_microbatches > len(everything):
         largest = max(everything, key=lambda action: action.microbatch)
-        raise _refused("missing", f"{largest} names microbatch {largest.microbatch}, but most before it do not occur.")
+        raise ScheduleError.of(
+            ScheduleCode.MISSING, f"{largest} names microbatch {largest.microbatch}, but most before it do not occur."
+        )
     return Cells(_placement(actions), num_microbatches, tuple(map(tuple, actions)))
 
 
@@ -109,16 +157,18 @@ def _actions_of(cell: _Cell, ignore_sharding: bool) -> Iterator[Action]:
     if _SHARDING.fullmatch(cell.text):
         if not ignore_sharding:
             hint = "Leave it out, or read with ignore_sharding=True (minipipe check --ignore-sharding)."
-            raise _refused("syntax", f"{where}{cell.text} shards parameters, which is no action of a pipeline. {hint}")
+            raise ScheduleError.of(
+                ScheduleCode.SYNTAX, f"{where}{cell.text} shards parameters, which is no action of a pipeline. {hint}"
+            )
         return
     overlap = _OVERLAP.fullmatch(cell.text)
     try:
         actions = [Action.parse(part.strip()) for part in overlap.groups()] if overlap else [Action.parse(cell.text)]
     except ScheduleError as error:
-        raise _refused("syntax", where + error.problems[0].message) from None
+        raise ScheduleError.of(ScheduleCode.SYNTAX, where + error.problems[0].message) from None
     if overlap and [action.kind.value for action in actions] not in (["F", "B"], ["F", "I"]):
         expected = "expected a forward, then a backward, such as (0F3;3B1)OVERLAP_F_B"
-        raise _refused("syntax", f"{where}{cell.text} overlaps in another way; {expected}.")
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}{cell.text} overlaps in another way; {expected}.")
     yield from actions
 
 
@@ -131,14 +181,12 @@ def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int, ...]:
     stages = sorted(counts)
     if stages != list(range(len(stages))):
         missing = next(index for index, stage in enumerate(stages) if index != stage)
-        raise _refused("missing", f"Stage {stages[-1]} occurs, but stage {missing} does not; stages count from 0.")
+        raise ScheduleError.of(
+            ScheduleCode.MISSING, f"Stage {stages[-1]} occurs, but stage {missing} does not; stages count from 0."
+        )
     return tuple(counts[stage].most_common(1)[0][0] for stage in stages)
 
 
 def _number(count: int, noun: str) -> str:
     plural = noun + ("es" if noun.endswith("ch") else "s")
     return f"{count} {noun if count == 1 else plural}"
-
-
-def _refused(code: str, message: str) -> ScheduleError:
-    return ScheduleError([Problem(code, message)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minipipe.schedules.placement import check_two_chunks, v_placement
-from minipipe.schedules.program import Program, first_microbatches
+from minipipe.schedules.row import Row, first_microbatches
 from minipipe.schedules.schedule import Schedule
 
 __all__ = ["dualpipe_v", "zb_v"]
@@ -49,19 +49,19 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
     """
     check_two_chunks("zb-v", num_ranks, num_microbatches, chunks_per_rank)
     p, m = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
-    programs = [Program([rank, 2 * p - 1 - rank]) for rank in range(p)]
-    for r, program in enumerate(programs):
-        program.repeat(2 * (p - r) - 1, "F0")
-        program.repeat(r, "F1 F0")
-        program.repeat(p - r, "F1 I1 W1")
+    rows = [Row([rank, 2 * p - 1 - rank]) for rank in range(p)]
+    for r, row in enumerate(rows):
+        row.repeat(2 * (p - r) - 1, "F0")
+        row.repeat(r, "F1 F0")
+        row.repeat(p - r, "F1 I1 W1")
         forwards_left = m - 2 * p + r + 1
-        program.repeat(forwards_left, "F0 I0 W0 F1 I1 W1")
-        program.repeat(m - p - forwards_left, "I0 W0 F1 I1 W1")
-        program.repeat(r, "I0 I1")
-        program.repeat(p - r, "I0 W0")
-        program.repeat(r, "W1")
-        program.repeat(r, "W0")
-    return Schedule("zb-v", v_placement(p), num_microbatches, first_microbatches(programs, num_microbatches))
+        row.repeat(forwards_left, "F0 I0 W0 F1 I1 W1")
+        row.repeat(m - p - forwards_left, "I0 W0 F1 I1 W1")
+        row.repeat(r, "I0 I1")
+        row.repeat(p - r, "I0 W0")
+        row.repeat(r, "W1")
+        row.repeat(r, "W0")
+    return Schedule("zb-v", v_placement(p), num_microbatches, first_microbatches(rows, num_microbatches))
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
@@ -106,17 +106,17 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     """
     check_two_chunks("dualpipe-v", num_ranks, num_microbatches, chunks_per_rank)
     p, m = num_ranks, max(num_microbatches, 2 * num_ranks)
-    programs = [Program([rank, 2 * p - 1 - rank]) for rank in range(p)]
-    for r, program in enumerate(programs):
-        program.repeat(2 * (p - 1 - r), "F0")
-        program.repeat(r + 1, "F0 F1")
-        program.repeat(p - 1 - r, "I1 W F1")
-        program.repeat(m - 2 * p + r + 1, "F0 B1 F1 B0")
-        program.repeat(p - 1 - r, "B1 F1 B0")
+    rows = [Row([rank, 2 * p - 1 - rank]) for rank in range(p)]
+    for r, row in enumerate(rows):
+        row.repeat(2 * (p - 1 - r), "F0")
+        row.repeat(r + 1, "F0 F1")
+        row.repeat(p - 1 - r, "I1 W F1")
+        row.repeat(m - 2 * p + r + 1, "F0 B1 F1 B0")
+        row.repeat(p - 1 - r, "B1 F1 B0")
         # 2(r + 1) backwards of the two chunks in turn: the first half whole, the second half without W.
         turns = ["1", "0"] * (r + 1)
         for i, chunk in enumerate(turns):
-            program.repeat(1, ("B" if i <= r else "I") + chunk)
-        program.repeat(p - 1 - r, "W I0")
-        program.repeat(r + 1, "W")
-    return Schedule("dualpipe-v", v_placement(p), num_microbatches, first_microbatches(programs, num_microbatches))
+            row.repeat(1, ("B" if i <= r else "I") + chunk)
+        row.repeat(p - 1 - r, "W I0")
+        row.repeat(r + 1, "W")
+    return Schedule("dualpipe-v", v_placement(p), num_microbatches, first_microbatches(rows, num_microbatches))

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections import deque
 
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.interleaved import equal_rounds, order_table
-from minipipe.schedules.placement import check_counts, looped_placement
-from minipipe.schedules.program import Program, first_microbatches
+from minipipe.schedules.chunks import cut_stages
+from minipipe.schedules.interleaved import microbatch_groups, order_table
+from minipipe.schedules.placement import check_counts, looped_placement, neighbouring_placement
+from minipipe.schedules.row import Row, first_microbatches
 from minipipe.schedules.schedule import Schedule
 
 __all__ = ["interleaved_zb", "zb_h1", "zb_h2"]
 
 
-def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
+def zb_h1(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
     """Return ZB-H1: 1F1B's memory and a third of its bubble.
 
     ::
@@ -30,7 +31,9 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. One stage on each rank. With fewer microbatches than ranks, the first of them.
+        At least 1. With fewer microbatches than ranks, the first of them.
+    chunks_per_rank : int
+        At least 1. Rank r holds the neighbouring stages from ``r * chunks_per_rank`` on, and runs them as one.
 
     Returns
     -------
@@ -49,19 +52,20 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     >>> timeline.makespan, timeline.peak_activations
     (27.0, (4, 4, 4, 4))
     """
-    check_counts(num_ranks, num_microbatches)
+    check_counts(num_ranks, num_microbatches, chunks_per_rank)
     p, m = num_ranks, max(num_microbatches, num_ranks)
-    programs = [Program([rank]) for rank in range(p)]
-    for r, program in enumerate(programs):
-        program.repeat(p - r, "F")
-        program.repeat(r, "I F")
-        program.repeat(m - p, "I W F")
-        program.repeat(p - r, "I W")
-        program.repeat(r, "W")
-    return Schedule("zb-h1", looped_placement(p), num_microbatches, first_microbatches(programs, num_microbatches))
+    rows = [Row([rank]) for rank in range(p)]
+    for r, row in enumerate(rows):
+        row.repeat(p - r, "F")
+        row.repeat(r, "I F")
+        row.repeat(m - p, "I W F")
+        row.repeat(p - r, "I W")
+        row.repeat(r, "W")
+    actions = cut_stages(first_microbatches(rows, num_microbatches), chunks_per_rank)
+    return Schedule("zb-h1", neighbouring_placement(p, chunks_per_rank), num_microbatches, actions)
 
 
-def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
+def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
     """Return ZB-H2: no bubble within a rank's own span, for twice the memory of 1F1B.
 
     ::
@@ -76,7 +80,9 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. One stage on each rank. With fewer than 2p - 1 microbatches, the first of them.
+        At least 1. With fewer than 2p - 1 microbatches, the first of them.
+    chunks_per_rank : int
+        At least 1. Rank r holds the neighbouring stages from ``r * chunks_per_rank`` on, and runs them as one.
 
     Returns
     -------
@@ -93,20 +99,23 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
     >>> timeline.makespan, [timeline.idle_within_span(rank) for rank in range(4)], timeline.peak_activations
     (27.0, [0.0, 0.0, 0.0, 0.0], (7, 7, 7, 7))
     """
-    check_counts(num_ranks, num_microbatches)
+    check_counts(num_ranks, num_microbatches, chunks_per_rank)
     p, m = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
-    programs = [Program([rank]) for rank in range(p)]
-    for r, program in enumerate(programs):
+    rows = [Row([rank]) for rank in range(p)]
+    for r, row in enumerate(rows):
         ahead = 2 * (p - r) - 1
-        program.repeat(ahead, "F")
-        program.repeat(2 * r, "I F")
-        program.repeat(m - 2 * p + 1, "I W F")
-        program.repeat(ahead, "I W")
-        program.repeat(2 * r, "W")
-    return Schedule("zb-h2", looped_placement(p), num_microbatches, first_microbatches(programs, num_microbatches))
+        row.repeat(ahead, "F")
+        row.repeat(2 * r, "I F")
+        row.repeat(m - 2 * p + 1, "I W F")
+        row.repeat(ahead, "I W")
+        row.repeat(2 * r, "W")
+    actions = cut_stages(first_microbatches(rows, num_microbatches), chunks_per_rank)
+    return Schedule("zb-h2", neighbouring_placement(p, chunks_per_rank), num_microbatches, actions)
 
 
-def interleaved_zb(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
+def interleaved_zb(
+    num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, microbatch_group_size: int | None = None
+) -> Schedule:
     """Return interleaved 1F1B with the backward in two halves: ZB-H1 with several chunks on each rank.
 
     ::
@@ -115,27 +124,23 @@ def interleaved_zb(num_ranks: int, num_microbatches: int, chunks_per_rank: int =
         rank 0: 0F0 0F1 2F0 2F1     2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
         rank 1:     1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
 
-    Rank r begins with w = min((v - 1)g + p - 1 - r, m v) forwards, g the size of a round. For m >= p and tW <= tF the
-    time is m(tF + tI + tW) + (p - 1)(tF + max(0, tI - tW)) / v, and the largest idle time within a rank's own span is
-    (p - 1)(tF + tI - tW) / v. Rank r holds (v - 1)g + p - r chunks, and of r more what W needs.
+    Rank r begins with w = min((v - 1)g + p - 1 - r, m v) forwards, g the size of the largest group of microbatches. For
+    m >= p and tW <= tF the time is m(tF + tI + tW) + (p - 1)(tF + max(0, tI - tW)) / v, and the largest idle time within
+    a rank's own span is (p - 1)(tF + tI - tW) / v. Rank r holds (v - 1)g + p - r chunks, and of r more what W needs.
 
     Parameters
     ----------
-    num_ranks : int
+    num_ranks, num_microbatches : int
         At least 1.
-    num_microbatches : int
-        At least 1, in ``max(1, m // p)`` rounds of equal size.
     chunks_per_rank : int
         At least 1. Chunk j of rank r is stage ``j * num_ranks + r``.
+    microbatch_group_size : int, optional
+        The least number of microbatches that a chunk takes before the next chunk does; by default, and at least, the
+        number of ranks. Groups are as equal as can be.
 
     Returns
     -------
     Schedule
-
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``, when the rounds do not divide the microbatches.
 
     References
     ----------
@@ -150,13 +155,13 @@ def interleaved_zb(num_ranks: int, num_microbatches: int, chunks_per_rank: int =
     25.5
     """
     check_counts(num_ranks, num_microbatches, chunks_per_rank)
-    rounds = equal_rounds(num_ranks, num_microbatches)
-    ahead = (chunks_per_rank - 1) * (num_microbatches // rounds)
+    groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
+    ahead = (chunks_per_rank - 1) * max(map(len, groups))
     rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards = deque(order_table(ActionKind.FORWARD, stages, num_microbatches, rounds))
-        inputs = order_table(ActionKind.BACKWARD_INPUT, stages[::-1], num_microbatches, rounds)
+        forwards = deque(order_table(ActionKind.FORWARD, stages, groups))
+        inputs = order_table(ActionKind.BACKWARD_INPUT, stages[::-1], groups)
         weights = deque(action._replace(kind=ActionKind.BACKWARD_WEIGHT) for action in inputs)
         warmup = min(ahead + num_ranks - 1 - rank, len(forwards))
         row: list[Action] = [forwards.popleft() for _ in range(warmup)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from minipipe.render.frame import LEAST_SIZE, Frame
-from minipipe.render.moment import describe_verdict
-from minipipe.schedules.stepping import Walkthrough
+from minipipe.stepper.description import describe_verdict
+from minipipe.stepper.frame import LEAST_SIZE, Frame
 from minipipe.stepper.keys import Screen
+from minipipe.stepper.walkthrough import Walkthrough
 
 __all__ = ["Stepper", "step_with_keys"]
 
@@ -32,21 +32,21 @@ _HELP = """
 """.splitlines()[1:]
 
 
-def step_with_keys(walkthrough: Walkthrough, screen: Screen, colour: bool) -> int:
+def step_with_keys(walkthrough: Walkthrough, screen: Screen, colour: bool) -> bool:
     """Walk through a schedule as keys are pressed; leave the terminal as it was, and the verdict on it.
 
     Returns
     -------
-    int
-        The exit status: 0 if it is legal, 1 if not, and after Ctrl-C 130, as shells have it.
+    bool
+        Whether it was left by a key; by Ctrl-C, not.
     """
     try:
         with screen:
             Stepper(walkthrough, screen, colour).run()
     except KeyboardInterrupt:
-        return 130
+        return False
     print("\n".join(describe_verdict(walkthrough)))
-    return 0 if walkthrough.is_legal else 1
+    return True
 
 
 class Stepper:
@@ -118,8 +118,8 @@ class Stepper:
 
     def following(self, direction: int) -> int:
         """Return the next moment that way: of the chosen rank's actions, or of any; at most the first or the last."""
-        last, steps, number = len(self.walkthrough) - 1, self.walkthrough.steps, self.number + direction
-        while 0 < number < last and self.rank is not None and steps[number - 1].rank != self.rank:
+        last, events, number = len(self.walkthrough) - 1, self.walkthrough.events, self.number + direction
+        while 0 < number < last and self.rank is not None and events[number - 1].rank != self.rank:
             number += direction
         return max(0, min(last, number))
 

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from minipipe import Costs, schedules, simulate
+from minipipe.render.descriptions import describe_action, format_time
 from minipipe.render.html import draw_html
 from minipipe.render.palette import DARK, FILL, LIGHT
-from minipipe.render.words import describe_action, format_time
-from minipipe.schedules import ActionKind
+from minipipe.schedules.action import ActionKind
 from tests.browser import as_told
 from tests.browser.as_told import TIMELINES
 

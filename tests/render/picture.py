@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from minipipe import Costs, simulate
-from minipipe.schedules import Span
+from minipipe.simulation.span import Span
 from tests.strategies import named_schedules
 
 NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate
+from minipipe.render.descriptions import describe_action, describe_message, describe_wait
 from minipipe.render.html import draw_html
 from minipipe.render.html.data import holds_of, player_data
 from minipipe.render.panel import Panel
-from minipipe.render.words import describe_action, describe_message, describe_wait
-from minipipe.schedules import ActionKind, Span
+from minipipe.schedules.action import ActionKind
+from minipipe.simulation.span import Span
 from tests.strategies import named_schedules
 
 ROOT = Path(__file__).resolve().parents[2]

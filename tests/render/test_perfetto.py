@@ -15,9 +15,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, nn, schedules, spawn
+from minipipe.analysis.lowering import lower
 from minipipe.render import perfetto_trace
-from minipipe.render.words import describe_idle, describe_message
-from minipipe.schedules import Action, ActionKind, Costs, Schedule, Span, Timeline, lower, simulate
+from minipipe.render.descriptions import describe_idle, describe_message
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.schedule import Schedule
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.simulator import simulate
+from minipipe.simulation.span import Span
+from minipipe.simulation.timeline import Timeline
 from tests.strategies import named_schedules
 
 # -- the rules -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from minipipe import Costs, schedules, simulate
 from minipipe.errors import ScheduleError
 from minipipe.render import check_ending, draw_html, draw_svg, draw_text, perfetto_trace, save
-from minipipe.schedules import Schedule
+from minipipe.schedules.schedule import Schedule
 
 BOTH = tuple(simulate(schedule, Costs(latency=0.5)) for schedule in (schedules.gpipe(2, 3), schedules.zb_v(2, 3)))
 DRAW = {"svg": draw_svg, "html": draw_html, "json": perfetto_trace}

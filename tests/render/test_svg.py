@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from minipipe import Action, ActionKind, Costs, Schedule, Timeline, schedules, simulate
 from minipipe.errors import ScheduleError
 from minipipe.render import draw_svg, palette
+from minipipe.render.descriptions import LATE_RECEIPTS, caption
 from minipipe.render.html import draw_html
-from minipipe.render.words import LATE_RECEIPTS, caption
-from minipipe.schedules import IdleCause, Message, Span
+from minipipe.simulation.message import Message
+from minipipe.simulation.span import IdleCause, Span
 from tests.render.picture import Picture, timelines
 
 HUNDREDTH = 0.011  # pixels are written with two digits
@@ -265,7 +266,7 @@ def test_actions_too_short_to_be_seen_are_bands_as_high_as_their_shares():
         (("1f1b",), {}, TypeError, "neither a Schedule nor a Timeline"),
         ((schedules.gpipe(2, 2),), {"width": 100}, ValueError, "at least 240 pixels"),
         ((Timeline("a", (), ()), Timeline("b", (), (), unit="s")), {}, ValueError, "one axis"),
-        ((Schedule.from_text("1F0 0F0 0B0 1B0"),), {}, ScheduleError, "waits for ever"),
+        ((Schedule.from_text("1F0 0F0 0B0 1B0"),), {}, ScheduleError, "1F0 comes before 0F0"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(drawn, options, error, words):

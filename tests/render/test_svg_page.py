@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from minipipe import ActionKind, schedules, simulate
 from minipipe.render import draw_svg, palette
+from minipipe.render.descriptions import KIND_NAMES, caption
 from minipipe.render.lettering import text_width
-from minipipe.render.words import KIND_NAMES, caption
 from tests.render.picture import CAUSES, NAMESPACE, Picture, timelines
 
 # -- labels -----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipipe.errors import ScheduleError
-from minipipe.schedules import Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind
 
 NUMBERS = st.integers(min_value=0, max_value=10**6)
 

@@ -8,7 +8,7 @@ import pytest
 
 from minipipe import schedules
 from minipipe.errors import ScheduleError
-from minipipe.schedules import ActionKind
+from minipipe.schedules.action import ActionKind
 
 
 def rows(schedule):
@@ -216,6 +216,8 @@ def test_interleaved_1f1b_warms_up_over_all_chunks_but_the_last_and_twice_the_ra
 def test_every_builder_refuses_what_is_not_a_whole_number_of_at_least_one(name, wrong):
     builder = schedules.REGISTRY[name]
     for argument in inspect.signature(builder).parameters:
+        if argument == "microbatch_group_size" and wrong is None:  # its default
+            continue
         given = {"num_ranks": 2, "num_microbatches": 4, argument: wrong}
         with pytest.raises(ScheduleError) as caught:
             builder(**given)
@@ -233,12 +235,6 @@ def test_a_v_has_two_chunks_on_each_rank_and_no_other_number(name, chunks):
     assert "the only number that fits is 2" in str(caught.value)
 
 
-def test_several_chunks_for_a_schedule_that_has_one_are_refused_with_those_that_take_them():
-    with pytest.raises(ScheduleError) as caught:
-        schedules.build("1f1b", 4, 8, 2)
-    assert "1f1b has one stage on each rank, not chunks_per_rank=2; sequential, interleaved-1f1b" in str(caught.value)
-
-
 def test_an_unknown_name_is_refused_with_the_known_ones():
     for wrong in ("1f2b", None, 3):
         with pytest.raises(ScheduleError) as caught:
@@ -249,31 +245,18 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
             schedules.build(wrong, 4)
 
 
-def test_interleaved_1f1b_refuses_rounds_of_unequal_size_and_names_the_nearest_number_that_fits():
-    with pytest.raises(ScheduleError) as caught:
-        schedules.interleaved_1f1b(4, 9)
-    assert caught.value.code == "parameters"
-    assert "9 microbatches over 4 ranks make 2 rounds of unequal size" in str(caught.value)
-    assert "the nearest number that fits is 8." in str(caught.value)
+def test_groups_smaller_than_the_number_of_ranks_are_refused_as_ranks_may_wait_in_a_cycle():
+    for build in (schedules.interleaved_1f1b, schedules.interleaved_zb):
+        for size in (0, 3, -1, 2.5):
+            with pytest.raises(
+                ScheduleError, match=f"microbatch_group_size is {size}; expected .* at least 4"
+            ) as caught:
+                build(4, 9, 2, size)
+            assert caught.value.code == "parameters"
 
 
-def test_the_nearest_number_is_accepted_and_every_nearer_one_is_refused():
-    def is_accepted(p, m):
-        try:
-            schedules.interleaved_1f1b(p, m)
-        except ScheduleError:
-            return False
-        return True
-
-    refused = 0
-    for p in range(1, 7):
-        for m in range(1, 40):
-            if is_accepted(p, m):
-                continue
-            refused += 1
-            with pytest.raises(ScheduleError) as caught:
-                schedules.interleaved_1f1b(p, m)
-            nearest = int(str(caught.value).rsplit(" ", 1)[1].rstrip("."))
-            assert is_accepted(p, nearest)
-            assert not any(is_accepted(p, near) for near in range(1, 60) if abs(near - m) < abs(nearest - m))
-    assert refused > 50
+def test_a_group_size_for_a_schedule_without_groups_is_refused_with_those_that_take_it():
+    with pytest.raises(
+        ScheduleError, match="gpipe takes no groups of microbatches; interleaved-1f1b, interleaved-zb do"
+    ):
+        schedules.build("gpipe", 4, 8, microbatch_group_size=4)

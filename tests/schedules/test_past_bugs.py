@@ -5,9 +5,18 @@ import pickle
 import pytest
 
 from minipipe import schedules
+from minipipe.analysis.dependencies import check_range, complete_walk
+from minipipe.analysis.lowering import lower
+from minipipe.analysis.verifier import verify
 from minipipe.errors import ScheduleError
-from minipipe.schedules import Action, Costs, Schedule, Span, Timeline, lower, peak_memory, simulate, theory, verify
-from minipipe.schedules.schedule import check_range
+from minipipe.schedules import schedule_of_text, theory
+from minipipe.schedules.action import Action
+from minipipe.schedules.schedule import Schedule
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.simulator import peak_memory, simulate
+from minipipe.simulation.span import Span
+from minipipe.simulation.timeline import Timeline
+from tests.strategies import table
 
 
 def code_of(call, *arguments, **options):
@@ -34,10 +43,10 @@ def test_a_text_that_names_many_stages_and_microbatches_but_few_of_their_pairs_i
     n = 2000
     text = " ".join([*(f"{i}F0" for i in range(n)), *(f"0F{i}" for i in range(1, n))])
     with pytest.raises(ScheduleError) as caught:
-        verify(Schedule.from_text(text))
+        verify(schedule_of_text(text))
     assert caught.value.code == "missing" and len(caught.value.problems) == 1000
     assert "1F1 is missing on rank 0." in str(caught.value)
-    absurd = Schedule("absurd", (0,), 10**12, [["0F0"]])
+    absurd = table("absurd", (0,), 10**12, [["0F0"]])
     assert code_of(verify, absurd) == code_of(simulate, absurd) == code_of(lower, absurd) == "missing"
 
 
@@ -45,13 +54,15 @@ def test_a_text_that_names_many_stages_and_microbatches_but_few_of_their_pairs_i
 @pytest.mark.parametrize("sends_block", [False, True])
 def test_a_message_to_nobody_never_ends(text, sends_block):
     """It was a bare IndexError, or was written where another microbatch's time stood."""
-    assert code_of(simulate, Schedule.from_text(text), Costs(sends_block=sends_block)) == "deadlock"
-    assert code_of(verify, Schedule.from_text(text)) == "no-partner"
+    with pytest.raises(ScheduleError, match="waits for ever"):
+        complete_walk(schedule_of_text(text), sends_are_buffered=not sends_block)
+    assert code_of(simulate, schedule_of_text(text), Costs(sends_block=sends_block)) == "no-partner"
+    assert code_of(verify, schedule_of_text(text)) == "no-partner"
 
 
 def test_memory_of_a_stage_that_is_not_there_is_refused():
     """It was a bare IndexError."""
-    assert code_of(peak_memory, Schedule("x", (0,), 1, [["1F0"]]), Costs()) == "out-of-range"
+    assert code_of(peak_memory, table("x", (0,), 1, [["1F0"]]), Costs()) == "out-of-range"
     check_range(schedules.gpipe(2, 2))
 
 
@@ -71,7 +82,7 @@ def test_a_rank_with_five_thousand_digits_is_no_bare_error():
 def test_text_may_begin_with_a_byte_order_mark_and_may_leave_out_sharding():
     """CSV could, text could not, although the message of text recommended it."""
     text = "\ufeffrank 0: 0F0 0UNSHARD 0B0"
-    assert Schedule.from_text(text, ignore_sharding=True) == Schedule.from_text("0F0 0B0")
+    assert schedule_of_text(text, ignore_sharding=True) == schedule_of_text("0F0 0B0")
 
 
 def test_a_cost_that_is_given_twice_is_refused():
@@ -102,8 +113,6 @@ def test_other_arguments_that_were_bare_errors():
     assert code_of(schedules.greedy, 4, Costs(), (0, 1), None, None) == "parameters"
     assert code_of(schedules.build, "gpipe", None) == "parameters"
     assert code_of(theory.memory_footprint_ratio, 4, 8, 0.5) == "parameters"
-    with pytest.raises(ValueError, match="0F0 computes; only a SEND or a RECV has a partner"):
-        _ = Action.parse("0F0").partner
 
 
 def test_a_schedule_is_pickled_without_what_was_found_out_about_it():
@@ -117,5 +126,5 @@ def test_a_schedule_is_pickled_without_what_was_found_out_about_it():
 
 def test_a_name_of_two_lines_stays_within_its_comment():
     """Its second line was read as the actions of a rank."""
-    named = Schedule("two\nlines", (0,), 1, [["0F0", "0B0"]])
-    assert Schedule.from_text(named.to_text(), name="two\nlines") == named
+    named = table("two\nlines", (0,), 1, [["0F0", "0B0"]])
+    assert schedule_of_text(named.to_text(), name="two\nlines") == named

@@ -11,8 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.analysis.lowering import lower
+from minipipe.analysis.verifier import verify
 from minipipe.errors import ScheduleError
-from minipipe.schedules import Action, ActionKind, Costs, Schedule, lower, simulate, verify
+from minipipe.schedules import Program, schedule_of_text
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.schedule import Schedule
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.simulator import simulate
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
@@ -103,8 +109,10 @@ def test_a_schedule_is_reproducible_when_every_stage_adds_in_ascending_order(rep
 def test_every_schedule_survives_its_text_and_its_csv(every_schedule):
     for schedule in every_schedule:
         for written in (schedule, lower(schedule)):
-            assert Schedule.from_text(written.to_text(), name=written.name) == written
-            assert Schedule.from_csv(written.to_csv(), name=written.name) == written
+            assert type(written).from_text(written.to_text(), name=written.name) == written
+            assert type(written).from_csv(written.to_csv(), name=written.name) == written
+            has_messages = any(written.message_cuts)
+            assert schedule_of_text(written.to_text(), written.name) == (written if has_messages else schedule)
 
 
 def test_a_forward_only_schedule_survives_its_text_and_its_csv():
@@ -198,13 +206,14 @@ def test_text_that_leaves_out_a_stage_or_nearly_every_microbatch_is_refused():
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.sampled_from([*'01FBIW,;#: "\n\r\t\x00\ufeff', "0F0", "1B1", "0SEND_F0", "rank 0:"])).map("".join))
 def test_any_text_is_either_a_schedule_or_a_schedule_error(text):
-    for read in (Schedule.from_text, Schedule.from_csv):
+    for read in (Schedule.from_text, Schedule.from_csv, Program.from_text, Program.from_csv):
         try:
             schedule = read(text)
         except ScheduleError as error:
-            assert error.code in {"syntax", "empty", "missing"}
+            assert error.code in {"syntax", "empty", "missing", "not-a-schedule"}
+            assert error.code != "not-a-schedule" or "SEND" in text or "RECV" in text
         else:
-            assert Schedule.from_text(schedule.to_text(), name=schedule.name) == schedule
+            assert type(schedule).from_text(schedule.to_text(), name=schedule.name) == schedule
 
 
 def test_a_cell_too_long_for_the_csv_reader_is_refused_as_syntax():

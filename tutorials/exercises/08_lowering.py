@@ -26,7 +26,7 @@ W, with neighbours on one rank.
 from collections.abc import Iterator
 
 from minipipe import Action, ActionKind, Schedule
-from minipipe.schedules.order import walk
+from minipipe.analysis.dependencies import walk
 
 F, B, I = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT
 

@@ -11,18 +11,17 @@ from itertools import product
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from minipipe.render.levels import levels
+from minipipe.analysis.activations import held_over_time, lifetimes
+from minipipe.render.descriptions import describe_action, describe_message, describe_wait, format_memory
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, shade
 from minipipe.render.panel import Panel
-from minipipe.render.words import describe_action, describe_message, describe_wait, format_memory
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.message import Message
-from minipipe.schedules.span import Idle, IdleCause
-from minipipe.schedules.timeline import Timeline
+from minipipe.simulation.message import Message
+from minipipe.simulation.span import Idle, IdleCause
+from minipipe.simulation.timeline import Timeline
 
 __all__ = ["Hold", "holds_of", "player_data"]
 
-F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT
 _SENT = attrgetter("sent")
 # What only a player says: it knows the moment.
 _SENTENCES = {
@@ -67,12 +66,9 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
     (Hold(stage=0, microbatch=0, start=0.0, end=4.0), Hold(stage=0, microbatch=1, start=1.0, end=6.0))
     """
     row = timeline.spans[rank]
-    end_of = {(a.stage, a.microbatch): end for a, _, end in row if a.kind in (B, W)}
-    is_kept = not timeline.is_forward_only
     return tuple(
-        Hold(a.stage, a.microbatch, start, end_of.get((a.stage, a.microbatch)) if is_kept else end)
-        for a, start, end in row
-        if a.kind is F
+        Hold(stage, k, row[first].start, None if last is None else row[last].end)
+        for stage, k, first, last in lifetimes([span.action for span in row], timeline.is_forward_only)
     )
 
 
@@ -139,7 +135,7 @@ def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float,
     assert timeline.memory is not None
     held = 0.0
     yield 0.0, held, format_memory(held, timeline.memory_unit)
-    for time, level in levels(timeline, rank, timeline.memory[rank]):
+    for time, level in held_over_time(timeline.spans[rank], timeline.memory[rank], timeline.is_forward_only):
         if level != held:
             yield time - timeline.start, level, format_memory(level, timeline.memory_unit)
             held = level
@@ -153,7 +149,7 @@ def _colours(panels: Sequence[Panel]) -> dict[str, list[dict[str, str]]]:
 
 
 def _sentences() -> dict[str, Any]:
-    """Return the sentences of :mod:`minipipe.render.words`, asked with a name in braces where a number belongs."""
+    """Return the sentences of :mod:`minipipe.render.descriptions`, asked with a name in braces where a number belongs."""
     gap: Any = "{source}"
     actions = {kind: _with_gaps(kind) for kind in ActionKind}
     waits = {

@@ -9,14 +9,14 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
+from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, format_memory, format_time, origin
 from minipipe.render.html.data import player_data
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
 from minipipe.render.panel import Panel, panels_of
-from minipipe.render.words import KIND_NAMES, LATE_RECEIPTS, format_memory, format_time, origin
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.span import IdleCause
-from minipipe.schedules.timeline import Timeline
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.span import IdleCause
+from minipipe.simulation.timeline import Timeline
 
 __all__ = ["draw_html"]
 
@@ -37,7 +37,7 @@ _SCRIPTS = (
 )
 
 
-def draw_html(*drawn: Schedule | Timeline) -> str:
+def draw_html(*drawn: ActionTable | Timeline) -> str:
     """Draw schedules (F, I and W one unit each) or timelines as a page that plays them, above each other.
 
     Parameters

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from zlib import crc32
 
 from minipipe.render.axis import Axis
+from minipipe.render.descriptions import caption
 from minipipe.render.lettering import escaped, number, text_width, wrapped
 from minipipe.render.panel import Panel, panels_of
 from minipipe.render.svg.labels import Labels
@@ -22,10 +23,9 @@ from minipipe.render.svg.legend import (
 from minipipe.render.svg.messages import draw_messages, way_of
 from minipipe.render.svg.strip import Holding, holding_of
 from minipipe.render.svg.style import definitions, style_sheet
-from minipipe.render.words import caption
-from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.span import IdleCause
-from minipipe.schedules.timeline import Timeline
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.span import IdleCause
+from minipipe.simulation.timeline import Timeline
 
 __all__ = ["draw_svg"]
 
@@ -34,7 +34,7 @@ _LINE = 18  # pixels from one line of text to the next
 _NAME_SIZE, _TEXT_SIZE = 14, 12
 
 
-def draw_svg(*drawn: Schedule | Timeline, messages: bool = False, memory: bool = True, width: int = 960) -> str:
+def draw_svg(*drawn: ActionTable | Timeline, messages: bool = False, memory: bool = True, width: int = 960) -> str:
     """Draw schedules (F, I and W one unit each) and timelines as SVG, above each other on one axis of time.
 
     Each begins at its own start, so that a predicted and a measured timeline compare by eye.

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from minipipe.render.axis import Axis
+from minipipe.render.descriptions import short_label
 from minipipe.render.lettering import number, text_width
 from minipipe.render.panel import Panel
 from minipipe.render.svg.lanes import is_drawn
 from minipipe.render.svg.style import box_class
-from minipipe.render.words import short_label
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.span import Span
+from minipipe.simulation.span import Span
 
 __all__ = ["Labels"]
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from minipipe.render.axis import Axis
+from minipipe.render.descriptions import describe_action, describe_idle, format_time
 from minipipe.render.lettering import number
 from minipipe.render.panel import Panel
 from minipipe.render.svg.strip import Holding, strip_path
 from minipipe.render.svg.style import box_class
-from minipipe.render.words import describe_action, describe_idle, format_time
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.span import Idle, Span
+from minipipe.simulation.span import Idle, Span
 
 __all__ = ["LaneSize", "draw_boxes", "draw_idle", "draw_strip", "is_drawn", "runs", "shown_idle"]
 

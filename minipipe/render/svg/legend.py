@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS
 from minipipe.render.lettering import number, text_width
 from minipipe.render.svg.style import box_class
-from minipipe.render.words import KIND_NAMES, LATE_RECEIPTS
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.span import IdleCause
+from minipipe.simulation.span import IdleCause
 
 __all__ = ["Entry", "arrow_entries", "draw_legend", "idle_entries", "kind_entries", "run_entry", "strip_entry"]
 

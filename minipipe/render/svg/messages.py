@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from minipipe.render.axis import Axis
+from minipipe.render.descriptions import describe_message
 from minipipe.render.lettering import number
 from minipipe.render.panel import Panel
-from minipipe.render.words import describe_message
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.message import Message
+from minipipe.simulation.message import Message
 
 __all__ = ["draw_messages", "way_of"]
 

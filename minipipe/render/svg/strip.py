@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minipipe.analysis.activations import held_over_time
 from minipipe.render.axis import Axis
+from minipipe.render.descriptions import format_memory
 from minipipe.render.lettering import number
-from minipipe.render.levels import levels
-from minipipe.render.words import format_memory
-from minipipe.schedules.timeline import Timeline
+from minipipe.simulation.timeline import Timeline
 
 __all__ = ["Holding", "holding_of", "strip_path"]
 
@@ -20,7 +20,7 @@ class Holding:
     Attributes
     ----------
     values : tuple of tuple of float
-        ``values[rank][i]`` is what the rank holds after its span ``i``; see :func:`minipipe.render.levels.levels`.
+        ``values[rank][i]`` is what the rank holds after its span ``i``; see :func:`minipipe.analysis.activations.held_over_time`.
     is_memory : bool
         Whether these are bytes. Otherwise they are (stage, microbatch) pairs, counted.
     """
@@ -61,7 +61,7 @@ def strip_path(timeline: Timeline, holding: Holding, rank: int, axis: Axis, heig
     if not most:
         return ""
     heights: dict[str, str] = {}  # by x: where two changes meet, only the later one is seen
-    for time, level in levels(timeline, rank, holding.values[rank]):
+    for time, level in held_over_time(timeline.spans[rank], holding.values[rank], timeline.is_forward_only):
         heights[number(axis.x(time - timeline.start))] = number(height * (1 - level / most))
     bottom = drawn = number(height)
     path = []

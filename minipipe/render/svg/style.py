@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.span import IdleCause
+from minipipe.simulation.span import IdleCause
 
 __all__ = ["box_class", "definitions", "style_sheet"]
 

@@ -3,8 +3,8 @@
 import random
 
 from minipipe import Schedule, schedules
+from minipipe.analysis.dependencies import walk
 from minipipe.coursework import expect_equal, expect_sequence
-from minipipe.schedules.order import walk
 
 
 def check_text(task, text, expected):

@@ -1,0 +1,445 @@
+"""Data dependencies: who produces what for whom, when an action is ready, and the one walk in topological order.
+
+Everything that follows from the order of a schedule asks here: verifier, lowering, simulator, greedy schedules, the
+explanation of waits, the stepper, measured timelines and the executor. Stages depend on their neighbours. With F(s,k)
+for the forward of stage s and microbatch k::
+
+    stage s                     stage s + 1
+
+    F(s,k) --- activation ----> F(s+1,k)         an activation: Value(s, forward, k)
+      |                           |
+      v                           v
+    B(s,k) <---- gradient ----- B(s+1,k)         a gradient: Value(s + 1, backward, k)
+
+A backward in halves is I, which has the place of B in this picture, and W, which depends on its I alone.
+
+The **ready rule** has four parts, in this order. The tags are repeated where the rule is stated and where it is obeyed.
+
+    [1] own        an event on the rank itself: its F for B and I, its I for W, its computation for a SEND
+    [2] announces  a SEND or a RECV tells its partner that its rank has come to it
+    [3] awaits     an event elsewhere: the value it consumes is available, or the partner has come to its half
+    [4] completes  the event on which others depend: the value is computed, or received
+
+In a schedule a value is available once it is computed. In a program a value between two ranks travels by message, and
+SEND and RECV meet (a rendezvous, the strictest discipline of a message system)::
+
+    F(s,k) [4] -> [1] SEND_F(s,k) [2] -----> [3] RECV_F(s+1,k)
+                      SEND_F(s,k) [3] <----- [2] RECV_F(s+1,k) [4] -> [3] F(s+1,k)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from functools import cached_property
+from operator import itemgetter
+from typing import NamedTuple
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import ActionTable
+
+__all__ = ["Blocked", "Dependencies", "Direction", "ReadyRule", "Value", "Walk", "check_range", "complete_walk", "walk"]
+
+F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+SEND_F, RECV_F, SEND_B, RECV_B = ActionKind.SEND_F, ActionKind.RECV_F, ActionKind.SEND_B, ActionKind.RECV_B
+
+
+class Direction(StrEnum):
+    """The way of a value: activations go forward, gradients backward."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+_CARRIED = {
+    SEND_F: Direction.FORWARD,
+    RECV_F: Direction.FORWARD,
+    SEND_B: Direction.BACKWARD,
+    RECV_B: Direction.BACKWARD,
+}
+
+
+class Value(NamedTuple):
+    """An activation or a gradient that one stage produces for its neighbour.
+
+    Attributes
+    ----------
+    stage : int
+        The stage that produces it.
+    direction : Direction
+        ``FORWARD`` for an activation, for the next stage; ``BACKWARD`` for a gradient, for the stage before.
+    microbatch : int
+
+    Examples
+    --------
+    >>> gradient = Value(2, Direction.BACKWARD, 5)
+    >>> print(gradient.producer, gradient.consumer, gradient.send, gradient.receive)
+    2B5 1B5 2SEND_B5 1RECV_B5
+    """
+
+    stage: int
+    direction: Direction
+    microbatch: int
+
+    @property
+    def consumer_stage(self) -> int:
+        """The stage that consumes it. It may not exist: the last stage has no next one."""
+        return self.stage + 1 if self.direction is Direction.FORWARD else self.stage - 1
+
+    @property
+    def cut(self) -> int:
+        """The index of the cut between the two stages, which is that of the lower stage."""
+        return min(self.stage, self.consumer_stage)
+
+    @property
+    def producer(self) -> Action:
+        """The action that computes it. B stands for I where the backward is split."""
+        return Action(self.stage, F if self.direction is Direction.FORWARD else B, self.microbatch)
+
+    @property
+    def consumer(self) -> Action:
+        """The action that needs it. B stands for I where the backward is split."""
+        return self.producer._replace(stage=self.consumer_stage)
+
+    @property
+    def send(self) -> Action:
+        """The SEND of its message."""
+        return Action(self.stage, SEND_F if self.direction is Direction.FORWARD else SEND_B, self.microbatch)
+
+    @property
+    def receive(self) -> Action:
+        """The RECV of its message."""
+        kind = RECV_F if self.direction is Direction.FORWARD else RECV_B
+        return Action(self.consumer_stage, kind, self.microbatch)
+
+    @classmethod
+    def produced_by(cls, action: Action) -> Value | None:
+        """Return the value that an action computes; None for W, SEND and RECV."""
+        stage, kind, microbatch = action
+        if kind is F:
+            return cls(stage, Direction.FORWARD, microbatch)
+        return cls(stage, Direction.BACKWARD, microbatch) if kind in (B, I) else None
+
+    @classmethod
+    def consumed_by(cls, action: Action) -> Value | None:
+        """Return the value that an action needs from a neighbouring stage; None for W, SEND and RECV."""
+        stage, kind, microbatch = action
+        if kind is F:
+            return cls(stage - 1, Direction.FORWARD, microbatch)
+        return cls(stage + 1, Direction.BACKWARD, microbatch) if kind in (B, I) else None
+
+    @classmethod
+    def carried_by(cls, message: Action) -> Value:
+        """Return the value that a SEND or a RECV carries."""
+        stage, kind, microbatch = message
+        producer = {RECV_F: stage - 1, RECV_B: stage + 1}.get(kind, stage)
+        return cls(producer, _CARRIED[kind], microbatch)
+
+
+class ReadyRule(NamedTuple):
+    """The ready rule of one kind of action on one stage: numbers of events of microbatch 0, or ``NOTHING``.
+
+    Microbatch k adds k. The fields are explained at the top of this file.
+    """
+
+    own: int  # [1]
+    announces: int  # [2]
+    awaits: int  # [3]
+    completes: int  # [4]
+
+
+NOTHING = -1
+# Blocks of event numbers, each followed by its like for gradients; within a block by producing stage and microbatch.
+_COMPUTED, _RECEIVED, _AT_SEND, _AT_RECV, _NEVER = 0, 2, 4, 6, 8
+
+
+class Dependencies:
+    """The data dependencies of a schedule or a program, legal or not.
+
+    Parameters
+    ----------
+    table : Schedule or Program
+    sends_are_buffered : bool
+        Whether a SEND completes at once instead of meeting its RECV.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> dependencies = Dependencies(schedules.zb_h1(2, 2))
+    >>> [str(action) for action in dependencies.of(Action.parse("0I1"))]
+    ['0F1', '1I1']
+    """
+
+    def __init__(self, table: ActionTable, sends_are_buffered: bool = False) -> None:
+        self.table = table
+        self._sends_are_buffered = sends_are_buffered
+        self._block = table.num_stages * table.num_microbatches
+
+    # -- the ready rule, in numbers: a walk notes events in a list ------------------------------------------------
+
+    @cached_property
+    def rules(self) -> dict[ActionKind, list[ReadyRule]]:
+        """By kind of action and stage, the ready rule."""
+        stages = range(self.table.num_stages)
+        return {kind: [self._rule(Action(stage, kind, 0)) for stage in stages] for kind in self.table.kinds}
+
+    @property
+    def num_events(self) -> int:
+        """How many numbers of events there are, counted from 0."""
+        largest = max((max(rule) for rules in self.rules.values() for rule in rules), default=0)
+        return largest + self.table.num_microbatches
+
+    def _rule(self, action: Action) -> ReadyRule:
+        if action.kind.is_communication:
+            return self._rule_of_message(action)
+        stage, kind, _ = action
+        activation, gradient = Value(stage, Direction.FORWARD, 0), Value(stage, Direction.BACKWARD, 0)
+        if kind is W:
+            return ReadyRule(self._event(_COMPUTED, gradient), NOTHING, NOTHING, NOTHING)
+        consumed, produced = Value.consumed_by(action), Value.produced_by(action)
+        assert consumed is not None and produced is not None
+        own = NOTHING if kind is F else self._event(_COMPUTED, activation)
+        awaits = self._available(consumed) if self.exists(consumed) else NOTHING
+        return ReadyRule(own, NOTHING, awaits, self._event(_COMPUTED, produced))
+
+    def _rule_of_message(self, action: Action) -> ReadyRule:
+        value = Value.carried_by(action)
+        if not self.exists(value):  # nobody is at the other end: it waits for ever
+            return ReadyRule(NOTHING, NOTHING, _NEVER * self._block, NOTHING)
+        computed, received = self._event(_COMPUTED, value), self._event(_RECEIVED, value)
+        at_send, at_receive = self._event(_AT_SEND, value), self._event(_AT_RECV, value)
+        if action == value.receive:
+            return ReadyRule(NOTHING, NOTHING if self._sends_are_buffered else at_receive, at_send, received)
+        if self._sends_are_buffered:
+            return ReadyRule(computed, NOTHING, NOTHING, at_send)
+        return ReadyRule(computed, at_send, at_receive, NOTHING)
+
+    def _available(self, value: Value) -> int:
+        """Return the event from which on a value can be consumed: the one place where messages make a difference."""
+        return self._event(_RECEIVED if self.table.message_cuts[value.cut] else _COMPUTED, value)
+
+    def _event(self, block: int, value: Value) -> int:
+        like = block + (value.direction is Direction.BACKWARD)
+        return (like * self.table.num_stages + value.stage) * self.table.num_microbatches + value.microbatch
+
+    def action_of(self, event: int) -> Action | None:
+        """Return the action of an event; B stands for I where the backward is split. None for what never happens."""
+        like, place = divmod(event, self._block)
+        stage, microbatch = divmod(place, self.table.num_microbatches)
+        value = Value(stage, Direction.BACKWARD if like % 2 else Direction.FORWARD, microbatch)
+        actions = {_COMPUTED: value.producer, _AT_SEND: value.send, _NEVER: None}
+        return actions.get(like - like % 2, value.receive)
+
+    # -- the same, one action at a time -----------------------------------------------------------------------------
+
+    def exists(self, value: Value) -> bool:
+        """Tell whether a value has both a producing and a consuming stage."""
+        return value.cut >= 0 and max(value.stage, value.consumer_stage) < self.table.num_stages
+
+    def of(self, action: Action) -> list[Action]:
+        """Return the actions on which one depends, in the order in which they are checked.
+
+        A SEND and its RECV depend on each other: they meet.
+        """
+        own, _, awaits, _ = self.rules[action.kind][action.stage]
+        found = [self.action_of(event + action.microbatch) for event in (own, awaits) if event >= 0]
+        return [self.partner_of(action) if needed is None else self.as_written(needed) for needed in found]
+
+    def partner_of(self, message: Action) -> Action:
+        """Return the RECV of a SEND, or the SEND of a RECV, whether there is such a stage or not."""
+        value = Value.carried_by(message)
+        return value.receive if message == value.send else value.send
+
+    def consumer_of(self, action: Action) -> Action | None:
+        """Return the action of the neighbouring stage that consumes the value of an action, or of its SEND."""
+        value = Value.carried_by(action) if action.kind in (SEND_F, SEND_B) else Value.produced_by(action)
+        return self.as_written(value.consumer) if value is not None and self.exists(value) else None
+
+    def as_written(self, action: Action) -> Action:
+        """Return the action as the table writes it: I in place of a B whose backward is split."""
+        split = action._replace(kind=I)
+        return split if action.kind is B and split in self.rank_of else action
+
+    @cached_property
+    def rank_of(self) -> dict[Action, int]:
+        """By action, the first rank that has it."""
+        rows = reversed(list(enumerate(self.table.actions)))
+        return {action: rank for rank, row in rows for action in row}
+
+    def home_of(self, action: Action) -> int | None:
+        """Return the rank of an action; of a missing one that of its stage, and None where there is no such stage."""
+        placement = self.table.placement
+        home = placement[action.stage] if 0 <= action.stage < len(placement) else None
+        return self.rank_of.get(action, home)
+
+
+# -- the walk in topological order -----------------------------------------------------------------------------------
+
+
+class Blocked(NamedTuple):
+    """A rank that can go no further, and the action it waits for."""
+
+    rank: int
+    position: int
+    action: Action
+    awaited: Action
+
+
+class Walk(NamedTuple):
+    """The actions that ran, and the ranks that were left, if the schedule cannot end.
+
+    Attributes
+    ----------
+    table : Schedule or Program
+    rounds : list of list of int
+        The ranks that run their next action in each round, ascending.
+    blocked : list of Blocked
+    """
+
+    table: ActionTable
+    rounds: list[list[int]]
+    blocked: list[Blocked]
+
+    def order(self) -> Iterator[tuple[int, Action]]:
+        """Yield (rank, action) in the one global order: round after round, in each the lowest rank first."""
+        heads = [iter(row).__next__ for row in self.table.actions]
+        for ranks in self.rounds:
+            for rank in ranks:
+                yield rank, heads[rank]()
+
+
+def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
+    """Walk in topological order: in each round, every rank whose next action is ready runs it, lowest rank first.
+
+    Ready means ready given the rounds before. Local; no messages. Time is linear in the number of actions: each rank
+    runs as far as it can, and a rank that waits is looked at again only when the awaited event has happened. A table
+    keeps its walks.
+
+    Parameters
+    ----------
+    table : Schedule or Program
+    sends_are_buffered : bool
+        Whether a SEND completes at once instead of meeting its RECV.
+
+    Returns
+    -------
+    Walk
+
+    Raises
+    ------
+    ScheduleError
+        Code ``out-of-range``, where an action names a stage or a microbatch that does not exist; ``missing``, where
+        nearly everything is.
+    """
+    is_buffered = sends_are_buffered and any(kind.is_communication for kind in table.kinds)
+    key = "buffered walk" if is_buffered else "walk"
+    if key not in table._kept:
+        check_range(table)
+        table._kept[key] = _Walker(Dependencies(table, is_buffered)).walk()
+    return Walk(table, *table._kept[key])
+
+
+def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
+    """Return the walk of a schedule that ends; parameters are those of :func:`walk`.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``deadlock``, when it cannot end; :func:`minipipe.verify` says why.
+    """
+    found = walk(table, sends_are_buffered)
+    if found.blocked:
+        stuck = found.blocked[0]
+        message = f"{stuck.action} on rank {stuck.rank} waits for ever for {stuck.awaited}; verify(schedule) says why."
+        raise ScheduleError.of(ScheduleCode.DEADLOCK, message, stuck.rank, stuck.position)
+    return found
+
+
+def check_range(table: ActionTable) -> None:
+    """Refuse stages and microbatches that do not exist, quickly; the verifier says where they are.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``out-of-range``, and ``missing`` where nearly everything is, so that no memory is spent on it.
+    """
+    for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
+        for rank, row in enumerate(table.actions):
+            if row and not (min(map(itemgetter(part), row)) >= 0 and max(map(itemgetter(part), row)) < count):
+                message = f"Rank {rank} names a {name} that is not among the {count}; verify(schedule) says where."
+                raise ScheduleError.of(ScheduleCode.OUT_OF_RANGE, message, rank)
+    pairs, actions = table.num_stages * table.num_microbatches, sum(map(len, table.actions))
+    if pairs > 100 * (actions + 100):
+        message = f"{table.name} has {actions} actions for {pairs} pairs of stage and microbatch."
+        raise ScheduleError.of(ScheduleCode.MISSING, f"{message} verify(schedule) says what is missing.")
+
+
+class _Walker:
+    """Runs each rank as far as it can. The round of an action is one more than the latest round it depends on.
+
+    Rounds are counted from 1, so that 0 means: has not happened.
+    """
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self.dependencies, self.table = dependencies, dependencies.table
+        self.happened = [0] * dependencies.num_events
+        self.position = [0] * self.table.num_ranks
+        self.now = [0] * self.table.num_ranks
+        self.waiting: dict[int, list[int]] = {}  # event: the ranks that wait for it
+        self.rounds: list[list[int]] = []
+
+    def walk(self) -> tuple[list[list[int]], list[Blocked]]:
+        ready = list(range(self.table.num_ranks))[::-1]
+        while ready:
+            ready += self.run(ready.pop())
+        for ranks in self.rounds:
+            ranks.sort()
+        return self.rounds, self.blocked()
+
+    def run(self, rank: int) -> list[int]:
+        """Run a rank as far as it can; return the ranks that can go on because of it. The hot loop."""
+        happened, waiting, rounds, rules = self.happened, self.waiting, self.rounds, self.dependencies.rules
+        woken: list[int] = []
+        now, position = self.now[rank], self.position[rank]
+        row = self.table.actions[rank]
+        while position < len(row):
+            stage, kind, k = row[position]
+            own, announces, awaits, completes = rules[kind][stage]
+            if own >= 0:  # [1]
+                before = happened[own + k]
+                if not before:
+                    waiting.setdefault(own + k, []).append(rank)
+                    break
+                if before > now:  # in an illegal schedule, where it is on another rank
+                    now = before
+            if announces >= 0:  # [2]
+                happened[announces + k] = now or 1
+                woken += waiting.pop(announces + k, ())
+            if awaits >= 0:  # [3]
+                before = happened[awaits + k]
+                if not before:
+                    waiting.setdefault(awaits + k, []).append(rank)
+                    break
+                if before > now:
+                    now = before
+            now += 1
+            position += 1
+            if now > len(rounds):
+                rounds.append([])
+            rounds[now - 1].append(rank)
+            if completes >= 0:  # [4]
+                happened[completes + k] = now
+                if completes + k in waiting:
+                    woken += waiting.pop(completes + k)
+        self.now[rank], self.position[rank] = now, position
+        return woken
+
+    def blocked(self) -> list[Blocked]:
+        stuck = []
+        for event, ranks in self.waiting.items():
+            for rank in ranks:
+                action = self.table.actions[rank][self.position[rank]]
+                awaited = self.dependencies.action_of(event) or action
+                stuck.append(Blocked(rank, self.position[rank], action, awaited))
+        return sorted(stuck)

@@ -1,0 +1,82 @@
+"""Lowering: from a schedule to the program that the ranks run.
+
+There is one global order of all actions, that of :func:`minipipe.analysis.dependencies.walk`. Each message is put at one
+place of it, right behind the action that produces the value::
+
+    global order   … 0F0  [0SEND_F0 1RECV_F0]  0F1  1F0  [1SEND_F0 2RECV_F0]  …
+                     [1]     [2]      [3]
+
+    rank 0         … 0F0   0SEND_F0            0F1       …
+    rank 1                          1RECV_F0        1F0   1SEND_F0            …
+
+So the first unfinished item of the global order can always run: no deadlock, even when every send blocks until it is
+received. The naive rule (receive just before use, send just after) makes 1F1B deadlock: both neighbours send, neither
+receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from minipipe.analysis.dependencies import Value, complete_walk
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import ActionTable, check_table
+from minipipe.schedules.program import Program
+
+__all__ = ["lower"]
+
+# The constructor of a NamedTuple takes twice as long; a large schedule has a million messages.
+_new_action: Callable[[tuple[int, ActionKind, int]], Action] = partial(tuple.__new__, Action)
+
+
+def lower(schedule: ActionTable) -> Program:
+    """Add a SEND and a RECV for every value that crosses ranks, in pairs.
+
+    Local; no messages. Roughly: ``for rank, action in walk(schedule).order(): run it; its SEND goes here, its RECV to
+    the rank of its consumer, now``.
+
+    Parameters
+    ----------
+    schedule : Schedule or Program
+        A program is returned as it is.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    ScheduleError
+        Code ``deadlock``, when the schedule cannot run to its end; :func:`minipipe.verify` says why.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(lower(schedules.gpipe(2, 1)))
+    # gpipe: 2 ranks, 2 stages, 1 microbatch
+    rank 0: 0F0 0SEND_F0 0RECV_B0 0B0
+    rank 1: 1RECV_F0 1F0 1B0 1SEND_B0
+    """
+    check_table(schedule)
+    if isinstance(schedule, Program):
+        return schedule
+    rows: list[list[Action]] = [[] for _ in range(schedule.num_ranks)]
+    messages = {kind: [_message(schedule, stage, kind) for stage in range(schedule.num_stages)] for kind in ActionKind}
+    for rank, action in complete_walk(schedule).order():
+        stage, kind, k = action
+        rows[rank].append(action)  # [1]
+        message = messages[kind][stage]
+        if message is not None:
+            send, consumer, receive = message
+            rows[rank].append(_new_action((stage, send, k)))  # [2]
+            rows[schedule.placement[consumer]].append(_new_action((consumer, receive, k)))  # [3]
+    return Program(schedule.name, schedule.placement, schedule.num_microbatches, tuple(map(tuple, rows)))
+
+
+def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind] | None:
+    """Return the message that follows an action: the kind of SEND, the stage of the consumer, the kind of RECV."""
+    value = Value.produced_by(Action(stage, kind, 0))
+    if value is None or value.cut < 0 or not table.crosses_ranks(value.cut):
+        return None
+    return value.send.kind, value.consumer_stage, value.receive.kind

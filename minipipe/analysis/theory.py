@@ -1,0 +1,258 @@
+"""Closed forms: what papers say about time and memory, each with the conditions under which it holds.
+
+Notation: p ranks, m microbatches, v chunks on each rank, r the rank. tF, tI and tW are the times of one rank's whole
+share, so that a chunk takes 1/v of them; tB = tI + tW. Stages are even and messages take no time. The tests compare
+every formula with the simulator over a grid, so that the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from minipipe.analysis.formulas import MAKESPAN, PEAK, PERIOD, SPAN_BUBBLE, SPLIT, case_of, formula_of
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.placement import check_counts
+
+__all__ = [
+    "bubble_fraction",
+    "bubble_over_ideal",
+    "efficiency",
+    "makespan",
+    "memory_footprint_ratio",
+    "peak_activations",
+    "peak_memory",
+    "recommended_num_microbatches",
+    "span_bubble",
+    "steady_period",
+]
+
+
+def makespan(
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    chunks_per_rank: int | None = None,
+    *,
+    forward: float = 1.0,
+    backward_input: float = 1.0,
+    backward_weight: float = 1.0,
+) -> float:
+    """Return the time from the first start to the last end of all ranks.
+
+    GPipe and 1F1B take (m + p - 1)(tF + tB); interleaved 1F1B and looped BFS ((v-1) max(m,p) + m + p - 1)(tF + tB)/v;
+    the zero-bubble schedules what their docstrings say.
+
+    Parameters
+    ----------
+    name : str
+        One of ``schedules.REGISTRY``.
+    num_ranks, num_microbatches : int
+    chunks_per_rank : int, optional
+        By default what the schedule is made for.
+    forward, backward_input, backward_weight : float
+        tF, tI and tW of one rank's whole share; a chunk takes 1/v of them.
+
+    Returns
+    -------
+    float
+        In the unit of the times.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``no-formula``, where the conditions of the formula do not hold or none is known (``v-half``, ``v-min``).
+
+    Examples
+    --------
+    >>> makespan("1f1b", 4, 8), makespan("interleaved-1f1b", 4, 8, 2), makespan("zb-h1", 4, 8)
+    (33.0, 28.5, 27.0)
+    """
+    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank, forward, backward_input, backward_weight)
+    return formula_of(MAKESPAN, case)(case)
+
+
+def bubble_fraction(
+    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None, **times: float
+) -> float:
+    """Return idle time over all time: for GPipe and 1F1B (p - 1)/(m + p - 1).
+
+    Parameters and errors are those of :func:`makespan`.
+
+    Examples
+    --------
+    >>> [round(100 * bubble_fraction("gpipe", 4, m)) for m in (4, 8, 16)]
+    [43, 27, 16]
+    """
+    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank, **times)
+    total = formula_of(MAKESPAN, case)(case)
+    return 1 - case.work / total if total else 0.0
+
+
+def bubble_over_ideal(
+    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None, **times: float
+) -> float:
+    """Return idle time over work: for GPipe and 1F1B (p - 1)/m, interleaved (p - 1)/(m v), Megatron's convention.
+
+    Parameters and errors are those of :func:`makespan`.
+
+    Examples
+    --------
+    >>> bubble_over_ideal("1f1b", 4, 8), bubble_over_ideal("interleaved-1f1b", 4, 8, 2)
+    (0.375, 0.1875)
+    """
+    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank, **times)
+    return formula_of(MAKESPAN, case)(case) / case.work - 1 if case.work else 0.0
+
+
+def span_bubble(
+    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None, **times: float
+) -> float:
+    """Return the largest idle time between a rank's own first start and last end: what the zero-bubble papers count.
+
+    Parameters and errors are those of :func:`makespan`.
+
+    Examples
+    --------
+    >>> span_bubble("1f1b", 4, 8), span_bubble("zb-h1", 4, 8), span_bubble("zb-h2", 4, 8)
+    (9.0, 3.0, 0.0)
+    """
+    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank, **times)
+    return formula_of(SPAN_BUBBLE, case)(case)
+
+
+def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: float = 0.0, **times: float) -> float:
+    """Return the time that each microbatch takes in the steady state, when messages take time.
+
+    Either a rank's work, or one round trip over all ranks, shared by the K microbatches in flight on rank 0:
+    max(tF + tB, (p (tF + tB) + 2 (p - 1) c) / K). In ZB-H1, W is not on the way of the others:
+    max(tF + tI + tW, (p (tF + tI) + tW + 2 (p - 1) c) / p).
+
+    Parameters
+    ----------
+    name : str
+        ``"gpipe"``, ``"1f1b"``, ``"eager-1f1b"`` or ``"zb-h1"``.
+    num_ranks, num_microbatches : int
+    latency : float
+        c, from the end of an action until its result can be used on another rank.
+    **times : float
+        ``forward``, ``backward_input`` and ``backward_weight``.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ScheduleError
+        Code ``no-formula``.
+
+    Examples
+    --------
+    >>> times = {"forward": 2, "backward_input": 2, "backward_weight": 2, "latency": 1}
+    >>> [steady_period(name, 4, 8, **times) for name in ("1f1b", "eager-1f1b", "gpipe")]
+    [7.5, 6, 6]
+    """
+    case = case_of(name, num_ranks, num_microbatches, None, **times)
+    return formula_of(PERIOD, case)(case, latency)
+
+
+def peak_memory(
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    chunks_per_rank: int | None = None,
+    *,
+    activation: float = 1.0,
+    weight_activation: float = 1.0,
+) -> tuple[float, ...]:
+    """Return the most memory that each rank holds.
+
+    Parameters
+    ----------
+    name : str
+        One of ``schedules.REGISTRY``.
+    num_ranks, num_microbatches : int
+    chunks_per_rank : int, optional
+        By default what the schedule is made for.
+    activation : float
+        M_B: what one microbatch of one stage holds from F until B or I.
+    weight_activation : float
+        M_W: what it holds from I until W.
+
+    Returns
+    -------
+    tuple of float
+
+    Raises
+    ------
+    ScheduleError
+        Code ``no-formula``, where the conditions of the formula do not hold or none is known.
+
+    Examples
+    --------
+    >>> peak_memory("zb-h1", 4, 8, activation=2, weight_activation=1)
+    (8, 7, 6, 5)
+    """
+    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank)
+    pairs = [formula_of(PEAK, case)(case, rank) for rank in range(num_ranks)]
+    if name in SPLIT:
+        case.require(weight_activation <= activation, "weight_activation <= activation")
+    if name in ("v-half", "v-min"):
+        case.require(weight_activation == activation, "weight_activation = activation")
+    return tuple(held * activation + later * weight_activation for held, later in pairs)
+
+
+def peak_activations(
+    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None
+) -> tuple[int, ...]:
+    """Return the most (stage, microbatch) pairs that each rank holds at once.
+
+    Parameters and errors are those of :func:`peak_memory`.
+
+    Examples
+    --------
+    >>> peak_activations("1f1b", 4, 8), peak_activations("gpipe", 4, 8)
+    ((4, 3, 2, 1), (8, 8, 8, 8))
+    """
+    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank)
+    return tuple(sum(formula_of(PEAK, case)(case, rank)) for rank in range(num_ranks))
+
+
+def memory_footprint_ratio(num_ranks: int, num_microbatches: int, rank: int) -> float:
+    """Return what 1F1B holds on a rank over what GPipe holds there: min(p - r, m) / m.
+
+    Examples
+    --------
+    >>> memory_footprint_ratio(4, 8, rank=0)
+    0.5
+    """
+    check_counts(num_ranks, num_microbatches)
+    if rank not in range(num_ranks):
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"rank is {rank}; expected one of 0 to {num_ranks - 1}.")
+    return min(num_ranks - rank, num_microbatches) / num_microbatches
+
+
+def efficiency(num_ranks: int, num_microbatches: int) -> float:
+    """Return the part of the time in which the ranks of GPipe and 1F1B work: m / (m + p - 1).
+
+    Examples
+    --------
+    >>> [round(100 * efficiency(4, m)) for m in (4, 8, 16)]
+    [57, 73, 84]
+    """
+    check_counts(num_ranks, num_microbatches)
+    return num_microbatches / (num_microbatches + num_ranks - 1)
+
+
+def recommended_num_microbatches(num_ranks: int) -> int:
+    """Return 4p: with so many, GPipe and 1F1B work at least 80 % of the time.
+
+    References
+    ----------
+    Huang et al. 2019, "GPipe", section 2.3: the bubble is negligible when m >= 4p.
+
+    Examples
+    --------
+    >>> recommended_num_microbatches(4), efficiency(4, 16) >= 0.8
+    (16, True)
+    """
+    check_counts(num_ranks, 1)
+    return 4 * num_ranks

@@ -1,0 +1,41 @@
+"""``minipipe check``: is a schedule legal?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from minipipe.analysis.verifier import verify
+from minipipe.cli.exit_status import ExitStatus
+from minipipe.cli.options import add_memory_limit, add_schedule, add_sizes, schedule_of
+from minipipe.cli.output import describe_sizes, figures
+from minipipe.simulation.simulator import simulate
+
+__all__ = ["ANSWER", "EPILOG", "add_options", "run"]
+
+ANSWER = "legal"
+EPILOG = """examples:
+  minipipe check mine.csv
+  minipipe check gpipe --ranks 4 --microbatches 8 --memory-limit 4"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_schedule(parser)
+    add_sizes(parser)
+    add_memory_limit(parser, "(stage, microbatch) pairs")
+
+
+def run(options: argparse.Namespace) -> ExitStatus:
+    """Print one line of figures for a legal schedule; an illegal one raises."""
+    schedule = schedule_of(options.schedule, options)
+    verify(schedule, options.memory_limit)
+    timeline = simulate(schedule)
+    if options.json:
+        print(json.dumps({ANSWER: True, **figures(schedule, timeline)}))
+        return ExitStatus.YES
+    remark = "" if schedule.is_reproducible else "; it adds gradients in another order than one process does"
+    if schedule.is_forward_only:
+        remark = "; forward only, so it does not train"
+    print(f"legal: {describe_sizes(schedule)}; {timeline.describe()}{remark}")
+    return ExitStatus.YES

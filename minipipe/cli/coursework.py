@@ -1,0 +1,31 @@
+"""``minipipe coursework``: the exercises, for a student."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from minipipe.cli.exit_status import ExitStatus
+from minipipe.coursework.student_copy import write_coursework
+
+__all__ = ["SOURCE_HELP", "add_options", "run"]
+
+SOURCE_HELP = "where solutions and tests are (default: tutorials/exercises of the clone)"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
+    parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
+
+
+def run(options: argparse.Namespace) -> ExitStatus:
+    """Write the student's copy of the exercises."""
+    written = write_coursework(options.directory, source=options.source)
+    if options.json:
+        print(json.dumps({"directory": str(options.directory), "files": [path.name for path in written]}))
+        return ExitStatus.YES
+    tasks = sum(path.name.startswith("test_") for path in written)
+    print(f"wrote {tasks} tasks to {options.directory}; begin with {options.directory / 'README.md'}")
+    return ExitStatus.YES

@@ -1,0 +1,121 @@
+"""The command line: ``minipipe schedules | show | check | simulate | step | coursework | grade | info``.
+
+Each verb prints its result last, with ``--json`` for machines. A verb is a module of this room with the functions
+``add_options(parser)`` and ``run(options)``, and with the examples for its help as ``EPILOG``; it is imported when it is
+called. Schedules and their pictures need neither NumPy nor MPI, so neither is imported for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import NoReturn
+
+from minipipe.cli.exit_status import ExitStatus
+from minipipe.errors import CourseworkError, MinipipeError, ScheduleError
+
+__all__ = ["VERBS", "main"]
+
+VERBS = {
+    "schedules": "list the named schedules, with time, bubble, memory and what each one trades",
+    "show": "draw a schedule, or write it so that it can be read again",
+    "check": "say whether a schedule is legal, and if not, which action on which rank, and why",
+    "simulate": "time a schedule: makespan, bubble, idle time by cause, peak memory of each rank",
+    "step": "walk through a schedule, legal or not, action by action: who does, holds and awaits what",
+    "coursework": "write the exercises, for a student, into a new directory",
+    "grade": "run the tests of a student's directory: points, what failed, and why",
+    "info": "versions, MPI library, devices and BLAS threads of this machine",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command, and return its exit status.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        By default those of the process.
+    """
+    for stream in (sys.stdout, sys.stderr):  # a terminal that knows no "·" shows "?" in its place
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if not words or words[0] not in VERBS:
+        _explain_or_refuse(words)
+    verb = import_module(f"minipipe.cli.{words[0]}")
+    options = _parser_of(words[0], verb).parse_args(words[1:])
+    try:
+        status = _answer(verb, options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader wants only the beginning, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitStatus.YES
+
+
+def _explain_or_refuse(words: list[str]) -> NoReturn:
+    """Print the help or the version; refuse anything else, as it is no verb."""
+    from minipipe.version import __version__  # it asks for the installed distribution, which takes a while
+
+    parser = argparse.ArgumentParser(
+        prog="minipipe", description="Pipeline schedules: drawn, proved, timed.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"minipipe {__version__}")
+    added = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    for name, purpose in VERBS.items():
+        added.add_parser(name, help=purpose)
+    parser.parse_args(words)
+    raise AssertionError("every list of words that is no verb ends in help, version or usage")
+
+
+def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:
+    purpose = VERBS[name]
+    parser = argparse.ArgumentParser(
+        prog=f"minipipe {name}",
+        description=purpose[0].upper() + purpose[1:] + ".",
+        epilog=getattr(verb, "EPILOG", None),
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON (step: one for each step)")
+    verb.add_options(parser)
+    return parser
+
+
+def _answer(verb: ModuleType, options: argparse.Namespace) -> ExitStatus:
+    try:
+        return verb.run(options)
+    except (ScheduleError, CourseworkError) as error:
+        status = ExitStatus.of(error)
+        if options.json:
+            print(json.dumps({**_verdict(verb, status), **_as_data(error)}))
+        print(f"minipipe: {_complaint(error)}", file=sys.stderr)
+        return status
+
+
+def _verdict(verb: ModuleType, status: ExitStatus) -> dict[str, bool]:
+    """Return the answer "no" of a verb whose JSON has an answer."""
+    return {verb.ANSWER: False} if status is ExitStatus.NO and hasattr(verb, "ANSWER") else {}
+
+
+def _as_data(error: MinipipeError) -> dict[str, object]:
+    problems = [problem._asdict() for problem in error.problems] if isinstance(error, ScheduleError) else None
+    return {"error": error.code, "message": str(error), **({} if problems is None else {"problems": problems})}
+
+
+def _complaint(error: MinipipeError, shown: int = 5) -> str:
+    """Return the first problem with its drawing, and the next ones by their sentence."""
+    if not isinstance(error, ScheduleError):
+        return error.message
+    first, *others = error.problems
+    lines = [f"[{first.code}] {first.message}", *([f"\n{error.grid}\n"] if error.grid else [])]
+    lines += [f"also: [{problem.code}] {problem.message}" for problem in others[:shown]]
+    if len(others) > shown:
+        lines.append(f"and {len(others) - shown} more")
+    return "\n".join(lines).rstrip()

@@ -1,0 +1,117 @@
+"""The options that verbs share, each declared once, and the schedules, sizes and costs that they name."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.program import Program, read_schedule, schedule_of_text
+from minipipe.schedules.registry import REGISTRY, build, expected_names
+from minipipe.schedules.schedule import Schedule
+
+if TYPE_CHECKING:
+    from minipipe.simulation.costs import Costs
+
+__all__ = [
+    "add_costs",
+    "add_memory_limit",
+    "add_schedule",
+    "add_sizes",
+    "costs_of",
+    "misuse",
+    "schedule_of",
+    "sizes_of",
+]
+
+_RANKS, _MICROBATCHES = 4, 8  # of a named schedule, by default
+
+
+def add_schedule(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Declare the schedule of a command, or several of them."""
+    help_text = "a name of `minipipe schedules`, a file, or - for stdin"
+    if several:
+        parser.add_argument("schedule", nargs="+", metavar="NAME|FILE", help=f"{help_text}; several above each other")
+    else:
+        parser.add_argument("schedule", metavar="NAME|FILE", help=help_text)
+    parser.add_argument("--chunks", type=int, metavar="V", help="stages on each rank, for schedules that take several")
+    parser.add_argument(
+        "--group",
+        type=int,
+        metavar="G",
+        help="least microbatches of a group, for interleaved schedules (default: P)",
+    )
+    parser.add_argument("--ignore-sharding", action="store_true", help="leave out UNSHARD, RESHARD and REDUCE_GRAD")
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Declare the sizes of named schedules."""
+    parser.add_argument("--ranks", type=int, metavar="P", help=f"how many, for a named one (default: {_RANKS})")
+    parser.add_argument("--microbatches", type=int, metavar="M", help=f"how many (default: {_MICROBATCHES})")
+
+
+def add_costs(parser: argparse.ArgumentParser) -> None:
+    """Declare the costs by which schedules are timed."""
+    parser.add_argument(
+        "--costs",
+        default="",
+        metavar="F=…,I=…",
+        help="of one stage, such as F=1,I=1,W=1,latency=0; different ones F=1:2:1:1; also bandwidth, message_size, "
+        "overhead, activation, weight_activation, transient_activation",
+    )
+    parser.add_argument("--sends-block", action="store_true", help="a send holds its rank until it is received")
+
+
+def add_memory_limit(parser: argparse.ArgumentParser, unit: str) -> None:
+    """Declare a limit of memory."""
+    parser.add_argument("--memory-limit", type=int, metavar="N", help=f"most {unit} a rank may hold")
+
+
+def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
+    """Return a named schedule, or the content of a file.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``unknown``, ``parameters``, ``file`` and ``syntax``.
+    """
+    if given in REGISTRY:
+        return build(given, *sizes_of(options), options.chunks, options.group)
+    if given == "-":
+        schedule = schedule_of_text(sys.stdin.read(), "stdin", options.ignore_sharding)
+    elif Path(given).exists() and not Path(given).is_dir():
+        schedule = read_schedule(given, options.ignore_sharding)
+    else:
+        message = f"There is neither a schedule nor a file {given!r}; {expected_names(given)}."
+        raise misuse(ScheduleCode.UNKNOWN, message)
+    for option, wanted, own in (
+        ("--ranks", options.ranks, schedule.num_ranks),
+        ("--microbatches", options.microbatches, schedule.num_microbatches),
+        ("--chunks", options.chunks, schedule.num_stages / schedule.num_ranks),
+    ):
+        if wanted not in (None, own):
+            message = f"{option} is {wanted}, but {given} has {own:g}; leave {option} out."
+            raise misuse(ScheduleCode.PARAMETERS, message)
+    return schedule
+
+
+def sizes_of(options: argparse.Namespace) -> tuple[int, int]:
+    """Return the numbers of ranks and microbatches."""
+    ranks = _RANKS if options.ranks is None else options.ranks
+    return ranks, _MICROBATCHES if options.microbatches is None else options.microbatches
+
+
+def costs_of(options: argparse.Namespace) -> Costs:
+    """Return the costs."""
+    from dataclasses import replace
+
+    from minipipe.simulation.costs import Costs
+
+    return replace(Costs.parse(options.costs), sends_block=options.sends_block)
+
+
+def misuse(code: ScheduleCode, message: str) -> ScheduleError:
+    """Return the error of a command that cannot be carried out as it was typed."""
+    return ScheduleError.of(code, message)

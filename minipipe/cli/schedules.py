@@ -1,0 +1,49 @@
+"""``minipipe schedules``: the table of named schedules."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from minipipe.cli.exit_status import ExitStatus
+from minipipe.cli.options import add_costs, add_memory_limit, add_sizes, costs_of, sizes_of
+from minipipe.cli.output import table
+from minipipe.simulation.comparison import comparison
+
+__all__ = ["add_options", "run"]
+
+_NOTE = """
+v: stages on each rank. time: with a rank's work divided among its stages.
+bubble: idle time over all time. peak: the most microbatches that a rank holds,
+each counted for all its layers. No idle inside: none between a rank's first
+action and its last. A V: microbatches go over the ranks there and back, so that
+rank 0 holds the first stage and the last."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_sizes(parser)
+    add_costs(parser)
+    add_memory_limit(parser, "microbatches, each counted for all its layers, that")
+
+
+def run(options: argparse.Namespace) -> ExitStatus:
+    """Print what each named schedule costs and trades."""
+    ranks, microbatches = sizes_of(options)
+    rows = comparison(ranks, microbatches, costs_of(options), options.memory_limit)
+    if options.json:
+        print(json.dumps(rows))
+        return ExitStatus.YES
+    limit = "" if options.memory_limit is None else f", at most {options.memory_limit} held"
+    print(f"{ranks} ranks, {microbatches} microbatches, {options.costs or 'F, I and W one unit each'}{limit}\n")
+    cells = [["schedule", "v", "time", "bubble", "peak", "what it trades"]]
+    for row in rows:
+        if "error" in row:
+            cells.append([row["schedule"], "-", "-", "-", "-", row["error"]])
+            continue
+        time, bubble = f"{row['makespan']:g}", f"{100 * row['bubble_fraction']:.1f} %"
+        peak = f"{max(row['peak_activations']):g}"
+        cells.append([row["schedule"], str(row["chunks_per_rank"]), time, bubble, peak, row["trades"]])
+    print(table(cells, right=(1, 2, 3, 4)))
+    print(_NOTE)
+    return ExitStatus.YES

@@ -1,0 +1,199 @@
+"""``minipipe show``: a drawing, or a file that can be read again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from minipipe.analysis.lowering import lower
+from minipipe.cli.exit_status import ExitStatus
+from minipipe.cli.options import add_costs, add_schedule, add_sizes, costs_of, misuse, schedule_of
+from minipipe.cli.output import sizes_as_data
+from minipipe.errors import ScheduleCode
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.simulator import simulate
+from minipipe.simulation.timeline import Timeline
+
+__all__ = ["EPILOG", "add_options", "run"]
+
+EPILOG = """in a drawing:
+  F3    forward of microbatch 3; 2F3 on stage 2, where a rank holds several, or,
+        for want of room, f3 on the second of two
+  B3    backward; or in two halves, I for the inputs and W for the weights
+  - = ~ go on with F, with B or I, with W;  + a send that blocks;  · idle
+
+examples:
+  minipipe show 1f1b
+  minipipe show gpipe 1f1b zb-h1 -o compared.svg
+  minipipe show zb-v --ranks 2 --microbatches 6 -o mine.csv
+  minipipe show zb-v -o zb-v.html"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_schedule(parser, several=True)
+    add_sizes(parser)
+    add_costs(parser)
+    parser.add_argument(
+        "--format",
+        choices=(*_DRAWN, *_WRITTEN),
+        help="a drawing: text, svg, pdf, png, html (a player), perfetto (a trace); or rows or csv, to read again "
+        "(default: as FILE ends: .txt, .svg, .pdf, .png, .html, .json or .csv)",
+    )
+    parser.add_argument("--messages", action="store_true", help="with SEND and RECV, in rows and CSV; as arrows in SVG")
+    parser.add_argument(
+        "--width", type=int, metavar="N", help="columns of text (default: as the terminal has), pixels of a picture"
+    )
+    parser.add_argument("--title", metavar="TEXT", help="of a picture, above the schedules")
+    parser.add_argument("--font-size", type=float, metavar="N", help="of a picture, in pixels")
+    parser.add_argument("--no-legend", action="store_true", help="a picture without its legend")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead")
+
+
+def run(options: argparse.Namespace) -> ExitStatus:
+    """Draw schedules above each other, or write one in a format that can be read again."""
+    schedules, costs = [schedule_of(given, options) for given in options.schedule], costs_of(options)
+    options.format = _format(options)
+    _check(options)
+    content: str | bytes
+    if options.json or options.format in _WRITTEN:
+        tables = [lower(schedule) if options.messages else schedule for schedule in schedules]
+        content = _as_json(tables) if options.json else _WRITTEN[options.format](tables[0])
+    else:
+        content = _drawing([simulate(schedule, costs) for schedule in schedules], options)
+    if options.output is None:
+        print(content, end="")
+        return ExitStatus.YES
+    _write(content, options.output)
+    print(json.dumps({"wrote": str(options.output)}) if options.json else f"wrote {options.output}")
+    return ExitStatus.YES
+
+
+# -- the formats ------------------------------------------------------------------------------------------------
+
+
+def _text(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
+    from minipipe.render.terminal import has_colour
+    from minipipe.render.text import draw_text
+
+    width = _columns() if options.width is None else options.width
+    return draw_text(*timelines, width=width, colour=options.output is None and has_colour()) + "\n"
+
+
+def _svg(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
+    from minipipe.render.svg import draw_svg
+
+    return draw_svg(*timelines, messages=options.messages, **_picture_options(options))
+
+
+def _picture_options(options: argparse.Namespace) -> dict[str, Any]:
+    given = {"width": options.width, "title": options.title, "font_size": options.font_size}
+    return {"legend": not options.no_legend, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _html(timelines: Sequence[Timeline], _: argparse.Namespace) -> str:
+    from minipipe.render.html import draw_html
+
+    return draw_html(*timelines)
+
+
+def _perfetto(timelines: Sequence[Timeline], _: argparse.Namespace) -> str:
+    from minipipe.render.perfetto import perfetto_trace
+
+    return perfetto_trace(*timelines)
+
+
+def _converted(ending: str) -> Callable[[Sequence[Timeline], argparse.Namespace], bytes]:
+    def convert(timelines: Sequence[Timeline], options: argparse.Namespace) -> bytes:
+        from minipipe.render.save import convert_svg
+
+        return convert_svg(_svg(timelines, options), ending)
+
+    return convert
+
+
+# Each imports its drawing when it is asked for it: a drawing of text shall not wait for the others.
+_DRAWN: dict[str, Callable[[Sequence[Timeline], argparse.Namespace], str | bytes]] = {
+    "text": _text,
+    "svg": _svg,
+    "pdf": _converted(".pdf"),
+    "png": _converted(".png"),
+    "html": _html,
+    "perfetto": _perfetto,
+}
+_WRITTEN: dict[str, Callable[[ActionTable], str]] = {"rows": ActionTable.to_text, "csv": ActionTable.to_csv}
+_FORMAT_OF_ENDING = {".csv": "csv", ".txt": "text", ".json": "perfetto"} | {
+    f".{n}": n for n in ("svg", "pdf", "png", "html")
+}
+_PICTURES = ("svg", "pdf", "png")
+
+
+def _as_json(tables: Sequence[ActionTable]) -> str:
+    found = [
+        {
+            **sizes_as_data(table),
+            "placement": table.placement,
+            "actions": [[str(action) for action in row] for row in table.actions],
+        }
+        for table in tables
+    ]
+    return json.dumps(found[0] if len(found) == 1 else found) + "\n"
+
+
+def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str | bytes:
+    try:
+        return _DRAWN[options.format](timelines, options)
+    except ValueError as error:  # times that a format cannot hold
+        raise misuse(ScheduleCode.COSTS, str(error)) from None
+
+
+def _format(options: argparse.Namespace) -> str:
+    """Return the given format, or the one that the file's ending names."""
+    if options.format is not None or options.output is None or options.json:
+        return options.format or "text"
+    ending = options.output.suffix.lower()
+    if ending not in _FORMAT_OF_ENDING:
+        message = (
+            f"{options.output} ends in {ending or 'nothing'}; expected {', '.join(_FORMAT_OF_ENDING)}, or a --format."
+        )
+        raise misuse(ScheduleCode.PARAMETERS, message)
+    return _FORMAT_OF_ENDING[ending]
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that do not go together."""
+    is_picture = options.format in _PICTURES and not options.json
+    if options.json and options.format != "text":
+        _refuse(f"--json and --format {options.format} are two formats; choose one.")
+    if options.messages and options.format == "text" and not options.json:
+        _refuse("--messages is for another --format, or --json; text shows computations.")
+    if options.width is not None and not is_picture and options.width < 40:
+        _refuse(f"--width is {options.width}; expected at least 40 columns.")
+    if len(options.schedule) > 1 and options.format in _WRITTEN:
+        _refuse(f"--format {options.format} writes one schedule; {len(options.schedule)} were given.")
+    if options.format in ("pdf", "png") and options.output is None:
+        _refuse(f"--format {options.format} needs a file to write to: -o FILE.")
+    for option, value in (("--title", options.title), ("--font-size", options.font_size)):
+        if value is not None and not is_picture:
+            _refuse(f"{option} is for pictures: --format svg, pdf or png.")
+
+
+def _refuse(message: str) -> None:
+    raise misuse(ScheduleCode.PARAMETERS, message)
+
+
+def _columns() -> int:
+    return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def _write(content: str | bytes, path: Path) -> None:
+    # The name of a file need not be text, and a schedule has the name of its file.
+    encoded = content.encode("utf-8", "replace") if isinstance(content, str) else content
+    try:
+        path.write_bytes(encoded)
+    except OSError as error:
+        raise misuse(ScheduleCode.FILE, f"{path} cannot be written: {error.strerror}.") from None

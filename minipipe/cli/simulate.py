@@ -1,0 +1,83 @@
+"""``minipipe simulate``: how long does a schedule take, and who waits?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from minipipe.cli.exit_status import ExitStatus
+from minipipe.cli.options import add_costs, add_schedule, add_sizes, costs_of, schedule_of
+from minipipe.cli.output import describe_sizes, figures, table
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.simulator import simulate
+from minipipe.simulation.span import IdleCause
+from minipipe.simulation.timeline import Timeline
+
+__all__ = ["EPILOG", "add_options", "run"]
+
+EPILOG = """busy: computing. Idle by cause: warm-up, before the first action; waiting, for
+another rank or its message; sending, where sends block; drain, after the last;
+overhead, between two actions.
+
+examples:
+  minipipe simulate 1f1b --costs F=1,I=1,W=1,latency=0.5
+  minipipe simulate mine.csv --costs F=1:2:1:1 --sends-block --json"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_schedule(parser)
+    add_sizes(parser)
+    add_costs(parser)
+
+
+def run(options: argparse.Namespace) -> ExitStatus:
+    """Print the figures of a schedule under the costs."""
+    schedule = schedule_of(options.schedule, options)
+    timeline = simulate(schedule, costs_of(options))
+    idle_by_cause = _idle_by_cause(timeline)
+    if options.json:
+        path = [str(span.action) for _, span in timeline.critical_path]
+        busy = list(map(timeline.busy, range(timeline.num_ranks)))
+        details = {"busy": busy, "idle": idle_by_cause, "critical_path": path}
+        print(json.dumps({**figures(schedule, timeline), **details}))
+    else:
+        print(_report(schedule, timeline, idle_by_cause, options.sends_block))
+    return ExitStatus.YES
+
+
+def _report(schedule: ActionTable, timeline: Timeline, idle_by_cause: list[dict[str, float]], sends_block: bool) -> str:
+    seldom = {IdleCause.SENDING: sends_block, IdleCause.OVERHEAD: any(idle["overhead"] for idle in idle_by_cause)}
+    causes = [cause for cause in IdleCause if seldom.get(cause, True)]
+    cells = [["rank", "busy", *causes, "peak activations", "peak memory"]]
+    for rank in range(timeline.num_ranks):
+        memory = timeline.peak_memory[rank] if timeline.peak_memory else 0.0
+        numbers = [timeline.busy(rank), *(idle_by_cause[rank][cause] for cause in causes)]
+        cells.append([str(rank), *(f"{x:g}" for x in numbers), str(timeline.peak_activations[rank]), f"{memory:g}"])
+    lines = [f"{describe_sizes(schedule)}\n\n{table(cells, right=range(len(cells[0])))}\n"]
+    lines.append(f"busy and idle by cause in {timeline.unit}; activations in (stage, microbatch) pairs")
+    if schedule.num_stages > schedule.num_ranks:
+        lines.append("costs are of one stage; a rank that holds several pays for each")
+    lines.append(f"critical path: {_path(timeline)}")
+    lines.append(
+        f"bubble {100 * timeline.bubble_fraction:.1f} % of all time, "
+        f"{100 * timeline.bubble_over_ideal:.1f} % over ideal, "
+        f"{100 * timeline.span_bubble_rate:.1f} % within ranks' own spans"
+    )
+    return "\n".join([*lines, f"makespan {timeline.makespan:g} {timeline.unit}"])
+
+
+def _idle_by_cause(timeline: Timeline) -> list[dict[str, float]]:
+    """Return, by rank, how long it is idle for each cause."""
+    return [
+        {cause.value: sum(slot.end - slot.start for slot in slots if slot.cause is cause) for cause in IdleCause}
+        for slots in timeline.idle
+    ]
+
+
+def _path(timeline: Timeline, shown: int = 6) -> str:
+    """Write the critical path, the middle of a long one left out."""
+    path = [str(span.action) for _, span in timeline.critical_path]
+    if len(path) > 2 * shown:
+        path = [*path[:shown], "…", *path[-shown:]]
+    return " ".join(path)

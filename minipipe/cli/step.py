@@ -1,0 +1,50 @@
+"""``minipipe step``: a walk through a schedule, action by action."""
+
+from __future__ import annotations
+
+import argparse
+
+from minipipe.cli.exit_status import ExitStatus
+from minipipe.cli.options import add_costs, add_memory_limit, add_schedule, add_sizes, costs_of, schedule_of
+from minipipe.render.terminal import has_colour
+from minipipe.stepper.keys import screen_of_this_terminal
+from minipipe.stepper.loop import step_with_keys
+from minipipe.stepper.output import chosen_snapshots, write_snapshots
+from minipipe.stepper.walkthrough import Walkthrough
+
+__all__ = ["EPILOG", "add_options", "run"]
+
+EPILOG = """In a terminal: n next, p back, g go to a step or a time, r one rank, ? help,
+q quit. Into a pipe or a file, and with --all: every step, one after another.
+An illegal schedule goes up to where it sticks, each action taking one round.
+
+examples:
+  minipipe step 1f1b --microbatches 4
+  minipipe step mine.csv --costs latency=0.5 --sends-block
+  minipipe step mine.csv --at -1"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_schedule(parser)
+    add_sizes(parser)
+    add_costs(parser)
+    parser.add_argument("--all", action="store_true", help="write every step, also in a terminal")
+    parser.add_argument("--from", dest="first", type=int, metavar="N", help="write the steps from this one on")
+    parser.add_argument("--to", dest="last", type=int, metavar="N", help="write the steps up to this one")
+    parser.add_argument("--at", type=int, metavar="N", help="write this step; -1 is the end, with the verdict")
+    add_memory_limit(parser, "(stage, microbatch) pairs")
+
+
+def run(options: argparse.Namespace) -> ExitStatus:
+    """Walk through a schedule, legal or not: with keys in a terminal, otherwise one step after another."""
+    walkthrough = Walkthrough(schedule_of(options.schedule, options), costs_of(options), options.memory_limit)
+    numbers = chosen_snapshots(walkthrough, options.first, options.last, options.at)
+    is_chosen = options.all or options.json or (options.first, options.last, options.at) != (None, None, None)
+    screen = None if is_chosen else screen_of_this_terminal()
+    if screen is not None and not step_with_keys(walkthrough, screen, has_colour()):
+        return ExitStatus.INTERRUPTED
+    if screen is None:
+        for text in write_snapshots(walkthrough, numbers, options.json):
+            print(text)
+    return ExitStatus.YES if walkthrough.is_legal else ExitStatus.NO

@@ -1,0 +1,168 @@
+"""What drawings say in words: actions, idle times, messages, times and captions, the same in every format."""
+
+from __future__ import annotations
+
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.simulation.duration import format_time
+from minipipe.simulation.message import Message
+from minipipe.simulation.span import Idle, IdleCause
+from minipipe.simulation.timeline import Timeline
+
+__all__ = [
+    "KIND_NAMES",
+    "LATE_RECEIPTS",
+    "caption",
+    "describe_action",
+    "describe_idle",
+    "describe_message",
+    "describe_wait",
+    "format_memory",
+    "format_time",
+    "origin",
+    "short_label",
+    "title",
+]
+
+KIND_NAMES = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.BACKWARD_INPUT: "backward of the inputs",
+    ActionKind.BACKWARD_WEIGHT: "backward of the weights",
+    ActionKind.SEND_F: "send of the activation",
+    ActionKind.RECV_F: "receipt of the activation",
+    ActionKind.SEND_B: "send of the gradient",
+    ActionKind.RECV_B: "receipt of the gradient",
+}
+
+# Of the arrows of measured messages: when a value came is not known, only when its receiver had it.
+LATE_RECEIPTS = "measured arrows end when the rank takes the value; it may have come long before"
+
+# What another rank gets from an action.
+_CARRIES = {
+    kind: "activation" if kind in (ActionKind.FORWARD, ActionKind.SEND_F, ActionKind.RECV_F) else "gradient"
+    for kind in ActionKind
+}
+
+
+def describe_action(action: Action) -> str:
+    """Say what an action is.
+
+    Examples
+    --------
+    >>> describe_action(Action.parse("2F0"))
+    '2F0: forward of microbatch 0 on stage 2'
+    """
+    return f"{action}: {KIND_NAMES[action.kind]} of microbatch {action.microbatch} on stage {action.stage}"
+
+
+def describe_idle(idle: Idle) -> str:
+    """Say why a rank is idle.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> describe_idle(simulate(schedules.gpipe(2, 2)).idle[1][0])
+    'idle, warm-up: waits for 0F0 on rank 0 (activation of microbatch 0)'
+    """
+    if idle.cause is IdleCause.OVERHEAD:
+        return f"idle: {describe_wait(idle)}"
+    return f"idle, {idle.cause}: {describe_wait(idle)}"
+
+
+def describe_wait(idle: Idle) -> str:
+    """Say what an idle rank waits for, as the end of a sentence about it.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> describe_wait(simulate(schedules.gpipe(2, 2)).idle[0][0])
+    'waits for 1B0 on rank 1 (gradient of microbatch 0)'
+    """
+    if idle.cause is IdleCause.DRAIN:
+        return "has nothing left to do"
+    if idle.cause is IdleCause.OVERHEAD:
+        return "between two actions (overhead: bookkeeping or, where measured, another program on its core)"
+    if idle.awaited is None:
+        return "has not begun" if idle.cause is IdleCause.WARM_UP else "waits"
+    if idle.cause is IdleCause.SENDING:
+        return f"waits until rank {idle.source} comes to {idle.awaited}"
+    what = f"{_CARRIES[idle.awaited.kind]} of microbatch {idle.awaited.microbatch}"
+    return f"waits for {idle.awaited} on rank {idle.source} ({what})"
+
+
+def describe_message(message: Message) -> str:
+    """Say what a message carries and between whom.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> describe_message(simulate(schedules.gpipe(2, 2)).messages[0])
+    'the result of 0F0, from rank 0 to rank 1, for 1F0'
+    """
+    return (
+        f"the result of {message.value}, from rank {message.source} to rank {message.destination}, "
+        f"for {message.used_by}"
+    )
+
+
+def short_label(action: Action, names_stage: bool) -> str:
+    """Return what stands in an action's box: ``F3``, or ``2F3`` where its rank holds several stages.
+
+    Examples
+    --------
+    >>> short_label(Action.parse("2F3"), names_stage=False)
+    'F3'
+    """
+    return str(action) if names_stage else f"{action.kind}{action.microbatch}"
+
+
+def title(timeline: Timeline) -> str:
+    """Return the name of a timeline, and whether it is predicted or measured.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> title(simulate(schedules.gpipe(2, 2)))
+    'gpipe, predicted'
+    """
+    return f"{timeline.name}, {origin(timeline)}"
+
+
+def caption(timeline: Timeline) -> str:
+    """Return the line that stands under a drawing: whether predicted or measured, makespan, bubble, peak.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> caption(simulate(schedules.gpipe(2, 2)))
+    'gpipe, predicted: makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2'
+    """
+    return str(timeline).replace(f"{timeline.name}:", f"{title(timeline)}:", 1)
+
+
+def origin(timeline: Timeline) -> str:
+    """Say where a timeline comes from.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> origin(simulate(schedules.gpipe(2, 2)))
+    'predicted'
+    """
+    return "measured" if timeline.is_measured else "predicted"
+
+
+def format_memory(size: float, unit: str) -> str:
+    """Write an amount of memory in the unit of a timeline; bytes by powers of 1,024.
+
+    Examples
+    --------
+    >>> format_memory(1536, "bytes"), format_memory(4.0, "units")
+    ('1.5 KiB', '4')
+    """
+    if unit != "bytes":
+        return f"{size:.6g}"
+    power = min(4, max(0, int(size).bit_length() - 1) // 10)
+    scaled = size / 1024**power
+    digits = f"{scaled:.3g}" if scaled < 1000 else f"{scaled:.0f}"
+    return f"{digits} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -1,0 +1,300 @@
+"""The table of actions: for each rank, the list of its actions, in order.
+
+A :class:`~minipipe.schedules.schedule.Schedule` is a table of computations, a
+:class:`~minipipe.schedules.program.Program` one of computations, sends and receives. Both are data, read and written as
+the same text and CSV, and every analysis reads both through this class.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import chain, pairwise
+from numbers import Integral
+from operator import attrgetter, index
+from pathlib import Path
+from typing import Any, Self
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
+from minipipe.schedules.text import (
+    Cells,
+    describe_counts,
+    read_csv,
+    read_either,
+    read_file,
+    read_text,
+    write_csv,
+    write_text,
+)
+
+__all__ = ["ActionTable", "check_table"]
+
+_KIND = attrgetter("kind")
+_GRADIENT_KINDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
+
+
+@dataclass(frozen=True, repr=False)
+class ActionTable:
+    """What every rank does, in order. It may be legal or not; :func:`minipipe.verify` tells.
+
+    Attributes
+    ----------
+    name : str
+        The name in drawings and reports.
+    placement : tuple of int
+        ``placement[stage]`` is the rank that holds the stage.
+    num_microbatches : int
+    actions : tuple of tuple of Action
+        ``actions[rank]`` are the actions of a rank. Cells such as ``"0F0"`` are read as actions.
+    """
+
+    name: str
+    placement: tuple[int, ...]
+    num_microbatches: int
+    actions: tuple[tuple[Action, ...], ...]
+    # Walks and verdicts of the rooms above. A table never changes, so each is worked out once.
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "placement", tuple(self.placement))
+        object.__setattr__(self, "actions", tuple(map(_as_actions, self.actions)))
+        numbers = (self.num_microbatches, *self.placement)
+        if not all(isinstance(number, Integral) for number in numbers):
+            raise ScheduleError.of(
+                ScheduleCode.PLACEMENT, f"{self.name!r} has {numbers!r:.60} microbatches and ranks; expected integers."
+            )
+        if not self.actions or not self.placement or self.num_microbatches < 1:
+            raise ScheduleError.of(
+                ScheduleCode.EMPTY,
+                f"A schedule needs at least one rank, one stage and one microbatch; {self.name!r} has "
+                f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}.",
+            )
+        for stage, rank in enumerate(self.placement):
+            if not 0 <= rank < self.num_ranks:
+                raise ScheduleError.of(
+                    ScheduleCode.PLACEMENT, f"Stage {stage} is placed on rank {rank} of {self.num_ranks}."
+                )
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.actions)
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages, all ranks together."""
+        return len(self.placement)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages that a rank holds, ascending.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``out-of-range``, for a rank that does not exist.
+        """
+        _check_index("rank", rank, self.num_ranks)
+        return tuple(stage for stage, owner in enumerate(self.placement) if owner == rank)
+
+    def crosses_ranks(self, stage: int) -> bool:
+        """Tell whether values between a stage and the next one travel from rank to rank. After the last, none do.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``out-of-range``, for a stage that does not exist.
+        """
+        _check_index("stage", stage, self.num_stages)
+        return self._cuts_between_ranks[stage]
+
+    @cached_property
+    def _cuts_between_ranks(self) -> tuple[bool, ...]:
+        return (*(a != b for a, b in pairwise(self.placement)), False)
+
+    @property
+    @abstractmethod
+    def schedule(self) -> ActionTable:
+        """The Schedule of the computations alone."""
+
+    @property
+    @abstractmethod
+    def message_cuts(self) -> tuple[bool, ...]:
+        """By stage, whether values between it and the next one travel by a SEND and a RECV of this table."""
+
+    @cached_property
+    def kinds(self) -> frozenset[ActionKind]:
+        """The kinds of action that occur."""
+        return frozenset(map(_KIND, chain.from_iterable(self.actions)))
+
+    @property
+    def is_forward_only(self) -> bool:
+        """Whether no stage has any backward action."""
+        return not any(kind.is_backward for kind in self.kinds)
+
+    @cached_property
+    def is_reproducible(self) -> bool:
+        """Whether every stage adds its gradients in ascending order of microbatches, as one process does.
+
+        Floating-point sums depend on their order; where the orders agree, the bits agree.
+        """
+        for row in self.actions:
+            latest: dict[int, int] = {}
+            for action in row:
+                if action.kind in _GRADIENT_KINDS:
+                    if action.microbatch < latest.get(action.stage, -1):
+                        return False
+                    latest[action.stage] = action.microbatch
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {**own, "_kept": {}}
+
+    # -- text ---------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Return name and sizes: ``1f1b: 4 ranks, 4 stages, 8 microbatches``."""
+        return describe_counts(self.name, self.num_ranks, self.num_stages, self.num_microbatches)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.describe()}>"
+
+    def __str__(self) -> str:
+        return self.to_text().rstrip("\n")
+
+    def to_text(self) -> str:
+        """Return one line per rank, cells separated by blanks: the form for people."""
+        return write_text(self.describe(), self.actions)
+
+    def to_csv(self) -> str:
+        """Return PyTorch's format: one line per rank, cells such as ``0F0``."""
+        return write_csv(self.actions)
+
+    @classmethod
+    def of_cells(cls, name: str, cells: Cells) -> Self:
+        """Return the table of the cells of a text."""
+        return cls(name, *cells)
+
+    @classmethod
+    def from_text(cls, text: str, name: str = "text", ignore_sharding: bool = False) -> Self:
+        """Read the output of :meth:`to_text`; ``#`` starts a comment, ``rank N:`` at a line's start may be left out.
+
+        Where each rank holds one stage, cells without a stage, ``F0 F1 B0``, are read as papers write them.
+
+        Parameters
+        ----------
+        text : str
+            One line per rank, cells separated by blanks.
+        name : str
+        ignore_sharding : bool
+            As for :meth:`from_csv`.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``syntax``, with line and cell, for anything that is not an action.
+        """
+        return cls.of_cells(name, read_text(_checked_text(text), ignore_sharding))
+
+    @classmethod
+    def from_csv(cls, text: str, name: str = "csv", ignore_sharding: bool = False) -> Self:
+        """Read PyTorch's format. Empty cells are idle time; a stage belongs to the rank in whose line it stands.
+
+        ``(0F3;3B1)OVERLAP_F_B``, two actions that PyTorch runs at once, is read as the one, then the other.
+
+        Parameters
+        ----------
+        text : str
+            One line per rank, cells separated by commas.
+        name : str
+            The schedule's name; a CSV file carries none.
+        ignore_sharding : bool
+            Whether to leave out UNSHARD, RESHARD and REDUCE_GRAD, which are no actions of a pipeline.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``syntax``, with line and cell, for anything that is not an action.
+
+        Examples
+        --------
+        >>> from minipipe import Schedule
+        >>> Schedule.from_csv("0F0,0B0,,\\n").actions[0][1]
+        Action(stage=0, kind=<ActionKind.BACKWARD: 'B'>, microbatch=0)
+        """
+        return cls.of_cells(name, read_csv(_checked_text(text), ignore_sharding))
+
+    @classmethod
+    def from_file(cls, path: str | Path, ignore_sharding: bool = False) -> Self:
+        """Read a file of text or CSV; its name without the ending becomes the name of the schedule.
+
+        Parameters
+        ----------
+        path : str or Path
+        ignore_sharding : bool
+            As for :meth:`from_csv`.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``file``, when there is no such file or it is no text; ``syntax``, with line and cell.
+        """
+        return cls.of_cells(Path(path).stem, read_either(read_file(path), ignore_sharding))
+
+    def _repr_html_(self) -> str:
+        """Return the picture that a notebook shows."""
+        from minipipe.render.notebook import picture_or_text  # a door to the room above: drawings load when asked for
+
+        return picture_or_text(self)
+
+
+def check_table(given: object) -> None:
+    """Refuse an argument that is neither a Schedule nor a Program, and say how to get one.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``not-a-schedule``.
+    """
+    if not isinstance(given, ActionTable):
+        how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
+        raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {given!r:.60}; {how}.")
+
+
+def _check_index(noun: str, given: Any, count: int) -> None:
+    if not isinstance(given, Integral) or isinstance(given, bool) or int(given) not in range(count):
+        raise ScheduleError.of(
+            ScheduleCode.OUT_OF_RANGE, f"There is no {noun} {given!r:.40}; there are {count}, counted from 0."
+        )
+
+
+def _as_actions(row: Iterable[Action | str]) -> tuple[Action, ...]:
+    """Read cells such as ``"2F0"``, and kinds such as ``"F"``. A row of actions is returned as it is, quickly."""
+    cells: tuple[Any, ...] = tuple(row)
+    if set(map(type, cells)) == {Action}:
+        parts = zip(zip(*cells), (int, ActionKind, int))
+        if all(set(map(type, part)) == {expected} for part, expected in parts):
+            return cells
+    return tuple(map(_as_action, cells))
+
+
+def _as_action(cell: Action | str) -> Action:
+    if isinstance(cell, str):
+        return Action.parse(cell)
+    try:
+        stage, kind, microbatch = cell
+        return Action(index(stage), ActionKind(kind), index(microbatch))
+    except (TypeError, ValueError):
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{cell!r} is not an action. {EXPECTED_CELL}") from None
+
+
+def _checked_text(text: object) -> str:
+    is_path = isinstance(text, Path) or (isinstance(text, str) and text.strip().endswith((".csv", ".txt")))
+    if is_path or not isinstance(text, str):
+        raise ScheduleError.of(
+            ScheduleCode.SYNTAX, f"Expected the text of a schedule, not {text!r:.60}; Schedule.from_file reads a file."
+        )
+    return text

@@ -1,0 +1,64 @@
+"""Other numbers of stages for a schedule: each stage cut into several, or the last stages left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.schedule import Schedule
+
+__all__ = ["cut_stages", "first_stages"]
+
+
+def cut_stages(rows: Iterable[Sequence[Action]], pieces: int) -> tuple[tuple[Action, ...], ...]:
+    """Cut every stage into neighbouring stages on its rank: F runs through them upwards, B, I and W downwards.
+
+    Parameters
+    ----------
+    rows : iterable of sequence of Action
+        By rank.
+    pieces : int
+        At least 1.
+
+    Examples
+    --------
+    >>> print(*cut_stages([[Action.parse("1F0"), Action.parse("1B0")]], pieces=2)[0])
+    2F0 3F0 3B0 2B0
+    """
+    return tuple(tuple(_cut(row, pieces)) for row in rows)
+
+
+def _cut(row: Sequence[Action], pieces: int) -> Iterator[Action]:
+    for stage, kind, k in row:
+        stages = range(stage * pieces, stage * pieces + pieces)
+        yield from (Action(s, kind, k) for s in (stages if kind is ActionKind.FORWARD else reversed(stages)))
+
+
+def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
+    """Return a schedule without its last stages. It stays legal: the loss then follows an earlier stage.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    num_stages : int
+        From 1 to those of the schedule. Ranks that are left without a stage stay idle.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(first_stages(schedules.interleaved_1f1b(2, 2), num_stages=3))
+    # interleaved-1f1b: 2 ranks, 3 stages, 2 microbatches
+    rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
+    rank 1: 1F0 1F1 1B0 1B1
+    """
+    if not 1 <= num_stages <= schedule.num_stages:
+        message = f"num_stages is {num_stages}; {schedule.name} has {schedule.num_stages}, so expected 1 to that."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    rows = tuple(tuple(action for action in row if action.stage < num_stages) for row in schedule.actions)
+    return Schedule(schedule.name, schedule.placement[:num_stages], schedule.num_microbatches, rows)

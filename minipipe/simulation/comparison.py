@@ -1,0 +1,73 @@
+"""The named schedules side by side: time, bubble and memory of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minipipe.errors import ScheduleError
+from minipipe.schedules.placement import check_counts
+from minipipe.schedules.registry import REGISTRY, TRADES, build
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.simulator import simulate
+
+__all__ = ["comparison"]
+
+
+def comparison(
+    num_ranks: int, num_microbatches: int, costs: Costs | None = None, memory_limit: float | None = None
+) -> list[dict[str, Any]]:
+    """Return a plain dictionary for each named schedule, in the order of the registry: for csv, JSON or a data frame.
+
+    Times and peaks are of a rank's whole share: where it holds v chunks, each takes 1/v of the time and of the memory.
+    So schedules with different numbers of chunks compare.
+
+    Parameters
+    ----------
+    num_ranks, num_microbatches : int
+    costs : Costs, optional
+        Of one stage; by default F, I and W take one unit each.
+    memory_limit : float, optional
+        Only schedules whose ranks hold at most so many microbatches, each counted for all layers of its rank.
+
+    Returns
+    -------
+    list of dict
+        Keys ``schedule``, ``num_ranks``, ``num_stages``, ``num_microbatches``, ``chunks_per_rank``, ``makespan``,
+        ``bubble_fraction``, ``bubble_over_ideal``, ``span_bubble_rate``, ``peak_activations`` and ``peak_memory`` (by
+        rank), ``is_reproducible`` and ``trades``; for a schedule that these sizes or costs do not fit ``error``.
+
+    Examples
+    --------
+    >>> rows = comparison(4, 8, memory_limit=3)
+    >>> [(row["schedule"], row["makespan"]) for row in rows]
+    [('sequential', 96.0), ('v-half', 26.5), ('v-min', 29.5), ('forward-only', 11.0)]
+    """
+    check_counts(num_ranks, num_microbatches)
+    rows = [_row(name, num_ranks, num_microbatches, costs) for name in REGISTRY]
+    if memory_limit is None:
+        return rows
+    return [row for row in rows if "error" not in row and max(row["peak_activations"]) <= memory_limit]
+
+
+def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs | None) -> dict[str, Any]:
+    try:
+        schedule = build(name, num_ranks, num_microbatches)
+        summary = simulate(schedule, costs).summary()
+    except ScheduleError as error:
+        if error.code not in ("parameters", "costs"):
+            raise
+        return {"schedule": name, "error": error.problems[0].message, "trades": TRADES[name]}
+    chunks = schedule.num_stages // num_ranks
+    return {
+        "schedule": name,
+        "num_ranks": num_ranks,
+        "num_stages": schedule.num_stages,
+        "num_microbatches": num_microbatches,
+        "chunks_per_rank": chunks,
+        "makespan": summary["makespan"] / chunks,
+        **{key: summary[key] for key in ("bubble_fraction", "bubble_over_ideal", "span_bubble_rate")},
+        "peak_activations": [peak / chunks for peak in summary["peak_activations"]],
+        "peak_memory": [peak / chunks for peak in summary["peak_memory"]],
+        "is_reproducible": schedule.is_reproducible,
+        "trades": TRADES[name],
+    }

@@ -1,0 +1,259 @@
+"""Costs: the times of actions and messages, and the memory of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from numbers import Real
+from typing import Any
+
+from minipipe.analysis.activations import Footprint
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.action import ActionKind
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.fitting import fit_costs
+from minipipe.simulation.timeline import Timeline
+
+__all__ = ["Costs"]
+
+F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+_SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
+_HELD = ("activation", "weight_activation", "transient_activation")
+_OTHERS = ("latency", "bandwidth", "message_size", "overhead", *_HELD)
+_NUMBERS = (*_SHORT.values(), *_OTHERS)
+ByStage = float | Sequence[float]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """How long things take in any one unit of time, and what they hold in any one unit of memory.
+
+    What is given by stage is one number for every stage alike, or a sequence of one for each. A rank with several
+    chunks pays each of its stages in full.
+
+    Attributes
+    ----------
+    forward, backward_input, backward_weight : float or sequence of float
+        By stage, times of F, I and W. A whole backward B takes backward_input + backward_weight.
+    latency : float
+        From the end of an action on one rank until its result can be used on another. Neighbouring stages on one
+        rank pay nothing.
+    bandwidth : float
+        Units of size that a message carries in one unit of time, on top of the latency. Messages do not slow each
+        other down.
+    message_size : float or sequence of float
+        By stage, the size of its result. The gradient that comes back for it has the same.
+    activation : float or sequence of float
+        By stage, the memory that one microbatch holds from F until B or I.
+    weight_activation : float or sequence of float, optional
+        By stage, what it holds from I until W; the same as ``activation`` by default.
+    transient_activation : float or sequence of float
+        By stage, what it holds beyond that while its B or I runs, such as what recomputation computes again.
+    overhead : float
+        What a rank spends between any two actions: bookkeeping, telling the network what to send.
+    sends_block : bool
+        Whether a SEND holds its rank until the other rank has come to the RECV and the message has passed. Otherwise
+        it costs its rank nothing.
+    unit, memory_unit : str
+        For captions: ``"s"`` or ``"units"``, ``"bytes"`` or ``"units"``.
+
+    Examples
+    --------
+    A slow third stage, and messages that take a tenth of a forward.
+
+    >>> from minipipe import Costs, schedules, simulate
+    >>> costs = Costs(forward=[1, 1, 2, 1], backward_input=[1, 1, 2, 1], latency=0.1)
+    >>> schedule = schedules.one_f_one_b(4, 8)
+    >>> print(f"{simulate(schedule).bubble_fraction:.0%}, {simulate(schedule, costs).bubble_fraction:.0%}")
+    27%, 41%
+    """
+
+    forward: ByStage = 1.0
+    backward_input: ByStage = 1.0
+    backward_weight: ByStage = 1.0
+    latency: float = 0.0
+    bandwidth: float = inf
+    message_size: ByStage = 0.0
+    activation: ByStage = 1.0
+    weight_activation: ByStage | None = None
+    transient_activation: ByStage = 0.0
+    overhead: float = 0.0
+    sends_block: bool = False
+    unit: str = "units"
+    memory_unit: str = "units"
+
+    @classmethod
+    def measured(cls, *timelines: Timeline) -> Costs:
+        """Return the costs that explain timelines of one model over the same stages: a run or, better, several.
+
+        Times of each stage's actions, the overhead between two actions, and latency and bandwidth, fitted to the
+        messages for which their receiver waited. Means within a timeline, medians over several. On a stage that has
+        only whole backwards, B counts as ``backward_input``; on one that has both kinds, I and W are measured where
+        they stand alone. Messages of about one size do not tell latency from bandwidth: then latency is all their
+        time. What activations hold is not in a timeline; :meth:`minipipe.Pipeline.measure_costs` has it all.
+
+        Parameters
+        ----------
+        *timelines : Timeline
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, when there is none, or their units or numbers of stages differ.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> timeline = simulate(schedules.one_f_one_b(2, 4), Costs(forward=[2, 3], latency=0.5))
+        >>> costs = Costs.measured(timeline)
+        >>> costs.forward, costs.latency
+        ([2.0, 3.0], 0.5)
+        """
+        return cls(**fit_costs(timelines))
+
+    def cut(self, pieces: int) -> Costs:
+        """Return the costs of stages of which each is one of several equal pieces of a stage of these.
+
+        What is measured with one stage on each rank so serves for schedules that put several there, as far as layers
+        are alike. Between two pieces of one stage a message is taken to have the mean size of those that are known.
+
+        Parameters
+        ----------
+        pieces : int
+            At least 1.
+
+        Examples
+        --------
+        >>> Costs(forward=[2, 4], message_size=[8, 0]).cut(2).forward
+        (1.0, 1.0, 2.0, 2.0)
+        """
+        if not isinstance(pieces, int) or pieces < 1:
+            raise ScheduleError.of(ScheduleCode.COSTS, f"pieces is {pieces!r}; expected a whole number, at least 1.")
+        times: dict[str, Any] = {name: _pieces_of(getattr(self, name), pieces) for name in (*_SHORT.values(), *_HELD)}
+        return replace(self, **times, message_size=_sizes_between(self.message_size, pieces))
+
+    @classmethod
+    def parse(cls, text: str) -> Costs:
+        """Read what a command line gives, such as ``"F=1,I=1,W=0.5:1:1:2,latency=0.1"``.
+
+        ``F``, ``I`` and ``W`` are the times of one stage; the other names are those of the attributes. What is given
+        by stage may be several numbers with colons between them.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, naming what was not understood.
+
+        Examples
+        --------
+        >>> Costs.parse("F=2,W=1:3").backward_weight
+        (1.0, 3.0)
+        """
+        found: dict[str, Any] = {}
+        for item in filter(None, map(str.strip, text.split(","))):
+            key, _, value = item.partition("=")
+            name = _SHORT.get(key, key)
+            if name not in _NUMBERS:
+                hint = " A whole backward B takes I + W." if key == "B" else ""
+                raise ScheduleError.of(
+                    ScheduleCode.COSTS, f"{item!r} is no cost; expected one of {', '.join([*_SHORT, *_OTHERS])}.{hint}"
+                )
+            try:
+                numbers = tuple(map(float, value.split(":")))
+            except ValueError:
+                raise ScheduleError.of(
+                    ScheduleCode.COSTS, f"{item!r} gives no number; expected such as {key}=1 or {key}=1:2:3."
+                ) from None
+            if len(numbers) > 1 and name in ("latency", "bandwidth", "overhead"):
+                raise ScheduleError.of(
+                    ScheduleCode.COSTS, f"{item!r} gives {len(numbers)} numbers; {name} is one number."
+                )
+            if name in found:
+                raise ScheduleError.of(ScheduleCode.COSTS, f"{text!r} gives {name} twice.")
+            found[name] = numbers if len(numbers) > 1 else numbers[0]
+        return cls(**found)
+
+    def durations(self, num_stages: int) -> dict[ActionKind, list[float]]:
+        """Return the time of F, B, I and W on each stage.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, when a list is not as long as there are stages, or a cost is negative or not finite.
+        """
+        forward, inputs, weights = (
+            self._by_stage(name, num_stages) for name in ("forward", "backward_input", "backward_weight")
+        )
+        return {F: forward, I: inputs, W: weights, B: [i + w for i, w in zip(inputs, weights)]}
+
+    def message_times(self, schedule: ActionTable) -> tuple[float, ...]:
+        """Return, by stage, how long its result takes to the next stage, and the gradient for it takes back.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, for a negative or infinite latency, overhead or size, and a bandwidth that is not above 0.
+        """
+        for name in ("latency", "overhead"):
+            time = getattr(self, name)
+            if not isinstance(time, Real) or not 0 <= float(time) < inf:
+                raise ScheduleError.of(ScheduleCode.COSTS, f"{name} is {time!r}; expected a finite time, at least 0.")
+        if not isinstance(self.bandwidth, Real) or not float(self.bandwidth) > 0:
+            raise ScheduleError.of(
+                ScheduleCode.COSTS, f"bandwidth is {self.bandwidth!r}; expected a number, more than 0."
+            )
+        sizes = self._by_stage("message_size", schedule.num_stages)
+        return tuple(
+            self.latency + size / self.bandwidth if schedule.crosses_ranks(stage) else 0.0
+            for stage, size in enumerate(sizes)
+        )
+
+    def memory(self, num_stages: int) -> Footprint:
+        """Return, by stage, the memory that one microbatch holds.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``.
+        """
+        activation, transient = (self._by_stage(n, num_stages) for n in ("activation", "transient_activation"))
+        is_given = self.weight_activation is not None
+        return Footprint(
+            activation, self._by_stage("weight_activation", num_stages) if is_given else activation, transient
+        )
+
+    def _by_stage(self, name: str, num_stages: int) -> list[float]:
+        given = getattr(self, name)
+        try:
+            values = [float(given)] * num_stages if isinstance(given, Real) else [float(v) for v in list(given)]
+        except (TypeError, ValueError):
+            raise ScheduleError.of(
+                ScheduleCode.COSTS, f"{name} is {given!r}; expected a number, or one for each stage."
+            ) from None
+        if isinstance(given, str):
+            raise ScheduleError.of(
+                ScheduleCode.COSTS, f"{name} is {given!r}; expected a number. Costs.parse reads text."
+            )
+        if len(values) != num_stages:
+            raise ScheduleError.of(
+                ScheduleCode.COSTS,
+                f"{name} has {len(values)} values for {num_stages} stages; expected one number, or one each.",
+            )
+        if not all(0 <= value < inf for value in values):
+            raise ScheduleError.of(ScheduleCode.COSTS, f"{name} is {given!r}; expected finite numbers, at least 0.")
+        return values
+
+
+def _pieces_of(given: ByStage | None, pieces: int) -> ByStage | None:
+    if isinstance(given, Iterable):
+        return tuple(value / pieces for value in given for _ in range(pieces))
+    return None if given is None else given / pieces
+
+
+def _sizes_between(given: ByStage, pieces: int) -> ByStage:
+    if not isinstance(given, Iterable):
+        return given
+    known = [size for size in given if size]
+    inside = sum(known) / len(known) if known else 0.0
+    return tuple(size for last in given for size in (*[inside] * (pieces - 1), last))

@@ -1,0 +1,152 @@
+"""What a run says about costs: times of stages, and of messages, fitted to one timeline or several."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+from statistics import mean, median
+from typing import Any
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.action import ActionKind
+from minipipe.simulation.span import IdleCause
+from minipipe.simulation.timeline import Timeline
+
+__all__ = ["fit_costs", "fit_messages"]
+
+F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+
+
+def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
+    """Return the costs that explain timelines of one model over the same stages, by the names of Costs.
+
+    Of each timeline means are taken, and of several timelines the median of those: of a step that was disturbed, by
+    another program say, nothing remains. The times of messages are fitted to those that their receiver awaited; of
+    others nobody knows when they arrived.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``costs``, for none, for what is no timeline, and for timelines that do not fit each other.
+    """
+    _check_alike(timelines)
+    stages = _stages_of(timelines[0])
+    times = [_mean_times(timeline) for timeline in timelines]
+
+    def usual(kind: ActionKind, stage: int) -> float:
+        return _median(found[kind, stage] for found in times if (kind, stage) in found)
+
+    latency, bandwidth = fit_messages(list(_ways(timelines)))
+    return {
+        "forward": [usual(F, s) for s in stages],
+        "backward_input": [usual(I if any((I, s) in found for found in times) else B, s) for s in stages],
+        "backward_weight": [usual(W, s) for s in stages],
+        "overhead": _median(map(_overhead, timelines)),
+        "latency": latency,
+        "bandwidth": bandwidth,
+        "message_size": _message_sizes(timelines, len(stages)),
+        "unit": timelines[0].unit,
+    }
+
+
+def fit_messages(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return latency and bandwidth that explain messages of (size, time).
+
+    The line of least squares through the median time of each size, neither of the two below 0. Where sizes hardly
+    differ (the largest is not twice the smallest), so that noise would decide, or larger messages took no longer, the
+    latency is all of the time: the median.
+
+    Examples
+    --------
+    >>> fit_messages([(0, 1.0), (100, 3.0), (100, 3.0), (100, 9.0)])
+    (1.0, 50.0)
+    """
+    by_size: defaultdict[float, list[float]] = defaultdict(list)
+    for size, time in samples:
+        by_size[size].append(time)
+    points = [(size, median(times), len(times)) for size, times in by_size.items()]
+    total = sum(count for _, _, count in points)
+    if not points:
+        return 0.0, inf
+    middle_size = sum(size * count for size, _, count in points) / total
+    middle_time = sum(time * count for _, time, count in points) / total
+    spread = sum(count * (size - middle_size) ** 2 for size, _, count in points)
+    together = sum(count * (size - middle_size) * (time - middle_time) for size, time, count in points)
+    if max(by_size) < 2 * min(by_size) or together <= 0:
+        return median(time for _, time in samples), inf
+    time_per_size = together / spread
+    latency = middle_time - time_per_size * middle_size
+    if latency < 0:  # then the best line begins at nothing: bandwidth is all there is
+        squares = sum(count * size * size for size, _, count in points)
+        return 0.0, squares / sum(count * size * time for size, time, count in points)
+    return latency, 1 / time_per_size
+
+
+def _check_alike(timelines: Sequence[Timeline]) -> None:
+    """Refuse timelines whose times cannot be compared."""
+    if not timelines:
+        raise ScheduleError.of(
+            ScheduleCode.COSTS,
+            "There is no timeline to take costs from; expected at least one, such as pipeline.timeline().",
+        )
+    for item in timelines:
+        if not isinstance(item, Timeline):
+            raise ScheduleError.of(
+                ScheduleCode.COSTS,
+                f"{item!r:.60} is no Timeline; expected timelines, such as Costs.measured(first, second).",
+            )
+    units = sorted({timeline.unit for timeline in timelines})
+    if len(units) > 1:
+        raise ScheduleError.of(
+            ScheduleCode.COSTS, f"These timelines are in {' and in '.join(units)}; expected all in one unit."
+        )
+    counts = sorted({len(_stages_of(timeline)) for timeline in timelines})
+    if len(counts) > 1:
+        stages = " and of ".join(map(str, counts))
+        raise ScheduleError.of(
+            ScheduleCode.COSTS, f"These timelines are of {stages} stages; expected one model over the same stages."
+        )
+
+
+def _stages_of(timeline: Timeline) -> range:
+    return range(1 + max((span.action.stage for row in timeline.spans for span in row), default=0))
+
+
+def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
+    times: defaultdict[tuple[ActionKind, int], list[float]] = defaultdict(list)
+    for action, start, end in (span for row in timeline.spans for span in row):
+        times[action.kind, action.stage].append(end - start)
+    return {key: mean(found) for key, found in times.items()}
+
+
+def _overhead(timeline: Timeline) -> float:
+    """Return the mean time between two actions of a rank of which the second had all it needed."""
+    gaps = [slot.end - slot.start for slots in timeline.idle for slot in slots if slot.cause is IdleCause.OVERHEAD]
+    waits = sum(slot.cause is IdleCause.WAITING for slots in timeline.idle for slot in slots)
+    pairs = sum(max(0, len(row) - 1) for row in timeline.spans) - waits
+    return sum(gaps) / pairs if pairs else 0.0
+
+
+def _ways(timelines: Iterable[Timeline]) -> Iterator[tuple[float, float]]:
+    """Yield for each timeline the sizes of messages that were awaited, each with the mean time of their way."""
+    for timeline in timelines:
+        times: defaultdict[float, list[float]] = defaultdict(list)
+        for message in timeline.messages:
+            if message.was_awaited:
+                times[message.size or 0.0].append(max(0.0, message.arrived - message.sent))
+        yield from ((size, mean(found)) for size, found in times.items())
+
+
+def _message_sizes(timelines: Iterable[Timeline], num_stages: int) -> list[float]:
+    """Return the mean size of what each stage sends forward, 0 where it sends nothing or no size is known."""
+    sizes: defaultdict[int, list[float]] = defaultdict(list)
+    for message in (message for timeline in timelines for message in timeline.messages):
+        if message.value.kind is F and message.size is not None:
+            sizes[message.value.stage].append(message.size)
+    return [mean(sizes[stage]) if sizes[stage] else 0.0 for stage in range(num_stages)]
+
+
+def _median(times: Iterable[float]) -> float:
+    found = list(times)
+    return median(found) if found else 0.0

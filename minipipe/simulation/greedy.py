@@ -1,0 +1,174 @@
+"""Greedy: a schedule for any stage costs, any placement and any memory limit, built while time is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from minipipe.analysis.activations import CHANGE, per_rank
+from minipipe.analysis.dependencies import Value
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.placement import check_counts, stages_by_rank
+from minipipe.schedules.schedule import Schedule
+from minipipe.simulation.costs import Costs
+
+__all__ = ["greedy"]
+
+F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+
+
+def greedy(
+    num_microbatches: int,
+    costs: Costs,
+    placement: Sequence[int],
+    memory_limit: int | Sequence[int] | None = None,
+    priority: str = "BF",
+) -> Schedule:
+    """Return the schedule of ranks that never wait while they could work: a list scheduler.
+
+    Whenever a rank is free, it takes the first kind of ``priority`` of which an action is ready and fits into its
+    memory; of these the lowest microbatch, and the lowest stage.
+
+    With even costs, ``"BF"`` and limits p - r it is 1F1B, and ``"FB"`` without a limit is GPipe. It looks no further
+    than the moment: where stages are uneven, try several priorities and limits, ``"IFW"`` first, and simulate them.
+
+    Parameters
+    ----------
+    num_microbatches : int
+        At least 1.
+    costs : Costs
+        By which times are reckoned while it is built.
+    placement : sequence of int
+        The rank of each stage.
+    memory_limit : int or sequence of int, optional
+        The most (stage, microbatch) pairs that a rank may hold, for all alike or by rank: at least as many as it holds
+        stages.
+    priority : str
+        The kinds, most urgent first: B and F, or I, W and F for a backward in two halves.
+
+    Returns
+    -------
+    Schedule
+        Legal, and with gradients that add in ascending order.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``parameters`` and ``costs``.
+
+    Notes
+    -----
+    Memory can be full of microbatches none of which can end. So a forward of a later microbatch is taken only if room
+    is left for all the forwards that the oldest unfinished one still needs on that rank; then the oldest one of all
+    ranks can always go on.
+
+    References
+    ----------
+    Graham 1969, "Bounds on multiprocessing timing anomalies" (list scheduling).
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> print(greedy(2, Costs(forward=[1, 3]), placement=(0, 1)))
+    # greedy: 2 ranks, 2 stages, 2 microbatches
+    rank 0: 0F0 0F1 0B0 0B1
+    rank 1: 1F0 1B0 1F1 1B1
+    """
+    placement = tuple(placement)
+    num_ranks = max(placement, default=-1) + 1
+    check_counts(num_ranks, num_microbatches)
+    if not isinstance(priority, str) or sorted(priority) not in (["B", "F"], ["F", "I", "W"]):
+        raise ScheduleError.of(
+            ScheduleCode.PARAMETERS,
+            f"priority is {priority!r}; expected an order of B and F, or of F, I and W, such as 'BF' or 'IFW'.",
+        )
+    stages = stages_by_rank(placement, num_ranks)
+    no_limit = num_microbatches * len(placement)
+    limits = per_rank("memory_limit", no_limit if memory_limit is None else memory_limit, num_ranks)
+    for rank, (own, limit) in enumerate(zip(stages, limits)):
+        if limit < len(own):
+            raise ScheduleError.of(
+                ScheduleCode.PARAMETERS,
+                f"memory_limit is {limit} on rank {rank}, which holds {len(own)} stages and needs all of them for one "
+                f"microbatch; the nearest limit that works is {len(own)}.",
+            )
+    ranks = [_Rank(own, num_microbatches, limit, priority) for own, limit in zip(stages, limits)]
+    blank = Schedule("greedy", placement, num_microbatches, ((),) * num_ranks)
+    _run(blank, costs, ranks, whole="B" in priority)
+    return Schedule("greedy", placement, num_microbatches, tuple(tuple(rank.done) for rank in ranks))
+
+
+class _Rank:
+    """One rank: what it could do now, what it holds, and what it did."""
+
+    def __init__(self, stages: list[int], num_microbatches: int, limit: int, priority: str) -> None:
+        self.limit = limit
+        self.kinds = [ActionKind(letter) for letter in priority]
+        self.ready: dict[ActionKind, list[tuple[int, int]]] = {kind: [] for kind in self.kinds}
+        self.forwards_left = [len(stages)] * num_microbatches
+        self.oldest = 0  # the first microbatch with forwards left here
+        self.held = 0
+        self.busy = False
+        self.done: list[Action] = []
+
+    def offer(self, action: Action) -> None:
+        """Put an action among those that could be done."""
+        heappush(self.ready[action.kind], (action.microbatch, action.stage))
+
+    def choose(self) -> Action | None:
+        """Take the most urgent action that fits, or none."""
+        for kind in self.kinds:
+            if self.ready[kind] and (kind is not F or self._fits(self.ready[F][0][0])):
+                k, stage = heappop(self.ready[kind])
+                action = Action(stage, kind, k)
+                self._account(action)
+                self.done.append(action)
+                return action
+        return None
+
+    def _fits(self, microbatch: int) -> bool:
+        reserved = 0 if microbatch == self.oldest else self.forwards_left[self.oldest]
+        return self.held + 1 + reserved <= self.limit
+
+    def _account(self, action: Action) -> None:
+        self.held += CHANGE.get(action.kind, 0)
+        if action.kind is F:
+            self.forwards_left[action.microbatch] -= 1
+            while self.oldest < len(self.forwards_left) and not self.forwards_left[self.oldest]:
+                self.oldest += 1
+
+
+def _run(blank: Schedule, costs: Costs, ranks: list[_Rank], whole: bool) -> None:
+    """Go through time, from event to event: an action ends, or a value arrives."""
+    durations, message_times = costs.durations(blank.num_stages), costs.message_times(blank)
+    gradient_kind = B if whole else I
+    events: list[tuple[float, Action, bool]] = []  # (time, action, whether it ends now rather than could begin)
+    for k in range(blank.num_microbatches):
+        heappush(events, (0.0, Action(0, F, k), False))
+    while events:
+        now = events[0][0]
+        touched = set()
+        while events and events[0][0] == now:
+            _, action, ends = heappop(events)
+            touched.add(blank.placement[action.stage])
+            rank = ranks[blank.placement[action.stage]]
+            if not ends:
+                rank.offer(action)
+                continue
+            rank.busy = False
+            if action.kind is I:
+                rank.offer(action._replace(kind=W))
+            value = Value.produced_by(action)
+            if value is None or value.cut < 0:  # a W, or the backward of the first stage
+                continue
+            if value.consumer_stage == blank.num_stages:  # the loss turns the last activation into the first gradient
+                rank.offer(action._replace(kind=gradient_kind))
+                continue
+            consumer = value.consumer if action.kind is F else value.consumer._replace(kind=gradient_kind)
+            heappush(events, (now + message_times[value.cut], consumer, False))
+        for rank in (ranks[index] for index in sorted(touched)):
+            chosen = None if rank.busy else rank.choose()
+            if chosen is not None:
+                rank.busy = True
+                heappush(events, (now + durations[chosen.kind][chosen.stage], chosen, True))

@@ -1,0 +1,176 @@
+"""The simulator: when would each action run, if actions and messages took so long?
+
+It goes through the actions in topological order and gives each its start and end. The tags are repeated at the code::
+
+    rank 0   | 0F0 |----------------------| 0F1 | …
+                 [4] available at end + time in flight
+                    \\
+    rank 1           [2]| 1F0 | …
+                     [1] the rank is free, and the overhead between two actions is over
+                     [2] the value that it consumes is available
+                     [3] it ends after the time that it takes
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from minipipe.analysis.activations import memory_after, memory_peaks, peak_activations
+from minipipe.analysis.dependencies import Dependencies, Value, complete_walk
+from minipipe.analysis.lowering import lower
+from minipipe.analysis.verifier import verify
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import ActionTable, check_table
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.span import Span
+from minipipe.simulation.timeline import Timeline
+
+__all__ = ["peak_memory", "simulate"]
+
+
+def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
+    """Predict the timeline of a schedule: each action starts once its rank is free and the value it needs is there.
+
+    Local; no messages. Exact, and linear in the number of actions. It does not model messages that slow each other
+    down, nor ranks that share a core.
+
+    Parameters
+    ----------
+    schedule : Schedule or Program
+        A legal one. In a program a value leaves when its SEND is reached, in a schedule when it is computed.
+    costs : Costs, optional
+        By default F, I and W take one unit each, and messages nothing.
+
+    Returns
+    -------
+    Timeline
+        Its spans are computations; where sends block, SEND and RECV too.
+
+    Raises
+    ------
+    ScheduleError
+        When the schedule is not legal, with the codes of :func:`minipipe.verify`; code ``costs``, when the costs do not
+        fit.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> timeline = simulate(schedules.one_f_one_b(4, 8))
+    >>> timeline.makespan, round(timeline.bubble_fraction, 4), timeline.peak_activations
+    (33.0, 0.2727, (4, 3, 2, 1))
+    """
+    check_table(schedule)
+    costs = Costs() if costs is None else costs
+    if not isinstance(costs, Costs):
+        message = f"costs is {costs!r}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
+        raise ScheduleError.of(ScheduleCode.COSTS, message)
+    verify(schedule)
+    simulation = _Simulation(lower(schedule) if costs.sends_block else schedule, costs)
+    spans = simulation.run()
+    if not max(simulation.free) < inf:
+        raise ScheduleError.of(
+            ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
+        )
+    footprint = costs.memory(schedule.num_stages)
+    return Timeline(
+        schedule.name,
+        spans,
+        peak_activations(schedule),
+        memory_peaks(schedule, footprint),
+        memory=memory_after(simulation.table if costs.sends_block else schedule.schedule, footprint),
+        unit=costs.unit,
+        memory_unit=costs.memory_unit,
+        message_times=simulation.message_times,
+        sent=simulation.sent,
+    )
+
+
+def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
+    """Return, by rank, the most memory that activations take at once.
+
+    Parameters
+    ----------
+    schedule : Schedule or Program
+    costs : Costs
+
+    Returns
+    -------
+    tuple of float
+        By rank, in the memory unit of the costs.
+
+    Examples
+    --------
+    >>> from minipipe import Costs, schedules
+    >>> peak_memory(schedules.one_f_one_b(2, 4), Costs(activation=[10, 20]))
+    (20.0, 20.0)
+    """
+    return memory_peaks(schedule, costs.memory(schedule.num_stages))
+
+
+class _Simulation:
+    """Goes through a table in topological order and gives every action its start and end."""
+
+    def __init__(self, table: ActionTable, costs: Costs) -> None:
+        self.table = table
+        self.order = complete_walk(table, sends_are_buffered=not costs.sends_block).order()
+        dependencies = Dependencies(table, sends_are_buffered=not costs.sends_block)
+        self.rules = dependencies.rules
+        self.available = [0.0] * dependencies.num_events  # by event: when others can use what it completes
+        self.durations = costs.durations(table.num_stages)
+        self.message_times = costs.message_times(table)
+        self.overhead, self.sends_block = float(costs.overhead), costs.sends_block
+        self.spans: list[list[Span]] = [[] for _ in range(table.num_ranks)]
+        self.free = [0.0] * table.num_ranks
+        self.sent: dict[Value, tuple[float, int, int]] = {}  # as in Timeline
+        self.reached: dict[Action, float] = {}  # by SEND: when the first half of a message was reached, if sends block
+
+    def run(self) -> tuple[tuple[Span, ...], ...]:
+        free, available, rules, durations = self.free, self.available, self.rules, self.durations
+        stages = range(self.table.num_stages)
+        in_flight = {kind: [self.time_in_flight(stage, kind) for stage in stages] for kind in durations}
+        append = [row.append for row in self.spans]
+        between = [0.0] * self.table.num_ranks  # before a rank's next action
+        for rank, action in self.order:
+            stage, kind, k = action
+            if kind not in durations:
+                self.pass_message(rank, action)
+                continue
+            _, _, awaits, completes = rules[kind][stage]
+            start = free[rank] + between[rank]  # [1]
+            if awaits >= 0 and available[awaits + k] > start:  # [2]
+                start = available[awaits + k]
+            free[rank] = end = start + durations[kind][stage]  # [3]
+            if completes >= 0:  # [4]
+                available[completes + k] = end + in_flight[kind][stage]
+            between[rank] = self.overhead
+            append[rank](Span(action, start, end))
+        return tuple(map(tuple, self.spans))
+
+    def time_in_flight(self, stage: int, kind: ActionKind) -> float:
+        """Return how long the value of an action travels to its consumer, if not by a SEND of its own."""
+        value = Value.produced_by(Action(stage, kind, 0))
+        return 0.0 if value is None or value.cut < 0 else self.message_times[value.cut]
+
+    def pass_message(self, rank: int, action: Action) -> None:
+        """Come to a SEND or RECV. Where sends block, the later half of the two lets the message pass."""
+        now, value = self.free[rank], Value.carried_by(action)
+        is_send, time = action == value.send, self.message_times[value.cut]
+        if not self.sends_block:
+            _, _, awaits, completes = self.rules[action.kind][action.stage]
+            arrival = now + time if is_send else self.available[awaits + action.microbatch]
+            self.available[completes + action.microbatch] = arrival
+            if is_send:
+                self.sent[value] = arrival, rank, len(self.spans[rank]) - 1
+            return
+        if not is_send:
+            self.spans[rank].append(Span(action, now, now))
+        if value.send not in self.reached:
+            self.reached[value.send] = now
+            return
+        sender = self.table.placement[value.stage]
+        end = max(now, self.reached.pop(value.send)) + time
+        self.spans[sender].append(Span(value.send, self.free[sender], end))
+        self.free[sender] = end
+        completes = self.rules[value.receive.kind][value.consumer_stage].completes
+        self.available[completes + value.microbatch] = end

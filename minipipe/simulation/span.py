@@ -1,0 +1,72 @@
+"""The parts of a timeline: spans, in which a rank does something, and idle times, each with its cause."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from minipipe.schedules.action import Action
+
+__all__ = ["Idle", "IdleCause", "Span"]
+
+
+class Span(NamedTuple):
+    """One action with its start and end, in the unit of its timeline.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> action, start, end = simulate(schedules.gpipe(2, 1)).spans[0][-1]
+    >>> str(action), start, end
+    ('0B0', 4.0, 6.0)
+    """
+
+    action: Action
+    start: float
+    end: float
+
+
+class IdleCause(StrEnum):
+    """Why a rank is idle.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> [idle.cause.value for idle in simulate(schedules.gpipe(2, 1)).idle[1]]
+    ['warm-up', 'drain']
+    """
+
+    WARM_UP = "warm-up"  # it has not begun: the pipeline fills
+    WAITING = "waiting"  # for what another rank computes, or for its message
+    SENDING = "sending"  # its send blocks
+    DRAIN = "drain"  # it has ended: the pipeline drains
+    OVERHEAD = "overhead"  # between two actions: bookkeeping, or, where measured, somebody else had the core
+
+
+class Idle(NamedTuple):
+    """A time in which a rank computes nothing, and why.
+
+    Attributes
+    ----------
+    start, end : float
+    cause : IdleCause
+    source : int or None
+        The rank that it waits for.
+    awaited : Action or None
+        What it waits for there.
+
+    Examples
+    --------
+    Rank 0 waits until the gradient comes back from rank 1.
+
+    >>> from minipipe import schedules, simulate
+    >>> idle = simulate(schedules.gpipe(2, 1)).idle[0][0]
+    >>> idle.start, idle.end, idle.source, str(idle.awaited)
+    (1.0, 4.0, 1, '1B0')
+    """
+
+    start: float
+    end: float
+    cause: IdleCause
+    source: int | None = None
+    awaited: Action | None = None

@@ -1,0 +1,234 @@
+"""A timeline: when every rank ran each of its actions. Predictions and measurements are of this one type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from minipipe.analysis.activations import held_after
+from minipipe.analysis.dependencies import Value
+from minipipe.simulation.duration import format_time
+from minipipe.simulation.message import Message
+from minipipe.simulation.span import Idle, Span
+
+__all__ = ["Timeline"]
+
+
+@dataclass(frozen=True, repr=False)
+class Timeline:
+    """When every rank ran each of its actions.
+
+    Attributes
+    ----------
+    name : str
+        The schedule's name.
+    spans : tuple of tuple of Span
+        ``spans[rank]``, in the order in which they ran. SEND and RECV are among them only where sends block.
+    peak_activations : tuple of int
+        By rank: the most (stage, microbatch) pairs whose activations were held at once.
+    peak_memory : tuple of float or None
+        By rank: the most memory that they took, where that is known.
+    unit, memory_unit : str
+        ``"s"`` for seconds, ``"bytes"`` for bytes, ``"units"`` for those of the costs.
+    note : str
+        What to keep in mind when reading the times.
+    message_times : tuple of float
+        By stage: the time in flight of a message to the next stage, and of the gradient that comes back. Empty where
+        it is not known.
+    sent : dict of Value to (float, int, int)
+        Of values with a SEND of their own: when the value arrived, the rank that sent it, and the index of the rank's
+        last span before the SEND.
+    memory : tuple of tuple of float or None
+        ``memory[rank][i]`` is the memory that the rank held after its span ``i``, where that is known.
+    measured_messages : tuple of Message
+        The messages, where they were measured.
+    is_measured : bool
+        Whether it was measured, or is predicted.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> timeline = simulate(schedules.one_f_one_b(2, 4))
+    >>> print(timeline)
+    1f1b: makespan 15 units, bubble 20.0 %, peak activations by rank 2, 1
+    >>> [timeline.busy(rank) for rank in range(2)], timeline.own_span(1)
+    ([12.0, 12.0], 12.0)
+    """
+
+    name: str
+    spans: tuple[tuple[Span, ...], ...]
+    peak_activations: tuple[int, ...]
+    peak_memory: tuple[float, ...] | None = None
+    unit: str = "units"
+    memory_unit: str = "bytes"
+    note: str = ""
+    message_times: tuple[float, ...] = ()
+    sent: dict[Value, tuple[float, int, int]] = field(default_factory=dict, compare=False)
+    memory: tuple[tuple[float, ...], ...] | None = None
+    measured_messages: tuple[Message, ...] = ()
+    is_measured: bool = False
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.spans)
+
+    @cached_property
+    def start(self) -> float:
+        """The first start of all ranks."""
+        return min((span.start for row in self.spans for span in row), default=0.0)
+
+    @cached_property
+    def end(self) -> float:
+        """The last end of all ranks."""
+        return max((span.end for row in self.spans for span in row), default=0.0)
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end of all ranks."""
+        return self.end - self.start
+
+    def busy(self, rank: int) -> float:
+        """Return the time that a rank spent computing."""
+        return sum(end - start for action, start, end in self.spans[rank] if not action.kind.is_communication)
+
+    def own_span(self, rank: int) -> float:
+        """Return the time between the first start and the last end of a rank's own computations."""
+        row = [span for span in self.spans[rank] if not span.action.kind.is_communication]
+        return row[-1].end - row[0].start if row else 0.0
+
+    def idle_within_span(self, rank: int) -> float:
+        """Return the idle time between the first start and the last end of a rank's own computations."""
+        return self.own_span(rank) - self.busy(rank)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle time over all time: idle / (num_ranks * makespan). GPipe and 1F1B give (p-1)/(m+p-1)."""
+        available = self.num_ranks * self.makespan
+        return 1 - sum(map(self.busy, range(self.num_ranks))) / available if available else 0.0
+
+    @property
+    def bubble_over_ideal(self) -> float:
+        """Idle time over work, Megatron's convention: GPipe and 1F1B give (p-1)/m, interleaved (p-1)/(m v)."""
+        work = sum(map(self.busy, range(self.num_ranks)))
+        return self.num_ranks * self.makespan / work - 1 if work else 0.0
+
+    @property
+    def cost(self) -> float:
+        """The longest own span of a rank: what the zero-bubble papers call the cost."""
+        return max(map(self.own_span, range(self.num_ranks)), default=0.0)
+
+    @property
+    def span_bubble_rate(self) -> float:
+        """(span - work) / span of the rank whose own span is longest: the bubble rate of the zero-bubble papers."""
+        spans = list(map(self.own_span, range(self.num_ranks)))
+        longest = max(spans, default=0.0)
+        return self.idle_within_span(spans.index(longest)) / longest if longest else 0.0
+
+    # -- who waited for whom: doors to explanation.py, the file above this one ---------------------------------------
+
+    @cached_property
+    def _explanation(self) -> Any:
+        from minipipe.simulation.explanation import explain
+
+        return explain(self)
+
+    @property
+    def idle(self) -> tuple[tuple[Idle, ...], ...]:
+        """By rank, every time in which it computes nothing, with its cause, in order of time."""
+        return self._explanation.idle
+
+    @property
+    def critical_path(self) -> tuple[tuple[int, Span], ...]:
+        """The chain of (rank, span) that ends last, each of which could only start after the one before it.
+
+        The makespan can shrink only if one of them, or a message between two, gets shorter.
+        """
+        return self._explanation.critical_path
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Every value that went from one rank to another, in the order in which they were sent."""
+        return self._explanation.messages
+
+    # -- activations held --------------------------------------------------------------------------------------
+
+    @property
+    def is_forward_only(self) -> bool:
+        """Whether there is no backward. Then an activation is held only while its F runs."""
+        return not any(span.action.kind.is_backward for row in self.spans for span in row)
+
+    @cached_property
+    def held_activations(self) -> tuple[tuple[int, ...], ...]:
+        """By rank, how many (stage, microbatch) pairs it holds after each of its spans; see ``peak_activations``."""
+        is_forward_only = self.is_forward_only
+        return tuple(tuple(held_after((span.action for span in row), is_forward_only)) for row in self.spans)
+
+    # -- as data, and as text -----------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures, as plain data: texts, numbers and lists.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> summary = simulate(schedules.one_f_one_b(4, 8)).summary()
+        >>> summary["makespan"], summary["unit"], summary["peak_activations"]
+        (33.0, 'units', [4, 3, 2, 1])
+        """
+        return {
+            "name": self.name,
+            "origin": "measured" if self.is_measured else "predicted",
+            "num_ranks": self.num_ranks,
+            "unit": self.unit,
+            "makespan": self.makespan,
+            "bubble_fraction": self.bubble_fraction,
+            "bubble_over_ideal": self.bubble_over_ideal,
+            "span_bubble_rate": self.span_bubble_rate,
+            "peak_activations": list(self.peak_activations),
+            "memory_unit": self.memory_unit,
+            "peak_memory": list(self.peak_memory or ()),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a plain dictionary for each span, rank by rank: for ``csv.DictWriter``, JSON or a data frame.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> simulate(schedules.gpipe(2, 1)).rows()[1]
+        {'rank': 0, 'stage': 0, 'kind': 'B', 'microbatch': 0, 'start': 4.0, 'end': 6.0, 'held_activations': 0, ...}
+        """
+        return [
+            {
+                "rank": rank,
+                "stage": action.stage,
+                "kind": action.kind.value,
+                "microbatch": action.microbatch,
+                "start": start,
+                "end": end,
+                "held_activations": held,
+                **({} if self.memory is None else {"memory": self.memory[rank][i]}),
+            }
+            for rank, row in enumerate(self.spans)
+            for i, ((action, start, end), held) in enumerate(zip(row, self.held_activations[rank]))
+        ]
+
+    def describe(self) -> str:
+        """Return the main figures in words, without the name."""
+        peaks = ", ".join(map(str, self.peak_activations))
+        makespan, bubble = format_time(self.makespan, self.unit), f"{100 * self.bubble_fraction:.1f} %"
+        return f"makespan {makespan}, bubble {bubble}, peak activations by rank {peaks}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.describe()}"
+
+    def __repr__(self) -> str:
+        return f"<Timeline {self}>"
+
+    def _repr_html_(self) -> str:
+        """Return the picture that a notebook shows."""
+        from minipipe.render.notebook import picture_or_text  # a door to the room above, like those to explanation.py
+
+        return picture_or_text(self)

@@ -1,0 +1,72 @@
+"""What of a schedule runs, in which order and when: in the predicted time if it is legal, in rounds if it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minipipe.analysis.dependencies import complete_walk, walk
+from minipipe.analysis.verifier import verify
+from minipipe.errors import Problem, ScheduleError
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.span import Span
+from minipipe.simulation.timeline import Timeline
+from minipipe.stepper.snapshot import Event
+
+__all__ = ["by_rank", "events_in_rounds", "problems_of", "timed_events", "timeline_in_rounds"]
+
+
+def problems_of(schedule: ActionTable, memory_limit: int | Sequence[int] | None) -> tuple[tuple[Problem, ...], str]:
+    """Return what the verifier says; raise it where not even the walk can begin."""
+    try:
+        verify(schedule, memory_limit)
+    except ScheduleError as error:
+        if error.code == "parameters":
+            raise
+        try:
+            walk(schedule)
+        except ScheduleError:
+            raise error from None
+        return error.problems, error.grid
+    return (), ""
+
+
+def timed_events(program: ActionTable, timeline: Timeline, sends_block: bool) -> tuple[Event, ...]:
+    """Return the steps of a legal program; SEND and RECV take no time, and no span, unless sends block."""
+    spans = [iter(row) for row in timeline.spans]
+    free, position = [0.0] * program.num_ranks, [0] * program.num_ranks
+    events = []
+    for rank, action in complete_walk(program).order():
+        takes_time = sends_block or not action.kind.is_communication
+        _, start, end = next(spans[rank]) if takes_time else (action, free[rank], free[rank])
+        events.append(Event(rank, position[rank], action, start, end))
+        free[rank] = end
+        position[rank] += 1
+    # In the walk's order what is needed comes first; a stable sort keeps that where times are equal.
+    return tuple(sorted(events, key=lambda event: event.start))
+
+
+def events_in_rounds(schedule: ActionTable) -> tuple[Event, ...]:
+    """Return the steps of an illegal schedule as far as it goes, each of one round."""
+    events, position = [], [0] * schedule.num_ranks
+    for now, ranks in enumerate(walk(schedule).rounds):
+        for rank in ranks:
+            action = schedule.actions[rank][position[rank]]
+            events.append(Event(rank, position[rank], action, float(now), now + 1.0))
+            position[rank] += 1
+    return tuple(events)
+
+
+def timeline_in_rounds(schedule: ActionTable, events: Sequence[Event]) -> Timeline:
+    """Return the timeline of what ran, each action one round long; peaks are not counted."""
+    rows: list[list[Span]] = [[] for _ in schedule.actions]
+    for event in events:
+        rows[event.rank].append(Span(event.action, event.start, event.end))
+    return Timeline(schedule.name, tuple(map(tuple, rows)), (0,) * schedule.num_ranks, unit="rounds")
+
+
+def by_rank(events: Sequence[Event], num_ranks: int) -> list[list[int]]:
+    """Return, by rank, the indices of its steps."""
+    own: list[list[int]] = [[] for _ in range(num_ranks)]
+    for at, event in enumerate(events):
+        own[event.rank].append(at)
+    return own

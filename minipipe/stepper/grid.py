@@ -1,0 +1,103 @@
+"""The grid of a walk: time as one long strip, of which the screen shows the part around the cursor."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import ceil, floor
+
+from minipipe.render.columns import Columns, drawn_spans, fit_columns, label_width, labels, places_of, shortest_time
+from minipipe.render.panel import Panel
+from minipipe.render.terminal import ALARM, IDLE, ground
+from minipipe.render.text import FILL, Cell, draw_axis, paint_cells
+from minipipe.stepper.snapshot import Snapshot
+from minipipe.stepper.walkthrough import Walkthrough
+
+__all__ = ["Grid"]
+
+_BEYOND = 14  # columns after the end, where a rank that sticks shows at what
+_MOST_COLUMNS = 12  # for each action of the longest row: one short action must not stretch the strip without end
+
+
+class Grid:
+    """Draws the part of the grid around a moment: what is done, filled; what comes, by its labels alone.
+
+    Parameters
+    ----------
+    walkthrough : Walkthrough
+    """
+
+    def __init__(self, walkthrough: Walkthrough) -> None:
+        self.walkthrough = walkthrough
+        self.panel = Panel(walkthrough.timeline)
+        self.spans = [drawn_spans(row) for row in walkthrough.timeline.spans]
+        self.numbers: list[list[int]] = [[] for _ in self.spans]  # at which moment each of them begins
+        for number, event in enumerate(walkthrough.events, 1):
+            if not event.action.kind.is_communication or event.end > event.start:
+                self.numbers[event.rank].append(number)
+        self.room = 0
+
+    def draw(self, snapshot: Snapshot, room: int, ranks: range, margin: int, colour: bool) -> list[str]:
+        """Return the axis, the line of the cursor, and a row for each rank; the rows without their margin.
+
+        Parameters
+        ----------
+        moment : Moment
+        room : int
+            Columns beside the margin.
+        ranks : range
+            The ranks to draw.
+        margin : int
+            Columns before the axis and the cursor.
+        colour : bool
+        """
+        if room != self.room:
+            self.room, self.columns = room, self._lay_out(room)
+            start = self.walkthrough.timeline.start
+            self.places = [places_of(spans, start, self.columns) for spans in self.spans]
+        cursor = round(self.columns.column(snapshot.time))
+        length = self.columns.total + (0 if self.walkthrough.is_timed else _BEYOND)
+        jump = max(1, room // 2)  # the strip stands still while the cursor goes half of the screen
+        first = 0 if length <= room else max(0, (cursor - room // 4) // jump * jump)
+        axis = draw_axis(self.columns, first, self.walkthrough.timeline.unit, margin)
+        marker = " " * (margin + min(cursor, max(0, length - 1)) - first) + paint_cells([("v", "1")], colour)
+        rows = [paint_cells(self._cells(snapshot, rank, cursor, first), colour).rstrip() for rank in ranks]
+        return [axis, marker, *rows]
+
+    def _lay_out(self, room: int) -> Columns:
+        """Give every action room for its label; all on one screen where that fits."""
+        fitting = fit_columns([self.panel], room)
+        if fitting.total <= room:
+            return fitting._replace(band=room)
+        each = (label_width([self.panel], names_stages=True) + 1) / shortest_time([self.panel])
+        most = (_MOST_COLUMNS * max(map(len, self.spans)) + room) / fitting.makespan
+        if fitting.makespan.is_integer():  # whole columns for a unit, as long as that is one at least
+            each, most = ceil(each), floor(most) or most
+        total = min(each, most) * fitting.makespan
+        return Columns(fitting.makespan, max(ceil(total), fitting.total), room)
+
+    def _cells(self, snapshot: Snapshot, rank: int, cursor: int, first: int) -> list[Cell]:
+        cells: list[Cell] = [("·", IDLE) if first + at < cursor else (" ", "") for at in range(self.room)]
+        places = self.places[rank]
+        for at in range(max(0, bisect_left(places, (first, 0)) - 1), len(places)):
+            begin, end = places[at]
+            if begin >= first + self.room:
+                break
+            drawn = self._action(rank, at, end - begin, self.numbers[rank][at] <= snapshot.number)
+            visible = drawn[max(0, first - begin) :]
+            left = max(0, begin - first)
+            cells[left : left + len(visible)] = visible
+        state = snapshot.ranks[rank]
+        if state.action is not None and state.until is None:  # it waits for what never comes
+            sign = [(letter, ALARM) for letter in f"{state.action}!"]
+            cells[cursor - first : cursor - first + len(sign)] = sign
+        return cells[: self.room]
+
+    def _action(self, rank: int, at: int, length: int, has_begun: bool) -> list[Cell]:
+        action = self.spans[rank][at].action
+        names = labels(self.panel, rank, action, self.columns.names_stages)
+        label = next((text for text in names if len(text) <= length), "")
+        if not has_begun:
+            return [(letter, IDLE) for letter in label] + [(" ", "")] * (length - len(label))
+        chunk = self.panel.chunk_of(rank, action.stage)
+        text, rest = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
+        return [(letter, text) for letter in label] + [(FILL.get(action.kind, "+"), rest)] * (length - len(label))

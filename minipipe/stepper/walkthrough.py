@@ -1,0 +1,241 @@
+"""A walk through a schedule, action by action: at each moment what every rank does, holds and waits for, and why.
+
+A legal schedule is walked through in the time that :func:`minipipe.simulate` predicts. An illegal one goes as far as
+it can: there each action takes one round, as in :func:`minipipe.analysis.dependencies.walk`, and a SEND meets its RECV.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from math import inf
+
+from minipipe.analysis.activations import Holding, holdings
+from minipipe.analysis.dependencies import Dependencies, Value
+from minipipe.analysis.lowering import lower
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import ActionTable, check_table
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.message import Message
+from minipipe.simulation.simulator import simulate
+from minipipe.simulation.span import IdleCause
+from minipipe.stepper.events import by_rank, events_in_rounds, problems_of, timed_events, timeline_in_rounds
+from minipipe.stepper.snapshot import Activity, Event, RankState, Snapshot
+
+__all__ = ["Walkthrough"]
+
+_SENDS = (ActionKind.SEND_F, ActionKind.SEND_B)
+_RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
+
+
+class Walkthrough:
+    """The moments of a schedule, one for each action that begins, in order of time; a sequence.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Legal or not.
+    costs : Costs, optional
+        By default F, I and W take one unit each, and messages nothing.
+    memory_limit : int or sequence of int, optional
+        As for :func:`minipipe.verify`.
+
+    Attributes
+    ----------
+    program : Schedule or Program
+        The table that is walked through: the schedule, and where sends block, its lowered form.
+    timeline : Timeline
+        When what has run did so: predicted, or, for an illegal schedule, in rounds.
+    steps : tuple of Step
+        What runs, in the order in which it begins.
+    problems : tuple of Problem
+        What the verifier found, the cause first.
+    grid : str
+        The verifier's drawing of the first.
+
+    Raises
+    ------
+    ScheduleError
+        When the walk cannot begin, because stages or microbatches are named that are not there, or nearly everything
+        is missing; code ``costs``, when the costs do not fit.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> walkthrough = Walkthrough(schedules.gpipe(2, 1))
+    >>> snapshot = walkthrough[1]
+    >>> [state.activity.value for state in snapshot.ranks], str(snapshot.ranks[1].awaited)
+    (['runs', 'waits'], '0F0')
+    >>> [str(state.action) for state in Walkthrough(Schedule.from_text("0B0 0F0"))[-1].ranks]
+    ['0B0']
+    """
+
+    def __init__(
+        self, schedule: ActionTable, costs: Costs | None = None, memory_limit: int | Sequence[int] | None = None
+    ) -> None:
+        check_table(schedule)
+        self.schedule, self.costs = schedule, costs or Costs()
+        self.problems, self.grid = problems_of(schedule, memory_limit)
+        self.is_timed = all(problem.code == "memory" for problem in self.problems)
+        self._check_costs()
+        if self.is_timed:
+            self.program = lower(schedule) if self.costs.sends_block else schedule
+            self.timeline = simulate(schedule, self.costs)
+            self.events = timed_events(self.program, self.timeline, self.costs.sends_block)
+        else:
+            self.program = schedule
+            self.events = events_in_rounds(schedule)
+            self.timeline = timeline_in_rounds(schedule, self.events)
+        self.dependencies = Dependencies(self.program)
+        self._own = by_rank(self.events, self.program.num_ranks)
+        self._first = {event.action: at for at, event in reversed(list(enumerate(self.events)))}
+        self._times = [*(event.start for event in self.events), max((event.end for event in self.events), default=0.0)]
+
+    @property
+    def is_legal(self) -> bool:
+        """Whether the verifier found nothing."""
+        return not self.problems
+
+    @cached_property
+    def stuck(self) -> dict[int, RankState]:
+        """By rank, where those that never end stick, and what they wait for."""
+        return {rank: state for rank, state in enumerate(self[-1].ranks) if state.activity is Activity.STUCK}
+
+    @cached_property
+    def circle(self) -> tuple[int, ...]:
+        """The ranks that wait for each other in a circle, the lowest first; none where nobody does."""
+        for rank in self.stuck:
+            path: list[int] = []
+            following: int | None = rank
+            while following in self.stuck and following not in path:
+                path.append(following)
+                waits = self.stuck[following]
+                following = waits.source if waits.awaited in self.dependencies.rank_of else None  # None: it is nowhere
+            if following in path:
+                circle = path[path.index(following) :]
+                lowest = circle.index(min(circle))
+                return (*circle[lowest:], *circle[:lowest])
+        return ()
+
+    def __len__(self) -> int:
+        return len(self.events) + 2
+
+    def __getitem__(self, index: int) -> Snapshot:
+        number = range(len(self))[index]
+        event = self.events[number - 1] if 0 < number <= len(self.events) else None
+        time = self._times[max(0, number - 1)]
+        states = tuple(self._state(rank, number, time) for rank in range(self.program.num_ranks))
+        return Snapshot(number, time, event, states, self._messages_at(number))
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return map(self.__getitem__, range(len(self)))
+
+    def at_time(self, time: float) -> int:
+        """Return the number of the last moment that is not later than a time."""
+        return min(bisect_right(self._times, time), len(self) - 1)
+
+    # -- one rank ------------------------------------------------------------------------------------------
+
+    def _state(self, rank: int, number: int, time: float) -> RankState:
+        own, row = self._own[rank], self.program.actions[rank]
+        begun = bisect_left(own, number)
+        last = self.events[own[begun - 1]] if begun else None
+        if last and (last.end > time or own[begun - 1] == number - 1):
+            source, awaited = self._receiver(last, time)
+            cause = IdleCause.SENDING if last.action.kind in _SENDS and last.end > last.start else None
+            held, _ = self._holdings[rank][begun - 1]
+            return RankState(Activity.RUNS, last.action, last.position, last.end, cause, source, awaited, *held)
+        held = self._holdings[rank][begun - 1][1] if begun else Holding((), 0.0)
+        if begun == len(row):
+            return RankState(Activity.DONE, None, begun, None, IdleCause.DRAIN, None, None, *held)
+        coming = self.events[own[begun]].start if begun < len(own) else None
+        if coming is not None and coming <= time:
+            return RankState(Activity.BEGINS, row[begun], begun, coming, None, None, None, *held)
+        has_begun = any(not action.kind.is_communication for action in row[:begun])
+        cause = IdleCause.WAITING if has_begun else IdleCause.WARM_UP
+        activity = Activity.STUCK if coming is None and number == len(self) - 1 else Activity.WAITS
+        source, awaited = self._reason(rank, row[begun], time)
+        if awaited is None:
+            cause = IdleCause.OVERHEAD
+        return RankState(activity, row[begun], begun, coming, cause, source, awaited, *held)
+
+    @cached_property
+    def _holdings(self) -> list[list[tuple[Holding, Holding]]]:
+        return holdings(self.program, self.costs.memory(self.program.num_stages))
+
+    def _reason(self, rank: int, action: Action, time: float) -> tuple[int | None, Action | None]:
+        """Return which rank an action that waits is waiting for, and what there; nothing, where all is there."""
+        need = None
+        for need in self.dependencies.of(action):
+            if need.kind in _RECEIVES and not action.kind.is_communication and self._start(need) <= time:
+                need = self.dependencies.partner_of(need)  # the RECV is posted; the value comes when its SEND does
+            if not self._is_there(need, rank, time):
+                return self.dependencies.home_of(need), need
+        if need is None or self.is_timed:  # the overhead between two actions
+            return None, None
+        return self.dependencies.home_of(need), need  # it is made twice, and the walk waits for the second one
+
+    def _is_there(self, need: Action, rank: int, time: float) -> bool:
+        if need not in self._first:
+            return False
+        event = self.events[self._first[need]]
+        return (event.end if event.rank == rank else self._arrival(event)) <= time
+
+    def _start(self, action: Action) -> float:
+        return self.events[self._first[action]].start if action in self._first else inf
+
+    def _receiver(self, event: Event, time: float) -> tuple[int | None, Action | None]:
+        """Return the rank that has not yet come to the RECV of a SEND that runs, and that RECV."""
+        blocks = self.is_timed and event.action.kind in _SENDS and event.end > event.start
+        if not blocks or self._start(receive := self.dependencies.partner_of(event.action)) <= time:
+            return None, None
+        return self.dependencies.home_of(receive), receive
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def _messages_at(self, number: int) -> tuple[Message, ...]:
+        return tuple(message for first, last, message in self._messages if first <= number < last)
+
+    @cached_property
+    def _messages(self) -> list[tuple[int, float, Message]]:
+        """Every value that goes to another rank, with the first snapshot after its departure and that of its use."""
+        found = []
+        for at, event in enumerate(self.events):
+            value = self._value_sent(event)
+            consumer = None if value is None else self.dependencies.as_written(value.consumer)
+            if value is None or consumer is None or self.dependencies.home_of(consumer) == event.rank:
+                continue
+            is_sent = event.action.kind in _SENDS
+            sent = event.start if is_sent else event.end
+            first = at + 1 if is_sent else max(at + 2, bisect_left(self._times, sent) + 1)
+            last = self._first[consumer] + 1 if consumer in self._first else inf
+            destination = self.dependencies.home_of(consumer)
+            assert destination is not None
+            producer = self.dependencies.as_written(value.producer)
+            message = Message(producer, consumer, event.rank, destination, sent, self._arrival(event))
+            found.append((first, last, message))
+        return sorted(found, key=lambda entry: (entry[2].sent, entry[2].arrived))
+
+    def _value_sent(self, event: Event) -> Value | None:
+        """Return the value that leaves its stage with an event: by a SEND where the program has one for it."""
+        is_sent = event.action.kind in _SENDS
+        value = Value.carried_by(event.action) if is_sent else Value.produced_by(event.action)
+        if value is None or not self.dependencies.exists(value):
+            return None
+        return value if is_sent == self.program.message_cuts[value.cut] else None
+
+    def _arrival(self, event: Event) -> float:
+        """Return when the value of an event can be used on another rank."""
+        is_sent = event.action.kind in _SENDS
+        if not self.is_timed or (is_sent and self.costs.sends_block):
+            return event.end
+        value = Value.carried_by(event.action) if is_sent else Value.produced_by(event.action)
+        if value is None or not self.dependencies.exists(value):
+            return event.end
+        return event.end + self.timeline.message_times[value.cut]
+
+    def _check_costs(self) -> None:
+        self.costs.durations(self.schedule.num_stages)
+        self.costs.message_times(self.schedule)
+        self.costs.memory(self.schedule.num_stages)

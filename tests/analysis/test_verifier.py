@@ -1,0 +1,403 @@
+"""The verifier accepts what is legal, catches every mutant, and points at the cause."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minipipe import schedules
+from minipipe.analysis.lowering import lower
+from minipipe.analysis.verifier import verify
+from minipipe.errors import ScheduleError
+from minipipe.schedules import schedule_of_text
+from minipipe.schedules.action import Action, ActionKind
+from tests.strategies import table
+
+F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+
+
+def refusal(schedule):
+    with pytest.raises(ScheduleError) as caught:
+        verify(schedule)
+    return caught.value
+
+
+def changed(schedule, change):
+    """Return the schedule after ``change`` has had its way with a list of lists of its actions."""
+    programs = [list(row) for row in schedule.actions]
+    change(programs)
+    return table(schedule.name, schedule.placement, schedule.num_microbatches, programs)
+
+
+def trains(schedule):
+    return not schedule.is_forward_only
+
+
+def drawn_place(data, schedule, is_wanted=lambda action: True):
+    """Draw the rank and the step of an action."""
+    places = [(rank, step) for rank, row in enumerate(schedule.actions) for step, a in enumerate(row) if is_wanted(a)]
+    return data.draw(st.sampled_from(places))
+
+
+def split(schedule):
+    """Return the schedule with every B written as I, W."""
+    halves = {B: (INPUT, WEIGHT)}
+    rows = [
+        [Action(s, part, k) for s, kind, k in row for part in halves.get(kind, (kind,))] for row in schedule.actions
+    ]
+    return table(schedule.name, schedule.placement, schedule.num_microbatches, rows)
+
+
+# -- what is legal ---------------------------------------------------------------------------------------------
+
+
+def test_every_named_schedule_is_legal_as_it_is_and_lowered(every_schedule):
+    for schedule in every_schedule:
+        verify(schedule)
+        verify(lower(schedule))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0F0 0I0 0W0",
+        # W may come late, and out of order.
+        "0F0 0F1 0I0 0I1 0W1 0W0",
+        # ZB-H1 by hand, p = 2, m = 3.
+        """
+        rank 0: 0F0 0F1     0I0 0W0 0F2 0I1 0W1 0I2 0W2
+        rank 1:     1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
+        """,
+        # Each (stage, microbatch) may choose: a B meets an I, and an I meets a B.
+        """
+        rank 0: 0F0 0F1 0I0 0B1 0W0
+        rank 1: 1F0 1F1 1B0 1I1 1W1
+        """,
+        # A V: stage 1 and stage 2 are neighbours on one rank.
+        """
+        rank 0: 0F0         3F0 3I0         0I0 0W0 3W0
+        rank 1:     1F0 2F0         2I0 1I0 1W0 2W0
+        """,
+        # Messages written by hand.
+        """
+        rank 0: 0F0 0SEND_F0                          0RECV_B0 0I0 0W0
+        rank 1:     1RECV_F0 1F0 1I0         1SEND_B0 1W0
+        """,
+    ],
+)
+def test_a_split_schedule_written_by_hand_is_legal(text):
+    schedule = schedule_of_text(text)
+    verify(schedule)
+    verify(lower(schedule))
+
+
+def test_a_forward_only_schedule_is_legal_on_any_placement():
+    for placement in [(0,), (0, 1, 2), (0, 1, 0, 1), (0, 1, 1, 0), (2, 1, 0), (0, 0, 1)]:
+        verify(schedules.forward_only_over(placement, 3))
+        verify(lower(schedules.forward_only_over(placement, 3)))
+
+
+def test_a_rank_may_have_nothing_to_do():
+    verify(table("idle", (0, 2), 1, [[Action(0, F, 0)], [], [Action(1, F, 0)]]))
+
+
+def test_every_backward_may_be_split_and_the_schedule_is_never_slower_for_it(every_schedule):
+    # The gradient leaves when I ends, not when B ends.
+    for schedule in every_schedule:
+        verify(split(schedule))
+        assert schedules.simulate(split(schedule)).makespan <= schedules.simulate(schedule).makespan
+    assert schedules.simulate(split(schedules.gpipe(4, 8))).makespan == 33 - 3
+
+
+# -- mutants ---------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_a_dropped_action_is_missed(every_schedule, data):
+    schedule = data.draw(st.sampled_from(every_schedule).filter(lambda s: s.num_ranks * s.num_microbatches > 1))
+    rank, step = drawn_place(data, schedule)
+    dropped = schedule.actions[rank][step]
+    error = refusal(changed(schedule, lambda programs: programs[rank].pop(step)))
+    assert error.code == "missing"
+    assert f"{dropped} is missing on rank {rank}." in str(error)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_a_dropped_send_or_receive_is_missed(every_schedule, data):
+    schedule = lower(data.draw(st.sampled_from(every_schedule).filter(lambda s: s.num_ranks > 1)))
+    rank, step = drawn_place(data, schedule, lambda action: action.kind.is_communication)
+    dropped = schedule.actions[rank][step]
+    error = refusal(changed(schedule, lambda programs: programs[rank].pop(step)))
+    assert [(p.code, p.rank, p.step) for p in error.problems] == [("missing", rank, None)]
+    assert f"{dropped} is missing on rank {rank}." in str(error)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_a_duplicated_action_is_caught_where_it_stands_again(every_schedule, data):
+    schedule = data.draw(st.sampled_from(every_schedule))
+    schedule = lower(schedule) if data.draw(st.booleans()) else schedule
+    rank, step = drawn_place(data, schedule)
+    again = data.draw(st.integers(step + 1, len(schedule.actions[rank])))
+    error = refusal(changed(schedule, lambda programs: programs[rank].insert(again, programs[rank][step])))
+    (problem,) = error.problems
+    code = "tag-collision" if schedule.actions[rank][step].kind.is_communication else "duplicate"
+    assert (problem.code, problem.rank, problem.step) == (code, rank, again)
+    assert f"it was done at step {step}" in problem.message
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_an_action_moved_to_another_rank_is_caught_there(every_schedule, data):
+    schedule = data.draw(st.sampled_from(every_schedule).filter(lambda s: s.num_ranks > 1))
+    schedule = lower(schedule) if data.draw(st.booleans()) else schedule
+    rank, step = drawn_place(data, schedule)
+    other = data.draw(st.sampled_from([r for r in range(schedule.num_ranks) if r != rank]))
+    place = data.draw(st.integers(0, len(schedule.actions[other])))
+    error = refusal(changed(schedule, lambda programs: programs[other].insert(place, programs[rank].pop(step))))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("wrong-rank", other, place)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_two_dependent_actions_of_a_rank_that_are_swapped_are_caught(every_schedule, data):
+    schedule = split(data.draw(st.sampled_from(every_schedule).filter(trains)))
+    schedule = lower(schedule) if data.draw(st.booleans()) else schedule
+
+    def follows(later, earlier):
+        """Tell whether the value of one action is at once used by the other, on the same rank."""
+        used = {
+            "I": ["F", "RECV_B"],
+            "W": ["I"],
+            "F": ["RECV_F"],
+            "SEND_F": ["F"],
+            "SEND_B": ["I"],
+        }
+        return earlier.kind.value in used.get(later.kind.value, []) and (later.stage, later.microbatch) == (
+            earlier.stage,
+            earlier.microbatch,
+        )
+
+    pairs = [
+        (rank, first, second)
+        for rank, row in enumerate(schedule.actions)
+        for first in range(len(row))
+        for second in range(first + 1, len(row))
+        if follows(row[second], row[first])
+    ]
+    rank, first, second = data.draw(st.sampled_from(pairs))
+
+    def swap(programs):
+        row = programs[rank]
+        row[first], row[second] = row[second], row[first]
+
+    error = refusal(changed(schedule, swap))
+    assert error.code in {"order", "deadlock"}
+    assert error.problems[0].step is not None
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_a_stage_or_a_microbatch_that_is_not_there_is_out_of_range(every_schedule, data):
+    schedule = data.draw(st.sampled_from(every_schedule))
+    schedule = lower(schedule) if data.draw(st.booleans()) else schedule
+    rank, step = drawn_place(data, schedule)
+    stage, kind, k = schedule.actions[rank][step]
+    field, bound = data.draw(
+        st.sampled_from([("stage", schedule.num_stages), ("microbatch", schedule.num_microbatches)])
+    )
+    wrong = data.draw(st.sampled_from([-1, bound, bound + 5]))
+    mutant = Action(wrong, kind, k) if field == "stage" else Action(stage, kind, wrong)
+    error = refusal(changed(schedule, lambda programs: programs[rank].__setitem__(step, mutant)))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("out-of-range", rank, step)
+    assert f"names {field} {wrong}; there are {bound}" in problem.message
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_i_or_w_beside_b_is_caught(every_schedule, data):
+    with_whole_backward = [s for s in every_schedule if any(action.kind is B for action in s.actions[0])]
+    schedule = data.draw(st.sampled_from(with_whole_backward))
+    rank, step = drawn_place(data, schedule, lambda action: action.kind is B)
+    stage, _, k = schedule.actions[rank][step]
+    kind = data.draw(st.sampled_from([INPUT, WEIGHT]))
+    error = refusal(changed(schedule, lambda programs: programs[rank].insert(step + 1, Action(stage, kind, k))))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("mixed-backward", rank, step + 1)
+    assert f"{stage}{kind.value}{k} stands beside {stage}B{k}" in problem.message
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_i_without_its_w_and_w_without_its_i_are_caught(every_schedule, data):
+    schedule = split(data.draw(st.sampled_from(every_schedule).filter(trains)))
+    rank, step = drawn_place(data, schedule, lambda action: action.kind in (INPUT, WEIGHT))
+    dropped = schedule.actions[rank][step]
+    error = refusal(changed(schedule, lambda programs: programs[rank].pop(step)))
+    assert (error.code, error.problems[0].rank) == ("missing", rank)
+    assert str(dropped) in str(error)
+
+
+def test_w_before_its_i_is_caught():
+    error = refusal(schedule_of_text("0F0 0W0 0I0"))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("order", 0, 1)
+    assert problem.message == "Rank 0, step 1: 0W0 comes before 0I0 (step 2), which it needs."
+
+
+@pytest.mark.parametrize(
+    ("text", "stray"),
+    [
+        ("0F0 0SEND_F0 0RECV_B0 0B0 0SEND_B0\n1RECV_F0 1F0 1B0 1SEND_B0", "0SEND_B0"),  # nobody before the first stage
+        ("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1SEND_F0 1B0 1SEND_B0", "1SEND_F0"),  # nobody after the last
+        ("0F0 0SEND_F0 1F0 1B0 0B0", "0SEND_F0"),  # stage 1 is on the same rank
+        ("0F0 0SEND_F0 0RECV_B0\n1RECV_F0 1F0", "0RECV_B0"),  # forward-only: no gradient ever comes
+    ],
+)
+def test_a_message_without_a_partner_is_caught(text, stray):
+    error = refusal(schedule_of_text(text))
+    assert error.code == "no-partner"
+    assert f"{stray} has nobody to talk to" in str(error)
+
+
+def test_two_messages_under_one_tag_collide():
+    error = refusal(schedule_of_text("0F0 0SEND_F0 0F1 0SEND_F0\n1RECV_F0 1F0 1RECV_F1 1F1"))
+    assert [(p.code, p.rank, p.step) for p in error.problems] == [
+        ("tag-collision", 0, 3),
+        ("missing", 0, None),  # the second SEND should have been that of microbatch 1
+    ]
+    assert "two messages under one tag cannot be told apart" in str(error)
+
+
+def test_a_deadlock_that_buffered_sends_would_avoid_is_named_apart():
+    # Both neighbours send first: small messages pass, large ones hang.
+    both_send = (
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"
+    )
+    error = refusal(schedule_of_text(both_send))
+    assert error.code == "rendezvous-deadlock"
+    assert "It would end only if every send were buffered" in str(error)
+    # Each waits to receive before it sends: no buffer helps.
+    both_receive = "0RECV_B0 0F0 0SEND_F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0"
+    error = refusal(schedule_of_text(both_receive))
+    assert error.code == "deadlock" and "buffered" not in str(error)
+
+
+def test_a_peak_over_the_memory_limit_is_named_where_it_is_first_passed():
+    schedule = schedules.gpipe(2, 3)
+    verify(schedule, memory_limit=3)
+    verify(schedule, memory_limit=[3, 4])
+    with pytest.raises(ScheduleError) as caught:
+        verify(schedule, memory_limit=[3, 1])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.rank, problem.step) == ("memory", 1, 1)
+    assert problem.message == "Rank 1, step 1: with 1F1 it holds 2 (stage, microbatch) pairs; the limit is 1."
+    assert "rank 1:  1F0  >1F1<" in str(caught.value)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_the_memory_limit_that_fits_is_the_peak(every_schedule, data):
+    schedule = data.draw(st.sampled_from(every_schedule))
+    schedule = lower(schedule) if data.draw(st.booleans()) else schedule
+    peaks = schedules.peak_activations(schedule)
+    verify(schedule, peaks)
+    rank = data.draw(st.integers(0, schedule.num_ranks - 1).filter(lambda r: peaks[r] > 1 or max(peaks) == 1))
+    if peaks[rank] > 1:
+        with pytest.raises(ScheduleError) as caught:
+            verify(schedule, [peak - (r == rank) for r, peak in enumerate(peaks)])
+        assert (caught.value.code, caught.value.problems[0].rank) == ("memory", rank)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, [1], [1, 2, 3], [1, 0], 1.5, "3"])
+def test_a_memory_limit_that_is_none_is_refused(wrong):
+    with pytest.raises(ScheduleError) as caught:
+        verify(schedules.gpipe(2, 3), memory_limit=wrong)
+    assert caught.value.code == "parameters" and "memory_limit" in str(caught.value)
+
+
+# -- pointing at the cause -------------------------------------------------------------------------------------
+
+
+def test_a_deadlock_names_the_circle_of_ranks_and_the_grid_marks_the_step():
+    # Rank 0 wants the gradient of microbatch 0 before it sends microbatch 1; rank 1 wants 1 before 0.
+    error = refusal(schedule_of_text("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("deadlock", 0, 1)
+    assert problem.message == (
+        "These ranks wait for each other in a circle: "
+        "rank 0 cannot do 0B0 (step 1) before 1B0, which rank 1 does later; "
+        "rank 1 cannot do 1F1 (step 0) before 0F1, which rank 0 does later."
+    )
+    assert str(error) == (
+        f"[deadlock] {problem.message}\n\nrank 0:  0F0  >0B0<  0F1   0B1\nrank 1: >1F1<  1B1   1F0   1B0"
+    )
+
+
+def test_a_deadlock_is_blamed_on_the_circle_and_not_on_a_rank_that_only_waits_for_it():
+    # Rank 0 waits too, for 1B0; but it is ranks 1 and 2 that wait for each other.
+    error = refusal(schedule_of_text("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n2F1 2B1 2F0 2B0"))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("deadlock", 1, 1)
+    assert "rank 1 cannot do 1B0" in problem.message and "rank 2 cannot do 2F1" in problem.message
+    assert "rank 0" not in problem.message
+
+
+def test_a_rank_that_waits_for_itself_is_named_although_another_waits_for_it():
+    error = refusal(schedule_of_text("0F0 0B0\n1B0 1F0"))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("order", 1, 0)
+    assert problem.message == "Rank 1, step 0: 1B0 comes before 1F0 (step 1), which it needs."
+    assert "rank 1: >1B0<  1F0" in str(error)
+
+
+def test_a_wait_for_a_split_backward_names_i():
+    # What rank 0 lacks is the gradient that 1I0 sends; there is no 1B0 in this schedule.
+    error = refusal(schedule_of_text("0F0 0I0 0F1 0I1 0W0 0W1\n1F1 1I1 1F0 1I0 1W0 1W1"))
+    assert "rank 0 cannot do 0I0 (step 1) before 1I0, which rank 1 does later" in str(error)
+
+
+def test_all_problems_are_listed_and_the_message_counts_them():
+    error = refusal(schedule_of_text("0F0 0F0 0B0 0B0 0B0"))
+    assert [(p.code, p.rank, p.step) for p in error.problems] == [
+        ("duplicate", 0, 1),
+        ("duplicate", 0, 3),
+        ("duplicate", 0, 4),
+    ]
+    assert "(2 more problems in .problems)" in str(error).splitlines()[0]
+    assert refusal(schedule_of_text("0F0 0F0 0B0")).code == "duplicate"
+    assert "more problem" not in str(refusal(schedule_of_text("0F0 0F0 0B0")))
+
+
+def test_the_grid_of_a_long_schedule_shows_the_neighbourhood_of_the_marked_step():
+    error = refusal(changed(schedules.gpipe(2, 8), lambda programs: programs[0].insert(12, Action(0, B, 0))))
+    assert str(error).splitlines()[2:] == [
+        "rank 0: …  0F7   0B0   0B1   0B2   0B3  >0B0<  0B4   0B5   0B6   0B7",
+        "rank 1: …  1F7   1B0   1B1   1B2   1B3   1B4   1B5   1B6   1B7",
+    ]
+    error = refusal(changed(schedules.gpipe(2, 8), lambda programs: programs[0].insert(1, Action(0, F, 0))))
+    assert str(error).splitlines()[2:] == [
+        "rank 0:  0F0  >0F0<  0F1   0F2   0F3   0F4   0F5  …",
+        "rank 1:  1F0   1F1   1F2   1F3   1F4   1F5   1F6  …",
+    ]
+
+
+def test_the_grid_leaves_out_nothing_without_saying_so():
+    def grid(text):
+        return str(refusal(schedule_of_text(text))).splitlines()[2]
+
+    assert grid("0F0 0F0 0F1 0F2 0B0 0B1 0B2") == "rank 0:  0F0  >0F0<  0F1   0F2   0B0   0B1   0B2"
+    assert grid("0F0 0F0 0F1 0F2 0B0 0B1 0B2 0F3 0B3") == "rank 0:  0F0  >0F0<  0F1   0F2   0B0   0B1   0B2  …"
+    assert grid("0F0 0F1 0F2 0B0 0B1 0B2 0F0") == "rank 0: …  0F1   0F2   0B0   0B1   0B2  >0F0<"
+    assert grid("0F0 0F1 0F2 0B0 0B1 0F0 0B2") == "rank 0:  0F0   0F1   0F2   0B0   0B1  >0F0<  0B2"
+
+
+def test_what_is_missing_stands_nowhere_so_its_row_is_shown_unmarked():
+    error = refusal(schedule_of_text("0F0 0F1 0B0"))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("missing", 0, None)
+    assert str(error) == "[missing] 0B1 is missing on rank 0.\n\nrank 0:  0F0   0F1   0B0"

@@ -1,0 +1,483 @@
+"""The command line, as a student and as a script use it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from minipipe import Program, schedules
+from minipipe.analysis.lowering import lower
+from minipipe.cli import main
+from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
+from minipipe.schedules.schedule import Schedule
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.simulator import simulate
+from tests.launch import ROOT, run
+
+
+@pytest.fixture
+def ask(capsys):
+    """Return a function that runs one command and returns (exit status, what it printed, what it complained)."""
+
+    def asked(*arguments):
+        status = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return asked
+
+
+# -- what it answers -------------------------------------------------------------------------------------------
+
+
+def test_schedules_lists_every_one_with_bubble_memory_and_a_line(ask):
+    status, out, _ = ask("schedules")
+    assert status == 0
+    for name in schedules.REGISTRY:
+        (line,) = (line for line in out.splitlines() if line.split()[:1] == [name])
+        assert schedules.TRADES[name] in line
+    assert re.search(r"^1f1b +1 +33 +27\.3 % +4  ", out, re.MULTILINE)
+    assert re.search(r"^zb-v +2 +25\.5 +5\.9 % +4  ", out, re.MULTILINE)
+    assert max(map(len, out.splitlines())) <= 82
+
+
+def test_schedules_says_of_one_that_does_not_fit_why(ask):
+    costs = ("--costs", "F=1:2:3:4")
+    status, out, _ = ask("schedules", *costs)
+    assert status == 0 and "forward has 4 values for 8 stages" in out
+    entries = {entry["schedule"]: entry for entry in json.loads(ask("schedules", *costs, "--json")[1])}
+    assert list(entries) == list(schedules.REGISTRY)
+    assert entries["gpipe"]["makespan"] == 10 + 7 * 4 + 8 + 7 * 2 and "8 stages" in entries["zb-v"]["error"]
+
+
+def test_the_table_and_its_json_have_the_same_figures(ask):
+    out, entries = ask("schedules")[1], json.loads(ask("schedules", "--json")[1])
+    for entry in entries:
+        line = next(line for line in out.splitlines() if line.startswith(f"{entry['schedule']} "))
+        chunks, time, bubble, _, peak = line.split()[1:6]
+        assert (int(chunks), float(time), float(peak)) == (
+            entry["chunks_per_rank"],
+            entry["makespan"],
+            max(entry["peak_activations"]),
+        )
+        assert float(bubble) == pytest.approx(100 * entry["bubble_fraction"], abs=0.05)
+
+
+def test_a_memory_limit_lists_the_schedules_that_keep_it(ask):
+    entries = {entry["schedule"]: max(entry["peak_activations"]) for entry in json.loads(ask("schedules", "--json")[1])}
+    for limit in (1, 3, 4, 8):
+        names = [entry["schedule"] for entry in json.loads(ask("schedules", "--json", "--memory-limit", limit)[1])]
+        assert names == [name for name, peak in entries.items() if peak <= limit]
+    assert "at most 3 held" in ask("schedules", "--memory-limit", 3)[1]
+
+
+@pytest.mark.parametrize("name", schedules.REGISTRY)
+def test_every_schedule_is_shown_checked_and_simulated(name, ask):
+    schedule = schedules.build(name, 4, 8)
+    status, out, _ = ask("show", name)
+    rows = [line[:6] for line in out.splitlines() if not line.startswith("units")]
+    assert status == 0 and rows[:4] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    status, out, _ = ask("check", name)
+    assert status == 0 and out.startswith(f"legal: {name}, 4 ranks") and out.count("\n") == 1
+    status, out, _ = ask("simulate", name)
+    assert status == 0 and out.splitlines()[-1] == f"makespan {simulate(schedule).makespan:g} units"
+
+
+def test_simulate_prints_for_machines_what_is_known_of_a_timeline(ask):
+    costs = "F=1:2:1:1,I=1,W=0.5,latency=0.25,activation=3,weight_activation=1"
+    status, out, _ = ask("simulate", "zb-h1", "--ranks", 4, "--microbatches", 6, "--costs", costs, "--json")
+    assert status == 0 and out.count("\n") == 1
+    expected = simulate(
+        schedules.zb_h1(4, 6), Costs((1, 2, 1, 1), 1, 0.5, latency=0.25, activation=3, weight_activation=1)
+    )
+    found = json.loads(out)
+    assert (
+        found.items()
+        >= {
+            "schedule": "zb-h1",
+            "num_ranks": 4,
+            "num_stages": 4,
+            "num_microbatches": 6,
+            "makespan": expected.makespan,
+            "bubble_fraction": expected.bubble_fraction,
+            "span_bubble_rate": expected.span_bubble_rate,
+            "peak_activations": list(expected.peak_activations),
+            "peak_memory": list(expected.peak_memory),
+        }.items()
+    )
+
+
+def test_simulate_tells_idle_time_by_its_cause(ask):
+    _, out, _ = ask("simulate", "1f1b", "--costs", "latency=1")
+    rows = [line.split() for line in out.splitlines() if re.match(r" +\d ", line)]
+    assert [len(row) for row in rows] == [7] * 4
+    for row in rows:
+        busy, *idle = map(float, row[1:5])
+        assert busy == 24 and busy + sum(idle) == 49  # the makespan
+    _, out, _ = ask("simulate", "1f1b", "--costs", "overhead=0.5")
+    assert "  drain  overhead  " in out  # what is spent between two actions, so that the row adds up
+    for row in (line.split() for line in out.splitlines() if re.match(r" +\d ", line)):
+        assert sum(map(float, row[1:6])) == simulate(schedules.one_f_one_b(4, 8), Costs(overhead=0.5)).makespan
+    assert ask("simulate", "1f1b", "--costs", "latency=1", "--sends-block")[1].splitlines()[-1] == "makespan 58 units"
+
+
+def test_show_writes_what_can_be_read_again(ask, tmp_path):
+    schedule = schedules.zb_v(3, 7)
+    options = ("zb-v", "--ranks", 3, "--microbatches", 7)
+    assert Schedule.from_csv(ask("show", *options, "--format", "csv")[1], name="zb-v") == schedule
+    assert Schedule.from_text(ask("show", *options, "--format", "rows")[1], name="zb-v") == schedule
+    with_messages = ask("show", *options, "--format", "csv", "--messages")[1]
+    assert Program.from_csv(with_messages, name="zb-v") == lower(schedule)
+    as_json = json.loads(ask("show", *options, "--json")[1])
+    assert (
+        Schedule(as_json["schedule"], as_json["placement"], as_json["num_microbatches"], as_json["actions"]) == schedule
+    )
+    path = tmp_path / "mine.csv"
+    assert ask("show", *options, "--format", "csv", "-o", path) == (0, f"wrote {path}\n", "")
+    assert ask("check", path)[:2] == (0, ask("check", *options)[1].replace("zb-v", "mine"))
+
+
+DRAWN = {"svg": draw_svg, "html": draw_html, "perfetto": perfetto_trace}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_show_draws_what_was_simulated_with_the_costs(name, ask, tmp_path):
+    costs = ("--costs", "F=2,latency=0.5")
+    drawn = DRAWN[name](simulate(schedules.zb_v(2, 4), Costs(2, latency=0.5)))
+    options = ("zb-v", "--ranks", 2, "--microbatches", 4, *costs, "--format", name)
+    assert ask("show", *options) == (0, drawn, "")
+    path = tmp_path / "file"
+    assert ask("show", *options, "-o", path) == (0, f"wrote {path}\n", "")
+    assert path.read_text(encoding="utf-8") == drawn
+
+
+def test_messages_are_arrows_in_a_picture_and_always_in_a_player_and_a_trace(ask):
+    timeline = simulate(schedules.gpipe(2, 2))
+    options = ("gpipe", "--ranks", 2, "--microbatches", 2, "--messages", "--format")
+    assert ask("show", *options, "svg")[1] == draw_svg(timeline, messages=True) != draw_svg(timeline)
+    assert ask("show", *options, "html")[1] == draw_html(timeline)
+    assert ask("show", *options, "perfetto")[1] == perfetto_trace(timeline)
+
+
+def test_the_numbers_in_a_picture_and_in_a_trace_are_those_that_simulate_prints(ask):
+    found = json.loads(ask("simulate", "1f1b", "--costs", "latency=0.5", "--json")[1])
+    picture = ask("show", "1f1b", "--costs", "latency=0.5", "--format", "svg")[1]
+    assert f"makespan {found['makespan']:g} units" in picture
+    assert f"bubble {100 * found['bubble_fraction']:.1f} %" in picture
+    (trace,) = json.loads(ask("show", "1f1b", "--costs", "latency=0.5", "--format", "perfetto")[1])["otherData"][
+        "timelines"
+    ]
+    assert (trace["makespan"], trace["bubble_fraction"]) == (found["makespan"], found["bubble_fraction"])
+
+
+@pytest.mark.parametrize(
+    ("ending", "name"), [("svg", "svg"), ("HTML", "html"), ("json", "perfetto"), ("csv", "csv"), ("txt", "text")]
+)
+def test_without_a_format_the_files_ending_says_which(ending, name, ask, tmp_path):
+    """The story: `show 1f1b -o 1f1b.svg` wrote text, and no browser could open it."""
+    path = tmp_path / f"mine.{ending}"
+    assert ask("show", "gpipe", "--width", 80, "-o", path)[0] == 0
+    assert path.read_text(encoding="utf-8") == ask("show", "gpipe", "--width", 80, "--format", name)[1]
+    assert ask("show", "gpipe", "--format", "rows", "-o", path)[0] == 0
+    assert Schedule.from_text(path.read_text(), name="gpipe") == schedules.gpipe(4, 8)  # as was asked
+    assert ask("show", "gpipe", "--json", "-o", path)[0] == 0
+    assert json.loads(path.read_text())["num_ranks"] == 4
+
+
+@pytest.mark.parametrize("name", ["a<b>&\"'$.csv", "--><script>.csv"])
+def test_a_files_name_may_hold_any_sign(name, ask, tmp_path):
+    path, stem = tmp_path / name, name.removesuffix(".csv")
+    path.write_text("0F0,0B0\n")
+    picture = ElementTree.fromstring(ask("show", path, "--format", "svg")[1])
+    assert any(stem in (element.text or "") for element in picture.iter())
+    assert "<script>." not in ask("show", path, "--format", "html")[1]
+    trace = json.loads(ask("show", path, "--format", "perfetto")[1])
+    assert trace["otherData"]["timelines"][0]["name"] == stem
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux only")
+@pytest.mark.parametrize("form", ["text", *DRAWN])
+def test_a_files_name_may_be_no_text(form, ask, tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/mine\xff.csv")
+    with open(path, "w") as stream:
+        stream.write("0F0,0B0\n")
+    assert ask("show", path, "--format", form, "-o", tmp_path / "out")[0] == 0
+    (tmp_path / "out").read_text(encoding="utf-8")
+
+
+def test_info_names_versions_mpi_and_blas(ask):
+    facts = json.loads(ask("info", "--json")[1])
+    assert set(facts) == {"minipipe", "python", "numpy", "blas", "cores", "mpi4py", "mpi", "gpu", "gpu messages"}
+    assert facts["gpu messages"].startswith(("through pinned host memory", "device to device", "only within"))
+    status, out, _ = ask("info")
+    assert status == 0 and "threads" in out and facts["numpy"] in out
+
+
+# -- files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path):
+    def written(content, name="mine.csv"):
+        path = tmp_path / name
+        path.write_text(content)
+        return path
+
+    return written
+
+
+def test_a_legal_file_is_one_line_of_figures(ask, file):
+    status, out, err = ask("check", file(schedules.one_f_one_b(4, 8).to_csv()))
+    assert (status, err) == (0, "")
+    assert out == (
+        "legal: mine, 4 ranks, 4 stages, 8 microbatches; "
+        "makespan 33 units, bubble 27.3 %, peak activations by rank 4, 3, 2, 1\n"
+    )
+
+
+def test_an_illegal_file_exits_1_with_the_sentence_and_the_grid(ask, file):
+    path = file("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
+    status, out, err = ask("check", path)
+    assert (status, out) == (1, "")
+    assert "[deadlock] These ranks wait for each other in a circle: rank 0 cannot do 0B0 (step 1)" in err
+    assert "rank 0:  0F0  >0B0<  0F1   0B1" in err
+    status, out, _ = ask("check", path, "--json")
+    verdict = json.loads(out)
+    assert status == 1 and verdict["legal"] is False and verdict["error"] == "deadlock"
+    assert verdict["problems"][0]["rank"] == 0 and verdict["problems"][0]["step"] == 1
+
+
+def test_a_file_with_messages_is_checked_as_it_stands(ask, file):
+    legal = lower(schedules.one_f_one_b(2, 2)).to_csv()
+    assert ask("check", file(legal))[0] == 0
+    swapped = legal.replace("1B0,1SEND_B0", "1SEND_B0,1B0")
+    status, _, err = ask("check", file(swapped))
+    assert status == 1 and "1SEND_B0" in err and "[order]" in err
+
+
+def test_text_files_pytorchs_cells_and_standard_input_are_read(ask, file, monkeypatch):
+    text = schedules.gpipe(2, 3).to_text()  # the commas of its comment do not make it CSV
+    assert ask("check", file(text, "mine.txt"))[0] == 0
+    sharded = file("0UNSHARD,0F0,(0F1;0B0)OVERLAP_F_B,0B1,0REDUCE_GRAD\n")
+    status, _, err = ask("check", sharded)
+    assert status == 1 and "--ignore-sharding" in err
+    assert ask("check", sharded, "--ignore-sharding")[0] == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "minipipe", "check", "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert done.stdout.startswith("legal: stdin, 2 ranks")
+
+
+def test_a_memory_limit_is_part_of_the_question(ask):
+    assert ask("check", "1f1b", "--memory-limit", 4)[0] == 0
+    status, _, err = ask("check", "gpipe", "--memory-limit", 4)
+    assert status == 1 and "[memory] Rank 0, step 4: with 0F4 it holds 5" in err
+
+
+def test_all_problems_are_told_and_none_is_hidden_in_an_attribute(ask, file):
+    status, _, err = ask("check", file("0F0,0F0,0F1,0F1,0B0\n"))
+    assert status == 1 and ".problems" not in err
+    assert "[duplicate] Rank 0, step 1" in err and "also: [duplicate] Rank 0, step 3" in err
+    assert "also: [missing] 0B1 is missing on rank 0." in err
+    many = ",".join(["0F0"] * 12 + ["0B0"])
+    assert "and 5 more" in ask("check", file(many))[2]
+
+
+def test_a_schedule_without_a_backward_is_legal_and_said_not_to_train(ask, file):
+    assert "forward only, so it does not train" in ask("check", file("0F0,0F1\n1F0,1F1\n"))[1]
+
+
+def test_a_schedule_that_adds_gradients_in_another_order_is_legal_and_says_so(ask, file):
+    status, out, _ = ask("check", file("0F0,0F1,0B1,0B0\n"))
+    assert status == 0 and "adds gradients in another order than one process" in out
+
+
+# -- mistakes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["show", "1f2b"],
+            "There is neither a schedule nor a file '1f2b'; did you mean 1f1b? expected one of sequential",
+        ),
+        (["show", "nowhere.csv"], "neither a schedule nor a file 'nowhere.csv'"),
+        (["show", "."], "neither a schedule nor a file '.'"),
+        (["show", "gpipe", "--ranks", "0"], "num_ranks is 0; expected a whole number, at least 1"),
+        (["schedules", "--ranks", "0"], "num_ranks is 0"),
+        (["show", "zb-v", "--chunks", "3"], "chunks_per_rank is 3; zb-v goes over the ranks there and back"),
+        (["show", "gpipe", "--group", "4"], "gpipe takes no groups of microbatches; interleaved-1f1b"),
+        (["show", "gpipe", "1f1b", "--format", "csv"], "--format csv writes one schedule; 2 were given"),
+        (["show", "gpipe", "-o", "a.doc"], "a.doc ends in .doc; expected .csv, .txt, .json, .svg, .pdf, .png, .html"),
+        (["show", "gpipe", "-o", "no-ending"], "no-ending ends in nothing; expected"),
+        (["show", "gpipe", "--title", "mine"], "--title is for pictures"),
+        (["show", "gpipe", "--format", "png"], "--format png needs a file to write to: -o FILE"),
+        (["show", "gpipe", "--width", "10"], "--width is 10; expected at least 40"),
+        (["show", "gpipe", "--json", "--format", "csv"], "--json and --format csv are two formats; choose one"),
+        (["show", "gpipe", "--messages"], "--messages is for another --format"),
+        (["show", "zb_v"], "did you mean zb-v?"),
+        (["show", "gpipe", "-o", "no/such/folder.txt"], "no/such/folder.txt cannot be written: No such file"),
+        (["show", "gpipe", "--format", "svg", "-o", "."], ". cannot be written: Is a directory"),
+        (["show", "gpipe", "--json", "--format", "svg"], "--json and --format svg are two formats; choose one"),
+        (
+            ["show", "gpipe", "--costs", "F=1e13", "--format", "perfetto"],
+            "a trace holds at most 1.13e+12; choose another",
+        ),
+        (["simulate", "gpipe", "--costs", "F=1:2"], "forward has 2 values for 4 stages"),
+        (["simulate", "gpipe", "--costs", "speed=9"], "'speed=9' is no cost; expected one of F, I, W, latency"),
+        (["check", "gpipe", "--memory-limit", "0"], "memory_limit is 0; expected a whole number, at least 1"),
+    ],
+)
+def test_a_question_that_is_wrong_exits_2_and_says_what_would_be_right(arguments, words, ask):
+    status, out, err = ask(*arguments)
+    assert (status, out) == (2, "") or ("--json" in arguments and json.loads(out)["error"] == "parameters")
+    assert words in err and err.startswith("minipipe: ") and "Traceback" not in err
+
+
+def test_sizes_that_contradict_a_file_are_refused(ask, file):
+    path = file(schedules.gpipe(2, 3).to_csv())
+    for option, words in (("--ranks", "--ranks is 4, but"), ("--chunks", "has 1; leave --chunks out")):
+        status, _, err = ask("show", path, option, 4)
+        assert status == 2 and words in err
+    assert ask("show", path, "--ranks", 2, "--microbatches", 3, "--chunks", 1)[0] == 0
+
+
+def test_what_is_no_schedule_at_all_is_refused_with_line_and_cell(ask, file, tmp_path):
+    status, _, err = ask("check", file("0F0,hello\n"))
+    assert status == 1 and "Line 1, cell 2: 'hello' is not an action" in err
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
+    status, _, err = ask("check", tmp_path / "picture.png")
+    assert status == 2 and "cannot be read" in err
+
+
+def test_an_unknown_verb_or_option_is_bad_usage():
+    for arguments in (["frobnicate"], [], ["show"], ["show", "gpipe", "--rank", "3"]):
+        done = run([sys.executable, "-m", "minipipe", *arguments])
+        assert done.code == 2 and "usage: minipipe" in done.err and "Traceback" not in done.err
+
+
+# -- as a program ----------------------------------------------------------------------------------------------
+
+
+def test_as_a_module_it_exits_with_its_status():
+    done = run([sys.executable, "-m", "minipipe", "simulate", "1f1b", "--json"])
+    assert done.code == 0 and json.loads(done.out)["makespan"] == 33
+    assert run([sys.executable, "-m", "minipipe", "show", "1f2b"]).code == 2
+
+
+@pytest.mark.skipif(shutil.which("minipipe") is None, reason="minipipe is not installed: pip install -e .")
+def test_installed_it_is_a_command():
+    done = run(["minipipe", "check", "zb-v"])
+    assert done.code == 0 and done.out.startswith("legal: zb-v")
+
+
+def test_a_pipe_is_as_good_as_a_file_and_a_narrow_terminal_as_a_wide_one():
+    minipipe = f"{sys.executable} -m minipipe"
+    done = run(["bash", "-c", f"{minipipe} check <({minipipe} show 1f1b --format csv)"])
+    assert done.code == 0 and done.out.startswith("legal: ")
+    assert run([sys.executable, "-m", "minipipe", "show", "1f1b"], COLUMNS="30").code == 0
+
+
+def test_costs_that_are_not_needed_are_read_all_the_same(ask):
+    assert ask("show", "gpipe", "--format", "csv", "--costs", "nonsense=3")[0] == 2
+
+
+def test_costs_by_stage_are_refused_only_where_they_do_not_fit(ask):
+    status, out, _ = ask("schedules", "--costs", "F=1:2:1:1")
+    assert status == 0 and "forward has 4 values for 8 stages" in out
+    assert re.search(r"^1f1b +1 +\d+ ", out, re.MULTILINE)
+
+
+def test_a_colon_in_a_files_name_is_no_harm(ask, tmp_path):
+    path = tmp_path / "a: b.csv"
+    path.write_text("0F0,0B0\n")
+    assert ask("check", path)[1].startswith("legal: a: b, 1 rank, 1 stage, 1 microbatch; makespan 3 units")
+
+
+def test_a_terminal_without_the_signs_shows_others():
+    done = run([sys.executable, "-m", "minipipe", "show", "1f1b"], PYTHONIOENCODING="ascii")
+    assert done.code == 0 and done.out.startswith("rank 0 F0F1F2F3????")
+
+
+def test_a_reader_that_stops_after_the_first_line_is_no_error():
+    command = f"{sys.executable} -m minipipe show gpipe --microbatches 3000 --format csv | head -c 10"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0F0,0F1,0F", "")
+    closed = f"{sys.executable} -m minipipe check no-such-file --json | true"
+    done = subprocess.run(["bash", "-c", closed], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert "Traceback" not in done.stderr
+
+
+# -- what mutants survived -------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_not_there_is_neither_legal_nor_illegal(ask):
+    status, out, _ = ask("check", "nowhere.csv", "--json")
+    verdict = json.loads(out)
+    assert status == 2 and "legal" not in verdict and verdict["error"] == "unknown"
+
+
+def test_the_options_of_show_are_not_ignored(ask):
+    _, out, _ = ask("show", "gpipe", "--ranks", 2, "--microbatches", 1, "--messages", "--json")
+    assert json.loads(out)["actions"][0] == ["0F0", "0SEND_F0", "0RECV_B0", "0B0"]
+    _, out, _ = ask("show", "1f1b", "--width", 60, "--costs", "F=2,latency=1")
+    assert out == draw_text(simulate(schedules.one_f_one_b(4, 8), Costs(2, latency=1)), width=60) + "\n"
+
+
+def test_the_table_is_timed_with_the_costs(ask):
+    entries = {entry["schedule"]: entry for entry in json.loads(ask("schedules", "--costs", "latency=1", "--json")[1])}
+    assert entries["1f1b"]["makespan"] == simulate(schedules.one_f_one_b(4, 8), Costs(latency=1)).makespan
+
+
+def test_a_number_of_microbatches_that_contradicts_a_file_is_refused(ask, file):
+    path = file(schedules.gpipe(2, 3).to_csv())
+    for option, wrong in (("--ranks", 1), ("--ranks", 4), ("--microbatches", 1), ("--microbatches", 4)):
+        assert ask("show", path, option, wrong)[0] == 2
+
+
+def test_the_figures_for_machines_are_those_of_the_file(ask, file):
+    found = json.loads(ask("simulate", file("0F0,0F1,0B1,0B0\n"), "--json")[1])
+    assert found["is_reproducible"] is False and found["bubble_over_ideal"] == 0
+    assert json.loads(ask("check", "zb-h1", "--json")[1]).items() >= {"legal": True, "makespan": 27}.items()
+    assert "4 ranks, 4 stages, 1 microbatch;" in ask("check", "gpipe", "--microbatches", 1)[1]
+
+
+def test_each_column_of_simulate_stands_under_its_name(ask):
+    _, out, _ = ask(
+        "simulate", "eager-1f1b", "--ranks", 2, "--microbatches", 2, "--costs", "F=2,latency=1,activation=7"
+    )
+    lines = out.splitlines()
+    names = ["rank", "busy", "warm-up", "waiting", "drain", "peak", "activations", "peak", "memory"]
+    assert lines[2].split() == names
+    timeline = simulate(schedules.eager_1f1b(2, 2), Costs(2, latency=1, activation=7))
+    for rank in (0, 1):
+        idle = [sum(s.end - s.start for s in timeline.idle[rank] if s.cause == cause) for cause in names[2:5]]
+        held = [timeline.peak_activations[rank], timeline.peak_memory[rank]]
+        assert [float(cell) for cell in lines[3 + rank].split()] == [rank, timeline.busy(rank), *idle, *held]
+    assert f"critical path: {' '.join(str(span.action) for _, span in timeline.critical_path)}\n" in out
+
+
+def test_a_long_critical_path_is_shown_by_its_ends_and_each_bubble_has_its_name(ask):
+    _, out, _ = ask("simulate", "zb-v")
+    assert "bubble 5.9 % of all time, 6.2 % over ideal, 0.0 % within ranks' own spans" in out
+    whole = [str(span.action) for _, span in simulate(schedules.zb_v(4, 8)).critical_path]
+    assert f"critical path: {' '.join([*whole[:6], '…', *whole[-6:]])}\n" in out
+
+
+@pytest.mark.parametrize("verb", ["show", "simulate"])
+def test_an_illegal_file_is_neither_drawn_nor_timed(ask, file, verb):
+    status, out, err = ask(verb, file("0F0,0F1,0B0\n"))
+    assert (status, out) == (1, "") and "[missing] 0B1" in err

@@ -1,0 +1,28 @@
+"""Lines of code: without docstrings, comments and blank lines."""
+
+import ast
+import io
+import tokenize
+
+_NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def code_lines(source):
+    """Return the numbers of the lines of a module that hold code."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = {n for t in tokens if t.type not in _NOT_CODE for n in range(t.start[0], t.end[0] + 1)}
+    return lines - _docstring_lines(ast.parse(source))
+
+
+def _docstring_lines(tree):
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, kinds) and ast.get_docstring(node, clean=False)]
+    return {n for body in bodies for n in range(body[0].lineno, body[0].end_lineno + 1)}
+
+
+def functions(source):
+    """Yield (name, lines of code) for every function of a module."""
+    lines = code_lines(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, len(lines & set(range(node.lineno, node.end_lineno + 1)))

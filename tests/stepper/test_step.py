@@ -1,0 +1,563 @@
+"""``minipipe step``: into a pipe it writes, in a terminal it listens, and what it says is what the walk says."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minipipe import schedules
+from minipipe.analysis.lowering import lower
+from minipipe.cli import main
+from minipipe.errors import ScheduleError
+from minipipe.schedules import schedule_of_text
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.simulator import simulate
+from minipipe.stepper.frame import LEAST_SIZE, Frame
+from minipipe.stepper.keys import Screen
+from minipipe.stepper.loop import Stepper
+from minipipe.stepper.output import snapshot_as_data
+from minipipe.stepper.walkthrough import Walkthrough
+from tests.launch import ROOT, environment
+from tests.strategies import named_schedules, table
+
+NAIVE = """
+rank 0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
+rank 1: 1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1
+"""
+ILLEGAL = {
+    "missing": "0F0 0B0\n1F0",
+    "duplicate": "0F0 0F0 0B0",
+    "wrong-rank": "0F0 0F1 1F0 0B0\n1B0 1F1 1B1 0B1",
+    "mixed-backward": "0F0 0B0 0I0 0W0",
+    "tag-collision": NAIVE.replace("0F1 0SEND_F1", "0SEND_F0 0F1 0SEND_F1"),
+    "no-partner": "0F0 0SEND_F0 0B0",
+    "order": "0B0 0F0",
+    "deadlock": "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0",
+    "rendezvous-deadlock": NAIVE,
+}
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text)
+
+
+@pytest.fixture
+def ask(capsys):
+    """Return a function that runs one ``minipipe step`` and returns (exit status, what it printed, its complaint)."""
+
+    def asked(*arguments):
+        status = main(["step", *map(str, arguments)])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return asked
+
+
+@pytest.fixture
+def file(tmp_path):
+    def written(content, name="mine.txt"):
+        path = tmp_path / name
+        path.write_text(content)
+        return path
+
+    return written
+
+
+# -- into a pipe -----------------------------------------------------------------------------------------------
+
+
+def test_every_step_of_a_small_schedule_as_on_paper(ask):
+    status, out, err = ask("gpipe", "--ranks", 2, "--microbatches", 1, "--costs", "latency=0.5")
+    assert (status, err) == (0, "")
+    assert out == (
+        "step 0 of 4, time 0 of 7 units: nothing has begun\n"
+        "  rank 0: begins 0F0 now; holds nothing\n"
+        "  rank 1: waits for 0F0 on rank 0 until 1.5; holds nothing; next 1F0\n"
+        "step 1 of 4, time 0 of 7 units: rank 0 begins 0F0: forward of microbatch 0 on stage 0\n"
+        "  rank 0: 0F0 until 1; holds 1 (0)\n"
+        "  rank 1: waits for 0F0 on rank 0 until 1.5; holds nothing; next 1F0\n"
+        "step 2 of 4, time 1.5 of 7 units: rank 1 begins 1F0: forward of microbatch 0 on stage 1\n"
+        "  rank 0: waits for 1B0 on rank 1 until 5; holds 1 (0); next 0B0\n"
+        "  rank 1: 1F0 until 2.5; holds 1 (0)\n"
+        "step 3 of 4, time 2.5 of 7 units: rank 1 begins 1B0: backward of microbatch 0 on stage 1\n"
+        "  rank 0: waits for 1B0 on rank 1 until 5; holds 1 (0); next 0B0\n"
+        "  rank 1: 1B0 until 4.5; holds 1 (0)\n"
+        "step 4 of 4, time 5 of 7 units: rank 0 begins 0B0: backward of microbatch 0 on stage 0\n"
+        "  rank 0: 0B0 until 7; holds 1 (0)\n"
+        "  rank 1: done; holds nothing\n"
+        "end, time 7 units: every rank has ended\n"
+        "  rank 0: done; holds nothing\n"
+        "  rank 1: done; holds nothing\n"
+        "gpipe: makespan 7 units, bubble 57.1 %, peak activations by rank 1, 1\n"
+    )
+
+
+def test_messages_that_are_under_way_and_that_lie_there_and_memory_are_told(ask):
+    _, out, _ = ask("1f1b", "--ranks", 2, "--microbatches", 2, "--costs", "latency=1.5,activation=2.5", "--at", 2)
+    assert "  rank 1: waits for 0F0 on rank 0 until 2.5; holds nothing; next 1F0\n" not in out
+    assert "waits for the message of 0F0 on rank 0 until 2.5" in out
+    assert "  message: result of 0F0, rank 0 to rank 1: arrives at 2.5 for 1F0\n" in out
+    assert "holds 2 (0,1) 5 units" in out
+    _, out, _ = ask("1f1b", "--ranks", 2, "--microbatches", 2, "--at", 4)
+    assert "  message: result of 0F1, rank 0 to rank 1: lies there for 1F1\n" in out
+
+
+@pytest.mark.parametrize("name", schedules.REGISTRY)
+def test_every_schedule_is_walked_to_its_figures(name, ask):
+    status, out, _ = ask(name, "--ranks", 2, "--microbatches", 3)
+    assert status == 0 and out.splitlines()[-1] == str(simulate(schedules.build(name, 2, 3)))
+
+
+def test_the_options_are_those_of_simulate(ask):
+    _, out, _ = ask("interleaved-1f1b", "--ranks", 2, "--microbatches", 2, "--chunks", 3, "--costs", "F=2", "--at", -1)
+    assert out.splitlines()[-1] == str(simulate(schedules.interleaved_1f1b(2, 2, 3), Costs(2)))
+    status, out, _ = ask("gpipe", "--ranks", 2, "--microbatches", 1, "--sends-block", "--costs", "latency=1")
+    assert "rank 0 begins 0SEND_F0: send of the activation" in out and status == 0
+    status, out, _ = ask("gpipe", "--memory-limit", 4, "--at", -1)
+    assert status == 1 and "[memory] Rank 0, step 4" in out and "makespan 33 units" in out
+
+
+def test_the_steps_that_are_asked_for_are_written(ask):
+    def numbers(*options):
+        status, out, _ = ask("gpipe", "--ranks", 2, "--microbatches", 1, *options)
+        assert status == 0
+        return re.findall(r"^(?:step (\d)|(end))", out, flags=re.MULTILINE)
+
+    assert len(numbers("--all")) == len(numbers()) == 6
+    assert numbers("--at", 3) == [("3", "")] and numbers("--at", -1) == [("", "end")]
+    assert numbers("--from", 3, "--to", 4) == [("3", ""), ("4", "")]
+    assert numbers("--from", 4) == [("4", ""), ("", "end")] and numbers("--to", -5) == [("0", ""), ("1", "")]
+    assert numbers("--from", 3, "--to", 2) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--at", 6], "--at is 6; there are steps 0 to 5"),
+        (["--from", -7], "--from is -7"),
+        (["--to", 99], "--to is 99"),
+        (["--at", 1, "--from", 1], "--at shows one step"),
+        (["--memory-limit", 0], "memory_limit is 0"),
+        (["--costs", "F=1:2:3"], "forward has 3 values for 2 stages"),
+    ],
+)
+def test_steps_that_are_not_there_are_a_wrong_question(options, words, ask):
+    status, out, err = ask("gpipe", "--ranks", 2, "--microbatches", 1, *options)
+    assert (status, out) == (2, "") and words in err
+
+
+def test_json_is_one_line_for_each_step_with_what_the_walk_says_and_the_verdict_last(ask):
+    options = ("zb-h1", "--ranks", 2, "--microbatches", 3, "--costs", "latency=0.5")
+    status, out, _ = ask(*options, "--json")
+    lines = list(map(json.loads, out.splitlines()))
+    walkthrough = Walkthrough(schedules.zb_h1(2, 3), Costs(latency=0.5))
+    assert status == 0 and lines == [snapshot_as_data(walkthrough, snapshot) for snapshot in walkthrough]
+    timeline = walkthrough.timeline
+    for rank, row in enumerate(timeline.spans):
+        events = [line["event"] for line in lines[1:-1] if line["event"]["rank"] == rank]
+        assert [(e["action"], e["start"], e["end"]) for e in events] == [(str(a), s, e) for a, s, e in row]
+    assert ["verdict" in line for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert lines[-1]["verdict"].items() >= {"legal": True, "makespan": timeline.makespan, "stuck": []}.items()
+    arrived = {(m["value"], m["used_by"]): m["arrived"] for line in lines for m in line["messages"]}
+    expected = {(str(m.value), str(m.used_by)): m.arrived for m in timeline.messages}
+    assert arrived and arrived.items() <= expected.items()
+
+
+# -- illegal ones ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", ILLEGAL)
+def test_of_each_kind_of_mistake_the_problem_is_told_and_the_walk_goes_up_to_where_it_sticks(code, ask, file):
+    status, out, err = ask(file(ILLEGAL[code]))
+    assert (status, err) == (1, "")
+    ending = out[out.rindex("\nend, time") :]
+    assert f"[{code}] " in ending
+    walkthrough = Walkthrough(schedule_of_text(ILLEGAL[code]))
+    for rank, state in walkthrough.stuck.items():
+        assert f"  rank {rank}: stuck at {state.action}: needs {state.awaited}" in ending
+        assert f"rank {rank} is stuck at {state.action} (step {state.position} of its list)" in ending
+    if not walkthrough.stuck:
+        assert "it ran to its end all the same" in ending
+    status, out, _ = ask(file(ILLEGAL[code]), "--json", "--at", -1)
+    verdict = json.loads(out)["verdict"]
+    assert status == 1 and verdict["legal"] is False and verdict["problems"][0]["code"] == code
+    assert verdict["stuck"] == list(walkthrough.stuck) and verdict["circle"] == list(walkthrough.circle)
+
+
+def test_the_naive_order_of_messages_ends_with_the_circle_named(ask, file):
+    _, out, _ = ask(file(NAIVE), "--at", -1)
+    assert out.startswith(
+        "end, time 4 rounds: ranks 0, 1 are stuck\n  rank 0: stuck at 0SEND_F1: needs 1RECV_F1 on rank 1"
+    )
+    assert "\nthe circle: rank 0 waits for rank 1, rank 1 waits for rank 0\n" in out
+    assert "rank 1 is stuck at 1SEND_B0 (step 3 of its list): it needs 0RECV_B0, step 4 of rank 0\n" in out
+
+
+def test_what_is_missing_or_later_in_the_own_list_or_of_no_stage_is_said_so(ask, file):
+    out = ask(file("0F0 0B0\n1F0"), "--at", -1)[1]
+    assert "needs 1B0, which is missing" in out and "itself" not in out and "circle" not in out
+    out = ask(file("0F0 0B0\n1B0"), "--at", -1)[1]  # rank 1 lacks an action of its own, and waits for nobody
+    assert "needs 1F0, which is missing" in out and "itself" not in out and "circle" not in out
+    out = ask(file("0B0 0F0"), "--at", -1)[1]
+    assert "needs 0F0, later in its own list" in out and "rank 0 waits for itself" in out
+    assert "of a stage that is not there" in ask(file("0F0 0SEND_F0 0B0"), "--at", -1)[1]
+
+
+def test_where_not_even_the_first_step_is_there_the_problem_is_the_answer(ask, file):
+    status, out, err = ask(file("0F0 0B0\nhello"))
+    assert (status, out) == (1, "") and "'hello' is not an action" in err
+    status, out, err = ask(file("0F0 0B0 0F999999"))
+    assert (status, out) == (1, "") and "[missing]" in err
+
+
+# -- the screen ------------------------------------------------------------------------------------------------
+
+
+class Keys(Screen):
+    """A screen of any size that presses keys by itself, and answers what is asked."""
+
+    def __init__(self, keys, answers=(), size=(79, 24)):
+        self.keys, self.answers, self.columns_and_lines = list(keys), list(answers), size
+        self.shown = []
+
+    def size(self):
+        return self.columns_and_lines
+
+    def show(self, lines):
+        self.shown.append(list(lines))
+
+    def read_key(self):
+        return self.keys.pop(0) if self.keys else "eof"
+
+    def ask(self, question):
+        return self.answers.pop(0) if self.answers else ""
+
+
+def pressed(walkthrough, *keys, answers=()):
+    screen = Keys(keys, answers)
+    stepper = Stepper(walkthrough, screen, colour=False)
+    stepper.run()
+    return stepper, screen
+
+
+def test_each_key_goes_where_it_says():
+    walkthrough = Walkthrough(schedules.one_f_one_b(4, 8))
+    for keys, answers, number in (
+        (["n", "space", "right", "enter", "down"], [], 5),
+        (["n", "n", "n", "p"], [], 2),
+        (["end"], [], 65),
+        (["end", "left"], [], 64),
+        (["end", "n", "n"], [], 65),
+        (["p"], [], 0),
+        (["pagedown", "pagedown", "pageup"], [], 10),
+        (["end", "home"], [], 0),
+        (["g"], ["17"], 17),
+        (["g"], ["1000"], 65),
+        (["g"], ["t9"], walkthrough.at_time(9)),
+        (["n", "g"], [""], 1),
+        (["n", "?", "x", "n"], [], 2),  # a key ends the help, and no more
+    ):
+        assert pressed(walkthrough, *keys, answers=answers)[0].number == number, keys
+
+
+def test_one_rank_may_be_followed():
+    walkthrough = Walkthrough(schedules.one_f_one_b(4, 2))
+    own = [number for number, event in enumerate(walkthrough.events, 1) if event.rank == 2]
+    for count, number in enumerate(own, 1):
+        assert pressed(walkthrough, "r", *["n"] * count, answers=["2"])[0].number == number
+    stepper, screen = pressed(walkthrough, "r", *["n"] * 9, answers=["2"])
+    assert stepper.number == len(walkthrough) - 1 and screen.shown[-1][-1].startswith("only rank 2 | ")
+    assert pressed(walkthrough, "r", "n", "r", "n", answers=["2", ""])[0].number == own[0] + 1
+    assert pressed(walkthrough, "r", "end", "p", "p", answers=["2"])[0].number == own[-2]
+    assert pressed(walkthrough, "n", "n", "r", "p", "p", answers=["2"])[0].number == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "answer", "words"), [("z", "", "'z' is no key"), ("g", "soon", "neither a step"), ("r", "9", "is no rank")]
+)
+def test_a_wrong_key_and_a_wrong_answer_are_told_and_change_nothing(key, answer, words):
+    stepper, screen = pressed(Walkthrough(schedules.gpipe(2, 2)), "n", key, answers=[answer])
+    assert stepper.number == 1 and words in screen.shown[-1][-1]
+    _, screen = pressed(Walkthrough(schedules.gpipe(2, 2)), "n", key, "n", answers=[answer])
+    assert words not in screen.shown[-1][-1]
+
+
+def test_times_in_seconds_are_shown_and_asked_for_in_milliseconds():
+    walkthrough = Walkthrough(schedules.gpipe(2, 2), Costs(0.010, 0.010, 0.010, unit="s"))
+    stepper, screen = pressed(walkthrough, "g", answers=["t25"])
+    assert stepper.number == walkthrough.at_time(0.025) and "time 20 of 90 ms" in screen.shown[-1][0]
+
+
+NAMES = st.sampled_from(["n", "p", "end", "home", "pagedown", "pageup", "g", "r", "?", "x", "space", "escape"])
+ANSWERS = st.sampled_from(["", "0", "3", "t2.5", "t", "-1", "99", "nan", "tnan", "tinf", "²"])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(NAMES, max_size=12),
+    st.lists(ANSWERS, max_size=6),
+    st.tuples(st.integers(1, 130), st.integers(1, 45)),
+    named_schedules(max_ranks=6, max_microbatches=4, max_chunks=2),
+)
+def test_no_keys_and_no_size_of_the_window_do_any_harm(keys, answers, size, named):
+    screen = Keys(keys, answers, size)
+    stepper = Stepper(Walkthrough(named[1]), screen, colour=False)
+    stepper.run()
+    assert 0 <= stepper.number < len(stepper.walkthrough)
+    for lines in screen.shown:
+        assert len(lines) <= size[1] and all(len(line) <= size[0] for line in lines)
+
+
+def test_a_screen_of_1f1b_as_on_paper():
+    walkthrough = Walkthrough(schedules.one_f_one_b(4, 8))
+    assert Frame(walkthrough).draw(walkthrough[17], 79, 23) == [
+        "1f1b: 4 ranks, 4 stages, 8 microbatches       step 17 of 64, time 9 of 33 units",
+        "rank 2 begins 2B1: backward of microbatch 1 on stage 2",
+        "",
+        "units  |0        |5        |10       |15       |20       |25       |30",
+        "                         v",
+        "rank 0 F0F1F2F3··········  B0  F4B1  F5B2  F6B3  F7B4    B5    B6    B7",
+        "rank 1 ··F0F1F2········B0==F3B1  F4B2  F5B3  F6B4  F7B5    B6    B7",
+        "rank 2>····F0F1····B0==F2B1==F3B2  F4B3  F5B4  F6B5  F7B6    B7",
+        "rank 3 ······F0B0==F1B1==F2B2  F3B3  F4B4  F5B5  F6B6  F7B7",
+        "",
+        "       now                                    next         holds",
+        "rank 0 waits for 1B0 on rank 1 until 10       0B0 0F4 0B1  4 (0-3)",
+        "rank 1 1B0 until 10                           1F3 1B1 1F4  3 (0-2)",
+        "rank 2>2B1 until 11                           2F3 2B2 2F4  2 (1,2)",
+        "rank 3 begins 3F2 now                         3F2 3B2 3F3",
+        "",
+        "result of 0F3, rank 0 to rank 1: lies there for 1F3",
+        "result of 2F2, rank 2 to rank 3: lies there for 3F2",
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    data=st.data(),
+    width=st.integers(LEAST_SIZE[0], 200),
+    height=st.integers(LEAST_SIZE[1], 60),
+    named=named_schedules(max_ranks=12, max_microbatches=6, max_chunks=3),
+    unit=st.sampled_from([1.0, 0.37, 1e-6]),
+    latency=st.sampled_from([0.0, 0.5]),
+    is_lowered=st.booleans(),
+    is_broken=st.booleans(),
+)
+def test_a_frame_fits_its_window_and_colour_changes_no_character(
+    data, width, height, named, unit, latency, is_lowered, is_broken
+):
+    schedule = lower(named[1]) if is_lowered else named[1]
+    if is_broken:
+        rows = [row[1:] if rank == 0 else row for rank, row in enumerate(schedule.actions)]
+        schedule = table("broken", schedule.placement, schedule.num_microbatches, rows)
+    try:
+        walkthrough = Walkthrough(schedule, Costs(unit, latency=latency))
+    except ScheduleError:
+        return
+    snapshot = walkthrough[data.draw(st.integers(0, len(walkthrough) - 1))]
+    lines = Frame(walkthrough).draw(snapshot, width, height)
+    assert len(lines) <= height and all(len(line) <= width for line in lines)
+    assert list(map(plain, Frame(walkthrough, colour=True).draw(snapshot, width, height))) == lines
+    if snapshot.event:
+        assert any(re.match(rf"rank {snapshot.event.rank} *>", line) for line in lines)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), named=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=2))
+def test_in_the_grid_what_has_begun_is_filled_and_what_comes_is_not(data, named):
+    walkthrough = Walkthrough(named[1])
+    snapshot = walkthrough[data.draw(st.integers(0, len(walkthrough) - 1))]
+    frame = Frame(walkthrough)
+    lines = frame.draw(snapshot, 2000, 40)  # so wide that all is there
+    at = next(i for i, line in enumerate(lines) if line.startswith("units"))
+    columns = frame.grid.columns
+    for rank, state in enumerate(snapshot.ranks):
+        now = round(columns.column(state.until if state.activity == "runs" else snapshot.time))
+        row = lines[at + 2 + rank][len("rank 0 ") :].ljust(now)
+        assert " " not in row[:now] and not set(row[now:]) & set("-=~+·")
+        coming = walkthrough.program.actions[rank][state.position + (state.activity == "runs") :]
+        assert re.findall(r"[FBIW]\d+", row[now:].upper()) == [f"{a.kind}{a.microbatch}" for a in coming]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    data=st.data(),
+    named=named_schedules(["1f1b", "zb-v", "gpipe"], max_ranks=4, max_microbatches=12),
+    width=st.integers(LEAST_SIZE[0], 90),
+)
+def test_the_part_of_the_grid_that_is_shown_has_the_cursor_and_is_busy_where_its_ranks_are(data, named, width):
+    walkthrough = Walkthrough(named[1])
+    snapshot = walkthrough[data.draw(st.integers(1, len(walkthrough) - 1))]
+    frame = Frame(walkthrough)
+    lines = frame.draw(snapshot, width, 40)
+    at = next(i for i, line in enumerate(lines) if line.startswith("units"))
+    tick = re.search(r"\|(\d+)", lines[at])
+    per_unit = frame.grid.columns.total / walkthrough.timeline.makespan
+    first = int(tick[1]) * per_unit - (tick.start() - 7)  # the strip's column at the left edge
+    marker = lines[at + 1].index("v")
+    assert 7 <= marker < width
+    assert marker - 7 + first == snapshot.time * per_unit or snapshot.number == len(walkthrough) - 1
+    for row, spans in zip(lines[at + 2 :], walkthrough.timeline.spans):
+        busy = {unit for _, start, end in spans for unit in range(int(start), int(end))}
+        for column, sign in enumerate(row[7:marker]):
+            assert (sign != "·") == ((first + column) // per_unit in busy)
+
+
+# -- in a terminal ---------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A program in a pseudo-terminal: press keys, read the screen, resize."""
+
+    def __init__(self, *arguments, size=(80, 24), **changes):
+        self.master, self.slave = pty.openpty()
+        self.resize(*size)
+        self.before = termios.tcgetattr(self.slave)
+        self.output = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "minipipe", "step", *map(str, arguments)],
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            cwd=ROOT,
+            env=environment(**{"TERM": "xterm-256color", **changes}),
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
+        )
+
+    def resize(self, columns, lines):
+        self.size = columns, lines
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def press(self, keys, words, limit=30):
+        """Press keys, wait until the screen has the words, and return it."""
+        os.write(self.master, keys.encode())
+        deadline = time.monotonic() + limit
+        while not self.is_drawn() or words not in "\n".join(self.screen()):
+            if not select.select([self.master], [], [], max(0, deadline - time.monotonic()))[0]:
+                raise AssertionError(f"{words!r} never came; the screen:\n{self.screen()}")
+            self.output += os.read(self.master, 65536).decode()
+        return self.screen()
+
+    def is_drawn(self):
+        return "\x1b[J" in self.output.rsplit("\x1b[H", 1)[-1] or "\x1b" not in self.output
+
+    def screen(self):
+        return plain(self.output.rsplit("\x1b[H", 1)[-1]).replace("\r\n", "\n").split("\n")
+
+    def end(self, limit=30):
+        """Wait until the program has ended; return its status and all that it wrote."""
+        status = self.process.wait(limit)
+        while select.select([self.master], [], [], 0)[0]:
+            self.output += os.read(self.master, 65536).decode()
+        return status, self.output
+
+
+@pytest.fixture
+def terminal():
+    opened = []
+
+    def start(*arguments, **options):
+        opened.append(Terminal(*arguments, **options))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+        for descriptor in (one.master, one.slave):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def test_in_a_terminal_keys_walk_back_and_forth_and_it_is_left_as_it_was(terminal):
+    window = terminal("1f1b")
+    assert window.press("", "n next  p back")[0].endswith("step 0 of 64, time 0 of 33 units")
+    assert termios.tcgetattr(window.slave) != window.before
+    window.press("n", "step 1 of 64")
+    window.press("\x1b[C", "step 2 of 64")  # right
+    window.press("\x1bOC", "step 3 of 64")  # the same, as some terminals have it
+    window.press("p", "step 2 of 64")
+    window.press("\x1b[6~", "step 12 of 64")  # page down
+    window.press("g", "go to a step, 0 to 65")
+    window.press("2x\x7f0\r", "step 20 of 64")
+    window.press("gt9\r", "step 18 of 64, time 9 of 33 units")
+    window.press("r2\rn", "only rank 2")
+    window.press("?", "any key goes back")
+    window.press(" ", "rank 2 begins")
+    screen = window.press("\x1b[F", "end, time 33 units")
+    assert "1f1b: makespan 33 units, bubble 27.3 %, peak activations by rank 4, 3, 2, 1" in screen
+    window.press("\x1b[H", "step 0 of 64")
+    os.write(window.master, b"q")
+    status, output = window.end()
+    assert status == 0 and termios.tcgetattr(window.slave) == window.before
+    assert output.count("\x1b[?1049h") == output.count("\x1b[?1049l") == 1
+    left = output.split("\x1b[?1049l")[1]
+    assert "\x1b[?25h" in output and left.strip().startswith("1f1b: makespan 33 units")
+
+
+def test_it_follows_the_size_of_the_window_at_the_next_key_and_shows_the_rank_in_question(terminal):
+    window = terminal("1f1b", "--ranks", 12, NO_COLOR="1")
+    screen = window.press("", "q quit")
+    assert len(screen) == 24 and max(map(len, screen)) <= 80
+    for columns, lines in ((120, 40), (60, 14), (80, 24)):
+        window.resize(columns, lines)
+        window.press("\x1b[F", "end, time")
+        screen = window.press("g40\r", "step 40 of")
+        assert len(screen) == lines and columns - 15 <= max(map(len, screen)) <= columns
+        rank = re.match(r"rank (\d+) begins", screen[1])[1]
+        assert sum(line.startswith(f"rank {rank}".ljust(7) + ">") for line in screen) == 2
+    assert "\x1b[3" not in window.output and "\x1b[48" not in window.output
+
+
+def test_ctrl_c_restores_the_terminal_and_ends_with_130(terminal):
+    window = terminal("1f1b")
+    window.press("nn", "step 2 of")  # typed ahead
+    os.write(window.master, b"\x03")
+    status, output = window.end()
+    assert status == 130 and termios.tcgetattr(window.slave) == window.before
+    assert output.rstrip().endswith("\x1b[?25h\x1b[?1049l") and "Traceback" not in output
+
+
+def test_an_illegal_one_is_shown_in_a_terminal_with_its_problem_and_ends_with_1(terminal, file):
+    window = terminal(file(NAIVE))
+    screen = window.press("", "n next")
+    assert screen[2].startswith("[rendezvous-deadlock] These ranks wait for each other in a circle")
+    screen = window.press("\x1b[F", "the circle: rank 0 waits for rank 1, rank 1 waits for rank 0")
+    assert any(line.endswith("0SEND_F1!") for line in screen) and any(
+        "stuck: needs 0RECV_B0" in line for line in screen
+    )
+    assert "\x1b[1;38;5;160m" in window.output
+    os.write(window.master, b"\x04")  # the end of the input is a way to quit, too
+    status, output = window.end()
+    assert status == 1 and "[rendezvous-deadlock]" in output.split("\x1b[?1049l")[1]
+
+
+def test_a_terminal_that_can_do_nothing_takes_lines(terminal):
+    window = terminal("gpipe", "--ranks", 2, "--microbatches", 1, TERM="dumb")
+    window.press("", "step 0 of 4")
+    window.press("n\n", "step 1 of 4")
+    window.press("\n", "step 2 of 4")
+    window.press("g\n", "go to a step")
+    window.press("4\n", "step 4 of 4")
+    os.write(window.master, b"q\n")
+    status, output = window.end()
+    assert status == 0 and "\x1b" not in output
+
+
+def test_in_a_terminal_all_is_written_when_asked(terminal):
+    status, output = terminal("gpipe", "--ranks", 2, "--microbatches", 1, "--all").end()
+    assert status == 0 and output.count("step ") == 5 and "\x1b" not in output

@@ -1,0 +1,325 @@
+"""The rules of the house: who imports whom, where a truth is stated, and how much code a reader has to read."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.code_lines import code_lines, functions
+
+PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
+
+# Room -> the rooms that it may import, and packages from outside besides the standard library.
+ROOMS = {
+    "errors": set(),
+    "version": set(),
+    "lazy": set(),
+    # schedules: standard library only
+    "schedules": {"errors", "lazy"},
+    "analysis": {"errors", "schedules"},
+    "simulation": {"errors", "schedules", "analysis"},
+    "render": {"schedules", "analysis", "simulation"},
+    "stepper": {"errors", "schedules", "analysis", "simulation", "render"},
+    # numerics
+    "backend": {"numpy", "cupy", "cupyx", "errors"},
+    "recording": set(),
+    "autograd": {"numpy", "errors", "backend", "recording"},
+    "tensor": {"numpy", "errors", "backend", "recording", "autograd"},
+    "held": {"numpy", "autograd", "backend", "tensor"},
+    "place": {"errors"},
+    "bundle": {"errors", "tensor"},
+    "functional": {"errors", "backend", "autograd", "tensor", "place"},
+    "nn": {"numpy", "errors", "backend", "recording", "autograd", "tensor", "place", "bundle", "functional"},
+    "optim": {"numpy", "errors", "backend", "recording", "nn"},
+    # both together
+    "comm": {"numpy", "errors", "backend", "threadpoolctl", "mpi4py"},
+    "pipeline": {
+        *("numpy", "errors", "version", "backend", "recording", "autograd", "tensor", "held", "place", "bundle"),
+        *("functional", "nn", "optim", "schedules", "analysis", "simulation", "comm"),
+    },
+    "data": {"numpy"},
+    "testing": {"numpy", "backend", "tensor", "place", "nn", "schedules", "comm", "pipeline"},
+    "coursework": {"numpy", "errors", "schedules", "analysis"},
+    "cli": {
+        *("errors", "version", "schedules", "analysis", "simulation", "render", "stepper"),
+        *("backend", "comm", "coursework"),
+    },
+    "__main__": {"cli"},
+    "__init__": {"lazy"},
+}
+ONLY_HERE = {
+    "mpi4py": "comm.mpi",
+    "cupy": "backend",
+    "cupyx": "backend",
+}  # what may be missing is imported in one place
+# Imports inside a function, by which a file opens one above it when it is called: a property of data, or a picture.
+DOORS = {
+    ("schedules.action_table", "render.notebook"),
+    ("simulation.timeline", "render.notebook"),
+    ("simulation.timeline", "simulation.explanation"),
+}
+CORE = [
+    *("autograd", "tensor", "backend", "comm", "analysis", "pipeline"),
+    *(
+        f"functional.{name}"
+        for name in ("elementwise", "operators", "reduction", "shape", "linear", "activation", "loss")
+    ),
+    *(f"schedules.{name}" for name in ("action", "action_table", "schedule", "program", "text", "placement", "row")),
+    *(f"schedules.{name}" for name in ("chunks", "registry", "gpipe", "one_f_one_b", "zero_bubble")),
+]
+FIRST_PATH = [
+    *("schedules.one_f_one_b", "schedules.action", "analysis.dependencies", "analysis.lowering", "pipeline.executor"),
+    *("pipeline.stage", "functional.linear", "tensor", "autograd", "comm.thread"),
+]
+# Lines of code. Engine and pipeline are still to be rebuilt: until then they may be over by what they are over today.
+BUDGETS = {"core": (CORE, 4000, 658), "first path": (FIRST_PATH, 1000, 257)}
+MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
+NOT_YET_REBUILT = {"comm/mpi.py", "pipeline/pipeline.py:__init__", "testing.py:check_same_as_one_process"}
+
+FILES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+SOURCES = {module: path.read_text() for module, path in FILES.items()}
+TREES = {module: ast.parse(source) for module, source in SOURCES.items()}
+
+
+def room_of(module):
+    return module.split(".")[0]
+
+
+def imports_of(module):
+    """Yield (module of minipipe or package from outside, whether it is imported inside a function)."""
+    inside = {
+        id(node)
+        for function in ast.walk(TREES[module])
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            members = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name.removeprefix("minipipe.") in FILES else node.module for name in members]
+        else:
+            continue
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top not in sys.stdlib_module_names:
+                yield (rest if top == "minipipe" else top), id(node) in inside
+
+
+def is_for_type_checkers(module):
+    """The lazy packages import for editors what they load on demand at run time."""
+    return module in ("__init__", "schedules")
+
+
+# -- walls ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_a_file_imports_only_from_the_rooms_that_its_room_may_know(module):
+    for imported, is_inside in imports_of(module):
+        room = room_of(imported)
+        if room == room_of(module) or (module, imported) in DOORS:
+            continue
+        if is_for_type_checkers(module) and not is_inside and belongs(imported, ALL_LAZY[module]):
+            continue
+        assert room in ROOMS[room_of(module)], f"{module} imports {imported}"
+        assert ONLY_HERE.get(room, module) == module, f"{module} imports {room}"
+
+
+def test_the_table_names_no_room_that_is_gone_and_rooms_import_one_way():
+    assert set(ROOMS) == {room_of(module) for module in FILES}
+    known = {room: ROOMS[room] & set(ROOMS) for room in ROOMS}
+    assert_no_circle(known)
+
+
+def test_files_import_one_way():
+    """A package's ``__init__`` opens its room to others; within the room files name each other."""
+    graph = {
+        module: {other for other, is_inside in imports_of(module) if other in FILES and not is_inside}
+        for module in FILES
+        if not is_for_type_checkers(module)
+    }
+    assert_no_circle(graph)
+
+
+def test_every_door_is_used_and_opens_upwards():
+    used = {(module, imported) for module in FILES for imported, is_inside in imports_of(module) if is_inside}
+    assert used >= DOORS
+
+
+def assert_no_circle(graph):
+    finished, path = set(), []
+
+    def visit(node):
+        assert node not in path, " -> ".join([*path[path.index(node) :], node])
+        if node not in finished and node in graph:
+            path.append(node)
+            for other in sorted(graph[node]):
+                visit(other)
+            path.pop()
+            finished.add(node)
+
+    for node in graph:
+        visit(node)
+
+
+@pytest.mark.parametrize(
+    "graph", [{"a": {"b"}, "b": {"a"}}, {"a": {"a"}}, {"x": set(), "a": {"b", "x"}, "b": {"c"}, "c": {"x", "b"}}]
+)
+def test_a_circle_is_found(graph):
+    with pytest.raises(AssertionError, match="->"):
+        assert_no_circle(graph)
+
+
+def lazy_names(module):
+    """Return {module: names} as the package loads them on demand."""
+    call = next(n for n in ast.walk(TREES[module]) if getattr(getattr(n, "func", None), "id", "") == "names_on_demand")
+    package = "minipipe" if module == "__init__" else f"minipipe.{module}"
+    return eval(compile(ast.Expression(call.args[1]), module, "eval"), {"__name__": package})
+
+
+ALL_LAZY = {module: {m.removeprefix("minipipe.") for m in lazy_names(module)} for module in ("__init__", "schedules")}
+
+
+@pytest.mark.parametrize("package", ["minipipe", "minipipe.schedules"])
+def test_what_a_package_loads_on_demand_is_what_it_shows_to_type_checkers(package):
+    module = "__init__" if package == "minipipe" else package.removeprefix("minipipe.")
+    block = next(n for n in TREES[module].body if isinstance(n, ast.If) and n.test.id == "TYPE_CHECKING")
+    shown = {alias.name for node in block.body for alias in node.names}
+    loaded = {name for names in lazy_names(module).values() for name in names}
+    assert shown == loaded
+    program = (
+        f"import {package} as p; names = {sorted(loaded)}; assert all(hasattr(p, n) and n in dir(p) for n in names)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, check=True)
+
+
+# -- one truth, one place -----------------------------------------------------------------------------------------
+
+
+def neighbours_in(tree):
+    """Yield the expressions ``stage + 1`` and ``stage - 1``, however the stage is called."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+            for stage, one in ((node.left, node.right), (node.right, node.left)):
+                name = getattr(stage, "id", getattr(stage, "attr", ""))
+                if isinstance(one, ast.Constant) and one.value == 1 and (name == "s" or name.endswith("stage")):
+                    yield ast.unparse(node)
+
+
+def test_the_neighbour_of_a_stage_is_computed_in_one_file():
+    found = {module: list(neighbours_in(tree)) for module, tree in TREES.items()}
+    assert [module for module, expressions in found.items() if expressions] == ["analysis.dependencies"], found
+
+
+@pytest.mark.parametrize("text", ["stage + 1", "1 + stage", "action.stage - 1", "first_stage - 1", "[s + 1]"])
+def test_the_neighbour_of_a_stage_is_found_wherever_it_is_computed(text):
+    assert list(neighbours_in(ast.parse(text)))
+
+
+# -- how much there is to read ------------------------------------------------------------------------------------
+
+
+def belongs(module, rooms):
+    return any(module == room or module.startswith(f"{room}.") for room in rooms)
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_the_code_of_the_core_and_of_the_first_path_keeps_its_budget(name, record_property):
+    rooms, budget, still_over = BUDGETS[name]
+    lines = {module: len(code_lines(SOURCES[module])) for module in FILES if belongs(module, rooms)}
+    assert set(rooms) <= {room for room in rooms if any(belongs(module, [room]) for module in lines)}
+    total = sum(lines.values())
+    print(f"\n{name}: {total} lines of code in {len(lines)} files, the budget is {budget}")
+    assert total <= budget + still_over, f"{name} has {total} lines of code: {total - budget} over its budget"
+    assert not still_over or total > budget + still_over - 50, (
+        f"{name} has shrunk: set what it is over to {total - budget}"
+    )
+
+
+@pytest.mark.parametrize("path", FILES.values(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_and_no_function_is_long(path):
+    name, source = str(path.relative_to(PACKAGE)), path.read_text()
+    if name not in NOT_YET_REBUILT:
+        assert len(code_lines(source)) <= MOST_IN_A_FILE
+    long = {function: lines for function, lines in functions(source) if lines > MOST_IN_A_FUNCTION}
+    assert set(long) <= {entry.split(":")[1] for entry in NOT_YET_REBUILT if entry.startswith(f"{name}:")}, long
+
+
+def test_lines_of_code_are_neither_docstrings_nor_comments_nor_blank():
+    source = '"""One.\n\nTwo."""\n\n# three\nx = """four\nfive"""\n\n\ndef f():\n    "six"\n    return (\n        1  # seven\n    )\n'
+    assert code_lines(source) == {6, 7, 10, 12, 13, 14}
+    assert list(functions(source)) == [("f", 4)]
+
+
+# -- doors of the whole house -------------------------------------------------------------------------------------
+
+
+def test_import_minipipe_loads_neither_mpi_nor_numpy_and_prints_nothing():
+    program = (
+        "import sys, threading, minipipe\n"
+        "unwanted = {'numpy', 'mpi4py', 'cupy', 'matplotlib', 'pytest', 'hypothesis'} & set(sys.modules)\n"
+        "assert not unwanted, unwanted\n"
+        "assert threading.active_count() == 1\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=PACKAGE.parent, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_schedules_verifier_simulator_and_pictures_need_neither_numpy_nor_mpi_nor_a_thread():
+    """In an interpreter in which NumPy and mpi4py cannot be imported, and in which no thread can be started."""
+    program = """
+import builtins, sys, threading
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("numpy", "mpi4py", "cupy"):
+            raise AssertionError(f"{name} was imported")
+sys.meta_path.insert(0, Refused())
+def start(self):
+    raise AssertionError("a thread was started")
+threading.Thread.start = start
+
+from minipipe import Costs, render, schedules, simulate, verify
+from minipipe.cli import main
+names = list(schedules.REGISTRY)
+for name in names:
+    schedule = schedules.build(name, 3, 6)
+    verify(schedule)
+    verify(schedules.lower(schedule))
+    timeline = simulate(schedule, Costs(latency=0.5))
+    assert schedules.Schedule.from_csv(schedule.to_csv(), name).actions == schedule.actions
+    for drawn in (render.draw_text(timeline), render.draw_svg(schedule, messages=True), render.draw_html(timeline)):
+        assert len(drawn) > 100
+    for command in (["show", name], ["check", name], ["simulate", name], ["step", name, "--at", "3"]):
+        assert main(command) == 0
+assert main(["schedules"]) == 0
+print(len(names))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=PACKAGE.parent, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "14"
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_every_public_module_says_what_it_offers(module):
+    tree = TREES[module]
+    names = {t.id for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) for t in _targets(node)}
+    assert "__all__" in names, f"{module} has no __all__"
+    assert ast.get_docstring(tree), f"{module} has no docstring"
+
+
+def _targets(node):
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    targets = [element for target in targets for element in getattr(target, "elts", [target])]
+    return [target for target in targets if isinstance(target, ast.Name)]
