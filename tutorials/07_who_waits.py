@@ -290,11 +290,11 @@ assert gpipe.makespan == 72
 assert one_f_one_b.makespan == 82
 
 # %% [markdown]
-# In GPipe messages are in flight while the next microbatch is computed; ranks wait only for the first one and the last
-# one. In 1F1B rank 0 holds 4 microbatches, and can only start another when one of these has come back. The round trip
-# takes 4 forwards, 4 backwards and 6 messages: `4 (2 + 4) + 6 = 30` units. Four microbatches in 30 units is one every
-# 7.5, but a rank's work on a microbatch takes only 6. In general, with `K` microbatches held on rank 0, the time per
-# microbatch is
+# In GPipe messages are in flight while the next microbatch is computed; a rank waits only for its first activation and
+# its first gradient. In 1F1B rank 0 holds 4 microbatches, and can only start another when one of these has come back.
+# The round trip takes 4 forwards, 4 backwards and 6 messages: `4 (2 + 4) + 6 = 30` units. Four microbatches in 30 units
+# is one every 7.5, but a rank's work on a microbatch takes only 6. In general, with `K` microbatches held on rank 0,
+# the time per microbatch is
 #
 # > the larger of `tF + tB` and `(p (tF + tB) + 2 (p-1) c) / K`.
 #
