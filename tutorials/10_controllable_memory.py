@@ -217,7 +217,7 @@ assert problem.code == "memory" and (problem.rank, problem.step) == (0, 6)
 assert problem.message == "Rank 0, step 6: with 0F6 it holds 7 (stage, microbatch) pairs; the limit is 6."
 
 # %%
-verify(v_half, memory_limit=6)  # says nothing: it is legal, and holds no more than that
+verify(v_half, memory_limit=6)  # silent: it is legal, and within the limit
 verify(v_min, memory_limit=4)
 
 # %% [markdown]
