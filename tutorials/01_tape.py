@@ -106,8 +106,8 @@ assert [value.number for value in tape] == [9.0, 12.0]
 # product grows 3 times as fast as its first factor, so this path contributes 1 * 3 = 3.
 #
 # There are three such paths, because `x` is used three times. When `x` moves, all three uses move with it, and each
-# adds its own share to the movement of the result. So **the gradient is the sum over all paths**: 1 * 3 + 1 * 3 + 1 =
-# 7, the slope that we found by trying.
+# adds its own share to the movement of the result. So **the gradient is the sum over all paths**: 1 * 3 + 1 *
+# 3 + 1 = 7, the slope that we found by trying.
 #
 # There is no need to follow every path. Walk the tape from its end to its beginning. Each value multiplies its gradient
 # by the slopes of its inputs and hands the products on; each input *adds* up what it receives. On the tape a result
@@ -242,7 +242,7 @@ assert in_parts.grad.item() == at_once.grad.item() == 10.0
 #
 # 1. `Value` cannot subtract. Give it `__sub__`, compute `x * x - x` at 3, and compare with `slope`.
 # 2. Before you run it: what is the gradient of `x` for `y = x * x; z = y * y` at 3? Count the paths.
-# 3. The coursework task for this lesson is `01_multiply`: the product of two tensors, with its vjps. (`minipipe
-#    coursework DIR` creates your copy of all the tasks in the folder DIR.)
+# 3. The coursework task for this lesson is `01_multiply`: the product of two tensors, with its vjps.
+#    (`minipipe coursework DIR` creates your copy of all the tasks in the folder DIR.)
 #
 # Next, `02_one_rank.py`: a network that learns to read digits with the machinery that you have just built.

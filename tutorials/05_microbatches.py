@@ -215,8 +215,8 @@ assert counts[times.index(min(times))] == 8
 
 # %% [markdown]
 # The bubble keeps shrinking from line to line, but the makespan has its minimum at 8 microbatches, and with 64 it is as
-# bad as with 1. With a fixed time `h`, `n` samples in the batch and a time `t` for each sample, the makespan is `3 (m +
-# p - 1)(h + n t / m)`. It has its minimum where `m` is the square root of `(p-1) n t / h`:
+# bad as with 1. With a fixed time `h`, `n` samples in the batch and a time `t` for each sample, the makespan is
+# `3 (m + p - 1)(h + n t / m)`. It has its minimum where `m` is the square root of `(p-1) n t / h`:
 
 # %%
 best = ((4 - 1) * 64 * 1 / 3) ** 0.5

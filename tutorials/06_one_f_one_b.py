@@ -186,8 +186,8 @@ for schedule in (gpipe, mine):
 # ## Memory for time: recompute
 #
 # Is that still too much? Then keep only the **input** of a stage, discard everything inside, and compute it again at
-# the start of the backward. Four arrays become one. The price is a second forward. In minipipe it is `Pipeline(...,
-# recompute=True)`; elsewhere it is called activation checkpointing.
+# the start of the backward. Four arrays become one. The price is a second forward. In minipipe it is
+# `Pipeline(..., recompute=True)`; elsewhere it is called activation checkpointing.
 
 # %%
 memory_again, measured_again, loss_again, gradients_again = run(mine, recompute=True)

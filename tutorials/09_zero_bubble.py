@@ -144,8 +144,8 @@ print(f"zb-h1 takes {timeline.makespan:g} units, 1F1B {simulate(one_f_one_b).mak
 assert timeline.makespan == 27 and simulate(at_once).makespan == 30 and simulate(one_f_one_b).makespan == 33
 
 # %% [markdown]
-# However they are arranged, each rank has 8 × 3 = 24 units of work. The rest is the bubble, and it is a multiple of p -
-# 1 = 3: three times that with a whole B, twice if the gradient leaves after I, and once if W is also postponed.
+# However they are arranged, each rank has 8 × 3 = 24 units of work. The rest is the bubble, and it is a multiple of
+# p - 1 = 3: three times that with a whole B, twice if the gradient leaves after I, and once if W is also postponed.
 
 # %%
 work = 8 * 3

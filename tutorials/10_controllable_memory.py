@@ -17,12 +17,12 @@ from minipipe.testing import check_same_as_one_process
 # ## Memory is lifetime times arrival rate
 #
 # A microbatch takes up memory on a rank from its F on that rank until its backward there is finished. Call that time
-# its *lifetime* on the rank. Once the pipeline is full, new microbatches arrive at a steady rate. If each lives for 12
-# units and one arrives every 3, then 12 / 3 = 4 are alive at any time. This is Little's law. (It also works for guests
-# in a hotel: the number of guests is the number of arrivals per day times the number of days that they stay.)
+# its *lifetime* on the rank. Once the pipeline is full, new microbatches arrive at a steady rate. If each lives for
+# 12 units and one arrives every 3, then 12 / 3 = 4 are alive at any time. This is Little's law. (It also works for
+# guests in a hotel: the number of guests is the number of arrivals per day times the number of days that they stay.)
 #
-# Here is 1F1B with four ranks and 24 microbatches; F, I and W take one unit each. A rank works on one microbatch for 3
-# units, so one arrives every 3. We look at microbatch 12, when the pipeline is full.
+# Here is 1F1B with four ranks and 24 microbatches; F, I and W take one unit each. A rank works on one microbatch for
+# 3 units, so one arrives every 3. We look at microbatch 12, when the pipeline is full.
 
 
 # %%

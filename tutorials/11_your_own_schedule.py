@@ -279,7 +279,7 @@ assert again.name == "mine" and again.actions == second_try.actions and again.pl
 # 3. With at most 2 microbatches on each of the same four ranks, `greedy` with `"FIW"` takes 51 units. Can you do
 #    better?
 # 4. The coursework tasks for this lesson are `14_puzzle`, a schedule under a memory limit, with points for getting
-#    close to par, and `09_verifier_rule`, in which you write the check that found your mistakes. (`minipipe coursework
-#    DIR` creates your copy.)
+#    close to par, and `09_verifier_rule`, in which you write the check that found your mistakes.
+#    (`minipipe coursework DIR` creates your copy.)
 #
 # Next, `12_plan_and_reality.py`: from units to milliseconds.
