@@ -86,7 +86,7 @@ def tree(value, slope="", indent=""):
     return lines
 
 
-tape.clear()  # so that you may run this cell again
+tape.clear()  # so that this cell can be run again
 x = Value(3.0, name="x")
 y = example(x)
 print("\n".join(tree(y)))

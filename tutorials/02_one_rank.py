@@ -142,7 +142,7 @@ def train(seed, epochs=10, batch_size=64, learning_rate=0.5):
         for epoch in range(epochs):
             losses.append([])
             for inputs, targets in data.batches(*training, batch_size, seed, epoch):
-                model.zero_grad()  # forget the gradients of the last step
+                model.zero_grad()  # clear the gradients of the last step
                 loss = loss_of(model(inputs), targets)  # forward
                 loss.backward()  # backward
                 optimiser.step()  # update

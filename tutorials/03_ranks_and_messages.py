@@ -245,7 +245,7 @@ with init_process_group() as group:
     sending = group.isend(np.array(group.rank), other)
     received = group.recv(other)
     sending.wait()
-    heard = group.all_gather(received)  # every rank gets what every rank gives
+    heard = group.all_gather(received)  # every rank gets the arrays of all ranks
     if group.rank == 0:
         for rank, number in enumerate(heard):
             print(f"rank {rank} heard from rank {number}")
@@ -253,7 +253,7 @@ with init_process_group() as group:
             group.recv(1, tag=7, timeout=0.5)
         except MessageError as error:
             print(f"{error.code}: {error}")
-    group.barrier()  # nobody passes before all have come
+    group.barrier()  # wait until every rank has arrived
 """
 
 # %% [markdown]

@@ -73,7 +73,7 @@ def with_a_cut(group):
     front, back = model[:4], model[4:]
 
     activation = front(inputs)  # forward of stage 0
-    received = Tensor(activation.numpy(), requires_grad=True)  # the same values, on a tape of their own
+    received = Tensor(activation.numpy(), requires_grad=True)  # the same values, with a tape of their own
     loss = loss_of(back(received), targets)  # forward of stage 1
     loss.backward()  # backward of stage 1, which leaves received.grad
     activation.backward(received.grad)  # backward of stage 0
@@ -193,7 +193,7 @@ assert overlaps == 0
 
 # %%
 def loss_of_its_own(activation):
-    return (activation * activation).sum() / (2 * 64)  # the mistake: what has that to do with digits?
+    return (activation * activation).sum() / (2 * 64)  # the mistake: this has nothing to do with digits
 
 
 model = make_model()

@@ -136,7 +136,7 @@ assert (problem.rank, problem.step) == (0, 3)
 # takes as long as 1F1B should:
 
 # %%
-buffered = simulate(by_hand)  # here a send costs its rank nothing, unless we say otherwise
+buffered = simulate(by_hand)  # by default a send costs its rank no time
 render.show(buffered)
 assert buffered.makespan == simulate(schedules.one_f_one_b(2, 2)).makespan == 9
 

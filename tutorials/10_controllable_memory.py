@@ -2,9 +2,9 @@
 # # 10 · Controllable memory: the V shapes
 #
 # Zero-bubble schedules paid for time with memory. This lesson finds out where the memory goes. Then it folds the
-# pipeline into a V, so that every rank holds equally much and you can choose how much that is: as much as 1F1B holds on
-# its first rank, or down to about a half or a third of it. As always, less memory means more idle time, but now the
-# choice is yours.
+# pipeline into a V, so that every rank holds the same amount and you can choose that amount: as much as 1F1B holds on
+# its first rank, or less, down to about a third of it. As always, less memory means more idle time, but now the choice
+# is yours.
 
 # %%
 import numpy as np
