@@ -11,9 +11,7 @@ from minipipe.coursework import expect_at_most, expect_equal, expect_sequence, e
 def check(task, costs, num_stages, best):
     """Expect sizes that cover all layers, and a most expensive stage that costs no more than the optimum."""
     call = f"partition({list(costs) if len(costs) < 12 else f'{len(costs)} costs'}, {num_stages})"
-    sizes = expect_sequence(
-        task.partition(list(costs), num_stages), call
-    )  # a copy, which the student may modify
+    sizes = expect_sequence(task.partition(list(costs), num_stages), call)  # a copy, which the student may modify
     are_sizes = all(isinstance(size, Integral) and size >= 1 for size in sizes)
     expect_that(are_sizes, call, "whole numbers, at least 1", sizes)
     sizes = [int(size) for size in sizes]
