@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 01 · A tape, and why gradients add
 #
-# A neural network is a long calculation with many numbers in it that may be changed: its *parameters*. To train it is
-# to ask, for each of them: if I raise you a little, how much does the result change? The answer is a slope, and all
-# the slopes together are the **gradient**.
+# A neural network is a long calculation that contains many adjustable numbers, its *parameters*. Training asks one
+# question about each of them: if this number goes up a little, how much does the result change? The answer is a slope.
+# All the slopes together are the **gradient**.
 #
-# In this lesson you build, in fewer than forty lines of plain Python, the machine that finds all slopes at once. At the
-# end you meet the same machine inside minipipe, working on arrays. Everything that later lessons do over several
-# processes rests on two facts that you see here: the machine walks *backwards*, and gradients *add*.
+# In this lesson you build, in fewer than forty lines of plain Python, a machine that finds all the slopes at once. At
+# the end you meet the same machine inside minipipe, working on arrays. Later lessons spread it over several processes,
+# and everything they do rests on two facts that you see here: the machine walks *backwards*, and gradients *add*.
 
 # %%
 import numpy as np
@@ -18,13 +18,13 @@ from minipipe.testing import check_gradients
 # %% [markdown]
 # ## Slopes by trying
 #
-# The plainest way to find a slope is to try: move a number up a little and down a little, and see what becomes of the
-# result.
+# The simplest way to find a slope is to try: nudge a number up a little, then down a little, and see how the result
+# changes.
 
 
 # %%
 def slope(function, x, step=1e-5):
-    """Return how fast the result changes with x, by trying."""
+    """Return the rate at which the result changes with x, found by trying."""
     return (function(x + step) - function(x - step)) / (2 * step)
 
 
@@ -37,30 +37,29 @@ assert example(3.0) == 12.0
 assert abs(slope(example, 3.0) - 7.0) < 1e-6
 
 # %% [markdown]
-# That needs two calculations for each number that may move. A network has millions of such numbers, and each
-# calculation is long. There is a way to find all the slopes for the price of about two calculations, however many there
-# are.
+# This takes two evaluations for each parameter. A network has millions of parameters, and each evaluation is long.
+# There is a way to find all the slopes, however many there are, for about the cost of three evaluations.
 #
 # ## A tape
 #
-# A long calculation is made of small ones, and the slope of a small one is known from school:
+# A long calculation is made of small ones, and you know the slopes of the small ones from school:
 #
 # - `a + b` grows as fast as `a` does, and as fast as `b` does: the slopes are 1 and 1.
 # - `a * b` grows `b` times as fast as `a` does, and `a` times as fast as `b` does: the slopes are `b` and `a`.
 #
-# So let each number remember what it was computed from, with those slopes, and let each result be noted in a list, in
-# the order of computing. That list is the **tape**.
+# So let each number remember its inputs and the slopes that go with them. And append each result to a list as soon as
+# it is computed. That list is the **tape**.
 
 # %%
-tape = []  # every result, in the order in which they were computed
+tape = []  # every result, in the order of computation
 
 
 class Value:
-    """A number that remembers what it was computed from."""
+    """A number that remembers its inputs."""
 
     def __init__(self, number, *inputs, name=""):
         self.number = number
-        self.inputs = inputs  # pairs: (an input, the slope of this result with respect to it)
+        self.inputs = inputs  # pairs: (input, slope of this result with respect to it)
         self.gradient = 0.0
         self.name = name
         if inputs:
@@ -74,20 +73,20 @@ class Value:
 
 
 # %% [markdown]
-# `example` was written for plain numbers, but it works with these as well, since all it does is `*` and `+`. Below is
-# what its result remembers, as a tree: under each result stands what it was computed from.
+# `example` was written for plain numbers, but it uses only `*` and `+`, so it works with these as well. Below is the
+# result drawn as a tree: the inputs of each value are listed under it, indented.
 
 
 # %%
 def tree(value, slope="", indent=""):
-    """Return a value and, below it, what it was computed from, each with its slope."""
+    """Return a value and, indented below it, its inputs with their slopes."""
     lines = [f"{indent}{value.name} = {value.number:g}{slope}"]
     for source, local_slope in value.inputs:
         lines += tree(source, f"    (slope {local_slope:g})", indent + "    ")
     return lines
 
 
-tape.clear()  # so that you may run this cell again
+tape.clear()  # so that this cell can be run again
 x = Value(3.0, name="x")
 y = example(x)
 print("\n".join(tree(y)))
@@ -103,21 +102,22 @@ assert [value.number for value in tape] == [9.0, 12.0]
 # %% [markdown]
 # ## The walk back
 #
-# Along a path from the result down to `x` the slopes multiply: the sum grows 1 times as fast as the product, the
-# product 3 times as fast as its first factor, so along this path 1 * 3 = 3.
+# Along a path from the result down to `x` the slopes multiply. The sum grows 1 times as fast as the product, and the
+# product grows 3 times as fast as its first factor, so this path contributes 1 * 3 = 3.
 #
-# But there are three such paths, for `x` is used three times, and if `x` moves, all three uses move with it. Each adds
-# its own share to the movement of the result. So **the gradient is the sum over all paths**: 1 * 3 + 1 * 3 + 1 = 7,
-# which is what trying gave.
+# There are three such paths, because `x` is used three times. When `x` moves, all three uses move with it, and each
+# adds its own share to the movement of the result. So **the gradient is the sum over all paths**: 1 * 3 + 1 *
+# 3 + 1 = 7, the slope that we found by trying.
 #
-# It is not necessary to follow every path. Walk the tape from its end to its beginning. Each result, when its turn
-# comes, hands its gradient on to its inputs, times the slope, and they *add* what they get. As a result stands on the
-# tape behind everything that it was computed from, it has received all its shares before its own turn comes.
+# There is no need to follow every path. Walk the tape from its end to its beginning. Each value multiplies its gradient
+# by the slopes of its inputs and hands the products on; each input *adds* up what it receives. On the tape a result
+# always comes after its inputs: the tape is in **topological order**. Read backwards, it reaches a value only after
+# everything that was computed from it, so by then the value's gradient is complete.
 
 
 # %%
 def backward(result):
-    """Walk the tape back from its last result, and use it up."""
+    """Walk the tape back from the last result, removing entries on the way."""
     assert tape and tape[-1] is result, "walk back from the latest result, and once"
     result.gradient = 1.0
     while tape:
@@ -132,11 +132,11 @@ assert x.gradient == 7.0
 assert not tape
 
 # %% [markdown]
-# That is all. The method is called *reverse-mode automatic differentiation*; the calculation itself is the **forward**,
-# and the walk back is the **backward**.
+# That is the whole method. It is called *reverse-mode automatic differentiation*. The calculation itself is the
+# **forward**, and the walk back is the **backward**.
 #
-# How much does the walk save? Double a number twenty times. The tape then has 20 entries, but the paths from the result
-# to `x` divide into two at each of them: there are 2 to the power of 20.
+# How much does the walk save? Double a number twenty times. The tape then has 20 entries, but every entry doubles the
+# number of paths from the result to `x`: there are 2 to the power of 20.
 
 # %%
 x = Value(1.0, name="x")
@@ -152,8 +152,8 @@ assert x.gradient == 2**20 == 1_048_576
 # %% [markdown]
 # ## What goes wrong without adding
 #
-# Write `=` where `+=` belongs, and the last share to arrive overwrites the others. Nothing complains; the network
-# merely learns something else. That is why gradients are checked against trying.
+# Write `=` instead of `+=`, and the last share to arrive overwrites the others. There is no error message; the network
+# just learns the wrong thing. That is why we check gradients against the slope found by trying.
 
 
 # %%
@@ -174,11 +174,11 @@ assert abs(slope(example, 3.0) - 7.0) < 1e-6
 # %% [markdown]
 # ## The same with arrays
 #
-# A `Tensor` of minipipe is such a value, but it holds a whole array. Its tape is kept a little differently: each result
-# has a number that says when it was made, and the walk takes the latest first, so that several calculations can be
-# under way at once. Instead of a slope, each operation knows a function that turns the gradient of its result into the
-# gradient of its input: the **vjp** (short for vector-Jacobian product). The vjp of `a * b` for `a` is
-# "times `b`": for a single number, just what you wrote above.
+# A minipipe `Tensor` works like our `Value`, but holds a whole array. Its tape is kept a little differently. Each
+# result has a serial number, and the walk always takes the latest result next, so several independent calculations can
+# exist side by side. And instead of a slope, each operation has a function that turns the gradient of its result into
+# the gradient of its input: the **vjp**, short for vector-Jacobian product. The vjp of `a * b` for `a` is "multiply by
+# `b`". For single numbers that is exactly what you wrote above.
 
 # %%
 x = Tensor([3.0, -1.0, 0.5], requires_grad=True)
@@ -190,11 +190,12 @@ assert x.numpy().tolist() == [3.0, -1.0, 0.5]
 assert x.grad.tolist() == [7.0, -1.0, 2.0]  # 2 x + 1
 
 # %% [markdown]
-# Only a single number has a slope to begin with, which is why `sum()` stands there. `x` is used in three places, and
-# its shares add, as before.
+# A backward has to start from a single number, which is why `sum()` is there. `x` is used in three places, and its
+# shares add, as before.
 #
-# `check_gradients` is the comparison with trying, for any function of tensors. It says nothing when all is well. Here
-# it checks one layer of a network: inputs times weights, through `tanh`, which is a curve that flattens out.
+# `check_gradients` compares the gradients of any function of tensors with slopes found by trying. It is silent when
+# they agree. Here it checks one layer of a network: inputs times weights, followed by `tanh`, a curve that flattens out
+# at both ends.
 
 # %%
 generator = np.random.default_rng(seed=0)
@@ -202,8 +203,8 @@ inputs, weights = generator.standard_normal((4, 3)), generator.standard_normal((
 check_gradients(lambda inputs, weights: functional.tanh(inputs @ weights), inputs, weights)
 
 # %% [markdown]
-# When something is wrong, it names the place. Here is a calculation with a mistake in it: `detach()` cuts a tensor off
-# from the tape, so one of the two uses of `x` is not counted.
+# When something is wrong, it says where. Here is a calculation with a mistake in it: `detach()` cuts a tensor off from
+# the tape, so one of the two uses of `x` is not counted.
 
 # %%
 try:
@@ -216,10 +217,10 @@ assert place == "input 0, element (0,)"
 # %% [markdown]
 # ## Gradients add over calls, too
 #
-# There is one more place where gradients add, and the whole course rests on it. Call `backward` twice, for two
-# different calculations with the same `x`: the second gradient is added to the first one. So you can take a large pile
-# of samples, work through it in parts, and end with the gradient of the whole pile, as if you had taken it at once.
-# (Forgetting the old gradient before the next pile is your own business; for a tensor it is `x.zero_grad()`.)
+# There is one more place where gradients add, and the whole course rests on it. Call `backward` on two different
+# calculations that use the same `x`, and the second gradient is added to the first. So you can take a large set of
+# samples, work through it in parts, and end up with the gradient of the whole set, as if you had processed it at once.
+# (Before the next set, it is up to you to clear the old gradient; for a tensor, call `x.zero_grad()`.)
 
 # %%
 samples = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
@@ -241,7 +242,7 @@ assert in_parts.grad.item() == at_once.grad.item() == 10.0
 #
 # 1. `Value` cannot subtract. Give it `__sub__`, compute `x * x - x` at 3, and compare with `slope`.
 # 2. Before you run it: what is the gradient of `x` for `y = x * x; z = y * y` at 3? Count the paths.
-# 3. The coursework task that belongs here is `01_multiply`: the product of two tensors, with its vjps.
-#    (`minipipe coursework DIR` makes your copy of all tasks, in the folder DIR.)
+# 3. The coursework task for this lesson is `01_multiply`: the product of two tensors, with its vjps.
+#    (`minipipe coursework DIR` creates your copy of all the tasks in the folder DIR.)
 #
-# Next, `02_one_rank.py`: a network that learns to read digits, by what you have just built.
+# Next, `02_one_rank.py`: a network that learns to read digits with the machinery that you have just built.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 02 · Train on one rank
 #
-# Before a network is spread over several processes, here is one that learns in a single process. You see what a *batch*
+# Before we spread a network over several processes, here is one that learns in a single process. You see what a *batch*
 # is, what a *step* is, and that the same seed gives the same network, to the last bit. That last point is more than
-# tidiness: later it is how you find out whether four processes have done the work of one.
+# tidiness: later it is how you check that four processes have done the work of one.
 
 # %%
 import copy
@@ -17,14 +17,14 @@ from minipipe.testing import same_bits
 # %% [markdown]
 # ## The data
 #
-# 1,797 handwritten digits come with minipipe, each an image of 8 by 8 grey values from 0 (white) to 1 (black), and the
-# digit that it shows. A fifth of them is set aside to test with: only images that the network has not seen tell whether
-# it has learnt to read, or merely remembers.
+# minipipe comes with 1,797 handwritten digits. Each is an image of 8 by 8 grey values from 0 (white) to 1 (black), with
+# a label that says which digit it shows. A fifth of them is set aside for testing: only images that the network has
+# never seen can tell whether it has learnt to read or has merely memorised.
 
 
 # %%
 def picture(image):
-    """Return an image as text, two characters for each of its points."""
+    """Return an image as text, two characters per pixel."""
     shades = " .:-=+*#%@"
     return "\n".join("".join(2 * shades[int(9 * grey)] for grey in row) for row in image)
 
@@ -41,12 +41,14 @@ assert (len(training[0]), len(test[0])) == (1438, 359)
 # %% [markdown]
 # ## The network
 #
-# A network is a sequence of layers, each of which makes new numbers from those before. This one has:
+# A network is a sequence of layers. Each layer computes new numbers from the output of the layer before it. This
+# network has four:
 #
-# - `Flatten`: the 8 by 8 image as a row of 64 numbers;
-# - `Linear(64, 32)`: 32 sums of all 64, each with weights of its own, and a number to add (the bias);
-# - `ReLU`: negative numbers become 0. Without something like it, two linear layers could do no more than one;
-# - `Linear(32, 10)`: ten sums again, one for each digit: its *score*. The highest one is the network's answer.
+# - `Flatten`: turns the 8 by 8 image into a row of 64 numbers;
+# - `Linear(64, 32)`: computes 32 weighted sums of all 64 numbers, each with its own weights and its own constant, the
+#   bias;
+# - `ReLU`: replaces negative numbers by 0. Without such a non-linear step, two linear layers could do no more than one;
+# - `Linear(32, 10)`: computes ten more sums, a *score* for each digit. The highest score is the network's answer.
 #
 # The weights and biases are the parameters. `initialise` fills them with random numbers that depend on a seed.
 
@@ -59,12 +61,13 @@ assert untrained.num_parameters == (64 * 32 + 32) + (32 * 10 + 10) == 2410
 # %% [markdown]
 # ## How wrong is it?
 #
-# To improve by slopes we need one number that says how wrong the network is: the **loss**. The usual one for choices
-# turns the ten scores into ten probabilities, looks at the one of the right digit, and takes minus its logarithm: 0 for
-# a network that is sure and right, and the larger, the less likely it held the truth to be. One that gives every digit
-# a tenth has a loss of log 10, about 2.3.
+# To improve the network by following slopes, we need a single number that says how wrong it is: the **loss**. For
+# classification the usual loss is *cross-entropy*. It turns the ten scores into ten probabilities and takes minus the
+# logarithm of the probability given to the right digit. The loss is 0 if the network is certain and right, and grows as
+# that probability falls. A network that gives every digit a probability of one tenth has a loss of log 10, about 2.3.
 #
-# A **batch** is a number of samples that are worked through together; its loss is their mean. Here are the first 64.
+# A **batch** is a set of samples that are processed together. Its loss is the mean of their losses. Here are the first
+# 64.
 
 # %%
 loss_of = nn.CrossEntropyLoss()
@@ -77,9 +80,9 @@ assert round(math.log(10), 2) == 2.30
 # %% [markdown]
 # ## One step, by hand
 #
-# Forward gives the loss; backward gives each parameter its gradient, as in lesson 01. A positive slope says that
-# raising the parameter makes things worse, so move each one a little *against* its gradient. How far is up to you: the
-# **learning rate**. Forward, backward, update: that is one **step**.
+# The forward computes the loss; the backward gives each parameter its gradient, as in lesson 01. A positive slope means
+# that increasing the parameter increases the loss, so move each parameter a little *against* its gradient. How far is
+# up to you: that is the **learning rate**. Forward, backward and update together are one **step**.
 
 # %%
 by_hand = copy.deepcopy(untrained)
@@ -93,10 +96,11 @@ assert second_loss < first_loss - 0.1
 # %% [markdown]
 # ## Why a batch, and not one sample?
 #
-# The loss of a batch is the mean of its samples' losses, so its gradient is the mean of their gradients (they add, as
-# in lesson 01). One sample pulls the network towards itself; in the mean of many, what is peculiar to each cancels.
+# The loss of a batch is the mean of the losses of its samples, so its gradient is the mean of their gradients (they
+# add, as in lesson 01). A single sample pulls the network towards itself. In the mean over many samples, their
+# peculiarities cancel out.
 #
-# This also says that a batch can be worked through in parts. Here, one sample at a time: each loss is divided by 64,
+# It also follows that a batch can be processed in parts. Here we take one sample at a time: each loss is divided by 64,
 # and the gradients add up.
 
 # %%
@@ -113,18 +117,19 @@ assert difference < 1e-6
 assert not all(same_bits(a.grad, b.grad) for a, b in pairs)
 
 # %% [markdown]
-# The same but for rounding: a computer keeps about seven digits of each of these numbers and rounds after every
-# addition, so the order in which things are added shows in the last digit. Keep that in mind. Wherever this course says
-# "the same bits", it has taken care that things are added in the same order.
+# They agree except for rounding. A computer keeps about seven digits of each of these numbers and rounds after every
+# addition, so the order of the additions affects the last digit. Keep that in mind. Wherever this course says "the same
+# bits", the additions are done in the same order.
 #
 # ## The loop
 #
-# Now many steps. `optim.SGD` does the update (the name is short for stochastic gradient descent: downhill, by random
-# batches), `data.batches` shuffles the samples and deals them out; once through all of them is an **epoch**.
+# Now many steps. `optim.SGD` does the update. (SGD stands for stochastic gradient descent: going downhill, one random
+# batch at a time.) `data.batches` shuffles the samples and splits them into batches. One pass over all samples is an
+# **epoch**.
 #
-# `init_process_group()` belongs to the next lesson: it returns the group of workers, called **ranks**, and here there
-# is only one. It is used for one of its services: each product of matrices gets one thread, so that its sums are always
-# taken in the same order.
+# `init_process_group()` belongs to the next lesson. It returns the group of workers, called **ranks**; here there is
+# only one. We use it for one of its side effects: it limits matrix multiplication to a single thread, so that sums are
+# always taken in the same order.
 
 
 # %%
@@ -137,7 +142,7 @@ def train(seed, epochs=10, batch_size=64, learning_rate=0.5):
         for epoch in range(epochs):
             losses.append([])
             for inputs, targets in data.batches(*training, batch_size, seed, epoch):
-                model.zero_grad()  # forget the gradients of the last step
+                model.zero_grad()  # clear the gradients of the last step
                 loss = loss_of(model(inputs), targets)  # forward
                 loss.backward()  # backward
                 optimiser.step()  # update
@@ -157,7 +162,8 @@ assert losses[-1] < 0.2 < 1.0 < losses[0]
 # %% [markdown]
 # ## What has it learnt?
 #
-# The test: images that it has never seen. Inside `no_grad()` nothing is put on the tape, since no gradient is wanted.
+# Now the test, on images that it has never seen. Inside `no_grad()` nothing is put on the tape, since we need no
+# gradients.
 
 # %%
 with no_grad():
@@ -173,8 +179,9 @@ assert answers[wrong] != test[1][wrong]
 # %% [markdown]
 # ## The same seed, the same bits
 #
-# Everything random above comes from the seed: the first values and the order of the samples. So the same seed gives the
-# same network; not nearly the same, but every bit of every parameter after 230 steps. Another seed gives another one.
+# Everything random above comes from the seed: the initial parameters and the order of the samples. So the same seed
+# gives the same network. Not nearly the same: every bit of every parameter is equal after 230 steps. Another seed gives
+# another network.
 
 # %%
 again, losses_again = train(seed=0)
@@ -189,9 +196,9 @@ assert not is_other_same
 # %% [markdown]
 # ## Exercise
 #
-# 1. Train with `batch_size=1438`, the whole pile at once, and `epochs=100`; an epoch is then a single step. How many
-#    steps does it take to get below a loss of 0.2? And with `batch_size=8`? Which of the two looks at fewer images?
-# 2. Leave out `model.zero_grad()`. What is the gradient of a step then? (Lesson 01, last section.)
-# 3. The coursework task that belongs here is `02_softmax`: the step from scores to probabilities, with its vjp.
+# 1. Train with `batch_size=1438`, all samples in one batch, and `epochs=100`; an epoch is then a single step. How many
+#    steps does it take to get the loss below 0.2? And with `batch_size=8`? Which of the two looks at fewer images?
+# 2. Leave out `model.zero_grad()`. What is the gradient of a step then? (See the last section of lesson 01.)
+# 3. The coursework task for this lesson is `02_softmax`: turning scores into probabilities, with the vjp.
 #
-# Next, `03_ranks_and_messages.py`: several processes, and how they talk.
+# Next, `03_ranks_and_messages.py`: several processes, and how they communicate.

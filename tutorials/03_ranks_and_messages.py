@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 03 · Ranks and messages
 #
-# From here on several workers share the work. This lesson has no network in it: only workers, what they say to each
-# other, and how they come to wait for each other for ever. You will do that on purpose, because everybody does it by
-# accident sooner or later.
+# From here on several workers share the work. This lesson contains no network: only workers, the messages between them,
+# and the ways in which they can end up waiting for each other for ever. You will cause that on purpose here, because
+# everybody causes it by accident sooner or later.
 
 # %%
 import re
@@ -21,11 +21,11 @@ from minipipe.errors import MessageError
 # %% [markdown]
 # ## A rank
 #
-# A **rank** is a worker with a memory of its own. All ranks run the same program; what tells them apart is a number,
-# also called the rank: 0, 1, 2, … The ranks together are a **group**; it is the object through which they talk.
+# A **rank** is a worker with its own memory. All ranks run the same program; they differ only in a number, also called
+# the rank: 0, 1, 2, … Together the ranks form a **group**, and the group is the object through which they communicate.
 #
-# On a cluster each rank is a process, perhaps on another machine. In a notebook it is handier to have them as threads
-# of one process: `spawn` runs a function once on each rank, and returns what they returned, in their order.
+# On a cluster each rank is a process, possibly on a different machine. In a notebook it is more convenient to run the
+# ranks as threads of one process. `spawn` runs a function once on each rank and returns the results in rank order.
 
 
 # %%
@@ -38,14 +38,14 @@ print("\n".join(introductions))
 assert introductions == [f"I am rank {rank} of 4" for rank in range(4)]
 
 # %% [markdown]
-# Threads could look into each other's variables. Processes cannot, so we never do: whatever one rank wants to know of
-# another must come in a **message**. Then the same program runs on both.
+# Threads could look at each other's variables. Processes cannot, so our ranks never do: anything that one rank needs
+# from another has to arrive in a **message**. That way the same program runs on threads and on processes.
 #
 # ## Send and receive
 #
-# `send` names the rank that the array is for, `recv` the rank that it comes from. Both must happen: a message is only
-# delivered if somebody receives it. `recv` waits until the message is there. (In the list that comes out, the first
-# item is what rank 0 returned, and the second what rank 1 did.)
+# `send` names the destination rank, `recv` names the source rank. Every send needs a matching receive: a message is
+# only delivered if the other rank receives it. `recv` waits until the message has arrived. (In the list below, the
+# first item is the return value of rank 0 and the second that of rank 1.)
 
 
 # %%
@@ -63,8 +63,9 @@ assert heard == [None, [1.5, 2.5]]
 # %% [markdown]
 # ## Tags
 #
-# When one rank sends another several messages, they arrive in their order. To take them in another order, or simply to
-# be sure which is which, give each a number, its **tag**: `recv` takes the next message with *that* tag.
+# Messages from one rank to another arrive in the order in which they were sent. To receive them in a different order,
+# or just to be sure which is which, give each message a number, its **tag**: `recv` takes the next message with *that*
+# tag.
 
 
 # %%
@@ -85,13 +86,13 @@ assert heard == [None, [20, 10]]
 # %% [markdown]
 # ## A ring
 #
-# Now everybody talks at once. Each rank sends its number to the next one, and the last one to the first:
+# Now everybody talks at once. Each rank sends its number to the next one, and the last rank sends to the first:
 #
 #     ┌─→ rank 0 ──→ rank 1 ──→ rank 2 ──→ rank 3 ─┐
 #     └────────────────────────────────────────────┘
 #
-# `isend` begins to send and returns at once ("i" for immediate); what it returns is waited for later, when the array
-# may be changed again.
+# `isend` starts a send and returns at once ("i" for immediate). It returns a request, on which you call `wait()` later.
+# After that the array may be modified again.
 
 
 # %%
@@ -111,12 +112,13 @@ assert heard == [3, 0, 1, 2]
 # %% [markdown]
 # ## A deadlock, on purpose
 #
-# What if each rank first receives, and only then sends? Rank 0 waits for rank 3, which waits for rank 2, which waits
-# for rank 1, which waits for rank 0. Nobody will ever send. That is a **deadlock**. With bare threads or bare MPI the
-# program simply stands still, and tells you nothing.
+# What if each rank receives first and sends afterwards? Rank 0 waits for rank 3, which waits for rank 2, which waits
+# for rank 1, which waits for rank 0. None of them ever sends. That is a **deadlock**. With bare threads or bare MPI the
+# program simply hangs, without a message.
 #
-# Here all waits are known, so minipipe sees at once that none of them can end, and raises an error. Its `code` is for
-# programs, its sentence for you: who waits for what, and from whom.
+# Here all ranks are threads of one process, so minipipe knows every wait. It sees at once that none of them can end,
+# and raises an error. The `code` of the error is meant for programs, the message for you: it says which rank waits for
+# which message from whom.
 
 
 # %%
@@ -139,8 +141,8 @@ for rank in range(4):
 # %% [markdown]
 # ## A quieter one
 #
-# The commonest deadlock is smaller: somebody waits for a message that was never meant to be sent, or bears another tag.
-# The sender has long gone.
+# The most common deadlock is smaller: a rank waits for a message that nobody ever sends, or that was sent with a
+# different tag. By then the sender has often finished.
 
 
 # %%
@@ -160,11 +162,11 @@ assert deadlock.code == "deadlock"
 assert str(deadlock) == "No rank can go on: rank 1 waits for a message with tag 7 from rank 0; rank 0 has returned."
 
 # %% [markdown]
-# ## Mending it
+# ## Fixing it
 #
-# `isend` first, as in the ring above, is one way. Another is to let neighbours do opposite things: ranks of even number
-# send first, those of odd number receive first. It works even where a `send` waits until somebody receives it, as large
-# messages do between processes. Lesson 07 is about those.
+# One way is to call `isend` first, as in the ring above. Another is to let neighbours do opposite things: even ranks
+# send first, odd ranks receive first. That works even if a `send` waits until the message is received, which is what
+# happens to large messages between processes. Lesson 07 is about those.
 
 
 # %%
@@ -185,8 +187,9 @@ assert heard == [3, 0, 1, 2]
 # %% [markdown]
 # ## Adding up over ranks
 #
-# Often each rank has an array, and all want the sum: that is called an **all-reduce**. From sends and receives: all
-# send theirs to rank 0, which adds them in the order of ranks and sends the sum to all.
+# Often each rank has an array, and every rank needs the sum of all of them. That operation is an **all-reduce**. It can
+# be built from sends and receives: every rank sends its array to rank 0, which adds them in rank order and sends the
+# sum back to everyone.
 
 
 # %%
@@ -213,9 +216,9 @@ for rank, (by_hand, built_in) in enumerate(sums):
 assert sums == [([10.0, 60.0], [10.0, 60.0])] * 4
 
 # %% [markdown]
-# Why in the order of ranks, and not simply in the order in which the messages arrive? Because every addition rounds,
-# the order shows in the last digit, and which message comes first is chance. `group.all_reduce` always adds
-# rank 0 + rank 1 + …, so every run gives the same bits.
+# Why in rank order, and not in the order in which the messages arrive? Every addition rounds, so the order affects the
+# last digit, and the order of arrival is random. `group.all_reduce` always computes rank 0 + rank 1 + …, so every run
+# gives the same bits.
 
 # %%
 print(0.1 + 0.2 + 0.3, "is not", 0.3 + 0.2 + 0.1)
@@ -224,12 +227,12 @@ assert 0.1 + 0.2 + 0.3 != 0.3 + 0.2 + 0.1
 # %% [markdown]
 # ## The same between processes
 #
-# MPI (the Message Passing Interface) is what clusters use to start processes and to carry their messages. Instead of
-# `spawn`, the program asks `init_process_group()` for its group, and `mpirun -n 2` starts it twice. The program below
-# sends round a ring of two, and then waits for a message that nobody sends.
+# MPI, the Message Passing Interface, is what clusters use to start processes and to pass messages between them. Instead
+# of calling `spawn`, the program asks `init_process_group()` for its group, and `mpirun -n 2` starts the program twice.
+# The program below sends around a ring of two ranks and then waits for a message that nobody sends.
 #
-# Between processes nobody sees all the waits, so a deadlock cannot be told from a slow partner. Each wait has a time
-# limit instead: 300 seconds unless you say otherwise, here half a second. The error then has the code `timeout`.
+# Between processes nobody sees all the waits, so a deadlock cannot be told apart from a slow partner. Instead, each
+# wait has a time limit: 300 seconds by default, half a second here. The code of the error is then `timeout`.
 
 # %%
 PROGRAM = """
@@ -242,7 +245,7 @@ with init_process_group() as group:
     sending = group.isend(np.array(group.rank), other)
     received = group.recv(other)
     sending.wait()
-    heard = group.all_gather(received)  # every rank gets what every rank gives
+    heard = group.all_gather(received)  # every rank gets the arrays of all ranks
     if group.rank == 0:
         for rank, number in enumerate(heard):
             print(f"rank {rank} heard from rank {number}")
@@ -250,11 +253,11 @@ with init_process_group() as group:
             group.recv(1, tag=7, timeout=0.5)
         except MessageError as error:
             print(f"{error.code}: {error}")
-    group.barrier()  # nobody passes before all have come
+    group.barrier()  # wait until every rank has arrived
 """
 
 # %% [markdown]
-# To run it, this lesson starts `mpirun` as you would in a terminal, where an MPI is installed.
+# This lesson starts `mpirun` as you would in a terminal, provided that an MPI is installed.
 
 # %%
 mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
@@ -274,16 +277,16 @@ else:
     )
 
 # %% [markdown]
-# In this program only rank 0 prints. Processes that print at the same moment get into each other's lines, so one speaks
-# for all.
+# Only rank 0 prints in this program. If several processes print at the same time, their lines get mixed up, so one rank
+# speaks for all.
 #
 # ## Exercise
 #
-# 1. How many messages does `all_reduce_by_hand` send, for 4 ranks, and how many of them begin or end at rank 0? What
+# 1. How many messages does `all_reduce_by_hand` send for 4 ranks, and how many of them start or end at rank 0? What
 #    does that mean for a thousand ranks?
-# 2. Give `ring_by_turns` to 3 ranks. Ranks 2 and 0 are neighbours and both even. Does it stand still? Would it, if
-#    `send` waited for its `recv`?
-# 3. The coursework task that belongs here is `03_all_reduce`: the sum over all ranks, by messages to the next rank
-#    only.
+# 2. Give `ring_by_turns` to 3 ranks. Ranks 2 and 0 are neighbours, and both are even. Does it hang? Would it, if `send`
+#    waited for its `recv`?
+# 3. The coursework task for this lesson is `03_all_reduce`: the sum over all ranks, using only messages to the next
+#    rank.
 #
-# Next, `04_cut_the_model.py`: a network whose first half is on one rank, and its second half on another.
+# Next, `04_cut_the_model.py`: a network with its first half on one rank and its second half on another.

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 04 · Cut the model
 #
-# A network that is too large for one rank can be cut: the first layers on one rank, the next ones on another. Lesson 01
-# has shown that the gradient flows backwards through a tape; lesson 03, how to send an array. Put together they train a
-# network over a cut, with the same bits as without. What is gained is memory. What is gained in time is, for now,
-# nothing at all, and the picture of that is where pipelines begin.
+# A network that is too large for one rank can be cut: the first layers go to one rank, the next ones to another. Lesson
+# 01 showed how the gradient flows backwards through a tape, and lesson 03 how to send an array. Together, they let us
+# train a network across a cut, with the same bits as without it. The gain is memory. For now there is no gain in time
+# at all. The picture that shows why is the starting point of pipeline parallelism.
 
 # %%
 import numpy as np
@@ -15,7 +15,7 @@ from minipipe.testing import same_bits
 # %% [markdown]
 # ## Without a cut
 #
-# First what the others must equal: one process, one batch of 64 digits, forward and backward.
+# First the reference that everything else must match: one process, one batch of 64 digits, forward and backward.
 
 # %%
 images, labels = data.load_digits()
@@ -53,8 +53,8 @@ assert len(whole_gradients) == 2 * 4
 # %% [markdown]
 # ## Where to cut
 #
-# Each part of the model is a **stage**. What stage 0 computes and stage 1 goes on with is called the **activation**.
-# Cut there, and each stage has a tape of its own:
+# Each part of the model is a **stage**. The output of stage 0, which is the input of stage 1, is called the
+# **activation**. Cut there, and each stage has its own tape:
 #
 #     stage 0:  inputs ── Flatten ── Linear ── Tanh ── Linear ──→ activation
 #                                                                  │      ↑
@@ -62,9 +62,9 @@ assert len(whole_gradients) == 2 * 4
 #                                                                  ↓      │
 #     stage 1:  loss ←── Linear ── Tanh ── Linear ── Tanh ←─────── received
 #
-# Stage 1 treats the activation as if it were its input, except that it asks for its gradient, too. That gradient is all
-# that stage 0 needs in order to walk its own tape: `activation.backward(gradient)` begins the walk there with these
-# slopes instead of with 1.
+# Stage 1 treats the activation like any other input, except that it also computes its gradient. That gradient is all
+# that stage 0 needs to walk its own tape: `activation.backward(gradient)` starts the walk with these slopes instead of
+# with 1.
 
 
 # %%
@@ -73,7 +73,7 @@ def with_a_cut(group):
     front, back = model[:4], model[4:]
 
     activation = front(inputs)  # forward of stage 0
-    received = Tensor(activation.numpy(), requires_grad=True)  # the same values, on a tape of their own
+    received = Tensor(activation.numpy(), requires_grad=True)  # the same values, with a tape of their own
     loss = loss_of(back(received), targets)  # forward of stage 1
     loss.backward()  # backward of stage 1, which leaves received.grad
     activation.backward(received.grad)  # backward of stage 0
@@ -82,7 +82,7 @@ def with_a_cut(group):
 
 
 def same_as_whole(loss, gradients):
-    """Tell whether the loss and every gradient have the bits of the model without a cut."""
+    """Tell whether the loss and every gradient equal those of the uncut model, bit for bit."""
     return loss == whole_loss and all(same_bits(a, b) for a, b in zip(gradients, whole_gradients, strict=True))
 
 
@@ -93,8 +93,9 @@ assert is_same
 # %% [markdown]
 # ## One stage on each rank
 #
-# Now the two values that cross the cut become two messages. Each rank makes the whole model and uses only its part.
-# That is wasteful, but both then have the same first values. (`Pipeline`, below, fills only what a rank needs.)
+# Now the two values that cross the cut become two messages. Each rank builds the whole model and uses only its part.
+# That is wasteful, but it gives both ranks the same initial parameters. (`Pipeline`, below, fills only the layers that
+# a rank needs.)
 
 
 # %%
@@ -120,14 +121,14 @@ print("cut, on two ranks: the same bits?", is_same)
 assert is_same
 
 # %% [markdown]
-# The same bits: no sum has changed its order, and a message changes nothing in an array. The labels were needed on
-# rank 1 alone, the images on rank 0 alone.
+# The same bits: no sum has changed its order, and sending an array does not change it. Only rank 1 needed the labels,
+# and only rank 0 the images.
 #
 # ## A pipeline does it
 #
-# `Pipeline` is this for any number of stages. Every rank describes the same model; each is given neighbouring layers,
-# such that the number of parameters is balanced. `step` is forward and backward of one batch. In which order each rank
-# works is written down in a **schedule**; the plainest one is called `sequential`.
+# `Pipeline` does this for any number of stages. Every rank describes the same model. Each rank is assigned a run of
+# consecutive layers, chosen so that the numbers of parameters are balanced. `step` is the forward and backward of one
+# batch. The order in which each rank works is called a **schedule**; the simplest one is `sequential`.
 
 
 # %%
@@ -151,9 +152,9 @@ assert all(f"{number:,}" in tables[0] for number in held)
 # %% [markdown]
 # ## Who works when?
 #
-# Memory is divided. And time? Below, a row for each rank and time from left to right: `F0` is a forward, `B0` a
-# backward, which takes about twice as long, and between them nothing. (The 0 is the number of the part of the batch;
-# from the next lesson on there are several.)
+# So memory is divided. What about time? Below, each rank has a row, and time runs from left to right. `F0` is a
+# forward. `B0` is a backward, which takes about twice as long. Everything else is idle time. (The 0 numbers the part of
+# the batch; from the next lesson on there are several.)
 
 # %%
 schedule = schedules.sequential(num_ranks=4, num_microbatches=1)
@@ -163,13 +164,14 @@ assert timeline.makespan == 4 * (1 + 2)
 assert timeline.bubble_fraction == 0.75
 
 # %% [markdown]
-# Rank 1 cannot begin before it has rank 0's activation, and rank 0 cannot go back before it has rank 1's gradient. So
-# **one rank works at a time**, and the other three wait. The share of all the ranks' time in which they are idle is the
-# **bubble**: here three quarters, 75 %. From first start to last end (the **makespan**) it takes as long as one rank
-# would take alone.
+# Rank 1 cannot start until it has the activation of rank 0, and rank 0 cannot start its backward until it has the
+# gradient of rank 1. Such a constraint is a **data dependency**. Because of the data dependencies, **only one rank
+# works at a time** while the other three wait. The **bubble** is the fraction of total rank time that is idle: here
+# three quarters, or 75 %. The **makespan**, from the first start to the last end, is as long as one rank alone would
+# take.
 #
-# That was predicted. The pipeline has also noted when each rank really worked. How long things take depends on your
-# computer; that no two of them happen at once does not.
+# That was a prediction. The pipeline has also recorded when each rank really worked. The durations depend on your
+# computer, but no two of the actions overlap.
 
 # %%
 spans = sorted((span for row in timelines[0].spans for span in row), key=lambda span: span.start)
@@ -183,14 +185,15 @@ assert overlaps == 0
 # %% [markdown]
 # ## The tempting mistake
 #
-# Would it not be simpler if each stage had a loss of its own, and no gradient had to come back? People who write their
-# first pipeline do try it, with the sum of squares of the stage's output, say, so that there is something to call
-# `backward()` on. It runs, all ranks could even work at once, and some loss falls. Look at the gradients:
+# Would it not be simpler if each stage had its own loss, so that no gradient had to come back? Many people try this
+# when they write their first pipeline. They take, say, the sum of squares of the stage's output, just to have something
+# to call `backward()` on. It runs, all ranks could even work at the same time, and some loss goes down. But look at the
+# gradients:
 
 
 # %%
 def loss_of_its_own(activation):
-    return (activation * activation).sum() / (2 * 64)  # the mistake: what has that to do with digits?
+    return (activation * activation).sum() / (2 * 64)  # the mistake: this has nothing to do with digits
 
 
 model = make_model()
@@ -206,13 +209,13 @@ assert all(error > 1e-2 for error in errors[:4])
 assert all(error < 1e-6 for error in errors[4:])
 
 # %% [markdown]
-# Stage 1 is right: it has the real loss. Stage 0 learns something else, and you can guess what: to make its output
-# small, which is to say nothing. Here are both ways for a hundred steps. Remember that guessing has a loss of 2.30.
+# Stage 1 is right, because it has the real loss. Stage 0 learns something else: to make its output small, and so to say
+# nothing. Here are both variants after a hundred steps. Remember that guessing has a loss of 2.30.
 
 
 # %%
 def hundred_steps(has_own_losses):
-    """Return the last loss, and the mean size of the numbers that stage 0 hands on."""
+    """Return the last loss and the mean magnitude of the activation of stage 0."""
     model = make_model()
     front, back = model[:4], model[4:]
     optimiser = optim.SGD(model.parameters(), learning_rate=0.05)
@@ -239,15 +242,16 @@ assert wrong_loss > 1.9
 assert wrong_size < right_size / 5
 
 # %% [markdown]
-# With losses of its own the network is hardly better than guessing: stage 0 has learnt to fall silent, and stage 1 has
-# nothing left to read. The gradient must come back over the cut, and it is the backward of a later stage that an
-# earlier one waits for. All schedules of this course are answers to one question: what can a rank do while it waits?
+# With a separate loss for each stage, the network is hardly better than guessing. Stage 0 has learnt to output almost
+# nothing, which leaves stage 1 nothing to work with. The gradient has to come back across the cut, and so an earlier
+# stage has to wait for the backward of a later one. Every schedule in this course answers the same question: what can a
+# rank do while it waits?
 #
 # ## Exercise
 #
-# 1. Two ranks instead of four: what is the bubble of `sequential`? And ten ranks? And four ranks with three batches one
-#    after another (`num_microbatches=3`)? Guess, then draw it.
+# 1. What is the bubble of `sequential` with two ranks instead of four? With ten ranks? With four ranks and three
+#    batches one after another (`num_microbatches=3`)? Guess first, then draw it.
 # 2. In `on_two_ranks`, let rank 0 wait for its gradient *before* it sends the activation. What does minipipe say?
-# 3. The coursework task that belongs here is `04_stage_gradient`: stages that train on losses of their own. Mend them.
+# 3. The coursework task for this lesson is `04_stage_gradient`: stages that train on losses of their own. Fix them.
 #
-# Next, `05_microbatches.py`: cut the batch, too, and the ranks work at the same time.
+# Next, `05_microbatches.py`: cut the batch as well, and the ranks work at the same time.

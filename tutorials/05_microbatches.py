@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 05 · Microbatches and the bubble
 #
-# In lesson 04 four ranks held one model, and only one of them worked at a time: while a batch was on one stage, the
-# other three ranks had nothing to do. This lesson cures most of that with one idea. **Cut the batch into smaller
+# In lesson 04 four ranks shared one model, and only one of them worked at a time: while the batch was on one stage, the
+# other three ranks had nothing to do. A single idea removes most of that idle time. **Cut the batch into smaller
 # pieces**, and send them through the stages one behind the other, like cars through the stations of a car wash.
 #
-# You will write a schedule in a few lines, count how long the ranks still wait, compare your count with a
-# simulator, weigh how small the pieces should be, and then train with your schedule on four ranks.
+# In this lesson you write a schedule in a few lines, count how long the ranks still wait, and compare your count with a
+# simulator. Then you work out how small the pieces should be, and train with your schedule on four ranks.
 
 # %%
 from dataclasses import replace
@@ -32,11 +32,11 @@ from minipipe.testing import same_bits
 # ## Four ranks, one batch
 #
 # Here is the schedule of lesson 04 again, this time as text: for each rank a list of **actions**. `2F0` is stage 2,
-# forward, piece 0 of the batch; `2B0` is its backward. So far there is one piece, the whole batch.
+# forward, piece 0 of the batch; `2B0` is the corresponding backward. So far there is only one piece, the whole batch.
 #
-# In the picture a backward is twice as long as a forward, because each layer does two products there (for the gradient
-# of its input, and for that of its weights), and one in the forward. One unit of time is one forward. Idle times are
-# dots in a terminal, and hatched in a notebook.
+# In the picture a backward is twice as long as a forward. A layer does one matrix product in the forward and two in the
+# backward: one for the gradient of its input and one for the gradient of its weights. One unit of time is one forward.
+# Idle time is shown as dots in a terminal and hatched in a notebook.
 
 # %%
 one_batch = Schedule.from_text(
@@ -55,17 +55,17 @@ assert timeline.makespan == 12
 assert timeline.bubble_fraction == 0.75
 
 # %% [markdown]
-# The **makespan**, the time from the first start to the last end, is 12 units, and the **bubble**, the share of all
-# ranks' time in which they are idle, is 75 %: three of four ranks always wait.
+# The **makespan**, the time from the first start to the last end, is 12 units. The **bubble**, the idle fraction of
+# total rank time, is 75 %: at any moment three of the four ranks are waiting.
 #
 # ## Cut it into microbatches
 #
-# A **microbatch** is a piece of a batch: of 64 samples, say, four microbatches of 16. As soon as rank 0 is done with
-# microbatch 0 it goes on with microbatch 1, while rank 1 works on microbatch 0. Gradients of the microbatches are
-# added up (lesson 01), and the optimiser steps once, after all of them; so the batch teaches the model what it would
-# have taught it in one piece.
+# A **microbatch** is a piece of a batch: a batch of 64 samples makes, say, four microbatches of 16. As soon as rank 0
+# has finished microbatch 0 it moves on to microbatch 1, while rank 1 works on microbatch 0. The gradients of the
+# microbatches are added up (lesson 01), and the optimiser updates the parameters once, after all of them. So the model
+# learns the same from the batch as it would have learnt from the batch in one piece.
 #
-# The simplest order is that of GPipe (Huang et al. 2019): first all forwards, then all backwards. Write it down:
+# The simplest order is that of GPipe (Huang et al. 2019): all forwards first, then all backwards. Write it down:
 
 
 # %%
@@ -81,12 +81,12 @@ def my_gpipe(num_ranks, num_microbatches):
 four = my_gpipe(4, 4)
 print(four)
 render.show(four)
-assert four.actions == schedules.gpipe(4, 4).actions  # the library's is the same
+assert four.actions == schedules.gpipe(4, 4).actions  # the same as the library's
 assert simulate(four).makespan == 21
 
 # %% [markdown]
-# `verify` proves that a schedule is legal: nothing missing, nothing twice, and nobody waits for ever. It is silent
-# when all is well. (Leave an action out, and see what it says.)
+# `verify` proves that a schedule is legal: no action is missing or duplicated, and no rank waits for ever. It is silent
+# if the schedule is legal. (Remove an action and see what it says.)
 
 # %%
 verify(four)
@@ -97,13 +97,13 @@ verify(four)
 # Let there be `p` ranks and `m` microbatches, and let a forward take `tF` and a backward `tB`. How long is rank `r`
 # idle? Look at the picture row by row:
 #
-# * At the start it waits until microbatch 0 has passed the `r` ranks before it: `r tF`.
-# * In the middle it waits until its last forward has passed the `p-1-r` ranks behind it and the first backward has
-#   come back: `(p-1-r)(tF + tB)`.
-# * At the end it has nothing left to do while the last backward goes down to rank 0: `r tB`.
+# * At the start it waits until microbatch 0 has passed through the `r` ranks before it: `r tF`.
+# * In the middle it waits until its last forward has passed through the `p-1-r` ranks after it and the first backward
+#   has come back: `(p-1-r)(tF + tB)`.
+# * At the end it has nothing left to do while the last backward travels down to rank 0: `r tB`.
 #
-# Together that is `(p-1)(tF + tB)`, **the same for every rank, and whatever m is**. The simulator keeps each idle time
-# with its cause, so we can compare:
+# Together that is `(p-1)(tF + tB)`. It is **the same for every rank and does not depend on `m`**. The simulator records
+# the cause of each idle interval, so we can compare:
 
 # %%
 p, m, forward, backward = 4, 4, 1, 2
@@ -116,11 +116,11 @@ for rank in range(p):
     assert sum(by_hand) == (p - 1) * (forward + backward) == 9
 
 # %% [markdown]
-# Each rank works for `m (tF + tB)`. So the makespan is `(m + p - 1)(tF + tB)`, and the bubble is this part of it:
+# Each rank works for `m (tF + tB)`. So the makespan is `(m + p - 1)(tF + tB)`, and the bubble is
 #
 # >  `(p - 1) / (m + p - 1)`
 #
-# The waiting stays the same, the work grows: **more microbatches, less bubble**. For four ranks:
+# The idle time is constant and the work grows with `m`: **more microbatches, smaller bubble**. For four ranks:
 
 # %%
 for m, expected in [(4, 57), (8, 73), (16, 84)]:
@@ -136,19 +136,21 @@ render.show(my_gpipe(4, 4), my_gpipe(4, 8))
 assert simulate(my_gpipe(4, 8)).makespan == 33
 
 # %% [markdown]
-# A rule of thumb from the GPipe paper: at least `4p` microbatches, then the ranks work 80 % of the time or more. Why
-# not a thousand microbatches? Because they have a price: memory, messages, and the size of the products.
+# The GPipe paper gives a rule of thumb: use at least `4p` microbatches, and the ranks work at least 80 % of the time.
+# Why not a thousand microbatches? Because they cost something: memory, messages, and the efficiency of the matrix
+# products.
 #
 # ## Price 1: memory
 #
-# Between the forward and the backward of a microbatch its activations stay in memory. In GPipe no backward comes
-# before the last forward, so every rank holds the activations of all `m` microbatches. There are two ways to have
-# more of them. You keep their size and take **larger batches**: then memory grows with `m`. Or you keep the batch and
-# cut it **finer**: then memory stays what the whole batch needs, however fine you cut, and each piece gets small.
+# The activations of a microbatch stay in memory from its forward to its backward. In GPipe no backward comes before the
+# last forward, so every rank holds the activations of all `m` microbatches. There are two ways to get more
+# microbatches. You can keep their size and use **larger batches**; then memory grows with `m`. Or you can keep the
+# batch and cut it **finer**; then memory stays at what the whole batch needs, however fine you cut it, and the pieces
+# become small.
 #
-# `Costs` tells the simulator what things take, where it should not be one unit each: `activation` is what one
-# microbatch holds, `latency` below is the time of a message, and `forward`, `backward_input` and `backward_weight` are
-# those of the three products.
+# `Costs` tells the simulator what an action costs if it is not one unit. `activation` is the memory that one microbatch
+# takes up. `latency`, used below, is the time a message takes. `forward`, `backward_input` and `backward_weight` are
+# the times of the three matrix products.
 
 # %%
 for m in (4, 8, 16):
@@ -162,13 +164,15 @@ for m in (4, 8, 16):
     assert finer_cut.peak_memory == (64,) * 4
 
 # %% [markdown]
-# (Nor can the batch grow for ever: beyond some size a larger batch makes a step dearer and hardly better.)
+# (A batch cannot grow for ever, either. Beyond some size a larger batch makes each step more expensive and hardly any
+# better.)
 #
 # ## Price 2: messages
 #
-# Each microbatch crosses `p-1` borders twice: its activation on the way up, its gradient on the way down. That is
-# `2(p-1)m` messages. Most of them travel while the ranks compute something else. Only the way of one microbatch, up
-# and down, adds to the makespan: if a message takes `c`, GPipe takes `2(p-1)c` longer, whatever `m` is.
+# Each microbatch crosses `p-1` cuts twice: its activation on the way up and its gradient on the way down. That makes
+# `2(p-1)m` messages. Most of them are in flight while the ranks compute something else. Only the trip of a single
+# microbatch, up and back down, adds to the makespan: if a message takes `c`, GPipe takes `2(p-1)c` longer, whatever `m`
+# is.
 
 # %%
 for m in (4, 8, 16):
@@ -186,9 +190,9 @@ assert slow.makespan == 21 + 6
 # %% [markdown]
 # ## Price 3: small products are inefficient
 #
-# A product of small matrices takes longer for each sample than one of large matrices: calling a function, starting
-# work on a GPU, and reading all the weights from memory cost the same for 1 sample as for 64. Let us put that into a
-# **model**: each product takes a fixed time of 3 units, and 1 unit for each sample on top. The batch has 64 samples.
+# Multiplying small matrices takes longer per sample than multiplying large ones. Calling a function, starting work on a
+# GPU and reading all the weights from memory cost the same for 1 sample as for 64. Let us put that into a **model**:
+# each product takes a fixed time of 3 units plus 1 unit for each sample. The batch has 64 samples.
 
 
 # %%
@@ -210,9 +214,9 @@ assert times == [804, 525, 399, 363, 399, 525, 804]
 assert counts[times.index(min(times))] == 8
 
 # %% [markdown]
-# The bubble shrinks to the last line, but the makespan has its minimum at 8 microbatches and is as bad with 64 as
-# with 1. With a fixed time `h`, `n` samples in the batch and a time `t` for each, the makespan is
-# `3 (m + p - 1)(h + n t / m)`. It is least where `m` is the square root of `(p-1) n t / h`:
+# The bubble keeps shrinking from line to line, but the makespan has its minimum at 8 microbatches, and with 64 it is as
+# bad as with 1. With a fixed time `h`, `n` samples in the batch and a time `t` for each sample, the makespan is
+# `3 (m + p - 1)(h + n t / m)`. It has its minimum where `m` is the square root of `(p-1) n t / h`:
 
 # %%
 best = ((4 - 1) * 64 * 1 / 3) ** 0.5
@@ -220,14 +224,14 @@ print(f"best number of microbatches: {best:g}")
 assert best == 8
 
 # %% [markdown]
-# This is a model: "a fixed time and so much for each sample" is roughly true, and the two numbers are those of one
-# machine, one layer, one library. Lesson 12 measures them instead. What stays true is the shape: **too few
-# microbatches wait, too many are too small.**
+# This is a model. A fixed time plus a time per sample is roughly true, but the two numbers belong to one machine, one
+# layer and one library. Lesson 12 measures them instead. The shape of the curve is general: **too few microbatches
+# leave ranks idle, too many are inefficient.**
 #
 # ## Run it
 #
 # Now your schedule trains a network, on four ranks (threads here; MPI processes work the same way). The batch has 30
-# samples, which four microbatches cannot share evenly. Nothing is dropped; the sizes differ by one:
+# samples, which do not divide evenly into four microbatches. No sample is dropped; the sizes differ by one:
 
 # %%
 parts = split_microbatches(30, 4)
@@ -236,9 +240,9 @@ print("sizes of the microbatches:", sizes)
 assert sizes == [8, 8, 7, 7]
 
 # %% [markdown]
-# The loss of a batch is the mean over its samples. A mean of the four means would count a sample of a small
-# microbatch for more than one of a large microbatch, so **each microbatch is weighted by its size**. For losses that
-# one can add up in the head:
+# The loss of a batch is the mean over its samples. A mean of the four means would give a sample in a small microbatch
+# more weight than one in a large microbatch. So **each microbatch is weighted by its size**. Here are losses that you
+# can add up in your head:
 
 # %%
 losses = np.arange(30.0)  # sample 0 has loss 0, sample 29 has loss 29
@@ -251,7 +255,7 @@ assert mean_of_means == 15.0
 assert abs(weighted_mean - 14.5) < 1e-12
 
 # %% [markdown]
-# First one process, written out: microbatch after microbatch, forward and backward, the gradients adding up.
+# First one process, written out: microbatch after microbatch, forward and backward, adding up the gradients.
 
 # %%
 generator = np.random.default_rng(5)
@@ -276,7 +280,7 @@ def one_process(group):
     for part in parts:
         weight = (part.stop - part.start) / len(inputs)
         loss = loss_function(model(Tensor(inputs[part])), Tensor(targets[part]))
-        loss.backward(weight)  # instead of 1: this is where the weight comes in
+        loss.backward(weight)  # start from the weight instead of from 1
         total += weight * loss.item()
     return total, {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -304,9 +308,9 @@ assert gradients.keys() == expected.keys()
 assert num_equal == len(expected) == 8
 
 # %% [markdown]
-# Not nearly the same: **the same bits**. The ranks worked at the same time, yet each stage added its gradients in the
-# order of the microbatches, as one process does. Compare with the batch in one piece, and the last digits do differ:
-# the same numbers, added in another order, are rounded differently.
+# Not nearly the same: **the same bits**. The ranks worked at the same time, but each stage added its gradients in the
+# order of the microbatches, as one process does. Compare that with processing the batch in one piece, and the last
+# digits do differ: the same numbers are added in a different order and so are rounded differently.
 
 
 # %%
@@ -327,11 +331,11 @@ assert not is_same
 # %% [markdown]
 # ## Exercise
 #
-# 1. GPipe's authors take the backwards in the opposite order: the last microbatch first. Copy `my_gpipe` and
-#    turn `backwards` around. Do makespan and memory change? What does the pipeline warn of now, and why?
-# 2. Let stage 2 be twice as slow: `simulate(my_gpipe(4, 8), Costs([1, 1, 2, 1], [1, 1, 2, 1], [1, 1, 2, 1]))`. How
-#    large is the bubble, and how much of it would more microbatches take away?
-# 3. The coursework tasks that belong here are `05_bubble` and `15_gpipe_time`. (`minipipe coursework DIR` makes your
+# 1. The authors of GPipe run the backwards in the opposite order: last microbatch first. Copy `my_gpipe` and reverse
+#    `backwards`. Does the makespan change? Does the memory? What does the pipeline warn about now, and why?
+# 2. Make stage 2 twice as slow: `simulate(my_gpipe(4, 8), Costs([1, 1, 2, 1], [1, 1, 2, 1], [1, 1, 2, 1]))`. How large
+#    is the bubble, and how much of it would more microbatches remove?
+# 3. The coursework tasks for this lesson are `05_bubble` and `15_gpipe_time`. (`minipipe coursework DIR` creates your
 #    copy.)
 #
-# Next, `06_one_f_one_b.py`: the time of GPipe, with much less memory.
+# Next, `06_one_f_one_b.py`: as fast as GPipe, with much less memory.

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 06 · 1F1B: the same time, less memory
 #
-# GPipe (lesson 05) takes all forwards first. So every rank holds the activations of every microbatch, and more
-# microbatches, which we want for the sake of the bubble, mean larger batches and more memory. This lesson takes the
-# same actions in another order: **each backward as soon as it can be**. The time stays, the memory shrinks, with
-# eight microbatches to a half and less, and no longer grows with their number.
+# GPipe (lesson 05) runs all forwards first, so every rank holds the activations of every microbatch. To shrink the
+# bubble we want more microbatches, and with microbatches of a given size that means more memory. This lesson runs the
+# same actions in a different order: **each backward as early as possible**. The time stays the same. The memory
+# shrinks, with eight microbatches to half or less on every rank, and no longer grows with the number of microbatches.
 #
-# Then we measure that memory in bytes, in a pipeline that trains, and trade still more of it for time.
+# Then we measure that memory in bytes, in a pipeline that really trains, and trade even more of it for time.
 
 # %%
 from dataclasses import replace
@@ -17,9 +17,9 @@ from minipipe import Costs, Pipeline, Schedule, nn, render, schedules, simulate,
 from minipipe.testing import same_bits
 
 # %% [markdown]
-# ## How many forwards must go ahead?
+# ## How many forwards come first?
 #
-# Look at the last rank of GPipe. After `3F0` it holds all it needs for `3B0`, but first does three more forwards.
+# Look at the last rank of GPipe. After `3F0` it has everything that `3B0` needs, but it runs three more forwards first.
 
 # %%
 gpipe = schedules.gpipe(4, 4)
@@ -29,11 +29,11 @@ assert list(map(str, gpipe.actions[3])) == ["3F0", "3F1", "3F2", "3F3", "3B0", "
 assert simulate(gpipe).peak_activations == (4, 4, 4, 4)
 
 # %% [markdown]
-# Suppose that the last rank does `3B0` at once, and that from then on every rank does **one forward, one backward**,
-# in turn. How many forwards must rank `r` do before that? Behind it are `p-1-r` ranks, and each of them should have a
-# microbatch to work on. So that many must have left rank `r` before it begins to take turns: it starts with `p-1-r`
-# forwards, the **warm-up**. Then it takes forwards and backwards in pairs, and at the end come the backwards that are
-# left, the **cool-down**. This is 1F1B (PipeDream-flush, Megatron).
+# Suppose that the last rank runs `3B0` straight away, and that from then on every rank alternates: **one forward, one
+# backward**. How many forwards must rank `r` run before that? There are `p-1-r` ranks after it, and each of them should
+# have a microbatch to work on. So that many microbatches must have left rank `r` before it starts to alternate. It
+# begins with `p-1-r` forwards, the **warm-up**. Then come pairs of a forward and a backward, the **steady state**, and
+# finally the remaining backwards, the **cool-down**. This is 1F1B, also known as PipeDream-Flush and used in Megatron.
 
 
 # %%
@@ -53,7 +53,7 @@ def my_1f1b(num_ranks, num_microbatches):
 mine = my_1f1b(4, 8)
 verify(mine)
 print(mine)
-assert mine.actions == schedules.one_f_one_b(4, 8).actions  # the library's is the same
+assert mine.actions == schedules.one_f_one_b(4, 8).actions  # the same as the library's
 
 # %% [markdown]
 # ## The same time, less memory
@@ -70,8 +70,8 @@ assert of_gpipe.peak_activations == (8, 8, 8, 8)
 assert of_mine.peak_activations == (4, 3, 2, 1)
 
 # %% [markdown]
-# Rank `r` never holds more than `p - r` microbatches: its warm-up and one more. Here is what rank 0 holds after each
-# of its actions; every forward adds one, every backward takes one away:
+# Rank `r` never holds more than `p - r` microbatches: those of its warm-up and one more. Here is the number of
+# microbatches that rank 0 holds after each of its actions. Every forward adds one, and every backward removes one:
 
 # %%
 for timeline in (of_gpipe, of_mine):
@@ -80,8 +80,8 @@ assert of_gpipe.held_activations[0] == (1, 2, 3, 4, 5, 6, 7, 8, 7, 6, 5, 4, 3, 2
 assert of_mine.held_activations[0] == (1, 2, 3, 4, 3, 4, 3, 4, 3, 4, 3, 4, 3, 2, 1, 0)
 
 # %% [markdown]
-# With more microbatches GPipe's peak grows; that of 1F1B does not. That is its whole gain: you may now take as many
-# microbatches as the bubble asks for.
+# The peak of GPipe grows with the number of microbatches; that of 1F1B does not. That is the entire gain of 1F1B: you
+# can now use as many microbatches as it takes to make the bubble small.
 
 # %%
 for m in (8, 16, 32):
@@ -93,14 +93,14 @@ for m in (8, 16, 32):
     assert (all_forwards_first.peak_activations[0], in_turn.peak_activations[0]) == (m, 4)
 
 # %% [markdown]
-# ## What one can read elsewhere
+# ## What others write
 #
-# 1F1B is explained in many places, and some of what they say is wrong. You have a simulator, so check:
+# 1F1B is explained in many places, and some of the explanations are wrong. You have a simulator, so check:
 #
-# * *"The bubble of 1F1B is `(p-1)/(2(m-1)+p)`."* It is `(p-1)/(m+p-1)`, that of GPipe.
-# * *"1F1B needs `(p+m)/(p m)` of GPipe's memory."* On rank `r` it is `min(p-r, m)/m`: one half on rank 0 here.
-# * *"GPipe keeps `p m` activations, 1F1B `min(p, m)`."* The first counts all ranks together, the second one rank.
-#   Counted alike, for one rank, it is `m` and `min(p-r, m)`.
+# * *"The bubble of 1F1B is `(p-1)/(2(m-1)+p)`."* It is `(p-1)/(m+p-1)`, the same as for GPipe.
+# * *"1F1B needs `(p+m)/(p m)` of GPipe's memory."* On rank `r` it needs `min(p-r, m)/m`: here, one half on rank 0.
+# * *"GPipe keeps `p m` activations, 1F1B `min(p, m)`."* The first number counts all ranks together, the second a single
+#   rank. Counted the same way, per rank, they are `m` and `min(p-r, m)`.
 
 # %%
 p, m = 4, 8
@@ -115,11 +115,12 @@ assert ratio == 0.5
 # %% [markdown]
 # ## Measure it, in bytes
 #
-# So far we counted microbatches. A pipeline can say what they weigh. Here is a network of 24 layers, six on each
-# of four ranks: three times a `Linear` and a `Tanh`, 64 wide. A batch has 64 samples, a microbatch 8; so one activation
-# of a microbatch is an array of 8 x 64 numbers of 4 bytes, 2048 bytes.
+# So far we have counted microbatches. A pipeline can also measure their size. Here is a network of 24 layers, six on
+# each of four ranks: three times a `Linear` and a `Tanh`, 64 wide. A batch has 64 samples and a microbatch has 8, so
+# one activation of a microbatch is an array of 8 x 64 numbers of 4 bytes each, or 2048 bytes.
 #
-# `measure_memory` runs one microbatch through the stages and measures what each one holds after its forward:
+# `measure_memory` runs one microbatch through the stages and measures how much memory each stage holds after its
+# forward:
 
 # %%
 layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.Tanh())]
@@ -139,7 +140,7 @@ def measure(group, schedule, recompute=False):
 
 
 def run(schedule, recompute=False):
-    """Return what one microbatch holds on each stage, the timeline, the loss, and all gradients."""
+    """Return the memory of one microbatch on each stage, the timeline, the loss and all gradients."""
     by_rank = spawn(lambda group: measure(group, schedule, recompute), num_ranks=4)
     memory, timeline, loss, _ = by_rank[0]
     gradients = {name: gradient for *_, part in by_rank for name, gradient in part.items()}
@@ -153,13 +154,13 @@ print("in arrays of 8 x 64 numbers:   ", tuple(held / array for held in memory.a
 assert memory.activation == (3 * array, 4 * array, 4 * array, 5 * array) == (6144, 8192, 8192, 10240)
 
 # %% [markdown]
-# A stage in the middle holds four arrays: what came in, and the results of its three `Tanh`. Each of them is the input
-# of a `Linear` (which needs it for the gradient of its weights) or gives the slope of a `Tanh`, or both; the results of
-# the `Linear`s are needed by nobody and are gone. The first stage holds one less, since what comes in is part of the
-# batch, which is there anyway. The last one holds one more, for the loss.
+# A stage in the middle holds four arrays: its input and the results of its three `Tanh` layers. Each of them is the
+# input of a `Linear`, needed for the gradient of the weights, or the output of a `Tanh`, needed for its slope, or both.
+# Nothing needs the results of the `Linear` layers again, so they have been freed. The first stage holds one array less,
+# because its input is part of the batch, which is in memory anyway. The last stage holds one more, for the loss.
 #
-# With these sizes the simulator predicts the peak of each rank. (`memory._asdict()` has them under the names by which
-# `Costs` knows them.) And the pipeline measures it, in a step that trains:
+# Given these sizes, the simulator predicts the peak memory of each rank. (`memory._asdict()` returns them under the
+# parameter names of `Costs`.) The pipeline measures the peak in a training step:
 
 
 # %%
@@ -178,14 +179,14 @@ for schedule in (gpipe, mine):
     assert measured.peak_memory == tuple(n * held for n, held in zip(each, memory.activation))
 
 # %% [markdown]
-# Equal to the byte, and 1F1B uses less on every rank: 24 KiB instead of 48 KiB on rank 0, 10 KiB instead of 80 KiB on
-# rank 3. In a large model it is gigabytes. Note that the ranks are no longer alike: the **first** ones hold
-# most microbatches.
+# They are equal to the byte, and 1F1B uses less memory on every rank: 24 KiB instead of 48 KiB on rank 0, 10 KiB
+# instead of 80 KiB on rank 3. In a large model the difference is gigabytes. Note that the ranks are no longer alike:
+# the **first** ranks hold the most microbatches.
 #
-# ## Memory for time: compute it again
+# ## Memory for time: recompute
 #
-# Is that still too much? Then keep only what came **in** to a stage, forget everything inside, and compute it again
-# when its backward begins. Four arrays become one. The price is a second forward. In minipipe it is
+# Is that still too much? Then keep only the **input** of a stage, discard everything inside, and compute it again at
+# the start of the backward. Four arrays become one. The price is a second forward. In minipipe it is
 # `Pipeline(..., recompute=True)`; elsewhere it is called activation checkpointing.
 
 # %%
@@ -198,12 +199,12 @@ assert memory_again.activation == (0, array, array, 2 * array)
 assert measured_again.peak_memory == predicted_again.peak_memory == (0, 3 * array, 2 * array, 2 * array)
 
 # %% [markdown]
-# Rank 0 holds nothing of its own any more (the batch is there anyway), rank 1 a quarter. These are the bytes held
-# **between** actions. While a backward runs, the rank also holds what it computes again, of one microbatch: so the gain
-# is large where many microbatches wait, as on the first ranks of 1F1B or on all ranks of GPipe, and none where
-# only one does.
+# Rank 0 now holds nothing beyond the batch itself, and rank 1 holds a quarter of what it did. These are the bytes held
+# **between** actions. During a backward, the rank also holds the recomputed activations of one microbatch. So
+# recomputation gains a lot where many microbatches are held, as on the first ranks of 1F1B or on all ranks of GPipe,
+# and nothing where only one is.
 #
-# The loss and all gradients have the same bits, since the same numbers are computed in the same way, only twice:
+# The loss and all gradients have the same bits, because the same numbers are computed in the same way, only twice:
 
 # %%
 num_equal = sum(same_bits(gradients_again[name], gradients[name]) for name in gradients)
@@ -212,15 +213,15 @@ assert loss_again == loss
 assert num_equal == len(gradients) == 24
 
 # %% [markdown]
-# And the time? Threads of one process are no place to measure it. So count the work instead. This layer notes each
-# time that its forward runs; put one at the end of each stage:
+# And the time? Threads of one process are no good for measuring it, so we count the work instead. This layer records
+# every run of its forward; we put one at the end of each stage:
 
 # %%
 noted = []
 
 
 class Noted(nn.Module):
-    """A Tanh that notes for which stage it runs."""
+    """A Tanh that records the stage it runs for."""
 
     def __init__(self, stage):
         self.stage = stage
@@ -249,8 +250,8 @@ assert once == [8, 8, 8, 8]
 assert twice == [16, 16, 16, 16]
 
 # %% [markdown]
-# Exactly one forward more for each microbatch and stage, at the beginning of its backward. If a forward takes one
-# unit and a backward two, the backward takes three now, and a step a third longer:
+# There is exactly one extra forward for each microbatch and stage, at the start of the backward. If a forward takes one
+# unit and a backward two, the backward now takes three, and a step takes a third longer:
 
 # %%
 kept = simulate(mine)
@@ -262,16 +263,17 @@ assert kept.makespan == 33
 assert computed_again.makespan == 44
 
 # %% [markdown]
-# (The simulator has no word for recomputation; we added the unit to the backward ourselves.) A third more time is
-# much. So recompute where memory would not do otherwise, and only there: `nn.Recompute(layer)` does it for single
-# layers.
+# (The simulator knows nothing about recomputation; we added the extra unit to the backward ourselves.) A third more
+# time is a lot. So recompute only where memory is too short without it: `nn.Recompute(layer)` does it for a single
+# layer.
 #
 # ## Exercise
 #
-# 1. Some write that the warm-up has `p-r` forwards, one more than ours. Copy `my_1f1b` and change it so. Is it legal?
-#    What does it cost, on which ranks? Then try one fewer, `max(0, num_ranks - 2 - rank)`: what does that cost?
-# 2. GPipe with recomputation, or 1F1B without: which of them holds less on rank 1, with 8 microbatches? Predict it
-#    from the bytes above, then call `run(gpipe, recompute=True)`.
-# 3. The coursework tasks that belong here are `06_warmup`, `07_recompute` and `12_memory_peak`.
+# 1. Some authors give the warm-up `p-r` forwards, one more than ours. Copy `my_1f1b` and change it accordingly. Is it
+#    legal? What does it cost, and on which ranks? Then try one fewer, `max(0, num_ranks - 2 - rank)`: what does that
+#    cost?
+# 2. Which holds less on rank 1 with 8 microbatches: GPipe with recomputation or 1F1B without? Predict it from the bytes
+#    above, then call `run(gpipe, recompute=True)`.
+# 3. The coursework tasks for this lesson are `06_warmup`, `07_recompute` and `12_memory_peak`.
 #
-# Next, `07_who_waits.py`: why a program may work with small arrays and hang with large ones.
+# Next, `07_who_waits.py`: why a program can work with small arrays and hang with large ones.

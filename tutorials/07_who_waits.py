@@ -2,11 +2,12 @@
 # # 07 · Who waits for whom
 #
 # *"My MPI program works with small arrays and hangs with large ones."* This is one of the oldest questions on forums
-# about parallel programs, and anyone who writes a pipeline by hand meets it. In this lesson you see it happen, learn
-# why, let the verifier find it without running anything, and see the rule that makes it impossible.
+# about parallel programming, and everyone who writes a pipeline by hand runs into it. In this lesson you make it
+# happen, learn why it does, let the verifier find it without running anything, and see the rule that makes it
+# impossible.
 #
-# Then the same question for programs that do end: at each moment, which rank waits for which, and how long. There you
-# find a case in which 1F1B is slower than GPipe.
+# Then we ask the same question about programs that do finish: at each moment, which rank waits for which, and for how
+# long? Here you find a case in which 1F1B is slower than GPipe.
 
 # %%
 import shutil
@@ -23,10 +24,10 @@ from minipipe.render.descriptions import describe_idle
 # %% [markdown]
 # ## The question
 #
-# Two ranks, each with an array for the other. Each sends its own, then receives the other's. `Send` and `Recv` are
-# those of MPI, bare. (minipipe never uses `Send`, for the reason that you are about to see.)
+# Each of two ranks has an array for the other. Each sends its own first, then receives. `Send` and `Recv` are MPI's
+# own. (minipipe never uses `Send`, for the reason that you are about to see.)
 #
-# A program that hangs would hang this lesson, too; so each process asks the system to end it after some seconds.
+# A program that hangs would hang this lesson too, so each process asks the system to kill it after a few seconds.
 
 # %%
 PROGRAM = """
@@ -58,7 +59,7 @@ else:
 """
 
 # %% [markdown]
-# This starts it on two ranks, as you would in a terminal, where an MPI is installed:
+# This starts it on two ranks, as you would in a terminal, provided that an MPI is installed:
 
 # %%
 mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
@@ -66,7 +67,7 @@ has_mpi = mpirun is not None and find_spec("mpi4py") is not None
 
 
 def exchange(num_bytes, seconds, order):
-    """Run the program on two ranks; return how many were ready, how many have sent, and what went wrong."""
+    """Run the program on two ranks; return how many got ready, how many finished sending, and stderr."""
     command = [mpirun, "-n", "2", sys.executable, "-c", PROGRAM, str(num_bytes), str(seconds), order]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.stdout.count("ready"), done.stdout.count("sent"), done.stderr
@@ -82,14 +83,15 @@ else:
     print("There is no MPI here (pip install -e '.[mpi]' brings one), so this cell has nothing to run; read on.")
 
 # %% [markdown]
-# With 1,000 bytes it ends at once, with 10,000,000 it never does. The reason is what `Send` promises: it returns when
-# the array may be changed again, no more. For a **small** message MPI copies the array into a buffer of its own and
-# returns at once: the send is *buffered*. For a **large** one it waits until the other rank has come to its `Recv`, and
-# copies straight across: the two meet, a *rendezvous*. From which size on is up to the MPI library and the network;
-# a program that works only with buffers is wrong, even where it works today.
+# With 1,000 bytes it finishes at once; with 10,000,000 it never does. The reason is what `Send` promises: it returns as
+# soon as the array may be modified again, and nothing more. A **small** message is *buffered*: MPI copies the payload
+# into a buffer of its own, and `Send` returns at once. A **large** message needs a *rendezvous*. Sender and receiver do
+# a handshake first, so `Send` waits until the other rank has reached its `Recv`; then the payload is copied straight
+# across. The threshold depends on the MPI library and the network. A program that relies on buffering is wrong, even
+# where it happens to work today.
 #
-# In a rendezvous both ranks wait in `Send`, and neither comes to its `Recv`: they wait in a circle, a **deadlock**.
-# The smallest cure is that one of the two receives first:
+# With a rendezvous, both ranks wait in `Send`, and neither reaches its `Recv`. The waits form a cycle: a **deadlock**.
+# The smallest fix is to let one of the two receive first:
 
 # %%
 if has_mpi:
@@ -102,9 +104,9 @@ else:
 # %% [markdown]
 # ## The same in a schedule
 #
-# With many ranks that is no longer easy to see. Take 1F1B on two ranks, and write the messages in, as anyone would at
-# first: **receive just before use, send just after**. `0SEND_F0` sends the activation that `0F0` has made, `1RECV_F0`
-# receives it for `1F0`; `SEND_B` and `RECV_B` are the same for gradients.
+# With many ranks this is no longer easy to see. Take 1F1B on two ranks and insert the messages the way anyone would at
+# first: **receive just before use, send just after**. `0SEND_F0` sends the activation that `0F0` has computed, and
+# `1RECV_F0` receives it for `1F0`. `SEND_B` and `RECV_B` do the same for gradients.
 
 # %%
 by_hand = Schedule.from_text(
@@ -116,7 +118,7 @@ by_hand = Schedule.from_text(
 )
 
 # %% [markdown]
-# Can you see it? The verifier can. It assumes the strictest message system there may be, in which every send waits for
+# Can you see it? The verifier can. It assumes the strictest message system possible, in which every send blocks until
 # its receive:
 
 # %%
@@ -129,17 +131,17 @@ assert problem.code == "rendezvous-deadlock"
 assert (problem.rank, problem.step) == (0, 3)
 
 # %% [markdown]
-# Both ranks stand at their fourth action (step 3, as steps are counted from 0): rank 0 wants to send an activation up,
-# rank 1 a gradient down. It is the program from above again. And if sends are buffered, or small, it runs, and takes
-# what 1F1B takes:
+# Both ranks are blocked at their fourth action (position 3, counting from 0). Rank 0 wants to send an activation up,
+# and rank 1 wants to send a gradient down: the program from above again. If sends are buffered, the schedule runs, and
+# takes as long as 1F1B should:
 
 # %%
-buffered = simulate(by_hand)  # here a send costs its rank nothing, unless we say otherwise
+buffered = simulate(by_hand)  # by default a send costs its rank no time
 render.show(buffered)
 assert buffered.makespan == simulate(schedules.one_f_one_b(2, 2)).makespan == 9
 
 # %% [markdown]
-# Is it bad luck? Write the naive rule down once, and try it on many sizes:
+# Is this just bad luck? Write the naive rule as a function, and try it on many sizes:
 
 
 # %%
@@ -176,15 +178,16 @@ for builder in (schedules.gpipe, schedules.one_f_one_b):
         assert found == [builder is schedules.one_f_one_b and p >= 2 and m >= 2 for m in counts]
 
 # %% [markdown]
-# (`X` hangs.) GPipe never hangs, 1F1B always does, as soon as there are two ranks and two microbatches. In GPipe first
-# all messages go up, then all go down. In 1F1B neighbours send to each other at the same time, one up and one down,
-# from the end of the warm-up on.
+# (`X` means that it hangs.) GPipe never hangs. 1F1B hangs as soon as there are at least two ranks and two microbatches.
+# In GPipe all messages first go up, and then all go down. In 1F1B, from the end of the warm-up on, neighbours send to
+# each other at the same time, one up and one down.
 #
 # ## The cure: one order for all
 #
-# `lower` adds messages to a schedule so that this cannot happen. It goes through the actions of all ranks in an order
-# in which they can run. Where an action makes something for another rank, it writes the SEND into this rank's row
-# **and at the same moment the RECV into the other one's**.
+# `lower` adds messages to a schedule in such a way that this cannot happen. It walks through the actions of all ranks
+# in **topological order**, so that each action comes after everything it depends on. When an action produces a value
+# for another rank, `lower` appends the SEND to the producer's program **and, at the same moment, the RECV to the
+# consumer's**.
 
 # %%
 lowered = schedules.lower(schedules.one_f_one_b(2, 2))
@@ -193,12 +196,13 @@ verify(lowered)
 assert [str(action) for action in lowered.actions[1][:3]] == ["1RECV_F0", "1RECV_F1", "1F0"]
 
 # %% [markdown]
-# Rank 0 has not changed. Rank 1 receives both activations before it computes: `1RECV_F1` now stands where rank 0 sends
-# it, not where rank 1 uses it.
+# Rank 0 has not changed. Rank 1 receives both activations before it computes anything: `1RECV_F1` is now at the point
+# where rank 0 sends the value, not at the point where rank 1 uses it.
 #
-# Why does this always work? Each pair has one place in **one order of everything**. Think of that order as a list, and
-# of the first item on it that is not done yet. All before it is done, so both ranks that it concerns have come to it,
-# and nothing holds it back. So something can always go on, until all is done. Try it, with sends that block:
+# Why does this always work? Each pair of SEND and RECV has a single position in **one global order**. Look at the first
+# item in that order that has not completed. Everything before it has, so every rank that takes part in it has reached
+# it, and nothing blocks it. So at least one rank can always make progress, until the program is finished. Try it with
+# sends that block:
 
 # %%
 for builder in (schedules.gpipe, schedules.one_f_one_b):
@@ -211,10 +215,10 @@ print("40 programs, none hangs")
 assert 2 * 4 * len(counts) == 40
 
 # %% [markdown]
-# A `Pipeline` lowers each schedule that it is given. And in it a send does not hold up its rank: the rank goes on
-# computing while the message is under way, and looks only at the end of the step whether all have left. That is worth
-# something, for when messages take time, a send that blocks costs its rank that time. Below each message takes one
-# unit. A rank that waits in a send is drawn with `+` in a terminal, and with upright lines in a notebook:
+# A `Pipeline` lowers every schedule that it is given. Its sends do not block: the rank continues to compute while the
+# message is in flight, and only checks at the end of the step that all messages have left. That matters when messages
+# take time, because a blocking send costs its rank that time. Below, each message takes one unit. A rank that is
+# blocked in a send is drawn with `+` in a terminal and with vertical lines in a notebook:
 
 # %%
 flowing = simulate(lowered, Costs(latency=1))
@@ -226,8 +230,8 @@ assert blocking.makespan == 12
 # %% [markdown]
 # ## Why is this rank idle?
 #
-# Now to programs that end. Here stage 2 takes twice as long as the others, and the picture has many gaps. For each
-# gap a timeline knows its cause and what the rank waited for:
+# Now for programs that finish. Here stage 2 is twice as slow as the others, and the picture has many gaps. For each gap
+# a timeline knows the cause and the action that the rank was waiting for:
 
 # %%
 slow_stage_2 = [1, 1, 2, 1]
@@ -245,9 +249,10 @@ assert [(gap.cause, gap.start, gap.end, gap.source) for gap in timeline.idle[3]]
 ]
 
 # %% [markdown]
-# Rank 3 waits for rank 2, again and again. It is not rank 3 that one should make faster. Which one? Start at the action
-# that ends last, and ask what it had to wait for; then ask the same of that one, back to the beginning. This chain is
-# the **critical path**. Its actions follow each other without a gap, so their times add up to the makespan:
+# Rank 3 waits for rank 2, again and again. Making rank 3 faster would not help. Which rank would? Start at the action
+# that ends last, and find the action that it had to wait for. Do the same for that one, and so on back to the
+# beginning. This chain is the **critical path**. Its actions follow each other without a gap, so their times add up to
+# the makespan:
 
 # %%
 path = timeline.critical_path
@@ -258,9 +263,9 @@ assert times_by_rank == [3, 3, 22, 3]
 assert sum(times_by_rank) == timeline.makespan == 31
 
 # %% [markdown]
-# Of 31 units 22 are on rank 2. So make each stage twice as fast in turn, and see what that is worth. Stage 2, which is
-# on the path with nearly all its actions, is worth 10 units; each of the others, which is on it only while the pipeline
-# fills and drains, 1 or 1.5:
+# Of 31 units, 22 are on rank 2. Make each stage in turn twice as fast, and see how much that gains. Nearly all actions
+# of stage 2 are on the critical path, so speeding it up gains 10 units. The other stages are on the path only while the
+# pipeline fills and drains; they gain 1 or 1.5:
 
 # %%
 expected = [29.5, 29.5, 21, 30]
@@ -273,8 +278,8 @@ for stage in range(4):
 # %% [markdown]
 # ## Where 1F1B loses to GPipe
 #
-# In lesson 06 1F1B took no longer than GPipe. But there messages took no time. Let a forward take 2 units, a backward
-# 4, and each message 1:
+# In lesson 06, 1F1B was as fast as GPipe. But there, messages took no time. Let a forward take 2 units, a backward 4,
+# and each message 1:
 
 # %%
 costs = Costs(forward=2, backward_input=2, backward_weight=2, latency=1)
@@ -285,14 +290,15 @@ assert gpipe.makespan == 72
 assert one_f_one_b.makespan == 82
 
 # %% [markdown]
-# In GPipe messages travel while the next microbatch is computed; only the first and the last one are waited for. In
-# 1F1B rank 0 holds 4 microbatches, and may begin another one only when one of these has come back. The way there and
-# back takes 4 forwards, 4 backwards and 6 messages, `4 (2 + 4) + 6 = 30` units. Four microbatches in 30 units makes one
-# in 7.5, while the work of a rank for each is 6. In general a microbatch takes, with `K` held on rank 0,
+# In GPipe messages are in flight while the next microbatch is computed; a rank waits only for its first activation and
+# its first gradient. In 1F1B rank 0 holds 4 microbatches, and can only start another when one of these has come back.
+# The round trip takes 4 forwards, 4 backwards and 6 messages: `4 (2 + 4) + 6 = 30` units. Four microbatches in 30 units
+# is one every 7.5, but a rank's work on a microbatch takes only 6. In general, with `K` microbatches held on rank 0,
+# the time per microbatch is
 #
-# > the larger one of `tF + tB` and `(p (tF + tB) + 2 (p-1) c) / K`.
+# > the larger of `tF + tB` and `(p (tF + tB) + 2 (p-1) c) / K`.
 #
-# Let us see whether it does: twenty microbatches more should take twenty times as long.
+# Let us check: twenty more microbatches should add twenty times that.
 
 
 # %%
@@ -310,9 +316,9 @@ assert period(schedules.one_f_one_b) == period_by_hand(held=4) == 7.5
 assert period(schedules.gpipe) == period_by_hand(held=20) == 6
 
 # %% [markdown]
-# The formula says what helps: more microbatches under way. **Eager 1F1B** doubles the warm-up, to `2 (p-1-r)` forwards,
-# so that rank 0 holds 7. It is as fast as GPipe again, and its memory still does not grow with `m`, but it holds
-# nearly twice what 1F1B holds. There is no free lunch: latency is paid in time or in memory.
+# The formula shows what helps: more microbatches in flight. **Eager 1F1B** doubles the warm-up to `2 (p-1-r)` forwards,
+# so that rank 0 holds 7. It is as fast as GPipe again, and its memory still does not grow with `m`, but it holds nearly
+# twice as much as 1F1B. There is no free lunch: latency is paid for in time or in memory.
 
 # %%
 eager = simulate(schedules.eager_1f1b(4, 8), costs)
@@ -327,10 +333,10 @@ assert period(schedules.eager_1f1b) == period_by_hand(held=7) == 6
 # %% [markdown]
 # ## Exercise
 #
-# 1. Cure `by_hand` with as few moves as you can: change the place of one action, and let `verify` judge. Which of the
-#    moves that work is `lower`'s?
-# 2. From which latency on does 1F1B with 4 ranks, `tF = 2` and `tB = 4` take longer for each microbatch than its
-#    work? Find it by hand from the formula, then with `period`. (Look closely at the number that comes out.)
-# 3. The coursework tasks that belong here are `08_lowering` and `09_verifier_rule`.
+# 1. Fix `by_hand` with as few moves as you can: move one action, and ask `verify`. Which of the moves that work is the
+#    one that `lower` makes?
+# 2. From which latency on does a microbatch in 1F1B, with 4 ranks, `tF = 2` and `tB = 4`, take longer than the work on
+#    it? Find the latency by hand from the formula, then with `period`. (Look closely at the number that comes out.)
+# 3. The coursework tasks for this lesson are `08_lowering` and `09_verifier_rule`.
 #
 # Next, `08_interleaved.py`: several stages on each rank, so that the pipeline fills faster.

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # 08 · Interleaved: several chunks on a rank
 #
-# However you order forwards and backwards, a pipeline of `p` stages must fill and drain: the last rank cannot begin
-# before the first microbatch has passed all stages before it. In lessons 05 and 06 that cost each rank
-# `(p-1)(tF + tB)`. More microbatches do not shorten it; they only make it a smaller part of the whole.
+# However you order forwards and backwards, a pipeline of `p` stages has to fill and drain: the last rank cannot start
+# until the first microbatch has passed through all the stages before it. In lessons 05 and 06 that cost each rank
+# `(p-1)(tF + tB)` of idle time. More microbatches do not reduce that time; they only make it a smaller fraction of the
+# whole.
 #
-# This lesson shortens it. A pipeline fills faster if its stages are **shorter**. So cut the model into twice as many
-# stages, each half as long, and give every rank two of them, its **chunks**.
+# This lesson reduces it. A pipeline with **shorter** stages fills faster. So cut the model into twice as many stages,
+# each half as long, and give every rank two of them. Several stages on the same rank are called **chunks**.
 
 # %%
 import numpy as np
@@ -17,9 +18,9 @@ from minipipe.errors import ScheduleError
 # %% [markdown]
 # ## The model as a loop around the ranks
 #
-# Which two? Not neighbours: stages 0 and 1 together on rank 0 are one long stage again. Deal them out like cards: stage
-# 0 to rank 0, stage 1 to rank 1, and so on; after the last rank it goes on with rank 0. A microbatch goes around
-# all ranks twice.
+# Which two stages should a rank get? Not neighbours: stages 0 and 1 together on rank 0 would be one long stage again.
+# Deal the stages out like cards: stage 0 to rank 0, stage 1 to rank 1, and so on; after the last rank, continue with
+# rank 0. A microbatch then goes around all the ranks twice.
 
 # %%
 interleaved = schedules.interleaved_1f1b(num_ranks=4, num_microbatches=8, chunks_per_rank=2)
@@ -31,9 +32,9 @@ assert interleaved.placement == (0, 1, 2, 3, 0, 1, 2, 3)
 # %% [markdown]
 # ## In which order?
 #
-# Now each rank has a choice: when microbatch 0 comes back to rank 0 for stage 4, rank 0 could go on with it, or begin
-# with a new microbatch. Let us look at what the schedule does on rank 0: its forwards, in their order, with a new line
-# where the stage changes.
+# Now each rank has a choice. When microbatch 0 comes back to rank 0 for stage 4, rank 0 could continue with it or start
+# a new microbatch. Let us look at what the schedule does on rank 0: its forwards in order, with a new line wherever the
+# stage changes.
 
 
 # %%
@@ -52,19 +53,19 @@ print("\n".join(table))
 assert table == ["0F0 0F1 0F2 0F3", "4F0 4F1 4F2 4F3", "0F4 0F5 0F6 0F7", "4F4 4F5 4F6 4F7"]
 
 # %% [markdown]
-# **In groups of as many microbatches as there are ranks**: four through the first chunk, the same four through the
-# second, then the next four. Why four? While microbatch 0 goes around the 4 ranks, rank 0 has time for 4 microbatches;
-# then microbatch 0 is back, just in time. With smaller groups rank 0 would wait for it; with larger ones it would let
-# it lie and hold more activations.
+# **It works in groups of as many microbatches as there are ranks**: four through the first chunk, the same four through
+# the second, then the next four. Why four? While microbatch 0 goes around the 4 ranks, rank 0 has time for 4
+# microbatches, and then microbatch 0 is back just in time. With smaller groups rank 0 would wait for it. With larger
+# groups it would leave it waiting, and hold more activations.
 #
-# The backwards follow the same table with the chunks in opposite order. And the two tables are merged as in 1F1B:
-# a warm-up of forwards, then one forward and one backward in turn, then the backwards that are left. The whole is
-# **interleaved 1F1B** (Narayanan et al. 2021, Megatron).
+# The backwards follow the same table with the chunks reversed. The two tables are merged as in 1F1B: a warm-up of
+# forwards, then one forward and one backward in turn, then the remaining backwards. The result is **interleaved 1F1B**
+# (Narayanan et al. 2021, Megatron).
 #
 # ## It takes less time
 #
-# Let one unit be the forward of one **chunk**. Then a stage of plain 1F1B, which is twice as long, takes 2 units
-# forward and 4 backward. Both pictures show the same work. Where a rank holds several stages, a label begins with the
+# Let one unit be the forward of one **chunk**. A stage of plain 1F1B is twice as long, so its forward takes 2 units and
+# its backward 4. Both pictures show the same amount of work. Where a rank has several stages, a label starts with the
 # stage: `4F0` is the forward of microbatch 0 on stage 4. In a notebook, later stages are darker.
 
 # %%
@@ -80,18 +81,19 @@ assert all(plain.busy(rank) == shorter.busy(rank) == 48 for rank in range(4))
 assert idle == [18, 9]
 
 # %% [markdown]
-# A rank works as long as before. But filling and draining now goes in steps of a chunk, and with `v` chunks on each
-# rank a step takes `1/v` of the time. So the idle time of a rank is `(p-1)(tF + tB) / v`, and the makespan
+# A rank works as long as before. But the pipeline now fills and drains one chunk at a time, and with `v` chunks on each
+# rank a chunk takes `1/v` of the time of a whole rank. So the idle time of a rank is `(p-1)(tF + tB) / v`, and the
+# makespan is
 #
 # > `(m + (p-1)/v) (tF + tB)`
 #
-# if there are at least as many microbatches as ranks. `tF` and `tB` here are for all the chunks of a rank together:
-# 1 and 2, as in the last lessons. The idle time is often given as a part of the **work**, `(p-1) / (m v)`:
+# if there are at least as many microbatches as ranks. Here `tF` and `tB` are for all the chunks of a rank together: 1
+# and 2, as in the previous lessons. The idle time is often quoted as a fraction of the **work**, `(p-1) / (m v)`:
 
 
 # %%
 def with_chunks(num_chunks, latency=0.0, num_microbatches=8):
-    """Simulate 1F1B with so many chunks on each of 4 ranks; one chunk takes 1/num_chunks of a rank's time."""
+    """Simulate 1F1B with `num_chunks` chunks on each of 4 ranks; one chunk takes 1/num_chunks of a rank's time."""
     if num_chunks == 1:
         schedule = schedules.one_f_one_b(4, num_microbatches)
     else:
@@ -109,11 +111,11 @@ for v, expected in [(1, 33), (2, 28.5), (4, 26.25)]:
 # %% [markdown]
 # ## What it costs
 #
-# **Messages.** A microbatch now crosses `p v - 1` borders up and again down, and each of these is a message: there are
-# `2 (p v - 1) m` of them, more than `v` times as many.
+# **Messages.** A microbatch now crosses `p v - 1` cuts on the way up and again on the way down, with a message each
+# time. That makes `2 (p v - 1) m` messages, more than `v` times as many as before.
 #
-# **Memory.** The warm-up of rank 0 is longer: it holds more than the 4 microbatches of plain 1F1B. We count in whole
-# microbatches on a rank, so that one chunk of one microbatch counts `1/v`.
+# **Memory.** The warm-up of rank 0 is longer, so it holds more than the 4 microbatches of plain 1F1B. We count in whole
+# microbatches per rank: one chunk of one microbatch counts as `1/v`.
 
 # %%
 for v, num_messages, held in [(1, 48, 4), (2, 112, 5.5), (4, 240, 4.75)]:
@@ -124,9 +126,9 @@ for v, num_messages, held in [(1, 48, 4), (2, 112, 5.5), (4, 240, 4.75)]:
     assert found == held
 
 # %% [markdown]
-# **Latency.** The messages are not only more, they are also closer to each other: a chunk is short, and after it the
-# next rank waits for a message. So what is gained depends on how long a message takes. One unit is still the forward of
-# a whole rank.
+# **Latency.** There are more messages, and they are also closer together: a chunk is short, and after each chunk the
+# next rank waits for a message. So the gain depends on how long a message takes. One unit is again the forward of a
+# whole rank.
 
 # %%
 print("latency   v = 1     v = 2     v = 4")
@@ -144,10 +146,10 @@ for latency in expected:
     assert makespans == expected[latency]
 
 # %% [markdown]
-# Interleaving pays where messages are fast, and where the bubble is large because microbatches are few.
+# Interleaving pays off where messages are fast, and where the bubble is large because there are few microbatches.
 #
-# **Layers and microbatches.** A model needs at least one layer for each of `p v` stages. And the groups must be of
-# equal size:
+# **Layers and microbatches.** The model needs at least `p v` layers, one for each stage. And all the groups must have
+# the same size:
 
 # %%
 try:
@@ -160,8 +162,8 @@ assert "the nearest number that fits is 8" in message
 # %% [markdown]
 # ## The order matters: a mistake
 #
-# Why not take each microbatch straight through to its end, around the ranks and around again, and then the next one? It
-# seems natural, and one does find it written so:
+# Why not take each microbatch straight through to the end, around the ranks and around again, before starting the next
+# one? It seems natural, and you do find code that does it:
 
 
 # %%
@@ -184,8 +186,8 @@ assert slow.makespan == 46
 assert fast.makespan == 22
 
 # %% [markdown]
-# `verify` is content: it is legal, and it gives the right gradients. But rank 0 waits for each microbatch until it has
-# come around, instead of taking the next. With 8 microbatches it takes more than twice as long:
+# `verify` accepts it: the schedule is legal, and gives the right gradients. But rank 0 waits for each microbatch to
+# come around instead of starting the next one. With 8 microbatches it takes more than twice as long:
 
 # %%
 slow, fast = simulate(one_after_another(4, 8, 2), costs), simulate(interleaved, costs)
@@ -194,11 +196,11 @@ assert slow.makespan == 86
 assert fast.makespan == 38
 
 # %% [markdown]
-# ## The other end: all microbatches at once
+# ## The other extreme: all microbatches at once
 #
-# One can also take the groups as large as possible: all microbatches through the first chunk, then all through
-# the second; then all backwards. That is **looped BFS** (breadth first; Lamy-Poirier 2023). It is to interleaved
-# 1F1B what GPipe is to 1F1B: the same time, and all activations held.
+# You can also make the groups as large as possible: all microbatches through the first chunk, then all through the
+# second, then all backwards. That is **looped BFS** (breadth first; Lamy-Poirier 2023). It is to interleaved 1F1B what
+# GPipe is to 1F1B: the same time, with all activations held.
 
 # %%
 breadth_first = schedules.looped_bfs(4, 8, 2)
@@ -212,12 +214,13 @@ assert timeline.peak_activations == (16, 16, 16, 16)
 assert shorter.peak_activations == (11, 9, 7, 5)
 
 # %% [markdown]
-# Why would anyone want it? Each chunk's weights are used in one go, forward once and backward once. Where the weights
-# themselves are spread over several machines and must be fetched before use, they are fetched least often so.
+# Why would anyone want that? The weights of each chunk are used in one go, once for the forwards and once for the
+# backwards. If the weights themselves are spread over several machines and have to be fetched before use, this order
+# fetches them least often.
 #
 # ## Run it
 #
-# Four ranks, eight stages. Each rank builds the same model; `print(pipeline)` says where its layers are:
+# Four ranks, eight stages. Each rank builds the same model; `print(pipeline)` shows where the layers are:
 
 # %%
 model = nn.Sequential(*(layer for _ in range(7) for layer in (nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 1))
@@ -244,8 +247,8 @@ assert "Linear(16, 16)      4     0" in table  # stage 4 is on rank 0 again
 assert "Linear(16, 1)       7     3" in table
 
 # %% [markdown]
-# And the gradients? One process, and three schedules that divide the model in two ways and take its parts in
-# three orders (lesson 05 wrote the one process out; `testing.one_process_step` does the same):
+# And the gradients? Here are one process and three schedules. Between them the schedules partition the model in two
+# ways and run it in three orders. (Lesson 05 wrote out the one process; `testing.one_process_step` does the same.)
 
 
 # %%
@@ -268,9 +271,9 @@ for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
 # ## Exercise
 #
 # 1. How many chunks on each of 4 ranks make the bubble smaller than 5 % of the work, with 8 microbatches? How many
-#    layers must the model have, and how many messages are there? Check it with `with_chunks`.
-# 2. Take groups of two microbatches instead of four: write the rows of such a schedule for 4 ranks, 4 microbatches and
-#    2 chunks, forwards first, then backwards. What does the simulator say about its time?
-# 3. The coursework task that belongs here is `10_interleaved_order`.
+#    layers must the model have, and how many messages are there? Check with `with_chunks`.
+# 2. Use groups of two microbatches instead of four. Write the rows of such a schedule for 4 ranks, 4 microbatches and 2
+#    chunks, forwards first, then backwards. What makespan does the simulator report?
+# 3. The coursework task for this lesson is `10_interleaved_order`.
 #
-# Next, `09_zero_bubble.py`: the backward in two halves, of which one can wait and fill the gaps.
+# Next, `09_zero_bubble.py`: the backward in two halves, one of which can wait and fill the gaps.

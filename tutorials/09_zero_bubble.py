@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 09 · Zero bubble: the backward in two halves
 #
-# In 1F1B the ranks are still idle for a while: p - 1 forwards and p - 1 backwards long, where p is the number of ranks.
-# Interleaving (lesson 08) made that smaller by cutting the model finer. This lesson cuts something else: the backward
-# itself. Half of it is urgent, and half of it can wait for a time when there is nothing better to do.
+# In 1F1B every rank is still idle for p - 1 forwards and p - 1 backwards, where p is the number of ranks. Interleaving
+# (lesson 08) reduced that by cutting the model more finely. This lesson cuts something else: the backward itself. One
+# half of it is urgent, and the other half can wait until the rank has nothing better to do.
 #
-# You will see what the two halves are, on one layer and by hand; that a pipeline that runs them apart still computes
-# the same bits; how much idle time that saves; and what it costs in memory.
+# First you compute the two halves by hand, on one layer. Then you check that a pipeline that runs them separately still
+# computes the same bits, and see how much idle time that saves and what it costs in memory.
 
 # %%
 from dataclasses import replace
@@ -20,14 +20,14 @@ from minipipe.testing import check_same_as_one_process, same_bits
 # %% [markdown]
 # ## Two products
 #
-# A linear layer computes `outputs = inputs @ weights`. In the backward it is given `gradient`, the gradient of the loss
-# with respect to its outputs, and owes two answers:
+# A linear layer computes `outputs = inputs @ weights`. Its backward is given `gradient`, the gradient of the loss with
+# respect to the outputs, and has to compute two things:
 #
-# - the gradient with respect to its **inputs**, `gradient @ weights.T`, for the layer before it,
+# - the gradient with respect to its **inputs**, `gradient @ weights.T`, for the previous layer,
 # - the gradient with respect to its **weights**, `inputs.T @ gradient`, for the optimiser.
 #
-# Those are two matrix products, each with as many multiplications as the forward had. So a backward takes about twice
-# as long as a forward.
+# These are two matrix products, each with as many multiplications as the forward. That is why a backward takes about
+# twice as long as a forward.
 
 # %%
 generator = np.random.default_rng(seed=0)
@@ -44,23 +44,24 @@ print(f"the gradients of the inputs {of_inputs.shape} and of the weights {of_wei
 assert same_bits(x.grad, of_inputs) and same_bits(w.grad, of_weights)
 
 # %% [markdown]
-# Neither product needs the other's result. And only one of them has somebody waiting for it: the layer before cannot
-# begin its backward until it has the gradient of its outputs, which are our inputs. The gradient of the weights is
-# wanted by nobody until the optimiser's turn, at the end of the step.
+# Neither product depends on the other. And only one of them is urgent. The previous layer cannot start its backward
+# until it has the gradient of its outputs, which are our inputs. The gradient of the weights is not needed until the
+# optimiser runs, at the end of the step.
 #
-# So we give the halves names of their own. **I** is the gradient of the inputs, **W** that of the weights, and the
-# whole backward **B** is I, then W. (Papers on this write B for what we call I.)
+# So we name the halves. **I** computes the gradient of the inputs and **W** the gradient of the weights. The whole
+# backward, **B**, is I followed by W. (The papers on this subject write B for our I.)
 #
 # ## The tape walked in two halves
 #
-# It works for any layers, not only for linear ones, because the tape knows what depends on what. Mark the input of a
-# stage. Whatever was computed from it is an activation; everything else is on the side of the weights. The first walk
-# follows only the ways to activations, and notes the others, each with the gradient that was to go along it. The second
-# walk follows the noted ones. That is what `autograd.backward_input` does, and what it returns is the second walk.
+# This works for any layer, not only for linear ones, because the tape records every dependency. Mark the input of a
+# stage. Everything computed from it is an activation; everything else is on the weights' side. The first walk follows
+# only the edges that lead to activations. At each edge that leads to the weights it stops, and stores the edge with its
+# gradient. The second walk starts from the stored edges. `autograd.backward_input` does the first walk and returns the
+# second.
 
 # %%
 x, w = Tensor(inputs), Tensor(weights, requires_grad=True)
-x.node = autograd.StageInput(needs_gradient=True)  # "this is where the stage begins"
+x.node = autograd.StageInput(needs_gradient=True)  # marks the input of the stage
 y = (x @ w).tanh()
 
 weight_work = autograd.backward_input({y.node: gradient})
@@ -83,8 +84,8 @@ assert is_same
 # %% [markdown]
 # ## Who waits for whom
 #
-# Two ranks, one microbatch, the smallest pipeline that shows it. First whole backwards: rank 0 waits until rank 1 has
-# finished *both* of its products.
+# Two ranks and one microbatch are the smallest pipeline that shows the effect. First with whole backwards: rank 0 waits
+# until rank 1 has finished *both* of its products.
 
 # %%
 whole = Schedule.from_text(
@@ -98,7 +99,7 @@ render.show(whole)
 assert simulate(whole).makespan == 6
 
 # %% [markdown]
-# Now in halves. As soon as rank 1 has done I it sends the gradient on, and rank 0 works while rank 1 does its W.
+# Now in halves. Rank 1 sends the gradient as soon as I is done, and rank 0 works while rank 1 does its W.
 
 # %%
 halves = Schedule.from_text(
@@ -112,12 +113,12 @@ render.show(whole, halves)
 assert simulate(halves).makespan == simulate(whole).makespan - 1 == 5
 
 # %% [markdown]
-# One unit less, and nobody did anything faster.
+# One unit less, although no action became faster.
 #
 # ## Step one: W right after its I
 #
-# Take 1F1B with four ranks and eight microbatches, and write `I W` wherever it says `B` (`split_backward` does that).
-# Each rank does the same things in the same order as before. Only the message leaves earlier: after I, not after W.
+# Take 1F1B with four ranks and eight microbatches, and replace every `B` by `I W` (that is what `split_backward` does).
+# Each rank does the same work in the same order as before. Only the message leaves earlier: after I instead of after W.
 
 # %%
 one_f_one_b = schedules.one_f_one_b(num_ranks=4, num_microbatches=8)
@@ -130,10 +131,10 @@ assert simulate(at_once).makespan == 30
 # %% [markdown]
 # ## Step two: W when there is nothing better to do
 #
-# Look at the end of the picture. The last microbatches go back over the ranks, and every rank waits between them. There
-# would be time for W, if only some were left to do. So do not do them all at once: let the later ranks, which have
-# their first gradient early, run ahead with I and F, and keep some W for the end. That is the schedule **ZB-H1** (Qi et
-# al. 2023): rank r keeps r of its W back.
+# Look at the end of the picture. The last microbatches travel back through the ranks, and every rank waits between
+# them. There would be time for W there, if only some were left. So postpone some: let the later ranks, which get their
+# first gradient early, run ahead with I and F, and save some W for the end. That is the schedule **ZB-H1** (Qi et al.
+# 2023): rank r postpones r of its W.
 
 # %%
 zb_h1 = schedules.zb_h1(num_ranks=4, num_microbatches=8)
@@ -143,9 +144,8 @@ print(f"zb-h1 takes {timeline.makespan:g} units, 1F1B {simulate(one_f_one_b).mak
 assert timeline.makespan == 27 and simulate(at_once).makespan == 30 and simulate(one_f_one_b).makespan == 33
 
 # %% [markdown]
-# Each rank has 8 × 3 = 24 units of work, however it is arranged. What is left is the bubble, and it comes out as a
-# multiple of p - 1 = 3: three of them with a whole B, two when the gradient leaves after I, one when W also waits for
-# its time.
+# However they are arranged, each rank has 8 × 3 = 24 units of work. The rest is the bubble, and it is a multiple of
+# p - 1 = 3: three times that with a whole B, twice if the gradient leaves after I, and once if W is also postponed.
 
 # %%
 work = 8 * 3
@@ -158,9 +158,9 @@ assert theory.makespan("zb-h1", 4, 8) == 3 * 8 + 4 - 1 == 27
 # %% [markdown]
 # ## Why "zero" bubble
 #
-# Three units are left. Rank 3 waits that long for its first microbatch, so within one step no schedule over these ranks
-# can do without them. But look at where rank 0 has its three: in the middle, where it waits for its first gradient. If
-# it had forwards to do meanwhile, that is, room for more microbatches, the idle time would move to its end. That is
+# Three units are left. Rank 3 waits that long for its first microbatch, so within one step no schedule on these ranks
+# can avoid them. But look at where rank 0 is idle: in the middle, while it waits for its first gradient. If it could
+# run more forwards there, that is, if it had room for more microbatches, its idle time would move to the end. That is
 # **ZB-H2**.
 
 # %%
@@ -170,11 +170,11 @@ print(f"zb-h2 takes {simulate(zb_h2).makespan:g} units, as zb-h1 does")
 assert simulate(zb_h2).makespan == simulate(zb_h1).makespan == 27
 
 # %% [markdown]
-# The same 27 units, but now every rank works without a pause from its first action to its last. The picture is a
-# parallelogram, and the next step's parallelogram fits against it without a gap: rank 0 could begin the next step while
-# rank 3 finishes this one. (Whether it may is another question: the optimiser has to have been there. The paper has an
-# answer; here each step ends before the next begins.) So for these schedules people count the idle time *within a
-# rank's own span*, from its own first action to its own last.
+# It takes the same 27 units, but now every rank works without a pause from its first action to its last. The picture is
+# a parallelogram, and the parallelogram of the next step would fit next to it without a gap: rank 0 could start the
+# next step while rank 3 finishes this one. (Whether it may is another question, because the optimiser has to run in
+# between. The paper has a solution; here each step ends before the next one begins.) For these schedules it is
+# therefore usual to count the idle time *within a rank's own span*, from its first action to its last.
 
 # %%
 for schedule in (one_f_one_b, zb_h1, zb_h2):
@@ -189,14 +189,14 @@ assert simulate(zb_h1).peak_activations == (4, 4, 4, 4)
 assert simulate(zb_h2).peak_activations == (7, 7, 7, 7)
 
 # %% [markdown]
-# The right-hand column is the price. ZB-H1 holds on every rank as many microbatches as 1F1B holds on its first (4, 4,
-# 4, 4 where that had 4, 3, 2, 1). ZB-H2 holds 2p - 1.
+# The right-hand column is the price. ZB-H1 holds as many microbatches on every rank as 1F1B does on its first (4, 4, 4,
+# 4 instead of 4, 3, 2, 1). ZB-H2 holds 2p - 1.
 #
 # ## The same bits
 #
-# All of this rests on a claim: that it does not matter to the result when W runs. It does not. W computes what it would
-# have computed at once, from the same numbers; and each stage adds its microbatches in the same order. Here is a
-# network of several kinds of layer, trained for one step by four ranks, whole and in halves, and by one process.
+# All of this rests on the claim that it makes no difference to the result when W runs. It makes none. W computes the
+# same thing later from the same numbers, and each stage adds up its microbatches in the same order. Here is a network
+# with several kinds of layer. It is trained for one step on four ranks, once with whole backwards and once in halves.
 
 
 # %%
@@ -218,7 +218,7 @@ classes = generator.integers(0, 4, 16)
 
 
 def gradients_with(schedule):
-    """Return the gradient of every parameter after one step on four ranks, by its name."""
+    """Return the gradient of every parameter after one step on four ranks, by name."""
 
     def train(group):
         pipeline = Pipeline(network(), group, loss=nn.CrossEntropyLoss(), schedule=schedule)
@@ -234,8 +234,8 @@ print(f"{len(of_halves)} gradients, 1F1B and ZB-H1: {'equal to the last bit' if 
 assert is_same and of_whole.keys() == of_halves.keys() and len(of_halves) == 10
 
 # %% [markdown]
-# And here is the comparison with one process, which adds up the same microbatches one after the other with the plain
-# tape. `check_same_as_one_process` says nothing when all is well, and names the parameter where a bit differs.
+# And here is the comparison with one process, which accumulates the same microbatches one after the other on an
+# ordinary tape. `check_same_as_one_process` is silent if all is well, and names the parameter if a bit differs.
 
 # %%
 for schedule in (at_once, zb_h1, zb_h2):
@@ -246,10 +246,10 @@ for schedule in (at_once, zb_h1, zb_h2):
 # %% [markdown]
 # ## What it costs: memory between I and W
 #
-# What must a layer keep? From F until I whatever I needs, and what W needs besides. From I until W:
-# `inputs.T @ gradient`, so the inputs *and* the gradient of the outputs. For a row of linear layers that is easily
-# counted. Let three ranks hold eight of them each, all 16 numbers wide, and look at the middle rank. (The first one
-# reads the batch, which is there anyway, and the last one has the loss besides.)
+# What does a layer have to keep? From F to I: everything that I or W will need. From I to W: whatever W needs. For
+# `inputs.T @ gradient` that is the inputs *and* the gradient of the outputs. For a sequence of linear layers this is
+# easy to count. Give each of three ranks eight such layers, all 16 numbers wide, and look at the middle rank. (The
+# first rank reads the batch, which is in memory anyway, and the last one also has the loss.)
 
 
 # %%
@@ -268,10 +268,10 @@ assert memory.activation[1] == 8 * one_array and memory.weight_activation[1] == 
 
 # %% [markdown]
 # Eight inputs after F; eight inputs and eight gradients after I. Papers often assume the opposite, that less is held
-# after I than before, and for some layers that is so: what only I needs is freed after I. For these layers the second
-# number is twice the first. (A whole B never holds all eight gradients at once: it does a layer's W before it goes on
-# to the layer before.) So a microbatch that waits for its W holds more than one that waits for its I. Given the two
-# numbers, the simulator says what each schedule holds. It takes every rank for a middle one here.
+# after I than before. For some layers that is true, because everything that only I needs is freed after I. For these
+# layers the second number is twice the first. (A whole B never holds all eight gradients at once: it does the W of a
+# layer before it moves on to the previous layer.) So a microbatch waiting for its W holds more than one waiting for its
+# I. Given the two numbers, the simulator computes what each schedule holds. Here it treats every rank as a middle one.
 
 # %%
 costs = Costs(activation=until_input, weight_activation=until_weight)
@@ -284,17 +284,18 @@ assert simulate(zb_h1, costs).peak_memory == (40, 48, 56, 64)
 assert simulate(zb_h2, costs).peak_memory == (64, 80, 96, 112)
 
 # %% [markdown]
-# So that is the bargain: two thirds of the bubble gone, or all of what lies within a rank's own span, for memory.
-# Recomputing (lesson 06) helps less here than with whole backwards: what I computes again is kept until W.
+# That is the bargain: you pay with memory, and get rid of two thirds of the bubble, or of all idle time within a rank's
+# own span. Recomputation (lesson 06) saves less here than with whole backwards, because the recomputed activations are
+# kept from I until W.
 #
 # ## Exercise
 #
-# 1. W need not take as long as I: attention, for instance, has products without weights, for which there is nothing to
-#    do in W. Simulate ZB-H1 with `Costs(backward_weight=w)` for w = 0.5, 1 and 2, and subtract the work. When does idle
-#    time come back, and why is it no less for 2 than for 1?
-# 2. Keep back one W more on each rank than ZB-H1 does: write the text (`print(zb_h1)` to begin with), `verify` it, and
-#    simulate. Does it help? What does it cost?
-# 3. The coursework task that belongs here is `11_weight_placement`: find places for the W. (`minipipe coursework DIR`
-#    makes your copy.)
+# 1. W need not take as long as I. Attention, for instance, contains products without weights, for which W has nothing
+#    to do. Simulate ZB-H1 with `Costs(backward_weight=w)` for w = 0.5, 1 and 2, and subtract the work. When does idle
+#    time come back, and why is there no less of it for 2 than for 1?
+# 2. Postpone one more W on each rank than ZB-H1 does: write the text (start from `print(zb_h1)`), `verify` it, and
+#    simulate it. Does it help? What does it cost?
+# 3. The coursework task for this lesson is `11_weight_placement`: decide where each W goes. (`minipipe coursework DIR`
+#    creates your copy.)
 #
-# Next, `10_controllable_memory.py`: the same two halves, and a placement of stages that gives the memory back.
+# Next, `10_controllable_memory.py`: the same two halves, with a placement of stages that gives the memory back.

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 10 · Controllable memory: the V shapes
 #
-# Zero bubble paid for its time with memory. This lesson finds where the memory goes, and then folds the pipeline into a
-# V, so that every rank holds equally much, and so that you may choose how much: all that 1F1B held on its first rank,
-# half of it, or a third. What you give for less memory is idle time, as ever, but now you have the choice.
+# Zero-bubble schedules paid for time with memory. This lesson finds out where the memory goes. Then it folds the
+# pipeline into a V, so that every rank holds the same amount and you can choose that amount: as much as 1F1B holds on
+# its first rank, or less, down to about a third of it. As always, less memory means more idle time, but now the choice
+# is yours.
 
 # %%
 import numpy as np
@@ -13,20 +14,20 @@ from minipipe.errors import ScheduleError
 from minipipe.testing import check_same_as_one_process
 
 # %% [markdown]
-# ## Memory is how long times how often
+# ## Memory is lifetime times arrival rate
 #
-# A microbatch takes up memory on a rank from its F there until its backward there is done. Call that time its *life* on
-# the rank. Once the pipeline is full, a new one arrives every so often. If each lives for 12 units and one arrives
-# every 3, then 12 / 3 = 4 are alive at any time. (It is the same with guests at an inn: how many are there is how many
-# come each day, times how many days they stay.)
+# A microbatch takes up memory on a rank from its F on that rank until its backward there is finished. Call that time
+# its *lifetime* on the rank. Once the pipeline is full, new microbatches arrive at a steady rate. If each lives for
+# 12 units and one arrives every 3, then 12 / 3 = 4 are alive at any time. This is Little's law. (It also works for
+# guests in a hotel: the number of guests is the number of arrivals per day times the number of days that they stay.)
 #
-# Here is 1F1B with four ranks and 24 microbatches, F, I and W one unit each. A rank's work on one microbatch takes 3
-# units, so one arrives every 3. We look at microbatch 12, when the pipeline is full.
+# Here is 1F1B with four ranks and 24 microbatches; F, I and W take one unit each. A rank works on one microbatch for
+# 3 units, so one arrives every 3. We look at microbatch 12, when the pipeline is full.
 
 
 # %%
 def lives(schedule, rank, microbatch=12):
-    """Return, for each stage of a rank, how long it holds a microbatch: from the start of F to the end of B or W."""
+    """Return the lifetime of a microbatch on each stage of a rank: from the start of F to the end of B or W."""
     times = {}
     for action, start, end in simulate(schedule).spans[rank]:
         if action.microbatch == microbatch:
@@ -43,15 +44,16 @@ for rank in range(4):
     assert life / 3 == simulate(one_f_one_b).peak_activations[rank] == 4 - rank
 
 # %% [markdown]
-# The first stage has the longest life, for its microbatches have the whole way before them, there and back. The last
-# stage has the shortest: it begins the backward as soon as it has ended the forward. So the first rank is full when the
-# last is nearly empty, and it is the fullest rank that has to fit.
+# The first stage has the longest lifetime, because its microbatches have to travel to the far end of the pipeline and
+# back. The last stage has the shortest: it starts the backward as soon as the forward is finished. So the first rank is
+# full while the last is nearly empty, and it is the fullest rank that has to fit.
 #
 # ## The V
 #
-# So give each rank one stage with a long life and one with a short life. Cut the model into twice as many stages as
-# there are ranks, and place them there and back: rank 0 gets the first stage *and the last*, rank 1 the second and the
-# last but one, and so on. The last rank holds two neighbours, and hands over to itself without a message.
+# So give each rank one stage with a long lifetime and one with a short lifetime. Cut the model into twice as many
+# stages as there are ranks, and place them out and back: rank 0 gets the first stage *and the last*, rank 1 gets the
+# second and the second to last, and so on. The last rank gets two neighbouring stages, and passes values between them
+# without a message.
 
 # %%
 zb_v = schedules.zb_v(num_ranks=4, num_microbatches=8)
@@ -64,11 +66,11 @@ assert zb_v.placement == (0, 1, 2, 3, 3, 2, 1, 0)
 assert [zb_v.stages_of(rank) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
 
 # %% [markdown]
-# (Lesson 08 placed chunks *round* the ranks: 0, 1, 2, 3, 0, 1, 2, 3. There rank 0 has the longest life of each half,
-# and memory stays uneven.)
+# (Lesson 08 placed chunks *around* the ranks: 0, 1, 2, 3, 0, 1, 2, 3. There rank 0 has the longest lifetime in each of
+# the two halves, and memory stays uneven.)
 #
-# **ZB-V** runs I and W apart over such a V. The lives of a rank's two stages now add up to the same on every rank: what
-# one has more, the other has less.
+# **ZB-V** runs I and W separately on such a V. The lifetimes of a rank's two stages now add up to the same total on
+# every rank: the longer one is, the shorter the other.
 
 # %%
 longer = schedules.zb_v(num_ranks=4, num_microbatches=24)
@@ -81,9 +83,9 @@ assert [tuple(lives(longer, rank).values()) for rank in range(4)] == [(45, 3), (
 assert simulate(longer).peak_activations == (8, 8, 8, 8)
 
 # %% [markdown]
-# Eight chunks are as much as four whole stages, for a chunk is half of one. That is what 1F1B holds on its first rank,
-# but without any idle time within a rank's own span. As in lesson 08, labels in text name the stage, and a
-# notebook has the later one in a darker shade.
+# Eight chunks take as much memory as four whole stages, because a chunk is half of one. That is what 1F1B holds on its
+# first rank, but without any idle time within a rank's own span. As in lesson 08, labels in text include the stage, and
+# a notebook draws the later stage in a darker shade.
 
 # %%
 render.show(zb_v)
@@ -93,13 +95,15 @@ assert [timeline.idle_within_span(rank) for rank in range(4)] == [0, 0, 0, 0]
 assert timeline.makespan == 6 * 8 + 4 - 1 == 51
 
 # %% [markdown]
-# ## Half, and a third
+# ## About a half, and about a third
 #
-# Now memory can be chosen, for a life can be made shorter. A microbatch does six things on a rank: F and I on either
-# stage, and W on either. Fix the moments of the four that others wait for, for one microbatch, and repeat that pattern
-# every six units for the next ones; W goes into the gaps. The earlier the pattern turns back towards I, the shorter the
-# life. Two patterns are known by name (Qi et al. 2024): **V-Half** and **V-Min**. Turning back sooner means that a
-# microbatch is hurried through while others wait, so the pattern fits together less well, and there is idle time.
+# Memory can now be chosen, because a lifetime can be shortened. A microbatch has six actions on a rank: F, I and W on
+# each of its two stages. Other ranks wait only for the four F and I. Fix the times of those four for one microbatch,
+# and repeat the pattern every six units for the next ones; W goes into the gaps. The earlier the pattern turns from F
+# to I, the shorter the lifetime. Two such patterns have names (Qi et al. 2024): **V-Half** and **V-Min**. With many
+# ranks they approach a half and a third of the memory of ZB-V; with four they need 6 and 4 chunks instead of 8. Turning
+# back earlier means hurrying one microbatch through while others wait. The pattern then fits together less tightly, and
+# idle time appears.
 
 # %%
 v_half = schedules.v_half(num_ranks=4, num_microbatches=8)
@@ -114,16 +118,16 @@ assert simulate(v_min).makespan == 59 and simulate(v_min).peak_activations == (4
 # %% [markdown]
 # ## A table to choose from
 #
-# To compare schedules with one stage and with two stages on each rank, count in units of a rank's whole share: a chunk
-# takes half the time, and holds half the memory. Eight ranks and 24 microbatches this time, so that the differences
-# show. Memory is what the fullest rank holds, in microbatches.
+# To compare schedules with one stage per rank and with two, count in units of a rank's whole share: a chunk takes half
+# the time and half the memory. This time there are eight ranks and 24 microbatches, so that the differences show.
+# Memory is that of the fullest rank, in microbatches.
 
 # %%
 NAMES = ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min"]
 
 
 def bubble_and_memory(name, num_ranks, num_microbatches):
-    """Return the bubble in per cent of all time, and the most microbatches that a rank holds."""
+    """Return the bubble in per cent, and the number of microbatches held by the fullest rank."""
     schedule = schedules.build(name, num_ranks, num_microbatches)
     share = num_ranks / schedule.num_stages
     timeline = simulate(schedule, Costs(share, share, share, activation=share))
@@ -146,8 +150,8 @@ assert {name: memory for name, (_, memory) in points.items()} == {
 assert [round(bubble, 1) for bubble, _ in points.values()] == [22.6, 22.6, 12.7, 8.9, 8.9, 4.6, 10.6, 14.8]
 
 # %% [markdown]
-# The same as a picture: memory to the right, bubble upwards. What lies further down and further to the left is better
-# in both. (GPipe, at 24 microbatches, does not fit on the paper.)
+# The same as a picture: memory to the right, bubble upwards. Lower and further left is better. (GPipe, at 24
+# microbatches, is off the chart.)
 
 
 # %%
@@ -173,14 +177,15 @@ print(f"not beaten in both at once: {', '.join(best)}")
 assert best == ["zb-v", "v-half", "v-min"]
 
 # %% [markdown]
-# Only the three V shapes are left: each of the others is beaten by one of them in one of the two, and no better in the
-# other. Between the three you choose by the memory that you have. V-Half holds 3 microbatches less than ZB-V, and 6 per
-# cent more of all time is idle; V-Min saves one more, for another 4 per cent.
+# Only the three V shapes are left. Each of the other schedules is dominated: one of the three beats it in one respect,
+# and is at least as good in the other. Between the three, the memory that you have decides. V-Half holds 3 microbatches
+# fewer than ZB-V, and its bubble is 6 percentage points larger. V-Min saves one more microbatch for another 4 points.
 #
-# So why would anybody use anything else? Because this counts F, I and W as equally long and messages as free. I and W
-# are seldom equally long. What is held between I and W can be more than what was held before (lesson 09). And a V cuts
-# the model into twice as many stages, so twice as many messages are on their way. With few microbatches on board, there
-# is nothing else to do while one of them travels. Let each message take half as long as a rank's F:
+# So why would anyone use anything else? Because this comparison assumes that F, I and W take equally long and that
+# messages are free. I and W seldom take equally long. Between I and W a microbatch can hold more than it did before I
+# (lesson 09). And a V cuts the model into twice as many stages, so it sends twice as many messages. When few
+# microbatches are in flight, a rank has nothing else to do while a message travels. Let each message take half as long
+# as a rank's F:
 
 # %%
 for name in ("zb-h1", "zb-v", "v-half", "v-min"):
@@ -194,13 +199,13 @@ for name in ("zb-h1", "zb-v", "v-half", "v-min"):
     assert round(bubble, 1) == {"zb-h1": 22.6, "zb-v": 22.2, "v-half": 42.2, "v-min": 53.4}[name]
 
 # %% [markdown]
-# ZB-V is hardly better than the plain ZB-H1 now, and the ones that hold little suffer most. There is no best schedule,
-# only one that is best for given numbers. Put your own into `Costs`, and look again.
+# ZB-V is now hardly better than plain ZB-H1, and the schedules that hold the least suffer the most. There is no best
+# schedule, only a best one for given numbers. Put your own into `Costs`, and look again.
 #
-# ## A limit, and who keeps to it
+# ## Enforcing a limit
 #
-# When you know how much fits, let `verify` enforce it. It counts (stage, microbatch) pairs, and names the first action
-# that is too much.
+# Once you know how much fits, let `verify` enforce it. It counts (stage, microbatch) pairs, and reports the first
+# action that exceeds the limit.
 
 # %%
 try:
@@ -212,14 +217,14 @@ assert problem.code == "memory" and (problem.rank, problem.step) == (0, 6)
 assert problem.message == "Rank 0, step 6: with 0F6 it holds 7 (stage, microbatch) pairs; the limit is 6."
 
 # %%
-verify(v_half, memory_limit=6)  # says nothing: it is legal, and holds no more than that
+verify(v_half, memory_limit=6)  # silent: it is legal, and within the limit
 verify(v_min, memory_limit=4)
 
 # %% [markdown]
 # ## For real
 #
-# V-Half with arrays and messages: four ranks train eight layers for one step. Rank 0 reads the batch *and* computes the
-# loss now, as it has the first stage and the last.
+# Now V-Half with real arrays and messages: four ranks train eight layers for one step. Rank 0 reads the batch *and*
+# computes the loss, because it has both the first stage and the last.
 
 
 # %%
@@ -244,7 +249,7 @@ for rank, (stages, measured) in enumerate(spawn(train, num_ranks=4)):
     assert measured.peak_activations == simulate(v_half).peak_activations == (6, 6, 6, 6)
 
 # %% [markdown]
-# What was predicted is what was held. And the gradients are those of one process, to the last bit.
+# The ranks held exactly what was predicted. And the gradients are those of one process, to the last bit.
 
 # %%
 for schedule in (zb_v, v_half, v_min):
@@ -255,13 +260,13 @@ for schedule in (zb_v, v_half, v_min):
 # %% [markdown]
 # ## Exercise
 #
-# 1. `schedules.dualpipe_v` goes over the same V. Where does it lie in the plot? Add it to `NAMES`. (It is made for
-#    hiding messages behind computing, which the simulator does not reward.)
-# 2. Which of the eight has the least bubble if no rank may hold more than 4 microbatches, for 8 ranks? And if W takes
-#    half as long as I (`Costs(share, share, share / 2)`)?
-# 3. In `lives`, look at `schedules.interleaved_1f1b(4, 24)` with its chunks placed round the ranks. What do the lives
-#    of a rank's two stages add up to?
-# 4. The coursework task that belongs here is `12_memory_peak`: say what a schedule holds. (`minipipe coursework DIR`
-#    makes your copy.)
+# 1. `schedules.dualpipe_v` uses the same V. Where is it in the plot? Add it to `NAMES`. (It is designed to hide
+#    messages behind computation, which the simulator does not reward.)
+# 2. Which of the eight has the smallest bubble if no rank may hold more than 4 microbatches, with 8 ranks? And if W
+#    takes half as long as I (`Costs(share, share, share / 2)`)?
+# 3. Call `lives` on `schedules.interleaved_1f1b(4, 24)`, whose chunks are placed around the ranks. What do the
+#    lifetimes of a rank's two stages add up to?
+# 4. The coursework task for this lesson is `12_memory_peak`: find out what a schedule holds. (`minipipe coursework DIR`
+#    creates your copy.)
 #
 # Next, `11_your_own_schedule.py`: you write one.

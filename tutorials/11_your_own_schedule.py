@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 11 · Your own schedule: write it, prove it, run it
 #
-# A schedule is a list of actions for each rank, and nothing else. So you can write one with a pencil. In this lesson
-# you write schedules as text, let the verifier explain what is wrong with them, beat the named ones on a problem that
-# they were not made for, and train with the result.
+# A schedule is a list of actions for each rank and nothing else, so you can write one with a pencil. In this lesson you
+# write schedules as text and let the verifier explain what is wrong with them. Then you beat the named schedules on a
+# problem that they were not made for, and train with the result.
 
 # %%
 import tempfile
@@ -19,8 +19,8 @@ from minipipe.testing import check_same_as_one_process
 # %% [markdown]
 # ## Write it as text
 #
-# A line for each rank, an action in each cell: stage, kind, microbatch. `1B0` is the backward of microbatch 0 on stage
-# 1. The numbers of ranks, stages and microbatches follow from what you write.
+# There is one line for each rank and one action in each cell: stage, kind, microbatch. `1B0` is the backward of
+# microbatch 0 on stage 1. The numbers of ranks, stages and microbatches follow from the text.
 
 # %%
 mine = Schedule.from_text(
@@ -30,23 +30,24 @@ mine = Schedule.from_text(
     """,
     name="mine",
 )
-verify(mine)  # says nothing: it is legal, and every rank comes to its end
+verify(mine)  # silent: it is legal, and every rank finishes
 render.show(mine)
 print(f"{mine.num_ranks} ranks, {mine.num_microbatches} microbatches: {simulate(mine).makespan:g} units")
 assert simulate(mine).makespan == theory.makespan("1f1b", num_ranks=2, num_microbatches=2) == 9
 
 # %% [markdown]
-# That is 1F1B for two ranks, and its time is what theory says: (m + p - 1)(F + B) = 3 × 3.
+# That is 1F1B for two ranks, and it takes as long as the theory says: (m + p - 1)(F + B) = 3 × 3.
 #
 # ## Let the verifier explain: the wrong order
 #
-# Now some mistakes. The verifier finds the cause, not its consequences, names rank and step (both counted from 0), and
-# marks the place. Here rank 1 begins a backward before the forward that it belongs to.
+# Now a few mistakes. The verifier reports the cause, not its consequences. It gives the rank and the position in the
+# rank's list (both counted from 0), and marks the action. Here rank 1 starts a backward before the forward that it
+# depends on.
 
 
 # %%
 def complaint_about(text):
-    """Return what the verifier says."""
+    """Return the error that the verifier raises."""
     try:
         verify(Schedule.from_text(text))
     except ScheduleError as error:
@@ -66,8 +67,8 @@ assert error.code == "order" and (error.problems[0].rank, error.problems[0].step
 # %% [markdown]
 # ## Something is missing
 #
-# A backward in two halves needs both. Here somebody forgot a W, so the gradient of stage 1 would lack a microbatch, and
-# the network would learn something slightly wrong without a word. That is why a schedule is verified before it runs.
+# A split backward needs both halves. Here somebody forgot a W. The gradient of stage 1 would be missing one microbatch,
+# and the network would silently learn something slightly wrong. That is why every schedule is verified before it runs.
 
 # %%
 error = complaint_about(
@@ -80,12 +81,12 @@ print(error)
 assert error.code == "missing" and error.problems[0].message == "1W0 is missing on rank 1."
 
 # %% [markdown]
-# ## Waiting in a circle
+# ## Waiting in a cycle
 #
-# The third mistake is one that no rank can see for itself: each line is fine, but the two do not fit together. Rank 0
-# wants the gradient of microbatch 0 before it hands over microbatch 1. Rank 1 wants microbatch 1 before it begins with
-# gradients. Each waits for the other, for ever: a deadlock (lesson 03). In the drawing, the marked cells are those
-# where the ranks of the circle are stuck.
+# The third mistake is one that no rank can detect by itself: each line is fine, but the two do not fit together. Rank 0
+# wants the gradient of microbatch 0 before it computes microbatch 1. Rank 1 wants microbatch 1 before it starts on the
+# gradients. Each waits for the other for ever: a deadlock (lesson 03). The marked cells in the output show where the
+# ranks in the cycle are blocked.
 
 # %%
 error = complaint_about(
@@ -100,11 +101,12 @@ assert error.code == "deadlock" and ">0I0<" in error.grid and ">1F1<" in error.g
 # %% [markdown]
 # ## A problem, and its par
 #
-# Now something useful. Three ranks, six microbatches, and a model that cannot be cut evenly: the middle stage takes
-# twice as long as the others, for F, I and W alike. And memory is short: **no rank may hold more than 2 microbatches**.
+# Now something useful. There are three ranks, six microbatches, and a model that cannot be cut evenly: the middle stage
+# takes twice as long as the others, for each of F, I and W. Memory is short, too: **no rank may hold more than 2
+# microbatches**.
 #
-# What is the best that anybody can hope for? The middle rank has 6 × (2 + 2 + 2) = 36 units of work, and cannot begin
-# before the first one has done a forward, 1 unit. So no schedule can be faster than 37. That is our *par*, as in golf.
+# What is the best possible makespan? The middle rank has 6 × (2 + 2 + 2) = 36 units of work, and cannot start until the
+# first rank has done a forward, 1 unit. So no schedule can take less than 37 units. That is our *par*, as in golf.
 
 # %%
 costs = Costs(forward=[1, 2, 1], backward_input=[1, 2, 1], backward_weight=[1, 2, 1])
@@ -118,12 +120,12 @@ for name in ("sequential", "gpipe", "1f1b", "zb-h1", "zb-h2"):
 assert PAR == 37
 
 # %% [markdown]
-# ZB-H1 is at par, but holds 3. The only named schedule that fits is the worst of all.
+# ZB-H1 reaches par, but holds 3 microbatches. Of these five schedules only the slowest fits.
 #
 # ## A first try
 #
-# Begin with what you know: 1F1B with halves, W right after I, and never more than two on board. The last rank needs
-# only one.
+# Start with what you know: 1F1B with split backwards, W right after I, and never more than two microbatches held. The
+# last rank needs only one.
 
 # %%
 first_try = Schedule.from_text(
@@ -140,8 +142,8 @@ render.show(timeline)
 assert timeline.makespan == 41
 
 # %% [markdown]
-# 41: one less than GPipe, which holds six, but four above par. Where are the four units? Only rank 1 matters, as it is
-# the one with most work. Ask the timeline why it is idle.
+# 41 units is one less than GPipe, which holds six microbatches, but four above par. Where are the four units lost? Only
+# rank 1 matters, since it has the most work. Ask the timeline why it is idle.
 
 # %%
 waits = [idle for idle in timeline.idle[1] if idle.cause == "waiting"]
@@ -150,9 +152,9 @@ for idle in waits:
 assert [(str(idle.awaited), idle.end - idle.start) for idle in waits] == [(f"0F{k}", 1) for k in (2, 3, 4, 5)]
 
 # %% [markdown]
-# Four times it waits one unit for a forward of rank 0. And each time there would have been something else to do: the
-# gradient of the next microbatch is there already. So let it do that `I` first, and keep the `W` for afterwards. Only
-# the line of rank 1 changes.
+# Four times it waits one unit for a forward of rank 0. And each time it could be doing something else, because the
+# gradient of the next microbatch has already arrived. So let it run that `I` first, and postpone the `W`. Only the line
+# of rank 1 changes.
 
 # %%
 second_try = Schedule.from_text(
@@ -171,13 +173,14 @@ assert timeline.makespan == PAR and timeline.idle_within_span(1) == 0
 assert timeline.peak_activations == (2, 2, 1)
 
 # %% [markdown]
-# At par, with two thirds of the memory of ZB-H1. That is the whole method: find the rank that matters, ask why it
-# waits, give it something else to do.
+# That is par, with two thirds of the memory of ZB-H1. And it is the whole method: find the rank that matters, ask why
+# it waits, and give it something else to do.
 #
 # ## Let a machine try
 #
-# `schedules.greedy` goes through time, and whenever a rank is free, it takes what is ready, the most urgent kind first.
-# It looks no further than the moment, so try several orders of urgency. `BF` has whole backwards.
+# `schedules.greedy` moves forward through time. Whenever a rank is free, it picks an action that is ready, preferring
+# the kinds that come first in `priority`. It never looks ahead, so try several priorities. `B` stands for whole
+# backwards.
 
 # %%
 spans = {}
@@ -189,13 +192,13 @@ print(spans)
 assert spans == {"BF": 42, "FB": 42, "IFW": 37, "FIW": 37, "FWI": 37}
 
 # %% [markdown]
-# With halves it comes to par as well. With whole backwards it cannot, however urgent they are: the halves are what
-# there is to shift about.
+# With split backwards it reaches par, too. With whole backwards no priority does: the split is what makes it possible
+# to move work around.
 #
 # ## Train with it
 #
-# Nothing has to be registered or compiled. A `Pipeline` takes your schedule as it is and runs it as written, here on
-# three thread ranks. Of four equal layers the middle stage gets two.
+# Nothing has to be registered or compiled. A `Pipeline` accepts your schedule and runs it exactly as written, here on
+# three thread ranks. The model has four equal layers, and the middle stage gets two of them.
 
 
 # %%
@@ -210,7 +213,7 @@ samples = generator.standard_normal((6 * 64, 256)).astype(np.float32)
 
 def train(group):
     pipeline = Pipeline(network(), group, loss=nn.MSELoss(), schedule=second_try, partition=parts)
-    for _ in range(2):  # the first step is slower: memory is new, and so is everything else
+    for _ in range(2):  # the first step is slower: memory is allocated and caches are cold
         pipeline.step(samples, samples)
     return pipeline.timeline()
 
@@ -227,13 +230,14 @@ print("its gradients have the bits of one process")
 assert second_try.is_reproducible
 
 # %% [markdown]
-# (They have, because each stage does its W in ascending order. Write them in another order and it still trains, but
-# sums of floating-point numbers depend on their order, so the last bits may differ. `is_reproducible` tells, and the
-# pipeline warns.)
+# (They have, because each stage runs its W in ascending order. With any other order it would still train, but
+# floating-point sums depend on the order of the additions, so the last bits could differ. `is_reproducible` says which
+# is the case, and the pipeline warns you.)
 #
-# Here is what your ranks did, measured here and now, above what the simulator makes of the average times of each
-# stage's actions. Thread ranks share one interpreter, and perhaps one core, so do not take their times too seriously;
-# lesson 12 does it with processes. (I on stage 0 takes next to no time: nobody wants the gradient of the batch itself.)
+# Here is what your ranks did, as measured just now, and below it the prediction of the simulator from the mean times of
+# each stage's actions. Thread ranks share one interpreter, and perhaps one core, so do not take their times too
+# seriously; lesson 12 measures processes. (I on stage 0 takes almost no time, because nobody needs the gradient of the
+# batch itself.)
 
 # %%
 predicted = simulate(second_try, Costs.measured(measured))
@@ -241,10 +245,10 @@ render.show(measured, predicted)
 assert measured.makespan > 0 and predicted.peak_activations == measured.peak_activations
 
 # %% [markdown]
-# ## Keep it in a file
+# ## Save it to a file
 #
-# A schedule can be written as CSV, in the format that PyTorch reads and writes for its own pipelines: a line for each
-# rank, cells with commas between them. What you read back is the same schedule.
+# A schedule can be saved as CSV, in the format that PyTorch reads and writes for its own pipelines: one line for each
+# rank, with cells separated by commas. Reading the file gives the same schedule back.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -255,9 +259,9 @@ print(second_try.to_csv().splitlines()[2])
 assert again.name == "mine" and again.actions == second_try.actions and again.placement == (0, 1, 2)
 
 # %% [markdown]
-# With such a file, all of this works from the terminal. `minipipe step` walks through the schedule action by action,
-# also through one that is wrong, up to where it sticks. The training program runs it on three processes; `--trace`
-# draws what they did, above what was predicted, as a page for the browser.
+# With such a file, all of this works from the terminal. `minipipe step` walks through a schedule action by action; with
+# an illegal schedule it shows where the ranks get stuck. The training program runs your schedule on three processes.
+# Its option `--trace` writes a page for the browser that shows what the ranks did, above the prediction.
 #
 # ```sh
 # minipipe check mine.csv --memory-limit 2
@@ -270,11 +274,12 @@ assert again.name == "mine" and again.actions == second_try.actions and again.pl
 #
 # 1. Delete one cell of `second_try`, or swap two, and read what the verifier says. Can you make a mistake that it does
 #    not notice?
-# 2. Four ranks, eight microbatches, stages of 1, 2, 1 and 1 units for F, I and W each, at most 3 microbatches on a
-#    rank. What is the par? 1F1B takes 53 units and holds 4; can you be at par?
-# 3. At most 2 on a rank, for the same four: `greedy` with `"FIW"` takes 51. Is there anything better?
-# 4. The coursework task that belongs here is `14_puzzle`: a schedule under a memory limit, with points for how near it
-#    comes to par; and `09_verifier_rule`, to write what found your mistakes. (`minipipe coursework DIR` makes your
-#    copy.)
+# 2. Take four ranks, eight microbatches, stages of 1, 2, 1 and 1 units for each of F, I and W, and at most 3
+#    microbatches on a rank. What is par? 1F1B takes 53 units and holds 4; can you reach par?
+# 3. With at most 2 microbatches on each of the same four ranks, `greedy` with `"FIW"` takes 51 units. Can you do
+#    better?
+# 4. The coursework tasks for this lesson are `14_puzzle`, a schedule under a memory limit, with points for getting
+#    close to par, and `09_verifier_rule`, in which you write the check that found your mistakes.
+#    (`minipipe coursework DIR` creates your copy.)
 #
 # Next, `12_plan_and_reality.py`: from units to milliseconds.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 12 · Plan and reality: stages of 10, 20, 15 and 5 ms
 #
-# So far nearly all stages were alike, and all times were units. Real models are made of layers that take unlike times,
-# and real machines take the times that they take. In this lesson you plan a pipeline in milliseconds, improve it by
-# cutting the model elsewhere, and then measure how far the plan is from what happens.
+# So far nearly all stages were equal, and all times were units. The layers of real models take different times, and so
+# does the same layer on different machines. In this lesson you plan a pipeline in milliseconds, improve it by cutting
+# the model in different places, and then measure how far the plan is from reality.
 
 # %%
 import json
@@ -26,11 +26,11 @@ from minipipe import Costs, Pipeline, nn, partition_by_cost, render, schedules, 
 from minipipe.tensor import record
 
 # %% [markdown]
-# ## The slowest stage rules
+# ## The slowest stage sets the pace
 #
-# Four stages, whose forward takes 10, 20, 15 and 5 ms, and whose backward takes twice as long (I and W each as long as
-# the forward). With GPipe, the first microbatch goes through all stages: the *sum* of their times. Each further one
-# comes out as soon as the slowest stage has done it: so many times the *largest*. The backwards likewise:
+# There are four stages, with forwards of 10, 20, 15 and 5 ms and backwards of twice that (I and W each take as long as
+# the forward). In GPipe the first microbatch passes through all the stages, which takes the *sum* of their times. Each
+# further microbatch comes out one *maximum* later, the time of the slowest stage. The same holds for the backwards:
 #
 # sum F + (m - 1) max F + sum B + (m - 1) max B
 
@@ -57,7 +57,7 @@ assert gpipe_formula(FORWARD, M) == (50 + 7 * 20) + (100 + 7 * 40) == 570
 assert round(1000 * planned.makespan, 6) == 570
 
 # %% [markdown]
-# Rank 1 is nearly always busy, the others wait for it:
+# Rank 1 is busy nearly all the time; the others wait for it:
 
 # %%
 for rank in range(4):
@@ -65,8 +65,9 @@ for rank in range(4):
 assert [round(100 * planned.busy(rank) / planned.makespan) for rank in range(4)] == [42, 84, 63, 21]
 
 # %% [markdown]
-# Another schedule helps a little. But whatever the schedule, one more microbatch takes 20 + 40 = 60 ms more, which is
-# what it costs the slowest stage. The other three could be twice as fast, and nobody would notice.
+# Another schedule helps a little. But the slowest stage spends 20 + 40 = 60 ms on each microbatch. In the long run no
+# schedule can take less than that per microbatch, and these three take exactly that for one more. Making the other
+# three stages faster would not change it.
 
 # %%
 for name in ("gpipe", "1f1b", "zb-h1"):
@@ -76,10 +77,10 @@ for name in ("gpipe", "1f1b", "zb-h1"):
     assert round(1000 * (nine - eight), 6) == 60
 
 # %% [markdown]
-# ## Cut elsewhere
+# ## Cut somewhere else
 #
-# So balance the stages. Say that the model is made of ten layers whose forward takes 5 ms each: our stages had 2, 4, 3
-# and 1 of them. `partition_by_cost` finds the cuts for which the slowest stage is as fast as it can be.
+# So balance the stages. Suppose that the model consists of ten layers with a forward of 5 ms each: our stages had 2, 4,
+# 3 and 1 of them. `partition_by_cost` finds the cuts that minimise the time of the slowest stage.
 
 # %%
 layers = [5] * 10  # ms
@@ -99,18 +100,18 @@ assert after.bubble_fraction < planned.bubble_fraction
 
 # %% [markdown]
 # It is not perfect: four stages of 12.5 ms would take 3 × (50 + 7 × 12.5) = 412.5 ms. But a layer cannot be cut in the
-# middle. The finer the layers, the nearer one comes; and no stage is ever faster than its slowest layer.
+# middle. The finer the layers, the closer you get, and no stage is ever faster than its slowest layer.
 #
 # ## How to find the best cuts
 #
-# The obvious way is: go along the layers, and close a stage once it has its share, the total divided by the number of
-# stages. It can go badly wrong. Three layers of 99, 100 and 1 ms, for two stages: the share is 100. The first layer
-# alone does not reach it, so the second one comes along, too.
+# The obvious method walks along the layers and closes a stage as soon as it has reached its share, the total cost
+# divided by the number of stages. It can go badly wrong. Take three layers of 99, 100 and 1 ms, and two stages: the
+# share is 100. The first layer alone does not reach it, so the second one is added to the same stage.
 
 
 # %%
 def close_once_full(layers, num_stages):
-    """Return the stages' costs if each is closed once it has its share: the mistake."""
+    """Return the costs of the stages if each is closed once it has reached its share: the mistake."""
     share, stages, current = sum(layers) / num_stages, [], 0
     for cost in layers:
         current += cost
@@ -128,20 +129,20 @@ assert close_once_full([1, 2], 2) == [3]
 assert round(199 / 101, 2) == 1.97
 
 # %% [markdown]
-# The slowest stage is 1.97 times as slow as need be. And when the model falls out badly, there is a stage without any
-# layers.
+# The slowest stage is 1.97 times as slow as it needs to be. And with unlucky costs, the method produces too few stages.
 #
-# The sure way is called *dynamic programming*: solve the small problems first, and build the large ones from them. Let
-# `best[n]` be the least possible slowest stage when the first n layers make the stages that there are so far. With one
-# stage more, the last cut lies somewhere; try every place, and take the one where the larger of the two (the best for
-# what lies before the cut, and what lies behind it) is least.
+# The reliable method is *dynamic programming*: solve small problems first, and build the solutions of larger ones from
+# them. Let `best[n]` be the cost of the slowest stage when the first n layers are divided among the stages so far in
+# the best possible way. To add one more stage, try every place for the last cut. Each place gives two numbers: the best
+# result for the layers before the cut, and the total cost of the layers after it. The larger of the two is the slowest
+# stage. Keep the place where it is smallest.
 
 
 # %%
 def least_slowest(layers, num_stages):
-    """Return the cost of the slowest stage, when the cuts are the best."""
+    """Return the cost of the slowest stage under the best cuts."""
     before = [0, *accumulate(layers)]  # before[n]: the cost of the first n layers
-    best = [0] + [inf] * len(layers)  # with no stage there may be no layer
+    best = [0] + [inf] * len(layers)  # with no stages, only zero layers are possible
     for _ in range(num_stages):
         best = [
             min((max(best[cut], before[n] - before[cut]) for cut in range(n)), default=inf) for n in range(len(best))
@@ -158,14 +159,14 @@ assert least_slowest([3, 1, 4, 1, 5, 9, 2, 6], 3) == 14
 # %% [markdown]
 # ## Make it real
 #
-# Now the same model with arrays, messages and ranks. To have layers of exactly 5 ms we let them *sleep* for that time,
-# and for twice that time in the backward. A sleeping rank needs no core, so all ranks really go on at the same time
-# even on the smallest machine: like ranks each of which has a computer of its own.
+# Now the same model with real arrays, messages and ranks. To get layers of exactly 5 ms we let them *sleep* for that
+# long, and for twice as long in the backward. A sleeping rank needs no core, so all ranks really do run at the same
+# time, even on the smallest machine, as if each had a computer of its own.
 
 
 # %%
 class SlowLinear(nn.Module):
-    """A linear layer that takes its time: 5 ms forward, 10 ms backward."""
+    """A linear layer that takes 5 ms in the forward and 10 ms in the backward."""
 
     def __init__(self, width):
         super().__init__()
@@ -179,14 +180,14 @@ class SlowLinear(nn.Module):
             time.sleep(0.010)
             return gradient
 
-        return record(y.data, (y, of_y))  # the same values; on the way back, a rest
+        return record(y.data, (y, of_y))  # the same values, and a pause in the backward
 
 
 samples = np.random.default_rng(seed=0).standard_normal((4 * M, 4)).astype(np.float32)
 
 
 def measure(parts):
-    """Return what four thread ranks did in one step."""
+    """Return the timeline of one step on four thread ranks."""
 
     def train(group):
         model = nn.Sequential(*[SlowLinear(4) for _ in range(10)])
@@ -201,20 +202,20 @@ cut_badly, cut_well = measure([range(0, 2), range(2, 6), range(6, 9), range(9, 1
 for plan, measured in ((planned, cut_badly), (after, cut_well)):
     excess = measured.makespan / plan.makespan - 1
     print(f"planned {1000 * plan.makespan:.0f} ms, here and now {1000 * measured.makespan:.0f} ms: {excess:+.1%}")
-    assert measured.makespan > 0.99 * plan.makespan  # nobody wakes up before the time
+    assert measured.makespan > 0.99 * plan.makespan  # nobody wakes up early
 
 # %%
 render.show(after, cut_well)
 assert cut_well.is_measured and not after.is_measured
 
 # %% [markdown]
-# The upper one is the plan, the lower one what happened. (If your machine was busy, the gap is larger than on a quiet
-# one. A sleeper wakes up late, never early.)
+# The upper picture is the plan, and the lower one is the measurement. (If your machine was busy, the difference is
+# larger than on an idle one. A sleeping thread wakes up late, never early.)
 #
-# ## Plan with what you measured
+# ## Plan with measured times
 #
-# You seldom know beforehand how long layers take. So turn it round: measure one step, let `Costs.measured` take the
-# times of each stage from it, and predict *other* schedules with them before you run those.
+# You seldom know in advance how long layers take. So work in the other direction: measure one step, let
+# `Costs.measured` extract the times of each stage, and predict *other* schedules before you run them.
 
 # %%
 costs = Costs.measured(cut_well)
@@ -229,11 +230,11 @@ assert all(ms >= 0.99 * plan for ms, plan in zip(forward_ms, balanced))
 # %% [markdown]
 # ## Two processes, and real work
 #
-# Sleeping is easy to predict. Now two MPI processes multiply matrices. `pipeline.measure_costs` does for you what we
-# did above, over several steps, and times I and W apart. The small program below measures a pipeline with 1F1B,
-# predicts other schedules from that, runs those as well, and prints both. One of them has two stages on each rank:
-# `costs.cut(2)` says what halves of the stages cost. Times are the median of five steps, so that one that was disturbed
-# does not count.
+# Sleeping is easy to predict. Now two MPI processes multiply matrices. `pipeline.measure_costs` does the measuring for
+# you: it combines several steps, and times I and W separately. The program below measures a pipeline with 1F1B,
+# predicts other schedules from the result, runs those as well, and prints both. One of them has two stages on each
+# rank: `costs.cut(2)` estimates the costs when every stage is cut in half. Each measured time is the median of five
+# steps, so that a single disturbed step does not count.
 
 # %%
 PROGRAM = """
@@ -272,14 +273,14 @@ with init_process_group() as group:
 
 # %%
 def mpirun(program, num_ranks):
-    """Run a program on so many processes; return what it prints, or None where there is no MPI."""
+    """Run a program on `num_ranks` processes; return its output, or None if there is no MPI."""
     beside = Path(sys.executable).parent / "mpirun"
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     if launcher is None or find_spec("mpi4py") is None:
         return None
     settings = {
         "PYTHONPATH": str(Path(minipipe.__file__).parent.parent),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",  # these three matter to Open MPI only: as root, and with few cores
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",  # these three are for Open MPI: running as root, and with few cores
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
@@ -307,31 +308,31 @@ else:
     assert [name for name, _, _ in rows] == ["sequential", "gpipe", "zb-h1", "interleaved-1f1b"]
 
 # %% [markdown]
-# On a quiet machine with a core for each rank the predictions come within some per cent. If yours are far off, that is
-# a finding, too. The usual reasons:
+# On a quiet machine with a core for each rank, the predictions are within a few per cent. If yours are far off, that is
+# worth knowing, too. The usual reasons are:
 #
-# - **Ranks share a core.** A rank that waits for a core in the middle of an action seems to compute for longer. The
-#   timeline cannot tell, and `Costs.measured` believes it. With more ranks than cores, measured times say little about
-#   a machine that has enough.
-# - **Thread ranks share the interpreter.** Large matrix products run side by side, all the rest takes turns. That is
+# - **Ranks share a core.** If a rank loses its core in the middle of an action, the action seems to take longer. The
+#   timeline cannot tell the difference, and `Costs.measured` takes it at face value. With more ranks than cores,
+#   measured times say little about a machine that has enough.
+# - **Thread ranks share the interpreter.** Large matrix products run in parallel; everything else takes turns. That is
 #   why timelines of thread ranks carry a note, and why you measure with processes.
-# - **Something else runs.** Take the median of several steps, or the fastest, and say which.
-# - **Messages.** `Costs.measured` finds a latency from the messages that somebody waited for. But the simulator lets
-#   any number of messages pass side by side, while real ones share a wire, and copying them takes a core.
-# - **The first step.** Memory is fetched from the system, libraries prepare. Never measure it.
+# - **Something else is running.** Use the median of several steps, or the fastest, and say which.
+# - **Messages.** `Costs.measured` estimates a latency from the messages that a rank had to wait for. But the simulator
+#   lets any number of messages overlap, while real messages share a link, and copying them takes processor time.
+# - **The first step.** Memory is allocated, and libraries initialise. Never measure it.
 #
-# `mpirun -n 4 python tutorials/train.py --trace step.html` draws the last step of a real training, measured above
-# predicted, in a page that you can step through.
+# `mpirun -n 4 python tutorials/train.py --trace step.html` draws the last step of a real training run, measured above
+# predicted, as a page that you can step through.
 #
 # ## Exercise
 #
-# 1. With layers of 2.5 ms, twenty of them, what does GPipe take? And with ten layers, one of which takes 30 ms instead
-#    of 5? What would you do about that one?
-# 2. Which is better for the stages of 10, 20, 15 and 5 ms: cutting better, or ZB-H1? And both?
+# 1. What does GPipe take with twenty layers of 2.5 ms? And with ten layers, one of which takes 30 ms instead of 5? What
+#    would you do about that one?
+# 2. For the stages of 10, 20, 15 and 5 ms, which helps more: better cuts or ZB-H1? And both together?
 # 3. Give `measure` a second argument for the schedule, and run 1F1B and ZB-H1 with the good cuts. Why is ZB-H1 no
-#    faster here? In which half of the backward does a `SlowLinear` rest, and where would you let it rest to change
+#    faster here? In which half of the backward does a `SlowLinear` sleep, and where would it have to sleep to change
 #    that?
-# 4. The coursework task that belongs here is `13_partition`: the best cuts. (`minipipe coursework DIR` makes your
+# 4. The coursework task for this lesson is `13_partition`: find the best cuts. (`minipipe coursework DIR` creates your
 #    copy.)
 #
 # Next, `13_gpu_and_cluster.py`: other devices, and more than one machine.

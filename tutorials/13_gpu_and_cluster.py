@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 13 · On a GPU, and on a cluster
 #
-# Everything so far ran on one machine, on its processors. This lesson takes the same programs to a GPU, and to several
-# machines with a network between them. Hardly anything changes in the program. What changes is what things cost, what
-# has to be installed, and what can go wrong; so most of this lesson is about looking first.
+# Everything so far ran on the processors of one machine. This lesson takes the same programs to a GPU, and to several
+# machines connected by a network. The programs hardly change. What changes is what things cost, what has to be
+# installed and what can go wrong, so most of this lesson is about checking first.
 #
-# It runs anywhere. Where there is no GPU it says so, and it hands nothing in to any cluster.
+# It runs anywhere. If there is no GPU it says so, and it submits nothing to any cluster.
 
 # %%
 import json
@@ -22,10 +22,10 @@ from minipipe import Costs, Pipeline, backend, init_process_group, nn, optim, re
 from minipipe.errors import LaunchError, MinipipeError
 
 # %% [markdown]
-# ## What is there
+# ## What is available
 #
-# The first thing to do on a new machine. `minipipe info` tells which MPI is loaded, whether CuPy sees a GPU (CuPy is
-# NumPy for GPUs), and which way messages would go. Here we ask with `--json`, to have it as data.
+# Run `minipipe info` first on any new machine. It reports which MPI is loaded, whether CuPy (NumPy for GPUs) can see a
+# GPU, and which route messages would take. Here we use `--json` to get the report as data.
 
 # %%
 command = [sys.executable, "-m", "minipipe", "info", "--json"]
@@ -37,11 +37,11 @@ assert {"minipipe", "python", "numpy", "blas", "cores", "mpi4py", "mpi", "gpu", 
 assert facts["cores"] >= 1
 
 # %% [markdown]
-# ## One word for a GPU
+# ## One argument for a GPU
 #
-# With `pip install -e '.[gpu]'` (CuPy for CUDA 12), `Pipeline(…, device="gpu")` is all there is to it, or
-# `--device gpu` for the training programs. Parameters, activations and the optimiser's state then stay on the GPU. Of
-# several GPUs in a machine each rank takes its own; where there are more ranks than GPUs they share.
+# After `pip install -e '.[gpu]'` (CuPy for CUDA 12), all it takes is `Pipeline(…, device="gpu")`, or `--device gpu` for
+# the training programs. Parameters, activations and the optimiser's state then stay on the GPU. On a machine with
+# several GPUs each rank takes its own; if there are more ranks than GPUs, they share.
 
 # %%
 try:
@@ -54,7 +54,7 @@ except LaunchError as error:
 
 
 def two_steps(device):
-    """Return the losses of two training steps, and the array module that holds the parameters."""
+    """Return the losses of two training steps, and the array module of the parameters."""
     generator = np.random.default_rng(seed=0)
     samples = generator.standard_normal((32, 16)).astype(np.float32)
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 16))
@@ -75,30 +75,30 @@ assert module == {"cpu": "numpy", "gpu": "cupy"}[device]
 assert losses[1] < losses[0] and np.allclose(losses, reference, rtol=1e-3)
 
 # %% [markdown]
-# (Equal bits are promised for any number of ranks on the *same* kind of device. A GPU adds in another order than a
-# processor does, so between the two only the first digits agree.)
+# (Bit-equality is promised for any number of ranks on the *same* kind of device. A GPU adds in a different order from a
+# CPU, so between the two only the leading digits agree.)
 #
 # Two things are different behind the scenes:
 #
-# - **A GPU is told what to do and does it later.** Python would measure how long the telling takes. So each action
-#   waits for the GPU before its end is noted, and timelines remain true.
-# - **Messages.** MPI moves bytes in the memory of processes, and a GPU has memory of its own. Where the MPI is
-#   *CUDA-aware*, it fetches the bytes from the GPU itself. Otherwise minipipe copies them through the memory of the
-#   host: pinned memory, that is, which the system may not move away, and which a GPU reads at full speed. Both work;
-#   `gpu messages` above says which.
+# - **A GPU works asynchronously.** Python only queues work for it, and would measure how long the queueing takes. So
+#   each action waits for the GPU before its end is recorded, and timelines stay accurate.
+# - **Messages.** MPI moves bytes in the memory of processes, but a GPU has its own memory. A *CUDA-aware* MPI reads the
+#   payload from the GPU directly. Otherwise minipipe copies it through host memory, using pinned buffers: memory that
+#   the operating system may not move, and that a GPU can therefore access at full speed. Both work; `gpu messages`
+#   above says which one is used.
 #
 # ## Slow links
 #
-# Between two machines there is a network, and a message takes its **latency**, however short it is, and its size
-# divided by the **bandwidth**. Take a transformer of four stages. A microbatch of one text of 512 positions, each a
-# vector of 1024 numbers of 4 bytes, makes messages of 2 MiB. Let the forward of a stage take 20 ms, and I and W as
-# much. The links are typical ones, to the order of magnitude.
+# Between machines there is a network. Sending a message takes its **latency**, however short the message is, plus the
+# size divided by the **bandwidth**. Take a transformer with four stages. If a microbatch is one text of 512 positions,
+# each a vector of 1024 numbers of 4 bytes, a message is 2 MiB. Let the forward of a stage take 20 ms, and I and W as
+# long again each. The figures for the links are typical, to the order of magnitude.
 
 # %%
 MIB = 2**20
 SIZE = 512 * 1024 * 4
 assert SIZE == 2 * MIB
-LINKS = {  # latency in seconds, bandwidth in bytes for each second
+LINKS = {  # latency in seconds, bandwidth in bytes per second
     "one machine": (2e-6, 10e9),
     "100 Gbit/s": (2e-6, 12.5e9),
     "10 Gbit/s": (30e-6, 1.25e9),
@@ -107,7 +107,7 @@ LINKS = {  # latency in seconds, bandwidth in bytes for each second
 
 
 def over(link, schedule, message_size=SIZE):
-    """Return the timeline of a schedule whose four ranks have such a link between them."""
+    """Return the timeline of a schedule on four ranks connected by this link."""
     latency, bandwidth = LINKS[link]
     share = 0.020 * 4 / schedule.num_stages
     return simulate(
@@ -132,9 +132,9 @@ assert table == {
 assert [round(ms, 2) for ms in message_ms.values()] == [0.21, 0.17, 1.71, 16.88]
 
 # %% [markdown]
-# A fast network is as good as a machine's own memory. With a slow one the order is turned about: 1F1B, which holds few
-# microbatches, waits for nearly every message (lesson 07), and ZB-V sends too many of them. What helps is to have more
-# microbatches under way: `eager-1f1b` and `zb-h2`, for memory.
+# A fast network is as good as a single machine. With a slow one the ranking changes. 1F1B, which holds few
+# microbatches, waits for nearly every message (lesson 07), and ZB-V sends too many messages. What helps is to have more
+# microbatches in flight, as `eager-1f1b` and `zb-h2` do, at the price of memory.
 
 # %%
 plain, eager = (over("1 Gbit/s", schedules.build(name, 4, 16)) for name in ("1f1b", "eager-1f1b"))
@@ -145,33 +145,33 @@ assert round(1000 * plain.makespan) == 1613 and round(1000 * eager.makespan) == 
 assert (plain.peak_activations[0], eager.peak_activations[0]) == (4, 7)
 
 # %% [markdown]
-# Here a message takes 17 ms and a stage works 60 ms on each microbatch, so the link keeps up. If it did not, it would
-# be the slowest stage of all, and the simulator would not notice: it lets any number of messages pass side by side. So
-# divide by hand: *size / bandwidth* must be well below the time of a stage. A GPU that computes ten times as fast needs
-# a link that is ten times as fast.
+# Here a message takes 17 ms, and a stage works for 60 ms on each microbatch, so the link can keep up. If it could not,
+# it would be the slowest stage of all, and the simulator would not notice, because it lets any number of messages
+# overlap. So check by hand: *size / bandwidth* must be well below the time of a stage. A GPU that computes ten times as
+# fast needs a link that is ten times as fast.
 #
 # ## Neighbours on the same machine
 #
-# Not every cut need cross the network. With two machines and two ranks on each, put neighbouring stages side by side:
-# ranks 0 and 1 here, 2 and 3 there. Then one cut of three is slow. Dealt out in turn (0 and 2 here, 1 and 3 there), all
-# three are.
+# Not every cut has to cross the network. With two machines and two ranks on each, put neighbouring stages side by side:
+# ranks 0 and 1 on the first machine, 2 and 3 on the second. Then only one of the three cuts is slow. If the ranks
+# alternate between the machines (0 and 2 on the first, 1 and 3 on the second), all three are.
 
 # %%
 one_f_one_b = schedules.one_f_one_b(num_ranks=4, num_microbatches=16)
-block = over("1 Gbit/s", one_f_one_b, message_size=[0, SIZE, 0, 0])  # by stage: what it hands to the next
+block = over("1 Gbit/s", one_f_one_b, message_size=[0, SIZE, 0, 0])  # by stage: the size of its activation
 cyclic = over("1 Gbit/s", one_f_one_b, message_size=[SIZE, SIZE, SIZE, 0])
 print(f"side by side {1000 * block.makespan:.0f} ms, in turn {1000 * cyclic.makespan:.0f} ms")
 assert (round(1000 * block.makespan), round(1000 * cyclic.makespan)) == (1411, 1613)
 
 # %% [markdown]
-# And if you may choose where the slow cut falls, choose a place where little passes: behind a layer with a narrow
-# output rather than in front of it.
+# If you can choose where the slow cut goes, put it where little data passes: after a layer with a narrow output rather
+# than before it.
 #
 # ## How many microbatches
 #
-# More microbatches make the bubble smaller, and each message shorter. But each action has a cost of its own, however
-# small its arrays are: calling Python, starting the GPU. Let that be half a millisecond, and divide one batch (32 MiB
-# of messages, 320 ms of work for each of F, I and W on each stage) into ever more parts.
+# More microbatches make the bubble smaller and each message shorter. But every action has a fixed cost, however small
+# its arrays are: running Python, starting the GPU. Let that be half a millisecond, and divide one batch (32 MiB of
+# messages, 320 ms of work for each of F, I and W on each stage) into more and more microbatches.
 
 # %%
 times = {}
@@ -185,14 +185,14 @@ assert list(times.values()) == [2488, 1758, 1391, 1216, 1148, 1150, 1226, 1412]
 assert min(times, key=times.get) == 32
 
 # %% [markdown]
-# From 32 on it gets no better, and 16 are nearly as good: four for each stage, which is where the rule of thumb comes
-# from.
+# Beyond 32 there is no further gain, and 16 are nearly as good. That is four for each stage, in line with the rule of
+# thumb from lesson 05.
 #
 # ## A job for Slurm
 #
-# Most clusters give out their machines ("nodes") with a program called Slurm. You write a shell script that says in
-# comments what you need, and in commands what to do; `sbatch` queues it. Here is one for two nodes with four ranks on
-# each.
+# Most clusters allocate their machines ("nodes") with a program called Slurm. You write a shell script whose comments
+# say what you need and whose commands say what to do, and `sbatch` queues it. Here is one for two nodes with four ranks
+# on each.
 
 # %%
 JOB = """\
@@ -216,7 +216,7 @@ print(JOB)
 
 
 def options_of(job):
-    """Return what a job asks of Slurm."""
+    """Return the options that a job passes to Slurm."""
     lines = [line.removeprefix("#SBATCH --") for line in job.splitlines() if line.startswith("#SBATCH --")]
     return dict(line.split("=", 1) for line in lines)
 
@@ -228,16 +228,18 @@ assert num_ranks == 8 and options["distribution"] == "block"
 # %% [markdown]
 # Line by line:
 #
-# - `ntasks-per-node` is the number of ranks on a node. `cpus-per-task=1`: one core for each, as each rank computes with
-#   one BLAS thread (BLAS is the library that multiplies matrices, and left alone it would take all cores for each
-#   rank).
+# - `ntasks-per-node` is the number of ranks on a node. `cpus-per-task=1` gives each rank one core, because each rank
+#   computes with one BLAS thread. (BLAS is the library that multiplies matrices; by default it would use all cores for
+#   each rank.)
 # - `distribution=block` puts neighbouring ranks side by side.
-# - `module load` makes the cluster's own Python and MPI available. Their names differ: `module avail` lists them.
-# - `srun` starts the ranks. minipipe sees from the environment that it is one of several; the program is the same.
-# - With GPUs: add `#SBATCH --gpus-per-node=4`, and `--device gpu` to the program.
+# - `module load` makes the cluster's own Python and MPI available. Their names vary: `module avail` lists them.
+# - `srun` starts the ranks. minipipe recognises from the environment that it is one of several; the program is the
+#   same.
+# - For GPUs, add `#SBATCH --gpus-per-node=4`, and pass `--device gpu` to the program.
 #
-# Before that, once, on the login node. Note what is missing: the extra `[mpi]`. That would bring an MPI that knows
-# nothing of the cluster's network. Instead mpi4py is compiled against the one that the module has loaded.
+# Before the first job, run the following once on the login node. Note what is missing: the extra `[mpi]`. It would
+# install an MPI that knows nothing about the cluster's network. Instead, mpi4py is compiled against the MPI that the
+# module has loaded.
 
 # %%
 SETUP = """\
@@ -253,9 +255,9 @@ assert "[mpi]" not in SETUP
 # %% [markdown]
 # ## Check before you queue
 #
-# A job may wait for an hour, to fail in its first second. Much can be checked here and now. Is it a shell script at
-# all? Is the schedule legal for so many ranks? Do they have something to hold, each of them? Thread ranks answer the
-# last question: all but the network is the same.
+# A job can wait for an hour and then fail in its first second. Much of it can be checked here and now. Is it a valid
+# shell script? Is the schedule legal for that many ranks? Does each of them get any parameters? Thread ranks answer the
+# last question; only the network is missing.
 
 # %%
 bash = shutil.which("bash")
@@ -282,9 +284,9 @@ assert len({loss for loss, _ in results}) == 1 and all(count > 0 for _, count in
 # %% [markdown]
 # ## Several machines without Slurm
 #
-# `mpirun` can start ranks on other machines by itself, if you can log in to them with `ssh` without a password, and if
-# Python, minipipe and your program are under the same path on each. It reads who they are from a *host file*: one line
-# for each machine, with the number of ranks that fit. The two families of MPI write it differently.
+# `mpirun` can start ranks on other machines by itself. It needs `ssh` access to them without a password, and Python,
+# minipipe and your program at the same path on each. It reads the machines from a *host file*: one line for each
+# machine, with the number of ranks that it can take. The two families of MPI use different formats.
 
 # %%
 HOSTS = {"first.example.org": 4, "second.example.org": 4}
@@ -297,23 +299,23 @@ assert sum(HOSTS.values()) == num_ranks
 # %% [markdown]
 # ## When it hangs
 #
-# Go from the bottom to the top, and stop at the first thing that is wrong.
+# Work from the bottom up, and stop at the first thing that is wrong.
 #
-# 1. **Do the machines start anything?** `srun hostname`, or `mpirun -f hosts -n 8 hostname`: eight lines, the right
-#    names.
-# 2. **Do the ranks find each other?** Start the smallest program of the README: it prints how many ranks there are. If
-#    each says that it is alone, or an error says that mpi4py belongs to another MPI, then mpi4py was compiled against
-#    another MPI than the one that starts the ranks. `minipipe info` says which.
-# 3. **Do small messages pass, and large ones not?** Then a firewall, or a network that MPI should not use (a virtual
-#    one, say), is in the way. Ask whoever runs the cluster which interface to use.
-# 4. **Does every rank make the same calls?** `pipeline.step`, `evaluate` and `predict` are for all ranks. To have one
-#    of them behind `if group.rank == 0:` is the most common mistake of all.
-# 5. **Is it only slow?** More ranks than cores, or more BLAS threads than cores, are many times slower. `minipipe info`
-#    counts the cores that a rank may use.
+# 1. **Do the machines start anything?** Try `srun hostname`, or `mpirun -f hosts -n 8 hostname`. You should see eight
+#    lines with the right names.
+# 2. **Do the ranks find each other?** Start the smallest program in the README: it prints the number of ranks. If each
+#    rank says that it is alone, or an error says that mpi4py belongs to another MPI, then mpi4py was compiled against a
+#    different MPI from the one that starts the ranks. `minipipe info` says which.
+# 3. **Do small messages get through but not large ones?** Then a firewall is in the way, or MPI is using a network that
+#    it should not use (a virtual one, say). Ask the administrators of the cluster which interface to use.
+# 4. **Does every rank make the same calls?** `pipeline.step`, `evaluate` and `predict` are collective: every rank must
+#    call them. Calling one of them under `if group.rank == 0:` is the most common mistake of all.
+# 5. **Is it just slow?** Running more ranks than cores, or more BLAS threads than cores, is many times slower.
+#    `minipipe info` counts the cores that a rank may use.
 #
-# And wait for the message. No rank of minipipe waits for ever: after a time (`init_process_group(timeout=…)`, in
-# seconds) it ends all ranks and says who waited for what. Here is the fourth mistake, on thread ranks, where a deadlock
-# is noticed at once.
+# And wait for the error message. No rank of minipipe waits for ever: after a time limit
+# (`init_process_group(timeout=…)`, in seconds) it ends all ranks and says which rank was waiting for what. Here is the
+# fourth mistake on thread ranks, where a deadlock is detected at once.
 
 
 # %%
@@ -322,7 +324,7 @@ def train_with_a_mistake(group):
     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
     samples = np.ones((4, 8), np.float32)
     pipeline.step(samples, samples)
-    if group.rank == 0:  # "only rank 0 is to print it": but all ranks must compute it
+    if group.rank == 0:  # the mistake: only rank 0 prints it, but every rank has to compute it
         return pipeline.evaluate(samples, samples)
     return None
 
@@ -337,13 +339,13 @@ assert complaint.code == "deadlock" and "pipeline.evaluate(), which every rank m
 # %% [markdown]
 # ## Exercise
 #
-# 1. Your network: how long does a message take? `mpirun` two ranks that send an array to and fro a hundred times
-#    (lesson 03), once with 8 bytes and once with 8 MiB. The first gives the latency, the second the bandwidth. Enter
-#    them in `LINKS`.
-# 2. With the 1 Gbit/s link, does it help `eager-1f1b` to have 32 microbatches, of half the size and half the time?
+# 1. Your network: how long does a message take? Use `mpirun` to start two ranks that send an array back and forth a
+#    hundred times (lesson 03), once with 8 bytes and once with 8 MiB. The first run gives the latency, the second the
+#    bandwidth. Enter them in `LINKS`.
+# 2. With the 1 Gbit/s link, does `eager-1f1b` gain from 32 microbatches of half the size and half the time?
 # 3. Write the job for one node with two GPUs and two ranks, and check it as above.
-# 4. If it is still open: coursework task `14_puzzle`, a schedule under a memory limit, against par.
-#    (`minipipe coursework DIR` makes your copy.)
+# 4. If you have not done it yet: the coursework task `14_puzzle`, a schedule under a memory limit, against par.
+#    (`minipipe coursework DIR` creates your copy.)
 #
-# This was the last lesson. What comes next is yours: train something, draw it with `--trace`, and find out what your
-# ranks are waiting for.
+# This was the last lesson. The next one is yours: train something, draw it with `--trace`, and find out what your ranks
+# are waiting for.

@@ -1,10 +1,11 @@
 """Train a classifier of handwritten digits through a pipeline.
 
     mpirun -n 4 python tutorials/train.py        four ranks, four stages
-    python tutorials/train.py                    the same on one rank: the same loss, bit for bit
+    python tutorials/train.py                    one rank: the same loss, bit for bit
 
-Each rank holds one stage of the network (or several: --schedule interleaved-1f1b). A batch is cut into microbatches,
-which flow through the stages as the schedule says. At the end stands what every rank did in the last step.
+Each rank has one stage of the network, or several with --schedule interleaved-1f1b. A batch is cut into microbatches,
+which pass through the stages in the order of the schedule. The report at the end shows what every rank did in the
+last step.
 """
 
 import math
@@ -36,7 +37,7 @@ def parse_options(is_silent):
 
 
 def mlp(num_layers, hidden):
-    """Return a plain network: 64 pixels, `num_layers` linear layers with ReLUs between them, 10 classes."""
+    """Return a multilayer perceptron: 64 pixels, `num_layers` linear layers with ReLUs in between, 10 classes."""
     widths = [64, *[hidden] * (num_layers - 1), 10]
     layers = [nn.Flatten()]
     for width, next_width in zip(widths, widths[1:]):
@@ -57,7 +58,7 @@ def make_pipeline(options, group):
 
 
 def train(pipeline, examples, options, speaks):
-    """Train for all epochs; return the time of every step, in seconds."""
+    """Train for all epochs, and return the time of each step in seconds."""
     optimiser = optim.SGD(pipeline.parameters(), options.learning_rate, momentum=0.9, weight_decay=1e-3)
     times = []
     generator = np.random.default_rng(options.seed)
@@ -67,7 +68,7 @@ def train(pipeline, examples, options, speaks):
             optimiser.learning_rate = options.learning_rate * (1 - epoch / options.epochs)
             losses = []
             for inputs, targets in data.batches(*examples, options.batch_size, options.seed, epoch):
-                # A little noise keeps a small data set from being learnt by heart. Every rank draws the same.
+                # Noise keeps the network from memorising a small data set. Every rank draws the same noise.
                 inputs += 0.25 * generator.standard_normal(inputs.shape, dtype=np.float32)
                 start = time.perf_counter()
                 losses.append(pipeline.step(inputs, targets))

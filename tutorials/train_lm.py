@@ -1,11 +1,11 @@
 """Train a language model, character by character, through a pipeline.
 
     mpirun -n 4 python tutorials/train_lm.py     four ranks, four stages
-    python tutorials/train_lm.py                 the same on one rank: the same loss, bit for bit
+    python tutorials/train_lm.py                 one rank: the same loss, bit for bit
 
-The text is the reference of the Python language that `help()` shows; every Python carries it. The model is a small
-transformer. Each rank holds one stage of it: some of its blocks, the first one the embeddings too, the last one the
-scores of the next character. At the end stands what it has learnt to write.
+The text is the Python language reference that `help()` shows, which comes with every Python. The model is a small
+transformer. Each rank has one stage of it, a few consecutive blocks; the first rank also has the embeddings, and the
+last rank computes the scores of the next character. At the end the program prints text written by the model.
 """
 
 import math
@@ -20,7 +20,7 @@ from training_program import make_parser, num_microbatches, predict, print_json,
 from minipipe import Pipeline, data, init_process_group, nn, optim
 from minipipe.errors import MinipipeError
 
-TRAINING, VALIDATION, SAMPLING = 0, 1, 2  # what random numbers are drawn for
+TRAINING, VALIDATION, SAMPLING = 0, 1, 2  # the purposes of random numbers
 
 
 def parse_options(is_silent):
@@ -34,12 +34,12 @@ def parse_options(is_silent):
     )
     add = parser.add_argument
     add("--steps", type=int, default=800, metavar="N", help="training steps (default: %(default)s)")
-    add("--width", type=int, default=96, metavar="N", help="of each position's vector (default: %(default)s)")
-    add("--heads", type=int, default=4, metavar="N", help="of attention; must divide the width (default: %(default)s)")
-    add("--context", type=int, default=64, metavar="N", help="characters that it sees (default: %(default)s)")
-    add("--dropout", type=float, default=0.0, metavar="P", help="probability (default: %(default)s)")
+    add("--width", type=int, default=96, metavar="N", help="size of the vectors (default: %(default)s)")
+    add("--heads", type=int, default=4, metavar="N", help="attention heads; divides the width (default: %(default)s)")
+    add("--context", type=int, default=64, metavar="N", help="characters of context (default: %(default)s)")
+    add("--dropout", type=float, default=0.0, metavar="P", help="dropout probability (default: %(default)s)")
     add("--tied", action="store_true", help="share the embedding between the first and the last layer")
-    add("--recompute", action="store_true", help="hold less memory, and compute activations twice")
+    add("--recompute", action="store_true", help="compute activations twice to save memory")
     return read_options(parser, ["steps", "width", "heads", "context"], is_silent, mistake)
 
 
@@ -54,7 +54,7 @@ def mistake(options):
 
 
 def language_model(num_characters, options):
-    """Return a transformer in the manner of GPT-2, as a sequence that may be cut between any two layers."""
+    """Return a transformer in the style of GPT-2, as a sequence that can be cut between any two layers."""
     width = options.width
     embedding = nn.Embedding(num_characters, width)
     blocks = [
@@ -80,7 +80,7 @@ def make_pipeline(num_characters, options, group):
 
 
 def train(pipeline, training, validation, options, speaks):
-    """Train for all steps; return the time of each, in seconds."""
+    """Train for all steps, and return the time of each step in seconds."""
     optimiser = optim.AdamW(pipeline.parameters(), options.learning_rate, betas=(0.9, 0.99), weight_decay=0.1)
     falling = optim.LearningRateSchedule(optimiser, optim.cosine(options.steps, warmup_steps=options.steps // 20))
     times, has_bar = [], speaks and sys.stderr.isatty()
@@ -109,7 +109,7 @@ def windows(numbers, options, purpose, step=0, batches=1):
 
 
 def evaluate(pipeline, numbers, options):
-    """Return the loss in nats for each character, on windows that are always the same."""
+    """Return the loss in nats per character, on the same windows every time."""
     pipeline.eval()
     loss = pipeline.evaluate(*windows(numbers, options, VALIDATION, batches=8))
     pipeline.train()
@@ -117,13 +117,13 @@ def evaluate(pipeline, numbers, options):
 
 
 def write_text(pipeline, alphabet, options, start="\n", length=300):
-    """Return text that the model continues from ``start``. Collective: every rank draws the same characters."""
+    """Return the model's continuation of ``start``. Collective: every rank draws the same characters."""
     generator = np.random.Generator(np.random.Philox([options.seed, SAMPLING]))
     numbers = list(alphabet.encode(start))
     pipeline.eval()
     for _ in range(length):
         scores = pipeline.predict(np.array([numbers[-options.context :]]))[0, -1].astype(np.float64)
-        likely = np.exp((scores - scores.max()) / 0.8)  # below 1: less adventurous
+        likely = np.exp((scores - scores.max()) / 0.8)  # a temperature below 1 favours likely characters
         numbers.append(generator.choice(len(alphabet), p=likely / likely.sum()))
     pipeline.train()
     return alphabet.decode(numbers)

@@ -1,27 +1,28 @@
 """01 multiply: the gradients of a product.
 
-Lesson 01. Every operation of the engine brings, beside its result, one function for each input: from the gradient of
-the result to the gradient of that input (a vector-Jacobian product, vjp). With those the tape can go backwards.
+Lesson 01. Besides computing its result, every operation of the engine provides one function for each input: it turns
+the gradient of the result into the gradient of that input. This function is a vector-Jacobian product, or vjp. With the
+vjps the tape can be walked backwards.
 
-Write `multiply(a, b)`. The two tensors may differ in shape as far as NumPy can broadcast them: an axis of length 1, or
-one that is not there, is repeated. What was repeated was used several times, so its gradient is a sum over the
-repetitions, and has the shape of the input. The two may also be one and the same tensor; the tape adds what comes to it
-from both sides.
+Write `multiply(a, b)`. The two tensors may have different shapes, as long as NumPy can broadcast them: an axis that is
+missing or has length 1 is repeated. A repeated element is used several times, so its gradient is the sum over the
+repetitions, and the gradient has the shape of the input. Both arguments may also be the same tensor; the tape adds the
+gradients from both sides.
 
-Example: a of shape (2, 3) holds ones, b is [1, 2, 3]. If the gradient of the result is all ones, that of a is b in both
-rows, and that of b is [2, 2, 2].
+Example: a has shape (2, 3) and is all ones, and b is [1, 2, 3]. If the gradient of the result is all ones, the gradient
+of a is b in both rows, and that of b is [2, 2, 2].
 
-`record(data, (input, vjp), …)` makes the result. A vjp takes an array of the result's shape and returns a new array of
-the input's shape. It must not change what it is given: another consumer may still need it.
+`record(data, (input, vjp), …)` creates the result. A vjp takes an array with the shape of the result and returns a new
+array with the shape of the input. It must not modify its argument: another consumer may still need it.
 
-Checked: values, shapes, gradients against differences, that the tape's arrays stay as they are.
+Checked: values, shapes, gradients against finite differences, and that the tape's arrays are not modified.
 """
 
 from minipipe.tensor import Tensor, record
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of two tensors, element by element."""
+    """Return the elementwise product of two tensors."""
     # SOLUTION
     return record(
         a.data * b.data,
@@ -35,7 +36,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 # SOLUTION
 def summed_to(shape, gradient):
-    """Add up what belongs to one element of an input that was broadcast."""
+    """Sum a gradient over the axes along which the input was broadcast."""
     new_axes = gradient.ndim - len(shape)
     gradient = gradient.sum(axis=tuple(range(new_axes)))
     repeated = tuple(axis for axis, length in enumerate(shape) if length == 1)

@@ -1,21 +1,21 @@
-"""03 all-reduce: every rank gets the sum of all, by messages to one neighbour.
+"""03 all-reduce: the sum over all ranks, with messages to one neighbour only.
 
-Lesson 03. Ranks that train copies of one model add up their gradients: all-reduce. The ranks stand in a ring, and each
-sends only to the next one, rank r to rank r + 1, the last to rank 0. After p - 1 rounds in which every rank passes on
-what it just received, everybody has seen everything.
+Lesson 03. Ranks that train copies of the same model have to add up their gradients: an all-reduce. The ranks form a
+ring, and each sends only to the next one: rank r to rank r + 1, and the last rank to rank 0. In each round every rank
+passes on the array that it has just received. After p - 1 rounds every rank has seen every array.
 
-Write `all_reduce(group, array)`. It returns the sum of the arrays of all ranks, on every rank. `group.rank` and
-`group.size` say who and how many; `group.send(array, destination)` and `group.recv(source)`, which returns an array,
-are all you need.
+Write `all_reduce(group, array)`. It returns the sum of the arrays of all ranks, on every rank. `group.rank` is this
+rank and `group.size` the number of ranks. All else that you need is `group.send(array, destination)` and
+`group.recv(source)`, which returns an array.
 
-Three things to mind. Any send may block until its receive is reached, as large messages do: if all ranks send first,
-all wait for ever. Floating-point sums depend on their order: add in the order rank 0, rank 1, …, on every rank, so that
-all have the same bits. And the array that was given stays as it was.
+Mind three things. Any send may block until its receive is reached, as happens with large messages; if all ranks send
+first, they all wait for ever. Floating-point sums depend on the order of the additions, so add in the order rank 0,
+rank 1, … on every rank; then all have the same bits. And do not modify the array that you are given.
 
-Example: ranks 0, 1 and 2 give [1.], [10.] and [100.]; each of them gets [111.].
+Example: ranks 0, 1 and 2 contribute [1.], [10.] and [100.]; each of them gets [111.].
 
-Checked: sums, bits, one rank alone, other shapes, that nobody waits for ever although every send blocks, that messages
-go to the next rank only, that the given array is unchanged.
+Checked: sums, bits, a single rank, other shapes, no deadlock although every send blocks, messages to the next rank
+only, and that the given array is not modified.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def all_reduce(group, array: np.ndarray) -> np.ndarray:
     arrays = {rank: array}
     for distance in range(1, size):
         newest, wanted = (rank - distance + 1) % size, (rank - distance) % size
-        if rank % 2 == 0:  # at least one rank of any ring receives first, so somebody can always go on
+        if rank % 2 == 0:  # in any ring at least one rank receives first, so the ring always makes progress
             group.send(arrays[newest], (rank + 1) % size)
             arrays[wanted] = group.recv((rank - 1) % size)
         else:
@@ -39,5 +39,5 @@ def all_reduce(group, array: np.ndarray) -> np.ndarray:
         total += arrays[other]
     return total
     # STUB
-    # raise NotImplementedError("pass arrays around the ring, then add them in the order of ranks")
+    # raise NotImplementedError("pass arrays around the ring, then add them in rank order")
     # END

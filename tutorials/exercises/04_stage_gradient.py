@@ -1,18 +1,19 @@
-"""04 stage gradient: find the bug; each stage minds its own business.
+"""04 stage gradient: find the bug; each stage learns something different.
 
-Lesson 04. A model was cut into stages. Each stage computes from what the one before it sent, and no graph reaches
-across the cut: what arrives is a plain array. So the gradient must cross the cut, too: a stage needs dL/d(output), the
-gradient of the loss by its output, which only the next stage can tell it.
+Lesson 04. A model was cut into stages. Each stage works on the output of the stage before it, and no graph reaches
+across the cut: the input arrives as a plain array. So the gradient has to cross the cut, too. A stage needs
+dL/d(output), the gradient of the loss with respect to its output, and only the next stage can provide it.
 
-The code below runs, the loss of the last stage falls, and yet the model learns badly: it trains every stage but the
-last on a loss of its own, the sum of squares of its output. Mend `train_step`.
+The code below runs, and the loss of the last stage falls, but the model learns badly. It trains every stage except the
+last on a loss of its own, the sum of squares of its output. Fix `train_step`.
 
-`outputs.backward(gradient)` starts from the gradient of a result; afterwards `inputs.grad` is that of an input that was
-made with `requires_grad=True`, and `parameter.grad` that of every parameter.
+`outputs.backward(gradient)` starts from the gradient of a result. Afterwards `inputs.grad` is the gradient of an input
+that was created with `requires_grad=True`, and `parameter.grad` that of every parameter.
 
-Example: in two stages that each double their input, trained on the sum, a first stage's output has the gradient 2.
+Example: with two stages that each double their input, and the sum as the loss, the output of the first stage has
+gradient 2.
 
-Checked: gradients of all parameters have the bits of the model that was not cut; two to four stages; the loss.
+Checked: the gradients of all parameters have the bits of the uncut model; two to four stages; the loss.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +29,11 @@ def train_step(
     targets: np.ndarray,
     loss: Callable[[Tensor, np.ndarray], Tensor],
 ) -> float:
-    """Go forward and backward through all stages; leave gradients in their parameters, and return the loss."""
+    """Run forward and backward through all stages; leave gradients in their parameters, and return the loss."""
     passed = []
     array = batch
     for stage in stages:
-        inputs = Tensor(array, requires_grad=True)  # what arrives in a message has no graph behind it
+        inputs = Tensor(array, requires_grad=True)  # an array from a message has no graph
         outputs = stage(inputs)
         passed.append((inputs, outputs))
         array = outputs.numpy()

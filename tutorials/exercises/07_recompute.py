@@ -1,25 +1,26 @@
-"""07 recompute: keep the input only, and compute again.
+"""07 recompute: keep only the input, and compute the rest again.
 
-Lesson 06. Between forward and backward a microbatch holds what backward will need of every layer. Recomputation
-("activation checkpointing", Chen et al. 2016) keeps only the input of a part, forgets the rest, and computes the part
-again when its gradient arrives: memory for time. The gradients must have the same bits, even where the part draws
-random numbers, as dropout does.
+Lesson 06. Between forward and backward, a microbatch holds the activations that the backward needs from every layer.
+Recomputation ("activation checkpointing", Chen et al. 2016) keeps only the input of a part of the network, discards the
+rest, and computes the part again when its gradient arrives: time for memory. The gradients must have the same bits,
+even if the part draws random numbers, as dropout does.
 
-Write `recompute(function, x)`: the same result as `function(x)`, with a graph behind it that holds x alone.
+Write `recompute(function, x)`: the same result as `function(x)`, with a graph that holds only x.
   - Inside `with no_grad():` nothing is recorded.
-  - `record(data, (x, vjp))` makes a result with one input, as in 01. The vjp gets the gradient of the result.
-  - There, compute `function` of a new tensor with `requires_grad=True`; `backward(gradient)` then leaves the gradient
-    of that tensor in its `grad`, and adds to those of the parameters that the function used.
+  - `record(data, (x, vjp))` creates a result with one input, as in 01. The vjp is given the gradient of the result.
+  - In the vjp, apply `function` to a new tensor with `requires_grad=True`. `backward(gradient)` then leaves the
+    gradient of that tensor in its `grad`, and adds to those of the parameters that the function used.
   - Random numbers depend on the place: seed, step, microbatch, layer, and how many were drawn before.
-    `current_place().copy()` is the place now, and inside `with at(place):` one computes there. By the time of the
-    backward pass the place is another one. Drawing changes a place, so copy it before, and use every copy once.
+    `current_place().copy()` is a copy of the current place, and `with at(place):` computes at that place. By the time
+    of the backward pass the current place is a different one. Drawing changes a place, so copy it first, and use each
+    copy only once.
 
-x has a graph, or was made with requires_grad=True.
+x has a graph, or was created with requires_grad=True.
 
 Example: recompute(lambda x: (x * x).tanh(), x) has the value and the gradients of (x * x).tanh().
 
-Checked: values, bits of all gradients, that intermediate arrays are let go, one call in each pass, dropout, two parts
-in a row.
+Checked: values, bits of all gradients, that intermediate arrays are freed, one call in each pass, dropout, and two
+parts in a row.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from minipipe.tensor import record
 
 
 def recompute(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return ``function(x)``, whose graph keeps x and nothing in between."""
+    """Return ``function(x)`` with a graph that keeps x and no intermediate arrays."""
     # SOLUTION
     place = current_place().copy()
     with no_grad():
@@ -44,5 +45,5 @@ def recompute(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
     return record(result.data, (x, vjp))
     # STUB
-    # raise NotImplementedError("compute without recording now, and with a graph in the vjp")
+    # raise NotImplementedError("compute without recording now, and record a graph in the vjp")
     # END

@@ -1,26 +1,28 @@
-"""08 lowering: where the sends and receives go.
+"""08 lowering: insert the sends and receives.
 
-Lesson 07. A schedule says what is computed. Before ranks can run it, every value that crosses ranks needs a SEND on one
-of them and a RECV on the other. The obvious rule is to receive just before use and to send right after: with 1F1B all
-ranks then wait for ever as soon as a send blocks until it is received, as it does with large messages. Small ones pass,
-so the mistake is found late.
+Lesson 07. A schedule contains only computations. Before it can run, every value that crosses ranks needs a SEND on the
+producer's rank and a RECV on the consumer's. The obvious rule is to receive just before use and to send just after.
+With 1F1B that deadlocks as soon as a send blocks until it is received, as large messages do. Small messages get
+through, so the mistake is found late.
 
-A rule that never deadlocks: go through all actions of all ranks in one order in which each comes after what it needs.
-Where a value is made, put the SEND on its rank and, at this very moment, the RECV on the rank that will use it. Each
-pair stands at one place of one order, so the first unfinished pair can always go on.
+Here is a rule that never deadlocks. Go through the actions of all ranks in one topological order, so that each action
+comes after its data dependencies. Where a value is produced, append the SEND to the producer's rank and, at the same
+moment, the RECV to the consumer's rank. Each pair then has a single position in one global order, so the first pair
+that has not completed can always make progress.
 
-Write `add_messages(schedule)`: for each rank its actions with SEND and RECV among them. `global_order(schedule)`, given
-below, yields (rank, action) in such an order. A forward of stage s sends its activation (SEND_F, named after stage s)
-to stage s + 1 (RECV_F, named after stage s + 1, which uses it); a backward, B or I, of stage s sends its gradient
-(SEND_B of s) to stage s - 1 (RECV_B of s - 1). Neighbouring stages on one rank need no message: ask
-`schedule.crosses_ranks(s)` whether one is needed between s and s + 1. `schedule.placement[s]` is the rank of stage s.
+Write `add_messages(schedule)`, which returns the actions of each rank with SEND and RECV inserted.
+`global_order(schedule)`, given below, yields (rank, action) in such an order. A forward of stage s sends its activation
+(SEND_F, named after stage s) to stage s + 1 (RECV_F, named after the consumer, stage s + 1). A backward of stage s, B
+or I, sends its gradient (SEND_B of s) to stage s - 1 (RECV_B of s - 1). Neighbouring stages on the same rank need no
+message: `schedule.crosses_ranks(s)` says whether one is needed between s and s + 1. `schedule.placement[s]` is the rank
+of stage s.
 
 Example: two ranks, one microbatch:
     rank 0: 0F0 0SEND_F0 0RECV_B0 0B0
     rank 1: 1RECV_F0 1F0 1B0 1SEND_B0
 
-Checked: legal where every send blocks, the computations unchanged, schedules with several stages on a rank, with I and
-W, with neighbours on one rank.
+Checked: legal even if every send blocks, computations unchanged, schedules with several stages on a rank, with I and W,
+and with neighbouring stages on one rank.
 """
 
 from collections.abc import Iterator
@@ -32,12 +34,12 @@ F, B, I = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT
 
 
 def global_order(schedule: Schedule) -> Iterator[tuple[int, Action]]:
-    """Yield (rank, action) so that each action comes after all that it needs."""
+    """Yield (rank, action) in topological order: each action comes after its data dependencies."""
     return walk(schedule).order()
 
 
 def add_messages(schedule: Schedule) -> list[list[Action]]:
-    """Return the program of each rank, with SEND and RECV."""
+    """Return the program of each rank: computations, sends and receives."""
     # SOLUTION
     programs = [[] for _ in range(schedule.num_ranks)]
     for rank, action in global_order(schedule):
@@ -51,5 +53,5 @@ def add_messages(schedule: Schedule) -> list[list[Action]]:
             programs[schedule.placement[stage - 1]].append(Action(stage - 1, ActionKind.RECV_B, k))
     return programs
     # STUB
-    # raise NotImplementedError("put each SEND and its RECV where the value is made")
+    # raise NotImplementedError("insert each SEND and its RECV where the value is produced")
     # END

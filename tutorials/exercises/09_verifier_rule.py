@@ -1,28 +1,30 @@
-"""09 verifier rule: who waits for ever, and at which step.
+"""09 verifier rule: which ranks get stuck, and where.
 
-Lesson 07. A schedule may be written so that it never ends: an action stands before one that it needs, or several ranks
-wait for each other in a circle. On real ranks that is a hang without a word. A verifier finds it before anything runs,
-and names rank and step.
+Lesson 07. It is possible to write a schedule that never finishes: an action comes before its data dependency, or
+several ranks wait for each other in a cycle. On real ranks that is a silent hang. A verifier finds it before anything
+runs, and names the rank and the position.
 
-What an action needs (stage s, microbatch k, S stages):
+The dependencies of an action (stage s, microbatch k, S stages):
     F(s, k)            F(s - 1, k), unless s = 0
     B(s, k), I(s, k)   F(s, k); and B(s + 1, k) or I(s + 1, k), unless s = S - 1
     W(s, k)            I(s, k)
-A rank does its actions one after the other. It is stuck where its next action needs one that never gets done.
+A rank runs its actions one after the other. It is stuck if its next action depends on one that never completes.
 
-Write `stuck(schedule)`: a list with a pair (rank, step) for every rank that cannot finish, by rank, where step is the
-index, from 0, of the action that it cannot do. An empty list says that the schedule runs to its end.
+Write `stuck(schedule)`, which returns a list of pairs (rank, position), sorted by rank, one for every rank that cannot
+finish. The position is the index, from 0, of the action that cannot run. An empty list means that the schedule runs to
+completion.
 
-`schedule.actions[rank]` is a tuple of actions; each is (stage, kind, microbatch). `schedule.num_ranks`,
-`schedule.num_stages` help. The schedule holds no SEND and no RECV, and every action once.
+`schedule.actions[rank]` is a tuple of actions; each is (stage, kind, microbatch). `schedule.num_ranks` and
+`schedule.num_stages` help. The schedule contains no SEND or RECV, and every action exactly once.
 
 Example: with
     rank 0: 0F0 0B0 0F1 0B1
     rank 1: 1F1 1B1 1F0 1B0
-rank 0 cannot do 0B0 (step 1), which needs 1B0; rank 1 cannot do 1F1 (step 0), which needs 0F1: [(0, 1), (1, 0)].
+rank 0 cannot run 0B0 (position 1), which depends on 1B0, and rank 1 cannot run 1F1 (position 0), which depends on 0F1.
+The result is [(0, 1), (1, 0)].
 
-Checked: the named schedules, circles of two and of three ranks, a wrong order on one rank, W before I, several stages
-on a rank, long schedules.
+Checked: the named schedules, cycles of two and of three ranks, a wrong order on one rank, W before I, several stages on
+a rank, and long schedules.
 """
 
 from minipipe import Action, ActionKind, Schedule
@@ -31,7 +33,7 @@ F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT,
 
 
 def stuck(schedule: Schedule) -> list[tuple[int, int]]:
-    """Return (rank, step) for every rank that cannot finish."""
+    """Return (rank, position) for every rank that cannot finish."""
     # SOLUTION
     done: set[Action] = set()
     steps = [0] * schedule.num_ranks
@@ -45,13 +47,13 @@ def stuck(schedule: Schedule) -> list[tuple[int, int]]:
                 is_moving = True
     return [(rank, step) for rank, step in enumerate(steps) if step < len(schedule.actions[rank])]
     # STUB
-    # raise NotImplementedError("let every rank go as far as it can, again and again, until none can move")
+    # raise NotImplementedError("let every rank run as far as it can, repeatedly, until none makes progress")
     # END
 
 
 # SOLUTION
 def is_ready(action, done, num_stages):
-    """Tell whether what an action needs is done."""
+    """Tell whether the dependencies of an action are done."""
     stage, kind, k = action
     if kind is F:
         return stage == 0 or Action(stage - 1, F, k) in done

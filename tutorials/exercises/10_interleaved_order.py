@@ -1,22 +1,24 @@
 """10 interleaved order: find the bug; two chunks on each rank, and slower than one.
 
-Lesson 08. With several chunks of layers on each rank (chunk j of rank r is stage j p + r) the pipeline fills in smaller
-steps, so the bubble shrinks. Somebody wrote it down like this: each rank takes all its chunks of microbatch 0, then all
-of microbatch 1, and so on; then all backwards, in the same manner. That is legal, and for 4 ranks, 8 microbatches and 2
-chunks it takes 86 units where 38 would do (one chunk's forward and backward one unit each): chunk 1 of microbatch 0
-cannot begin before the other ranks have done its chunk 0, and meanwhile the rank waits, though chunk 0 of the next
-microbatches could be done.
+Lesson 08. With several chunks of layers on each rank (chunk j of rank r is stage j p + r), the pipeline fills in
+smaller increments, so the bubble shrinks. Somebody implemented it like this: each rank runs all its chunks of
+microbatch 0, then all its chunks of microbatch 1, and so on; then all backwards in the same way. That is legal. But for
+4 ranks, 8 microbatches and 2 chunks it takes 86 units where 38 would do (with one unit each for the forward and the
+backward of a chunk). Chunk 1 of microbatch 0 cannot start before the other ranks have run their chunk 0. Meanwhile the
+rank waits, although it could run chunk 0 of the next microbatches.
 
-Mend `order(num_ranks, num_microbatches, num_chunks)`: the sequence of (chunk, microbatch) in which every rank does its
-forwards. `rows`, which is right, makes a schedule of it; backwards take the same sequence with the chunks reversed.
+Fix `order(num_ranks, num_microbatches, num_chunks)`: the sequence of (chunk, microbatch) in which every rank runs its
+forwards. `rows`, which is correct, turns it into a schedule; the backwards follow the same sequence with the chunks
+reversed.
 
-While a microbatch is on the other p - 1 ranks, a rank has time for p - 1 others.
+While a microbatch is on the other p - 1 ranks, a rank has time for p - 1 other microbatches.
 
-Example: 2 ranks, 4 microbatches, 2 chunks: chunk 0 of microbatches 0 and 1, chunk 1 of both, then the same for 2, 3.
+Example: for 2 ranks, 4 microbatches and 2 chunks: chunk 0 of microbatches 0 and 1, chunk 1 of both, then the same for
+microbatches 2 and 3.
 
-Checked: that schedules are legal, and take no more than (m v + p - 1)(tF + tB) for p ranks, m microbatches, v chunks,
-tF and tB the times of one chunk, where p divides m; for m < p, where each chunk waits for the way around, no more than
-((v - 1) p + m + p - 1)(tF + tB).
+Checked: that the schedules are legal, and that they take no more than (m v + p - 1)(tF + tB) for p ranks, m
+microbatches and v chunks, if p divides m, where tF and tB are the times of one chunk. For m < p, where each chunk waits
+for the trip around the ranks: no more than ((v - 1) p + m + p - 1)(tF + tB).
 """
 
 
@@ -35,7 +37,7 @@ def order(num_ranks: int, num_microbatches: int, num_chunks: int) -> list[tuple[
 
 
 def rows(num_ranks: int, num_microbatches: int, num_chunks: int) -> list[list[str]]:
-    """Return by rank all forwards and then all backwards."""
+    """Return all forwards, then all backwards, of each rank."""
     pairs = list(order(num_ranks, num_microbatches, num_chunks))
     result = []
     for rank in range(num_ranks):

@@ -1,18 +1,18 @@
-"""12 memory peak: what a rank holds at most.
+"""12 memory peak: the most that a rank holds.
 
-Lesson 06. From its forward until its backward, a microbatch holds a stage's activations: one (stage, microbatch) pair.
-Where the backward is split, I gives the gradient for the stage before, but the pair is held on until W. The most pairs
-that a rank holds at once decide whether a model fits.
+Lesson 06. From its forward to its backward, a microbatch holds the activations of a stage: one (stage, microbatch)
+pair. If the backward is split, I produces the gradient for the previous stage, but the pair is held until W. The
+largest number of pairs that a rank holds at once decides whether a model fits.
 
-Write two functions. `peaks(schedule)` returns by rank the most pairs held at once, for any schedule, after any of its
-actions. `memory_ratio(num_ranks, num_microbatches, rank)` is what 1F1B holds on a rank over what GPipe holds there.
+Write two functions. `peaks(schedule)` returns the largest number of pairs held at once on each rank, for any schedule.
+`memory_ratio(num_ranks, num_microbatches, rank)` is the peak of 1F1B on a rank divided by that of GPipe.
 
-Beware: (p + m)/(p m) stands in lecture notes as that ratio. For 4 ranks and 8 microbatches it says 0.375; count, and
-you find 1/2 on rank 0, and less on every rank after it.
+Beware: some lecture notes give this ratio as (p + m)/(p m). For 4 ranks and 8 microbatches that is 0.375. Count, and
+you get 1/2 on rank 0, and less on every rank after it.
 
-Example: GPipe with 4 ranks and 8 microbatches holds (8, 8, 8, 8), 1F1B (4, 3, 2, 1).
+Example: GPipe with 4 ranks and 8 microbatches holds (8, 8, 8, 8), and 1F1B holds (4, 3, 2, 1).
 
-Checked: the named schedules, with I and W, with several stages on a rank, the ratio by rank, m < p.
+Checked: the named schedules, with I and W, with several stages on a rank; the ratio by rank; m < p.
 """
 
 from minipipe import ActionKind, Schedule
@@ -21,7 +21,7 @@ F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT
 
 
 def peaks(schedule: Schedule) -> tuple[int, ...]:
-    """Return by rank the most (stage, microbatch) pairs held at once."""
+    """Return the largest number of (stage, microbatch) pairs held at once, by rank."""
     # SOLUTION
     result = []
     for row in schedule.actions:
@@ -35,14 +35,14 @@ def peaks(schedule: Schedule) -> tuple[int, ...]:
         result.append(peak)
     return tuple(result)
     # STUB
-    # raise NotImplementedError("count up at F, down at B or W, and note the largest")
+    # raise NotImplementedError("count up at F, down at B or W, and keep the maximum")
     # END
 
 
 def memory_ratio(num_ranks: int, num_microbatches: int, rank: int) -> float:
-    """Return what 1F1B holds at most on a rank over what GPipe holds there."""
+    """Return the peak of 1F1B on a rank divided by that of GPipe."""
     # SOLUTION
     return min(num_ranks - rank, num_microbatches) / num_microbatches
     # STUB
-    # raise NotImplementedError("1F1B's peak on this rank over GPipe's")
+    # raise NotImplementedError("the peak of 1F1B on this rank divided by that of GPipe")
     # END

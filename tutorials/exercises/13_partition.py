@@ -1,27 +1,28 @@
-"""13 partition: which layers make which stage.
+"""13 partition: divide the layers into stages.
 
-Lesson 12. A pipeline is as fast as its slowest stage. So layers should be divided, in their order, such that the most
-expensive stage costs as little as possible.
+Lesson 12. A pipeline is only as fast as its slowest stage. So divide the layers, without changing their order, such
+that the most expensive stage costs as little as possible.
 
-The obvious way is to go along and close a stage once its sum has reached the average. It can be nearly twice as bad as
-the best, [99, 100, 1] in 2 makes 199 and 1, and it may not even make as many stages as there are ranks: [1, 2] in 2
-makes one. The best is found by dynamic programming: the best way to put the first n layers into k stages is made of the
-best way to put the first i of them into k - 1 stages, for some i, and the layers from i to n as the last one.
+The obvious method walks along the layers and closes a stage as soon as its sum reaches the average. It can be nearly
+twice as bad as the optimum: [99, 100, 1] in 2 stages becomes 199 and 1. It can even produce too few stages: [1, 2] in 2
+stages becomes a single one. Dynamic programming finds the optimum. The best partition of the first n layers into k
+stages consists of the best partition of the first i layers into k - 1 stages, for some i, and the layers from i to n as
+the last stage.
 
 Write `partition(costs, num_stages)`: the number of layers in each stage, at least 1 each. There are at least as many
-layers as stages; costs are at least 0. Where several partitions are best, any of them will do.
+layers as stages, and costs are at least 0. If several partitions are optimal, any of them will do.
 
-Example: partition([99, 100, 1], 2) is [1, 2], whose stages cost 99 and 101.
+Example: partition([99, 100, 1], 2) is [1, 2]. The stages cost 99 and 101.
 
-Checked: the number of stages, no empty one, every layer in one; the most expensive stage against all partitions; 80
-layers in 12 stages, where trying all would take longer than you live.
+Checked: the number of stages, that none is empty, that every layer is in one; the most expensive stage against all
+partitions; 80 layers in 12 stages, where trying all partitions would take longer than a lifetime.
 """
 
 from collections.abc import Sequence
 
 
 def partition(costs: Sequence[float], num_stages: int) -> list[int]:
-    """Return the number of layers in each stage, such that the most expensive stage costs least."""
+    """Return the number of layers in each stage such that the most expensive stage is as cheap as possible."""
     # SOLUTION
     num_layers = len(costs)
     before = [0.0]
@@ -36,5 +37,5 @@ def partition(costs: Sequence[float], num_stages: int) -> list[int]:
         }
     return best[num_layers][1]
     # STUB
-    # raise NotImplementedError("for each number of stages: the best for the first n layers")
+    # raise NotImplementedError("for each number of stages: the best partition of the first n layers")
     # END

@@ -1,8 +1,9 @@
 """14 puzzle: your own schedules, against the best known.
 
-Lesson 11. Stages are not alike, messages take time, memory is short: no schedule of a paper fits exactly. Build one for
-each level, as text: a line for each rank, its actions in order. One stage on each rank. `0F3` is stage 0, forward,
-microbatch 3; `0B3` the whole backward; or, in two halves that need not stand together, `0I3` and `0W3`.
+Lesson 11. Real stages are not alike, messages take time, and memory is short: no schedule from a paper fits exactly.
+Build one for each level, as text: one line for each rank, with its actions in order. Each rank has one stage. `0F3` is
+stage 0, forward, microbatch 3; `0B3` is the whole backward. Or split the backward into `0I3` and `0W3`, which need not
+be adjacent.
 
     level  ranks  microbatches  F        I        W        latency  memory  1F1B  par
     1      3      4             1:2:1    2:4:2    0:0:0    0        3       28    27
@@ -10,11 +11,11 @@ microbatch 3; `0B3` the whole backward; or, in two halves that need not stand to
     3      3      5             1:2:1    1:2:1    2:2:1    1        3       40    32
     4      4      6             1:2:1:1  1:2:1:2  1:1:1:1  1        4       47    39
 
-The times are those of the stages, from the first; a backward B takes I and W together. The latency is the way of a
-message. Memory: the most (stage, microbatch) pairs that a rank may hold, from F until B or W. Par is the shortest known
-makespan; on the levels 1 to 3 it cannot be beaten, on level 4 nobody knows. If you beat it, tell us.
+F, I and W are the times of the stages, starting with the first; a backward B takes I plus W. Latency is the time of a
+message. Memory is the largest number of (stage, microbatch) pairs that a rank may hold, from F to B or W. Par is the
+shortest known makespan. On levels 1 to 3 it cannot be beaten; on level 4 nobody knows. If you beat it, tell us.
 
-To try something out, write it into a file; to begin with, that of 1F1B:
+To try something out, write it to a file. Start from the rows of 1F1B:
     minipipe show 1f1b --ranks 3 --microbatches 4 --format rows -o mine.txt
     minipipe check mine.txt --memory-limit 3
     minipipe simulate mine.txt --costs F=1:2:1,I=2:4:2,W=0
@@ -24,8 +25,8 @@ Example: 2 ranks and 2 microbatches would be
     0F0 0F1 0B0 0B1
     1F0 1B0 1F1 1B1
 
-Checked, a point each, for every level: legal, within memory and no slower than 1F1B; at least half of the way from
-there to par; par. And that your schedules train: their gradients are those of one process.
+Checked, one point each for every level: legal, within memory and no slower than 1F1B; at least halfway from there to
+par; par. Also that your schedules train: their gradients are those of one process.
 """
 
 
@@ -69,7 +70,7 @@ def level_3() -> str:
 
 
 def level_4() -> str:
-    """Return the rows for 4 ranks, and more microbatches than one can keep in mind."""
+    """Return the rows for 4 ranks, with more microbatches than you can keep in your head."""
     # SOLUTION
     return """
         0F0 0F1 0F2 0F3 0I0 0W0 0F4 0I1 0W1 0F5 0I2 0I3 0W2 0W3 0I4 0W4 0I5 0W5

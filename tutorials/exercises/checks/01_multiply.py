@@ -8,7 +8,7 @@ from minipipe.testing import check_gradients
 
 
 def check(task, seed, shape, other):
-    """Compare the values with NumPy's and the gradients with differences."""
+    """Compare values with NumPy and gradients with finite differences."""
     generator = np.random.default_rng(seed)
     a, b = generator.standard_normal(shape), generator.standard_normal(other)
     result = task.multiply(Tensor(a), Tensor(b))
@@ -18,23 +18,23 @@ def check(task, seed, shape, other):
 
 
 def test_two_factors_of_one_shape(task):
-    """Each factor's gradient is the result's gradient times the other factor.
+    """The gradient of each factor is the gradient of the result times the other factor.
 
-    Hint: the derivative of a b by a is b.
+    Hint: the derivative of a b with respect to a is b.
     """
     check(task, 0, (2, 3), (2, 3))
 
 
 def test_a_row_times_a_matrix(task):
-    """A row that was used for every row of a matrix gets the sum of their gradients.
+    """A row that is broadcast over the rows of a matrix gets the sum of their gradients.
 
-    Hint: NumPy puts missing axes in front. Sum over those.
+    Hint: NumPy adds missing axes at the front. Sum over those.
     """
     check(task, 1, (3,), (2, 3))
 
 
 def test_a_column_times_a_matrix(task):
-    """An axis of length 1 that was repeated is summed, and stays there with length 1.
+    """An axis of length 1 that was repeated is summed, and keeps length 1.
 
     Hint: sum(axis=…, keepdims=True).
     """
@@ -42,7 +42,7 @@ def test_a_column_times_a_matrix(task):
 
 
 def test_a_number_times_itself(task):
-    """The derivative of x x is 2 x: the tape adds what comes from both sides."""
+    """The derivative of x x is 2 x: the tape adds the gradients from both sides."""
     x = Tensor(np.array([3.0, -2.0]), requires_grad=True)
     task.multiply(x, x).sum().backward()
     expect_close(x.grad, np.array([6.0, -4.0]), "gradient of multiply(x, x) at [3, -2]")
@@ -50,21 +50,21 @@ def test_a_number_times_itself(task):
 
 # HIDDEN
 def test_both_factors_are_broadcast(task):
-    """A column times a row is a table; each of them gets the sum over the other's axis."""
+    """A column times a row is a matrix; each of them gets the sum over the other's axis."""
     check(task, 3, (4, 1), (1, 5))
     check(task, 4, (2, 1, 3), (4, 1))
 
 
 def test_a_tensor_without_axes(task):
-    """A single number times an array gets the sum over the whole array."""
+    """The gradient of a scalar factor is a sum over the whole array."""
     check(task, 5, (), (2, 2))
     check(task, 6, (3, 1, 2), ())
 
 
 def test_a_gradient_that_somebody_else_needs_stays_as_it_is(task):
-    """A vjp returns a new array and leaves its argument alone.
+    """A vjp returns a new array and does not modify its argument.
 
-    Hint: `gradient *= …` changes the caller's array. The sum of two results hands the same array to both.
+    Hint: `gradient *= …` modifies the caller's array. A sum passes the same gradient array to both of its inputs.
     """
     generator = np.random.default_rng(7)
     x, y = (Tensor(generator.standard_normal((2, 2)), requires_grad=True) for _ in range(2))
@@ -75,7 +75,7 @@ def test_a_gradient_that_somebody_else_needs_stays_as_it_is(task):
 
 WRONG_ANSWERS = [
     (
-        "each factor gets the gradient times itself: easily mixed up, and unnoticed where both are one tensor",
+        "each factor gets the gradient times itself: an easy mix-up, unnoticed if both are the same tensor",
         "(a, lambda gradient: summed_to(a.shape, gradient * b.data)),\n"
         "        (b, lambda gradient: summed_to(b.shape, gradient * a.data)),",
         "(a, lambda gradient: summed_to(a.shape, gradient * a.data)),\n"
@@ -92,7 +92,7 @@ WRONG_ANSWERS = [
         "gradient = gradient.mean(axis=tuple(range(new_axes)))",
     ),
     (
-        "the product is written over the gradient, to save an array",
+        "the gradient is overwritten with the product, to save an array",
         "def summed_to(shape, gradient):",
         "def multiply(a, b):\n"
         "    def vjp(gradient):\n"

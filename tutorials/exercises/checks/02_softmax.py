@@ -19,31 +19,31 @@ def test_a_quarter_and_three_quarters(task):
 
 
 def test_each_row_adds_up_to_one(task):
-    """The sum goes along the last axis, row by row."""
+    """The sum runs along the last axis, row by row."""
     scores = np.random.default_rng(0).standard_normal((4, 5))
     expect_close(probabilities(task, scores).sum(axis=-1), np.ones(4), "sums of the rows of softmax")
 
 
 def test_large_scores_do_not_overflow(task):
-    """Scores of 1000 are as good as scores of 0.
+    """Scores of 1000 work as well as scores of 0.
 
-    Hint: take the largest score of a row off before np.exp.
+    Hint: subtract the largest score of a row before np.exp.
     """
     with np.errstate(all="ignore"):
         expect_close(probabilities(task, np.array([1000.0, 1000.0])), np.array([0.5, 0.5]), "softmax([1000, 1000])")
 
 
 def test_the_gradient_of_a_matrix(task):
-    """Gradients agree with differences: each score counts for every probability of its row.
+    """Gradients agree with finite differences: each score affects every probability in its row.
 
-    Hint: s (1 - s) is only the part of a probability in its own score. What of the others?
+    Hint: s (1 - s) is only the derivative of a probability with respect to its own score. What about the others?
     """
     check_gradients(task.softmax, np.random.default_rng(1).standard_normal((3, 4)))
 
 
 # HIDDEN
 def test_rows_that_differ_much(task):
-    """Each row takes off its own largest score: that of another row may be thousands away."""
+    """Each row subtracts its own largest score: that of another row may be thousands away."""
     scores = np.array([[0.0], [2000.0], [-2000.0]]) + np.array([0.0, np.log(3)])
     with np.errstate(all="ignore"):
         found = probabilities(task, scores)
@@ -51,7 +51,7 @@ def test_rows_that_differ_much(task):
 
 
 def test_three_axes(task):
-    """Any number of axes will do; the last one counts."""
+    """Any number of axes works; the last one is the axis of the scores."""
     scores = np.random.default_rng(2).standard_normal((2, 3, 4))
     expected = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
     expect_close(probabilities(task, scores), expected, "softmax of an array of shape (2, 3, 4)")
@@ -66,9 +66,9 @@ def test_float32_stays_float32(task):
 
 
 def test_what_is_given_stays_as_it_was(task):
-    """Neither the scores nor the gradient that comes are changed: another consumer may still need them.
+    """Neither the scores nor the incoming gradient are modified: another consumer may still need them.
 
-    Hint: `scores -= …` and `gradient -= …` change the caller's array.
+    Hint: `scores -= …` and `gradient -= …` modify the caller's array.
     """
     scores = np.array([[0.0, 1.0], [3.0, -2.0]])
     x, y = (Tensor(scores.copy(), requires_grad=True) for _ in range(2))
@@ -80,23 +80,23 @@ def test_what_is_given_stays_as_it_was(task):
 
 WRONG_ANSWERS = [
     (
-        "scores are cut off where np.exp overflows: no nan any more, but large scores all look alike",
+        "scores are clipped where np.exp overflows: no more nan, but all large scores look alike",
         "x.data - x.data.max(axis=-1, keepdims=True)",
         "np.clip(x.data, -700, 700)",
     ),
     (
-        "the gradient is changed in place, to save an array",
+        "the gradient is modified in place, to save an array",
         "        return result * (gradient - (gradient * result).sum(axis=-1, keepdims=True))",
         "        gradient -= (gradient * result).sum(axis=-1, keepdims=True)\n        return result * gradient",
     ),
-    ("the formula as books write it, which overflows", "x.data - x.data.max(axis=-1, keepdims=True)", "x.data"),
+    ("the textbook formula, which overflows", "x.data - x.data.max(axis=-1, keepdims=True)", "x.data"),
     (
-        "one largest score for the whole array: fine until rows differ much",
+        "one maximum for the whole array: fine until the rows differ a lot",
         "x.data.max(axis=-1, keepdims=True)",
         "x.data.max()",
     ),
     (
-        "the derivative s (1 - s), right for a sigmoid: the probabilities of one row depend on each other",
+        "the derivative s (1 - s), right for a sigmoid: but the probabilities in a row depend on each other",
         "result * (gradient - (gradient * result).sum(axis=-1, keepdims=True))",
         "gradient * result * (1 - result)",
     ),
@@ -106,7 +106,7 @@ WRONG_ANSWERS = [
         "(gradient * result).sum()",
     ),
     (
-        "the first axis instead of the last: classes stand in columns in many books",
+        "the first axis instead of the last: many textbooks put the classes in columns",
         "exponentials.sum(axis=-1, keepdims=True)",
         "exponentials.sum(axis=0, keepdims=True)",
     ),

@@ -1,4 +1,4 @@
-"""Tests of 03_all_reduce, on ranks that are threads."""
+"""Tests of 03_all_reduce, on thread ranks."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from minipipe.errors import MessageError
 
 
 class Ring:
-    """What a rank may use: its number, how many there are, send and recv. Notes to whom it sent.
+    """The interface of a rank: its number, the size of the group, send and recv. Records the destinations of sends.
 
-    Where sends block, each waits for an answer that the receiver gives when it has come to its recv.
+    With blocking sends, each send waits for an acknowledgement that the receiver sends from its recv.
     """
 
     def __init__(self, group, sends_block):
@@ -32,7 +32,7 @@ class Ring:
 
 
 def reduced(task, given, sends_block=False):
-    """Run all_reduce on as many ranks as there are arrays; return by rank what came, and to whom it sent."""
+    """Run all_reduce with one rank per array; return, by rank, the result and the destinations of its sends."""
 
     def on_a_rank(group):
         ring = Ring(group, sends_block)
@@ -44,7 +44,7 @@ def reduced(task, given, sends_block=False):
 
 
 def random_arrays(seed, num_ranks, shape):
-    """Return numbers of very different sizes, so that every order of adding has bits of its own."""
+    """Return numbers of very different magnitudes, so that every order of addition gives different bits."""
     generator = np.random.default_rng(seed)
     return [generator.standard_normal(shape) * 10.0 ** generator.integers(-8, 8) for _ in range(num_ranks)]
 
@@ -62,7 +62,7 @@ def check_no_deadlock(task, num_ranks):
     try:
         results = reduced(task, [np.full(2, 10.0**rank) for rank in range(num_ranks)], sends_block=True)
     except MessageError as error:
-        expect_that(False, f"{num_ranks} ranks whose sends block", "every rank to go on", f"a deadlock: {error}")
+        expect_that(False, f"{num_ranks} ranks with blocking sends", "every rank to finish", f"a deadlock: {error}")
     else:
         for rank, (result, _) in enumerate(results):
             expected = [float("1" * num_ranks)] * 2
@@ -70,15 +70,15 @@ def check_no_deadlock(task, num_ranks):
 
 
 def test_three_ranks_get_the_sum(task):
-    """Ranks 0, 1 and 2 give 1, 10 and 100; each gets 111."""
+    """Ranks 0, 1 and 2 contribute 1, 10 and 100; each gets 111."""
     for rank, (result, _) in enumerate(reduced(task, [np.array([10.0**rank]) for rank in range(3)])):
         expect_equal(result.tolist(), [111.0], f"all_reduce on rank {rank}")
 
 
 def test_all_ranks_have_the_bits_of_rank_order(task):
-    """Every rank adds in the order rank 0, rank 1, …, whatever came first.
+    """Every rank adds in the order rank 0, rank 1, …, whatever the order of arrival.
 
-    Hint: keep each array with the number of the rank it began on, and add at the end.
+    Hint: store each array under the number of the rank it came from originally, and add at the end.
     """
     check_bits(task, seed=0, num_ranks=4, shape=(5,))
 
@@ -93,7 +93,7 @@ def test_nobody_waits_for_ever_although_sends_block(task):
 
 # HIDDEN
 def test_an_odd_ring_does_not_wait_either(task):
-    """In a ring of 3 or 5, two neighbours act alike somewhere, and all goes on all the same."""
+    """In a ring of 3 or 5 ranks, two neighbours do the same thing somewhere, and the ring still makes progress."""
     for num_ranks in (2, 3, 5):
         check_no_deadlock(task, num_ranks)
 
@@ -105,9 +105,9 @@ def test_other_shapes_and_numbers_of_ranks(task):
 
 
 def test_the_given_array_stays_as_it_was(task):
-    """The caller may still need it, and what comes back is no part of it.
+    """The caller may still need it, and the result does not share memory with it.
 
-    Hint: `total = array` is the same array by another name, and `total += …` changes it.
+    Hint: `total = array` is another name for the same array, and `total += …` modifies it.
     """
     for num_ranks in (1, 3):
         given = random_arrays(9, num_ranks, (4,))
@@ -120,9 +120,9 @@ def test_the_given_array_stays_as_it_was(task):
 
 
 def test_messages_go_to_the_next_rank_only(task):
-    """In a ring nobody collects everything: rank r sends to rank r + 1, and to nobody else.
+    """In a ring no rank collects everything: rank r sends to rank r + 1 and to no other.
 
-    Hint: what is meant for another rank is passed on by those between.
+    Hint: an array for a more distant rank is passed on by the ranks in between.
     """
     for rank, (_, destinations) in enumerate(reduced(task, random_arrays(8, 4, (8,)))):
         expect_equal(sorted(set(destinations)), [(rank + 1) % 4], f"ranks that rank {rank} of 4 sends to")
@@ -135,12 +135,12 @@ WRONG_ANSWERS = [
         "if True:",
     ),
     (
-        "the sum grows as arrays arrive, so each rank adds in an order of its own",
+        "arrays are added as they arrive, so each rank adds in a different order",
         "    total = arrays[0].copy()\n    for other in range(1, size):\n        total += arrays[other]",
         "    total = arrays.pop(rank).copy()\n    for other in arrays:\n        total += arrays[other]",
     ),
     (
-        "the sum is built in the first array, which is the caller's on rank 0",
+        "the sum is accumulated in the first array, which on rank 0 is the caller's",
         "total = arrays[0].copy()",
         "total = arrays[0]",
     ),
@@ -150,7 +150,7 @@ WRONG_ANSWERS = [
         "sum(arrays.values()), (rank + 1) % size",
     ),
     (
-        "rank 0 collects and tells everybody: right sums, but not a ring, and all the work on one rank",
+        "rank 0 gathers and broadcasts: correct sums, but not a ring, and all the work on one rank",
         "    rank, size = group.rank, group.size\n",
         "    rank, size = group.rank, group.size\n"
         "    if rank > 0:\n"
@@ -164,7 +164,7 @@ WRONG_ANSWERS = [
         "    return total\n",
     ),
     (
-        "one round too few: p - 1 others, and the range ends one before its end",
+        "one round too few: there are p - 1 other ranks, and the range stops one short of its end",
         "for distance in range(1, size):",
         "for distance in range(1, size - 1):",
     ),

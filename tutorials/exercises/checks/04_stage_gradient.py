@@ -7,7 +7,7 @@ from minipipe.coursework import expect_bits, expect_close
 
 
 def made(widths, seed):
-    """Return stages, each a linear layer and a tanh, and a batch and targets that fit."""
+    """Return stages, each a linear layer and a tanh, with a matching batch and targets."""
     stages = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(widths, widths[1:])]
     for number, stage in enumerate(stages):
         stage.initialise(seed + number)
@@ -31,7 +31,7 @@ def uncut(stages, batch, targets, loss):
 
 
 def check(task, widths, seed, loss=functional.mean_squared_error):
-    """Compare the bits of all gradients, the first stage first, with those of the uncut model."""
+    """Compare all gradients, starting with the first stage, with those of the uncut model, bit for bit."""
     stages, batch, targets = made(widths, seed)
     expected_loss, expected = uncut(stages, batch, targets, loss)
     found_loss = task.train_step(stages, batch, targets, loss)
@@ -41,39 +41,39 @@ def check(task, widths, seed, loss=functional.mean_squared_error):
 
 
 def test_two_stages(task):
-    """The first of two stages learns what the second one tells it.
+    """The first of two stages learns from the gradient that the second one provides.
 
-    Hint: start backward at the first stage's outputs from the gradient of the second stage's inputs.
+    Hint: call backward on the outputs of the first stage with the gradient of the second stage's inputs.
     """
     check(task, [3, 4, 2], seed=0)
 
 
 def test_three_stages(task):
-    """A gradient crosses every cut, the last one first.
+    """A gradient crosses every cut, starting with the last.
 
-    Hint: go through the stages backwards.
+    Hint: iterate over the stages in reverse order.
     """
     check(task, [3, 5, 4, 2], seed=10)
 
 
 def test_a_loss_that_is_small_gives_small_gradients(task):
-    """A hundredth of the loss gives a hundredth of every gradient: all of them come from the loss."""
+    """A loss a hundred times smaller gives gradients a hundred times smaller: they all come from the loss."""
     check(task, [3, 4, 2], 20, lambda outputs, targets: functional.mean_squared_error(outputs, targets) * 0.01)
 
 
 # HIDDEN
 def test_four_stages_of_one_width(task):
-    """Where all widths are equal, a gradient that reaches the wrong stage has the right shape."""
+    """If all widths are equal, a gradient for the wrong stage still has the right shape."""
     check(task, [4, 4, 4, 4, 4], seed=30)
 
 
 def test_another_loss(task):
-    """Nothing depends on what the loss is."""
+    """Nothing depends on the choice of the loss."""
     check(task, [3, 4, 2], 40, lambda outputs, targets: (outputs * targets).sum())
 
 
 def test_a_hundred_steps_learn_as_the_uncut_model_does(task):
-    """With right gradients the loss falls exactly as in one piece."""
+    """With the right gradients the loss falls exactly as in the uncut model."""
     losses = []
     for step in (task.train_step, lambda *given: _uncut_step(*given)):
         stages, batch, targets = made([3, 8, 2], seed=50)
@@ -96,27 +96,27 @@ def _uncut_step(stages, batch, targets, loss):
 
 WRONG_ANSWERS = [
     (
-        "the stages are passed in the order of forward: the shapes may even fit",
+        "the stages are visited in forward order: the shapes may even fit",
         "in reversed(passed):",
         "in passed:",
     ),
     (
-        "ones instead of the gradient of the next stage: right for a sum",
+        "ones instead of the gradient from the next stage: right for a sum",
         "outputs.backward(gradient)",
         "outputs.backward(np.ones_like(outputs.numpy()))",
     ),
     (
-        "every stage gets the gradient of the loss by the last output: widths may be equal",
+        "every stage gets the gradient with respect to the last output: the widths may be equal",
         "        gradient = inputs.grad\n",
         "",
     ),
     (
-        "what the next stage received is handed back instead of its gradient",
+        "the input of the next stage is sent back instead of its gradient",
         "gradient = inputs.grad",
         "gradient = inputs.numpy()",
     ),
     (
-        "the sum of the loss over all samples and the mean are mixed up",
+        "the sum of the loss over all samples is confused with the mean",
         "gradient = received.grad",
         "gradient = received.grad * len(batch)",
     ),

@@ -16,16 +16,16 @@ def check_number(task, num_ranks, bubble, expected):
 
 
 def test_four_ranks(task):
-    """Ranks are idle (p - 1)/(m + p - 1) of the time: with 4 ranks 3/7, 3/11 and 3/19 for 4, 8 and 16 microbatches.
+    """Ranks are idle (p - 1)/(m + p - 1) of the time: on 4 ranks 3/7, 3/11 and 3/19 for 4, 8 and 16 microbatches.
 
-    Hint: each rank works m steps; all together take m + p - 1.
+    Hint: a rank works for m pairs of a forward and a backward; the makespan is m + p - 1 of them.
     """
     for num_microbatches in (4, 8, 16):
         check_fraction(task, 4, num_microbatches, 3 / (num_microbatches + 3))
 
 
 def test_the_simulator_agrees(task):
-    """What 1F1B and GPipe do when they are simulated is what the formula says."""
+    """The simulated bubbles of 1F1B and GPipe agree with the formula."""
     for builder in (schedules.one_f_one_b, schedules.gpipe):
         for num_ranks, num_microbatches in ((2, 3), (3, 3), (4, 6)):
             expected = simulate(builder(num_ranks, num_microbatches)).bubble_fraction
@@ -35,7 +35,7 @@ def test_the_simulator_agrees(task):
 def test_at_most_a_fifth(task):
     """For a bubble of at most 0.2, 4 ranks need 12 microbatches, and for 0.1 they need 27.
 
-    Hint: solve (p - 1)/(m + p - 1) <= bubble for m. If you get one too many, a quotient came out a hair above 12.
+    Hint: solve (p - 1)/(m + p - 1) <= bubble for m. If you get one too many, a quotient came out slightly above 12.
     """
     check_number(task, 4, 0.2, 12)
     check_number(task, 4, 0.1, 27)
@@ -52,9 +52,9 @@ def test_more_ranks_than_microbatches(task):
 
 
 def test_it_is_rounded_up_and_never_more_than_needed(task):
-    """Where the formula gives no whole number, the next larger one is the least that does.
+    """If the formula does not give a whole number, the next larger one is the smallest that works.
 
-    Hint: round up. Then ask bubble_fraction.
+    Hint: round up. Then check with bubble_fraction.
     """
     check_number(task, 4, 0.16, 16)
     check_number(task, 7, 0.33, 13)
@@ -62,15 +62,15 @@ def test_it_is_rounded_up_and_never_more_than_needed(task):
 
 
 def test_one_microbatch_at_least(task):
-    """A single rank, or a bubble that is wide enough, needs one microbatch."""
+    """A single rank, or a large enough bubble, needs only one microbatch."""
     check_number(task, 1, 0.25, 1)
     check_number(task, 2, 0.9, 1)
 
 
 def test_a_bubble_that_is_met_exactly_is_small_enough(task):
-    """At most means at most: 5 ranks and 16 microbatches have a bubble of exactly 0.2.
+    """A bubble may equal the limit: 5 ranks and 16 microbatches have a bubble of exactly 0.2.
 
-    Hint: (p - 1)(1 - b)/b is 16.000000000000004 in floating point for some numbers; compare bubbles instead.
+    Hint: in floating point (p - 1)(1 - b)/b can come out as 16.000000000000004; compare bubbles instead.
     """
     check_number(task, 5, 0.2, 16)
     check_number(task, 3, 0.5, 2)
@@ -80,29 +80,29 @@ def test_a_bubble_that_is_met_exactly_is_small_enough(task):
 
 
 def met_by(num_ranks, num_microbatches):
-    """Return a bubble that is met with hardly any room, however the fraction is written and rounded."""
+    """Return a bubble that is met with almost no margin, however the fraction is written and rounded."""
     steps = num_microbatches + num_ranks - 1
     return max(math.nextafter((num_ranks - 1) / steps, 1), 1 - num_microbatches / steps)
 
 
 WRONG_ANSWERS = [
     (
-        "the formula that is often copied for 1F1B: it pretends that 1F1B saves time",
+        "a formula for 1F1B that is often copied: it pretends that 1F1B saves time",
         "(num_ranks - 1) / (num_microbatches + num_ranks - 1)",
         "(num_ranks - 1) / (2 * (num_microbatches - 1) + num_ranks)",
     ),
     (
-        "idle time over work instead of over all time: Megatron's way to count",
+        "idle time divided by work instead of total time: Megatron's convention",
         "(num_ranks - 1) / (num_microbatches + num_ranks - 1)",
         "(num_ranks - 1) / num_microbatches",
     ),
     (
-        "p instead of p - 1: as if every rank began one step late",
+        "p instead of p - 1: as if every rank started one pair late",
         "(num_ranks - 1) / (num_microbatches + num_ranks - 1)",
         "num_ranks / (num_microbatches + num_ranks)",
     ),
     (
-        "less than the wanted bubble instead of at most",
+        "less than the given bubble instead of at most",
         "> bubble:",
         ">= bubble:",
     ),
@@ -112,12 +112,12 @@ WRONG_ANSWERS = [
         "    enough = max(1, int((num_ranks - 1) / bubble) - num_ranks + 1)\n    while False:",
     ),
     (
-        "rounded to the nearest number, half of the time too few",
+        "rounded to nearest: too few microbatches half of the time",
         "    while bubble_fraction(num_ranks, enough) > bubble:",
         "    enough = max(1, round((num_ranks - 1) * (1 - bubble) / bubble))\n    while False:",
     ),
     (
-        "the quotient rounded up, though it is rounded itself and may lie just above a whole number",
+        "the quotient rounded up, although rounding errors can put it just above a whole number",
         "    while bubble_fraction(num_ranks, enough) > bubble:",
         "    enough = max(1, math.ceil((num_ranks - 1) * (1 - bubble) / bubble))\n    while False:",
     ),

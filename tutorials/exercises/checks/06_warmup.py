@@ -37,15 +37,15 @@ def test_two_ranks_and_three_microbatches(task):
 
 
 def test_memory_of_four_ranks(task):
-    """Rank r of 4 holds 4 - r microbatches at most, and the last one only one.
+    """Rank r of 4 holds at most 4 - r microbatches, and the last rank only one.
 
-    Hint: how many forwards has rank r done when the first backward can reach it? Count the one in the first pair.
+    Hint: how many forwards has rank r run when the first backward can reach it? Count the one in the first pair.
     """
     check_memory(task, 4, 8)
 
 
 def test_time_of_four_ranks(task):
-    """With 4 ranks and 8 microbatches it takes 33 units, just as GPipe."""
+    """With 4 ranks and 8 microbatches it takes 33 units, the same as GPipe."""
     check_time(task, 4, 8)
 
 
@@ -58,7 +58,7 @@ def test_other_sizes(task):
 
 
 def test_fewer_microbatches_than_ranks(task):
-    """A rank cannot warm up with more microbatches than there are.
+    """The warm-up cannot have more forwards than there are microbatches.
 
     Hint: min(…, num_microbatches).
     """
@@ -68,7 +68,7 @@ def test_fewer_microbatches_than_ranks(task):
 
 
 def test_one_rank(task):
-    """One rank does forward and backward in turn."""
+    """A single rank alternates between forward and backward."""
     expect_equal(rows_of(task, 1, 2), [["0F0", "0B0", "0F1", "0B1"]], "rows(1, 2)")
 
 
@@ -79,22 +79,22 @@ WRONG_ANSWERS = [
         "num_ranks - rank, num_microbatches",
     ),
     (
-        "the rank's number itself: the last rank, which could begin at once, waits longest",
+        "the rank's number itself: the last rank, which could start backwards at once, waits longest",
         "min(num_ranks - 1 - rank, num_microbatches)",
         "min(rank, num_microbatches)",
     ),
     (
-        "no limit by the number of microbatches, of which there are usually many",
+        "not limited by the number of microbatches, because there are usually plenty",
         "min(num_ranks - 1 - rank, num_microbatches)",
         "num_ranks - 1 - rank",
     ),
     (
-        "twice the warm-up, as interleaved schedules and eager 1F1B have",
+        "twice the warm-up, as in interleaved schedules and eager 1F1B",
         "min(num_ranks - 1 - rank, num_microbatches)",
         "min(2 * (num_ranks - 1 - rank), num_microbatches)",
     ),
     (
-        "the same warm-up on every rank, as in a picture of the first one",
+        "the same warm-up on every rank, copied from a picture of the first one",
         "min(num_ranks - 1 - rank, num_microbatches)",
         "min(num_ranks - 1, num_microbatches)",
     ),

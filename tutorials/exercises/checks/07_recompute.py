@@ -9,13 +9,13 @@ from minipipe.coursework import expect_bits, expect_equal, expect_type
 
 
 def layers(seed, width):
-    """Return a part of a network, and an input for it."""
+    """Return a part of a network and an input for it."""
     part = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)).initialise(seed)
     return part, np.random.default_rng(seed).standard_normal((3, width), dtype=np.float32)
 
 
 def bits_of(compute, part, array, seed=0):
-    """Return result and gradients of a loss of ``compute(x)``, by name; backward runs at another place."""
+    """Return the result and the gradients of a loss of ``compute(x)``, by name; backward runs at another place."""
     x = Tensor(array, requires_grad=True)
     if part is not None:
         part.zero_grad()
@@ -36,15 +36,15 @@ def check_bits(task, function, array, part=None, what="recompute(function, x)"):
 
 
 def test_result_and_gradients_have_the_same_bits(task):
-    """The gradients of the input and of every parameter are those without recomputation."""
+    """The gradients of the input and of every parameter are the same as without recomputation."""
     part, array = layers(seed=0, width=4)
     check_bits(task, part, array, part)
 
 
 def test_it_lets_go_of_what_is_in_between(task):
-    """After forward, nothing holds the arrays that the function made on its way.
+    """After the forward, the function's intermediate arrays have been freed.
 
-    Hint: what is computed inside no_grad() has no graph that could hold it.
+    Hint: inside no_grad() no graph is recorded that could hold them.
     """
     kept = []
 
@@ -69,9 +69,9 @@ def test_it_computes_once_in_each_pass(task):
 
 # HIDDEN
 def test_dropout_draws_the_same_mask_again(task):
-    """What is random is drawn at the same place, in both passes.
+    """Random numbers are drawn at the same place in both passes.
 
-    Hint: note the place before the function draws, and compute again inside `with at(place.copy())`.
+    Hint: copy the place before the function draws, and compute again inside `with at(place.copy())`.
     """
     array = np.random.default_rng(2).standard_normal((4, 16), dtype=np.float32)
     check_bits(task, nn.Dropout(0.5), array, what="a dropout")
@@ -80,11 +80,11 @@ def test_dropout_draws_the_same_mask_again(task):
 
 
 def test_two_parts_in_a_row(task):
-    """Each part draws on from where the one before it stopped, and has gradients of its own."""
+    """Each part continues to draw where the one before it stopped, and gets its own gradients."""
     part, array = layers(seed=4, width=6)
     dropout = nn.Dropout(0.5)
     expected = bits_of(lambda x: dropout(part(dropout(part(x)))), part, array)
-    # Only one part is recomputed: what the first one drew must not be lost on the way, nor be drawn once more.
+    # Only one part is recomputed: its draws must be neither lost nor repeated for the other part.
     second = bits_of(lambda x: task.recompute(lambda y: dropout(part(y)), dropout(part(x))), part, array)
     first = bits_of(lambda x: dropout(part(task.recompute(lambda y: dropout(part(y)), x))), part, array)
     for name, bits in expected.items():
@@ -93,7 +93,7 @@ def test_two_parts_in_a_row(task):
 
 
 def test_another_shape(task):
-    """Three axes will do as well, and an input that is a result itself."""
+    """Three axes work as well, and so does an input that is itself a result."""
     array = np.random.default_rng(5).standard_normal((2, 3, 4))
     check_bits(task, lambda x: (x * 2).tanh().sum(axis=1), array)
     x = Tensor(array, requires_grad=True)
@@ -103,32 +103,32 @@ def test_another_shape(task):
 
 WRONG_ANSWERS = [
     (
-        "the function as it is: the right bits, and all of the memory",
+        "the function itself: the right bits, and all of the memory",
         "    with no_grad():\n        result = function(x)\n",
         "    return function(x)\n    result = x\n",
     ),
     (
-        "computed again wherever the backward pass happens to stand, with another mask",
+        "computed again at the place of the backward pass, with a different mask",
         "        with at(place.copy()):\n            function(again).backward(gradient)",
         "        function(again).backward(gradient)",
     ),
     (
-        "the place is noted but not copied: by then it has moved on with every draw",
+        "the place is stored but not copied: by then every draw has advanced it",
         "place = current_place().copy()",
         "place = current_place()",
     ),
     (
-        "the forward pass draws at a copy, too: whatever comes after it draws the same numbers again",
+        "the forward pass draws at a copy, too: the code after it draws the same numbers again",
         "    with no_grad():\n",
         "    with no_grad(), at(place.copy()):\n",
     ),
     (
-        "the gradient is handed through, as where a value is only copied",
+        "the gradient is passed through unchanged, as for a copy",
         "return again.grad",
         "return gradient",
     ),
     (
-        "the place is noted after the function has drawn",
+        "the place is copied after the function has drawn",
         "    place = current_place().copy()\n    with no_grad():\n        result = function(x)\n",
         "    with no_grad():\n        result = function(x)\n    place = current_place().copy()\n",
     ),

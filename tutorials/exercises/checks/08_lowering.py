@@ -5,12 +5,12 @@ from minipipe.coursework import expect_equal, expect_legal, expect_sequence
 
 
 def check(task, name, num_ranks, num_microbatches):
-    """Ask for a program that is legal where every send blocks, and that computes what the schedule says."""
+    """Expect a program that is legal even if every send blocks, and that has the computations of the schedule."""
     schedule = schedules.build(name, num_ranks, num_microbatches)
     what = f"add_messages of {name}, {num_ranks} ranks, {num_microbatches} microbatches"
     programs = expect_sequence(task.add_messages(schedule), what)
     lowered = Schedule(name, schedule.placement, num_microbatches, programs)
-    # Without any message it would be read as a schedule that is not lowered yet, and be legal as such.
+    # Without any message it would count as a schedule that is not lowered yet, and be legal as such.
     cuts = sum(map(schedule.crosses_ranks, range(schedule.num_stages - 1)))
     messages = sum(action.kind in (ActionKind.SEND_F, ActionKind.SEND_B) for row in lowered.actions for action in row)
     expect_equal(messages, 2 * cuts * num_microbatches, f"number of SENDs in {what}")
@@ -29,42 +29,42 @@ def test_two_ranks_and_one_microbatch(task):
 
 
 def test_gpipe(task):
-    """GPipe runs to its end."""
+    """GPipe runs to completion."""
     check(task, "gpipe", 3, 4)
 
 
 def test_1f1b_although_sends_block(task):
-    """In 1F1B neighbours have something for each other at the same time; one of them must receive first.
+    """In 1F1B neighbours send to each other at the same time; one of them has to receive first.
 
-    Hint: do not wait with the RECV until the action that uses it. Put it there when the value is made.
+    Hint: do not insert the RECV just before the consumer. Insert it when the value is produced.
     """
     check(task, "1f1b", 4, 8)
 
 
 # HIDDEN
 def test_several_stages_on_a_rank(task):
-    """The last rank sends on to the first."""
+    """The last rank sends to the first."""
     check(task, "interleaved-1f1b", 3, 6)
     check(task, "looped-bfs", 2, 4)
 
 
 def test_a_backward_in_two_halves(task):
-    """The gradient for the stage before is there after I; W sends nothing."""
+    """The gradient for the previous stage is produced by I; W sends nothing."""
     check(task, "zb-h1", 3, 5)
     check(task, "zb-h2", 2, 6)
 
 
 def test_neighbouring_stages_on_one_rank(task):
-    """What stays on its rank needs no message: in a V the last rank hands over to itself.
+    """A value that stays on its rank needs no message: in a V the last rank has two neighbouring stages.
 
-    Hint: schedule.crosses_ranks(s) tells, for s and s + 1.
+    Hint: schedule.crosses_ranks(s) says whether s and s + 1 are on different ranks.
     """
     check(task, "zb-v", 3, 6)
     check(task, "dualpipe-v", 2, 4)
 
 
 def test_other_sizes(task):
-    """One rank needs no message, many ranks with few microbatches need a few."""
+    """One rank needs no messages; many ranks with few microbatches need a few."""
     check(task, "1f1b", 1, 3)
     check(task, "1f1b", 6, 3)
     check(task, "eager-1f1b", 5, 9)
@@ -89,7 +89,7 @@ WRONG_ANSWERS = [
         "        continue\n",
     ),
     (
-        "a message between any two stages, also on one rank",
+        "a message between any two stages, even on the same rank",
         "kind is F and schedule.crosses_ranks(stage)",
         "kind is F and stage + 1 < schedule.num_stages",
     ),
@@ -99,12 +99,12 @@ WRONG_ANSWERS = [
         "kind is B",
     ),
     (
-        "the RECV carries the sender's stage, as the SEND does",
+        "the RECV is named after the producer's stage, like the SEND",
         "Action(stage + 1, ActionKind.RECV_F, k)",
         "Action(stage, ActionKind.RECV_F, k)",
     ),
     (
-        "stage s lies on rank s: true until a rank holds several",
+        "stage s is assumed to be on rank s: true until a rank has several",
         "programs[schedule.placement[stage + 1]]",
         "programs[min(stage + 1, schedule.num_ranks - 1)]",
     ),

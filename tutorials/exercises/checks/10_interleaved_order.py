@@ -20,9 +20,9 @@ def check(task, num_ranks, num_microbatches, num_chunks, costs=EQUAL):
 
 
 def test_four_ranks_take_38_units(task):
-    """4 ranks, 8 microbatches and 2 chunks are done in 38 units, not 86.
+    """4 ranks, 8 microbatches and 2 chunks take 38 units, not 86.
 
-    Hint: take several microbatches through chunk 0 before the first of them comes to chunk 1. How many?
+    Hint: run chunk 0 of several microbatches before chunk 1 of the first of them. How many?
     """
     check(task, 4, 8, 2)
 
@@ -39,7 +39,7 @@ def test_three_chunks(task):
 
 # HIDDEN
 def test_backwards_that_take_twice_as_long(task):
-    """The order is right whatever the costs are: 57 units, and no more, with backwards of two."""
+    """The order is right whatever the costs: no more than 57 units with backwards of two."""
     check(task, 4, 8, 2, TWICE)
     check(task, 3, 9, 2, TWICE)
 
@@ -51,21 +51,21 @@ def test_many_ranks_and_chunks(task):
 
 
 def test_fewer_microbatches_than_ranks(task):
-    """With m < p each chunk waits for the round trip, and nothing is lost beyond that."""
+    """With m < p each chunk waits for the trip around the ranks, and no more time is lost than that."""
     for sizes in ((4, 2, 2), (5, 3, 3)):
         check(task, *sizes)
 
 
 WRONG_ANSWERS = [
     (
-        "pairs of microbatches, in whatever number of ranks: pictures show two",
+        "groups of two microbatches, whatever the number of ranks: pictures show two",
         "range(0, num_microbatches, num_ranks)\n        for chunk in range(num_chunks)\n"
         "        for k in range(first, min(first + num_ranks, num_microbatches))",
         "range(0, num_microbatches, 2)\n        for chunk in range(num_chunks)\n"
         "        for k in range(first, min(first + 2, num_microbatches))",
     ),
     (
-        "one microbatch less in each group: p - 1 others, and the one itself forgotten",
+        "one microbatch too few in each group: p - 1 others, without the microbatch itself",
         "range(0, num_microbatches, num_ranks)\n        for chunk in range(num_chunks)\n"
         "        for k in range(first, min(first + num_ranks, num_microbatches))",
         "range(0, num_microbatches, max(1, num_ranks - 1))\n        for chunk in range(num_chunks)\n"
@@ -77,12 +77,12 @@ WRONG_ANSWERS = [
         "for chunk in reversed(range(num_chunks))\n        for k in range(first",
     ),
     (
-        "whole groups only: the microbatches at the end are lost",
+        "complete groups only: the microbatches at the end are lost",
         "range(0, num_microbatches, num_ranks)",
         "range(0, num_microbatches - num_ranks + 1, num_ranks)",
     ),
     (
-        "the order of one microbatch after the other, with the loops exchanged inside a group",
+        "one microbatch after the other, with the loops swapped inside a group",
         "        for chunk in range(num_chunks)\n"
         "        for k in range(first, min(first + num_ranks, num_microbatches))\n",
         "        for k in range(first, min(first + num_ranks, num_microbatches))\n"

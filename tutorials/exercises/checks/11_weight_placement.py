@@ -7,7 +7,7 @@ B, I, W = ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WE
 
 
 def halves(name, num_ranks, num_microbatches):
-    """Return the rows of a schedule, I in place of B, and without W."""
+    """Return the rows of a schedule with I in place of B and without W."""
     rows = schedules.build(name, num_ranks, num_microbatches).actions
     return [[a._replace(kind=I) if a.kind is B else a for a in row if a.kind is not W] for row in rows]
 
@@ -34,50 +34,50 @@ def test_two_ranks(task):
 
 
 def test_four_ranks_take_27_units(task):
-    """4 ranks and 8 microbatches take 27 units, not the 30 of the lazy way.
+    """4 ranks and 8 microbatches take 27 units, not 30 as with the lazy way.
 
-    Hint: W goes where the rank would be idle, or where memory is full, and nowhere else.
+    Hint: run a W only where the rank would otherwise be idle, or where memory is full.
     """
     check(task, "1f1b", 4, 8, memory_limit=4)
 
 
 def test_three_ranks_with_much_memory(task):
-    """The same time with memory for everything: what waits is W, never F or I."""
+    """The same time with memory for everything: only W is postponed, never F or I."""
     check(task, "1f1b", 3, 6, memory_limit=6)
 
 
 # HIDDEN
 def test_other_numbers(task):
-    """More ranks, more microbatches, as many as ranks."""
+    """More ranks, more microbatches, and as many microbatches as ranks."""
     for num_ranks, num_microbatches in ((3, 12), (5, 9), (6, 12), (4, 4)):
         check(task, "1f1b", num_ranks, num_microbatches, memory_limit=num_ranks)
 
 
 def test_rows_that_run_ahead(task):
-    """Rows with a longer warm-up, as ZB-H2 has, and memory for it."""
+    """Rows with a longer warm-up, as in ZB-H2, and memory for it."""
     for num_ranks, num_microbatches in ((2, 4), (3, 6), (4, 8)):
         check(task, "zb-h2", num_ranks, num_microbatches, memory_limit=2 * num_ranks - 1)
 
 
 def test_a_little_more_memory_than_needed(task):
-    """A limit between that of 1F1B and no limit at all."""
+    """Limits between the peak of 1F1B and no limit at all."""
     for memory_limit in (5, 6, 7):
         check(task, "1f1b", 4, 8, memory_limit)
 
 
 WRONG_ANSWERS = [
     (
-        "W right after its I, the lazy way: the stage before waits for nothing, but everybody's I comes later",
+        "W right after its I, the lazy way: it delays the I of every rank",
         "if action and can_run(action, ended, num_ranks) and not (action.kind is F and is_full):",
         "if not due[rank] and action and can_run(action, ended, num_ranks):",
     ),
     (
-        "W only where there is a pause, however long that takes: as fast, but more is held than there is memory for",
+        "W only where the rank is idle, however late that is: as fast, but it exceeds the memory limit",
         "            is_full = held[rank] == memory_limit\n",
         "            is_full = False\n",
     ),
     (
-        "the newest W first, like a stack: gradients add in another order than in one process",
+        "the newest W first, like a stack: gradients add in a different order from one process",
         "action = due[rank].pop(0)",
         "action = due[rank].pop()",
     ),
@@ -87,7 +87,7 @@ WRONG_ANSWERS = [
         "                    due[rank].append(action._replace(kind=W))\n                    held[rank] -= 1\n",
     ),
     (
-        "nothing is kept for the end: a W that finds no pause is lost",
+        "no W after the last I: a W that never finds an idle slot is lost",
         "while any(left) or any(due):",
         "while any(left):",
     ),

@@ -25,17 +25,17 @@ def test_gpipe_holds_every_microbatch(task):
 
 
 def test_1f1b_holds_as_many_as_there_are_ranks_to_the_end(task):
-    """1F1B holds 4, 3, 2 and 1 on the ranks 0 to 3.
+    """1F1B holds 4, 3, 2 and 1 on ranks 0 to 3.
 
-    Hint: F adds a pair, B gives it back; note the largest number.
+    Hint: F adds a pair, B releases it; keep the maximum.
     """
     check(task, "1f1b", 4, 8, (4, 3, 2, 1))
 
 
 def test_the_ratio_on_the_first_rank_is_a_half(task):
-    """With 4 ranks and 8 microbatches 1F1B holds half of GPipe's on rank 0, an eighth on rank 3.
+    """With 4 ranks and 8 microbatches 1F1B holds half as much as GPipe on rank 0, and an eighth on rank 3.
 
-    Hint: (4 + 8)/(4 8) is 0.375. What do the peaks of both say?
+    Hint: (4 + 8)/(4 8) is 0.375. What are the peaks of the two schedules?
     """
     check_ratio(task, 4, 8, 0)
     check_ratio(task, 4, 8, 3)
@@ -43,9 +43,9 @@ def test_the_ratio_on_the_first_rank_is_a_half(task):
 
 # HIDDEN
 def test_a_split_backward_holds_until_w(task):
-    """I gives nothing back: ZB-H1 holds p pairs on every rank, ZB-H2 nearly twice as many.
+    """I releases nothing: ZB-H1 holds p pairs on every rank, ZB-H2 nearly twice as many.
 
-    Hint: the gradient of the weights needs what the forward kept.
+    Hint: the gradient of the weights needs the activations of the forward.
     """
     check(task, "zb-h1", 4, 8, (4, 4, 4, 4))
     check(task, "zb-h2", 3, 6, (5, 5, 5))
@@ -55,13 +55,13 @@ def test_a_split_backward_holds_until_w(task):
 
 
 def test_several_stages_on_a_rank(task):
-    """Each stage of a rank counts by itself."""
+    """Each stage of a rank counts separately."""
     check(task, "interleaved-1f1b", 4, 8, (11, 9, 7, 5))
     check(task, "zb-v", 3, 6, (6, 6, 6))
 
 
 def test_the_ratio_on_every_rank(task):
-    """It differs from rank to rank, and is 1 where microbatches are few."""
+    """It differs from rank to rank, and is 1 if there are few microbatches."""
     for num_ranks, num_microbatches in ((2, 3), (6, 10), (5, 3), (1, 4)):
         for rank in range(num_ranks):
             check_ratio(task, num_ranks, num_microbatches, rank)
@@ -69,7 +69,7 @@ def test_the_ratio_on_every_rank(task):
 
 WRONG_ANSWERS = [
     (
-        "the formula of the lecture notes, which no schedule has",
+        "the formula from the lecture notes, which holds for no schedule",
         "min(num_ranks - rank, num_microbatches) / num_microbatches",
         "(num_ranks + num_microbatches) / (num_ranks * num_microbatches)",
     ),
@@ -79,17 +79,17 @@ WRONG_ANSWERS = [
         "min(num_ranks, num_microbatches) / num_microbatches",
     ),
     (
-        "I gives the activations back: it is a backward, after all",
+        "I releases the activations: it is a backward, after all",
         "action.kind in (B, W)",
         "action.kind in (B, ActionKind.BACKWARD_INPUT)",
     ),
     (
-        "only whole backwards count, so split ones never give anything back",
+        "only whole backwards count, so split ones never release anything",
         "action.kind in (B, W)",
         "action.kind is B",
     ),
     (
-        "what is held last instead of the largest: nothing, once the step is over",
+        "the last value instead of the largest: always zero at the end of the step",
         "peak = max(peak, held)",
         "peak = held",
     ),

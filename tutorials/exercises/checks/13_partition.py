@@ -9,11 +9,9 @@ from minipipe.coursework import expect_at_most, expect_equal, expect_sequence, e
 
 
 def check(task, costs, num_stages, best):
-    """Ask for sizes that cover all layers, and for a most expensive stage that costs no more than the best."""
+    """Expect sizes that cover all layers, and a most expensive stage that costs no more than the optimum."""
     call = f"partition({list(costs) if len(costs) < 12 else f'{len(costs)} costs'}, {num_stages})"
-    sizes = expect_sequence(
-        task.partition(list(costs), num_stages), call
-    )  # a copy: what a student does to it is theirs
+    sizes = expect_sequence(task.partition(list(costs), num_stages), call)  # a copy, which the student may modify
     are_sizes = all(isinstance(size, Integral) and size >= 1 for size in sizes)
     expect_that(are_sizes, call, "whole numbers, at least 1", sizes)
     sizes = [int(size) for size in sizes]
@@ -29,23 +27,23 @@ def largest(costs, sizes):
 
 
 def best_of_all(costs, num_stages):
-    """Return the least cost of a most expensive stage, of all partitions."""
+    """Return the smallest possible cost of the most expensive stage, over all partitions."""
     cuts = combinations(range(1, len(costs)), num_stages - 1)
     return min(largest(costs, [b - a for a, b in zip((0, *cut), (*cut, len(costs)))]) for cut in cuts)
 
 
 def test_one_large_layer_stands_alone(task):
-    """[99, 100, 1] in 2 stages costs 101 at most, not 199.
+    """[99, 100, 1] in 2 stages costs at most 101, not 199.
 
-    Hint: a stage that has not yet reached the average may be complete all the same.
+    Hint: it can be best to close a stage before it reaches the average.
     """
     check(task, [99, 100, 1], 2, 101)
 
 
 def test_there_are_as_many_stages_as_asked_for(task):
-    """[1, 2] in 2 makes two stages, and [1, 1, 1, 1] in 3 makes three.
+    """[1, 2] in 2 stages becomes two stages, and [1, 1, 1, 1] in 3 becomes three.
 
-    Hint: leave at least one layer for each stage that is still to come.
+    Hint: leave at least one layer for each remaining stage.
     """
     check(task, [1, 2], 2, 2)
     check(task, [1, 1, 1, 1], 3, 2)
@@ -61,7 +59,7 @@ def test_random_costs_against_all_partitions(task):
 
 # HIDDEN
 def test_other_random_costs(task):
-    """The same for other costs and numbers of stages, broken numbers and zeros among them."""
+    """The same for other costs and numbers of stages, including fractions and zeros."""
     generator = random.Random(1)
     for _ in range(30):
         costs = [generator.choice((0.0, 0.25, 1.5, 3.0, 10.0)) for _ in range(generator.randint(4, 9))]
@@ -70,13 +68,13 @@ def test_other_random_costs(task):
 
 
 def test_one_stage_and_one_layer_each(task):
-    """The extremes: everything in one stage, and a stage for every layer."""
+    """The extremes: all layers in one stage, and one stage for every layer."""
     check(task, [4, 2, 7], 1, 13)
     check(task, [4, 2, 7, 0], 4, 7)
 
 
 def test_eighty_layers_in_twelve_stages(task):
-    """Large models are divided in a moment, and as well as small ones."""
+    """Large models are divided in a moment, and just as well as small ones."""
     generator = random.Random(2)
     costs = [generator.randint(1, 100) for _ in range(80)]
     best = max(sum(costs[layer] for layer in part) for part in partition_by_cost(costs, 12))
@@ -95,22 +93,22 @@ GREEDY = """    average = sum(costs) / num_stages
 
 WRONG_ANSWERS = [
     (
-        "greedy: close a stage once it has reached the average; the first idea, and the one of many libraries",
+        "greedy: close a stage once it has reached the average; everyone's first idea, and used by many libraries",
         "    num_layers = len(costs)\n",
         GREEDY,
     ),
     (
-        "layers are sorted to balance them: stages are made of layers in their order, and the list is the caller's",
+        "layers are sorted to balance them: but stages must keep the order, and the list is the caller's",
         "    num_layers = len(costs)\n",
         "    costs.sort(reverse=True)\n    num_layers = len(costs)\n",
     ),
     (
-        "what is already in a stage is crossed out in the list itself, which is the caller's",
+        "assigned layers are zeroed in the list itself, which is the caller's",
         "    num_layers = len(costs)\n",
         "    for layer in range(len(costs)):\n        costs[layer] = 0\n    num_layers = len(costs)\n",
     ),
     (
-        "the same number of layers for each stage: right where all layers cost the same",
+        "the same number of layers in each stage: right if all layers cost the same",
         "    num_layers = len(costs)\n",
         "    num_layers = len(costs)\n"
         "    return [num_layers // num_stages + (s < num_layers % num_stages) for s in range(num_stages)]\n",

@@ -26,7 +26,7 @@ LEVELS = {
 
 
 def built(task, number):
-    """Return the level, and the student's schedule for it, if it is legal and fits into memory."""
+    """Return the level and the student's schedule for it, if that is legal and within the memory limit."""
     level = LEVELS[number]
     text = getattr(task, f"level_{number}")()
     expect_type(text, str, f"level_{number}()")
@@ -54,71 +54,71 @@ def near_par(number):
 
 
 def test_level_1_is_legal_and_no_slower_than_1f1b(task):
-    """Level 1, first point: legal, 3 pairs held at most, done in 28 units.
+    """Level 1, first point: legal, at most 3 pairs held, no more than 28 units.
 
-    Hint: begin with 1F1B's rows and `minipipe show`; look who waits for whom.
+    Hint: start from the rows of 1F1B, and use `minipipe show` to see which rank waits for which.
     """
     check(task, 1, as_fast_as_1f1b(1))
 
 
 def test_level_1_is_near_par(task):
-    """Level 1, second point: at least half of the way from 1F1B to par."""
+    """Level 1, second point: at least halfway from 1F1B to par."""
     check(task, 1, near_par(1))
 
 
 def test_level_1_is_par(task):
     """Level 1, third point: 27 units.
 
-    Hint: the middle rank has work for 24 units, and rank 0 goes before it and after it. It must never wait.
+    Hint: the middle rank has 24 units of work, and rank 0 has to run before and after it. It must never wait.
     """
     check(task, 1, LEVELS[1].par)
 
 
 def test_level_2_is_legal_and_no_slower_than_1f1b(task):
-    """Level 2, first point: legal, 3 pairs held at most, done in 37 units."""
+    """Level 2, first point: legal, at most 3 pairs held, no more than 37 units."""
     check(task, 2, as_fast_as_1f1b(2))
 
 
 def test_level_2_is_near_par(task):
-    """Level 2, second point: at least half of the way from 1F1B to par.
+    """Level 2, second point: at least halfway from 1F1B to par.
 
-    Hint: a W may wait until its rank would be idle, but its pair is held until then.
+    Hint: a W can be postponed until its rank would be idle, but its pair is held until then.
     """
     check(task, 2, near_par(2))
 
 
 def test_level_2_is_par(task):
-    """Level 2, third point: 32 units, 2 until the middle rank begins, and then no pause on it."""
+    """Level 2, third point: 32 units, 2 until the middle rank starts, and then no idle time on it."""
     check(task, 2, LEVELS[2].par)
 
 
 def test_level_3_is_legal_and_no_slower_than_1f1b(task):
-    """Level 3, first point: legal, 3 pairs held at most, done in 40 units."""
+    """Level 3, first point: legal, at most 3 pairs held, no more than 40 units."""
     check(task, 3, as_fast_as_1f1b(3))
 
 
 def test_level_3_is_near_par(task):
-    """Level 3, second point: at least half of the way from 1F1B to par.
+    """Level 3, second point: at least halfway from 1F1B to par.
 
-    Hint: which rank has most to do? The others may wait, that one must not.
+    Hint: which rank has the most work? The others may wait; that one must not.
     """
     check(task, 3, near_par(3))
 
 
 def test_level_3_is_par(task):
-    """Level 3, third point: 32 units, although messages take one."""
+    """Level 3, third point: 32 units, although each message takes one."""
     check(task, 3, LEVELS[3].par)
 
 
 def test_level_4_is_legal_and_no_slower_than_1f1b(task):
-    """Level 4, first point: legal, 4 pairs held at most, done in 47 units."""
+    """Level 4, first point: legal, at most 4 pairs held, no more than 47 units."""
     check(task, 4, as_fast_as_1f1b(4))
 
 
 def test_level_4_is_near_par(task):
-    """Level 4, second point: at least half of the way from 1F1B to par.
+    """Level 4, second point: at least halfway from 1F1B to par.
 
-    Hint: while a message is on its way, do something else: another forward, or a W.
+    Hint: while a message is in flight, run something else: another forward, or a W.
     """
     check(task, 4, near_par(4))
 
@@ -130,7 +130,7 @@ def test_level_4_is_par(task):
 
 # HIDDEN
 def check_training(task, number):
-    """Run one step of a small network over thread ranks as the schedule says, and compare with one process."""
+    """Run one step of a small network on thread ranks with the schedule, and compare with one process."""
     level, schedule = built(task, number)
     layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(level.num_ranks)]
     model = nn.Sequential(*layers).initialise(0)
@@ -151,7 +151,7 @@ def check_training(task, number):
 
 
 def test_levels_1_and_2_train(task):
-    """A network that runs as the schedules say, on real ranks, has the gradients of one process."""
+    """A network trained with the schedules, on real ranks, has the gradients of one process."""
     check_training(task, 1)
     check_training(task, 2)
 
@@ -164,29 +164,29 @@ def test_levels_3_and_4_train(task):
 
 WRONG_ANSWERS = [
     (
-        "1F1B as it stands in the paper, made for stages that are alike",
+        "1F1B as in the paper, made for equal stages",
         '    """Return the rows for 3 ranks, the middle one twice as slow, with whole backwards."""\n',
         "    from minipipe import schedules\n\n    return schedules.one_f_one_b(3, 4).to_text()\n",
     ),
     (
-        "ZB-H1, the best for stages that are alike: near par, not par",
+        "ZB-H1, the best for equal stages: close to par, but not par",
         '    """Return the rows for 3 ranks, no two alike, with backwards in two halves."""\n',
         "    from minipipe import schedules\n\n    return schedules.zb_h1(3, 5).to_text()\n",
     ),
     (
-        "all forwards first, which hides every wait and holds all microbatches",
+        "all forwards first: hides all latency, but holds all microbatches",
         '    """Return the rows for 3 ranks whose messages take time."""\n',
         "    from minipipe import schedules\n\n    return schedules.gpipe(3, 5).to_text()\n",
     ),
     (
-        "greedy, which looks no further than the moment: nearly as good as par",
-        '    """Return the rows for 4 ranks, and more microbatches than one can keep in mind."""\n',
+        "greedy, which never looks ahead: nearly as good as par",
+        '    """Return the rows for 4 ranks, with more microbatches than you can keep in your head."""\n',
         "    from minipipe import Costs, schedules\n\n"
         "    costs = Costs([1, 2, 1, 1], [1, 2, 1, 2], 1, latency=1)\n"
         '    return schedules.greedy(6, costs, range(4), 4, "IFW").to_text()\n',
     ),
     (
-        "two actions exchanged to fill a pause: rank 1 then waits for a gradient that waits for it",
+        "two actions swapped to fill a gap: rank 1 then waits for a gradient that waits for rank 1",
         "2F0 2B0 2F1 2F2",
         "2F1 2B0 2F0 2F2",
     ),
