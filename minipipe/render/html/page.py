@@ -12,7 +12,7 @@ from string import Template
 from minipipe.render.html.data import player_data
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
 from minipipe.render.panel import Panel, panels_of
-from minipipe.render.words import KIND_NAMES, LATE_RECEIPTS, format_memory, format_time, origin
+from minipipe.render.words import KIND_NAMES, LATE_RECEIPTS, figures, format_memory, origin
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.span import IdleCause
@@ -185,9 +185,7 @@ def _heading(panel: Panel) -> str:
 
 
 def _facts(timeline: Timeline) -> Iterable[tuple[str, str]]:
-    yield "makespan", format_time(timeline.makespan, timeline.unit)
-    yield "bubble", f"{100 * timeline.bubble_fraction:.1f} %"
-    yield "peak activations by rank", ", ".join(map(str, timeline.peak_activations))
+    yield from figures(timeline)
     if timeline.peak_memory is not None:
         peaks = ", ".join(format_memory(peak, timeline.memory_unit) for peak in timeline.peak_memory)
         yield "peak memory by rank", peaks if timeline.memory_unit == "bytes" else f"{peaks} {timeline.memory_unit}"
