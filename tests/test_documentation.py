@@ -53,6 +53,7 @@ INTERNAL = {
     "render.svg.lanes": "part of draw_svg",
     "render.svg.legend": "part of draw_svg",
     "render.svg.messages": "part of draw_svg",
+    "render.svg.page": "part of draw_svg",
     "render.svg.strip": "part of draw_svg",
     "render.svg.style": "part of draw_svg",
     "schedules.fitting": "behind Costs.measured, which has an example",
