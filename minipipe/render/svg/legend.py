@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from minipipe.render.lettering import number
+from minipipe.render.lettering import number, wrapped
 from minipipe.render.svg.hatching import hatch_path
 from minipipe.render.svg.letters import Letters
 from minipipe.render.svg.messages import arrow_head
@@ -89,13 +89,16 @@ class Legend:
     def draw(self, entries: Sequence[Entry], left: float, right: float, top: float) -> tuple[list[str], float]:
         """Draw entries side by side, in as many lines as they need; return them and their lower edge."""
         letters, drawn, x, y = self._letters, [], left, top
-        baseline = self._height / 2 + 0.35 * letters.size_of("key")
         for picture, text in entries:
             indent = self._width + letters.scaled(6) if picture else 0
-            width = indent + letters.width("key", text)
-            if x > left and x + width > right:
+            lines = wrapped(text, letters.wrapping_size("key"), right - left - indent)
+            width = indent + max(letters.width("key", line) for line in lines)
+            if x > left and (x + width > right or len(lines) > 1):
                 x, y = left, y + letters.scaled(_LINE)
-            words = letters.draw("key", indent, baseline, text)
+            words = "".join(letters.draw("key", indent, self._baseline(row), line) for row, line in enumerate(lines))
             drawn.append(f'<g transform="translate({number(x)} {number(y)})">{picture}{words}</g>')
-            x += width + letters.scaled(_GAP)
+            x, y = x + width + letters.scaled(_GAP), y + (len(lines) - 1) * letters.scaled(_LINE)
         return drawn, y + self._height
+
+    def _baseline(self, row: int) -> float:
+        return self._height / 2 + 0.35 * self._letters.size_of("key") + row * self._letters.scaled(_LINE)
