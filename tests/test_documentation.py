@@ -49,6 +49,7 @@ INTERNAL = {
     "render.text.row_cells": "part of draw_text",
     "render.palette": "the colours of all drawings",
     "render.panel": "what all drawings share",
+    "render.svg.convert": "needs the optional CairoSVG; behind save, which has an example",
     "render.svg.labels": "part of draw_svg",
     "render.svg.lanes": "part of draw_svg",
     "render.svg.legend": "part of draw_svg",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from unicodedata import combining
 
-__all__ = ["escaped", "number", "text_width", "wrapped"]
+__all__ = ["escaped", "note_lines", "number", "text_width", "wrapped"]
 
 # Widths in units of the font size, of DejaVu Sans: the widest of the sans-serif fonts that browsers fall back on.
 _WIDTHS = {
@@ -78,6 +78,24 @@ def escaped(text: str) -> str:
     '&lt;a &amp; &quot;b&quot;&gt;'
     """
     return escape(_REFUSED_BY_XML.sub("\ufffd", text))
+
+
+def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
+    """Return the notes of a drawing as lines.
+
+    Raises
+    ------
+    TypeError
+        For one string, whose characters would become lines.
+
+    Examples
+    --------
+    >>> note_lines(["measured in May"])
+    ('measured in May',)
+    """
+    if isinstance(notes, str):
+        raise TypeError(f"notes is the text {notes!r:.60}; expected a sequence of lines, such as [{notes!r:.60}].")
+    return tuple(notes)
 
 
 def number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""A timeline as a player: one page of HTML that steps through it, moment by moment."""
+"""Timelines as a player: a page of HTML that steps through them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib.resources import files
 from string import Template
 
 from minipipe.render.html.data import player_data
+from minipipe.render.lettering import note_lines
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
 from minipipe.render.panel import Panel, panels_of
 from minipipe.render.words import KIND_NAMES, LATE_RECEIPTS, figures, format_memory, origin
@@ -20,7 +21,7 @@ from minipipe.schedules.timeline import Timeline
 
 __all__ = ["draw_html"]
 
-# The files of the script, in the order in which they build on each other.
+# The files of the script, in the order of their dependencies.
 _SCRIPTS = (
     "search",
     "timeline",
@@ -37,24 +38,28 @@ _SCRIPTS = (
 )
 
 
-def draw_html(*drawn: Schedule | Timeline) -> str:
+def draw_html(*drawn: Schedule | Timeline, title: str | None = None, notes: Sequence[str] = ()) -> str:
     """Draw schedules (F, I and W one unit each) or timelines as a page that plays them, above each other.
 
     Parameters
     ----------
     *drawn : Schedule or Timeline
-        One, or several that share a unit of time; they have one axis of time and one moment.
+        One, or several in one unit of time; they share the axis and the moment.
+    title : str, optional
+        The heading of the page; by default the names of the timelines.
+    notes : sequence of str
+        Lines under the heading, such as the machine and the date of a measurement.
 
     Returns
     -------
     str
-        HTML: everything is inside, and nothing is fetched. The page plays, steps and zooms; for each moment it says
-        what each rank does or waits for, what it holds, and which messages are under way.
+        A self-contained page of HTML that fetches nothing. It plays, steps and zooms; at each moment it tells the
+        action or the wait of each rank, the activations that it holds, and the messages under way.
 
     Raises
     ------
     TypeError
-        For anything else.
+        For anything else, and for ``notes`` that are one string.
     ValueError
         When there is nothing to draw, or units differ.
 
@@ -69,7 +74,8 @@ def draw_html(*drawn: Schedule | Timeline) -> str:
     page = Template(_resource("player.html"))
     are_several = len(panels) > 1
     return page.substitute(
-        title=escape(_title(panels)),
+        title=escape(title or _title(panels)),
+        notes="".join(f"<li>{escape(note)}</li>" for note in note_lines(notes)),
         style=f"{_themes()}\n{_resource('player.css')}",
         legend="".join(_legend(panels)),
         charts="".join(_chart(panel, are_several) for panel in panels),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from minipipe.render.lettering import note_lines
 from minipipe.render.panel import panels_of
 from minipipe.render.svg.letters import DEFAULT_SIZE, Letters
 from minipipe.render.svg.page import Options, Page
@@ -82,12 +83,10 @@ def draw_svg(
     ('<svg', 1)
     """
     panels = panels_of(drawn)
-    if isinstance(notes, str):
-        raise TypeError(f"notes is the text {notes!r:.60}; expected a sequence of lines, such as [{notes!r:.60}].")
     if not 1 <= font_size < math.inf:
         raise ValueError(f"font_size is {font_size}; expected a number of pixels, at least 1.")
     least = math.ceil(_LEAST_WIDTH * font_size)
     if width < least:
         raise ValueError(f"width is {width}; expected at least {least} pixels with a font_size of {font_size:g}.")
-    options = Options(messages, memory, width, title, tuple(notes), legend)
+    options = Options(messages, memory, width, title, note_lines(notes), legend)
     return Page(panels, options, Letters(font_size)).drawn()
