@@ -7,10 +7,12 @@ const TOGETHER = 12; // actions that share one at least: whole rounds of F B and
 const MOST_ARROWS = 600; // where there are more in sight, none are drawn
 
 class Chart {
-  constructor(timeline, holder, mostHeld) {
+  constructor(timeline, holder, mostHeld, labels) {
     this.timeline = timeline;
+    this.labels = labels;
     this.mostHeld = mostHeld;
     this.box = timeline.ranks.length > 16 ? 14 : timeline.ranks.length > 8 ? 20 : 28; // pixels, as all below
+    this.letters = this.box > 20 ? 12 : 10;
     this.strip = timeline.ranks.length > 16 ? 5 : 9;
     this.height = AXIS + timeline.ranks.length * (this.box + this.strip + GAP) + 4;
     this.onPath = new Set(timeline.criticalPath.map(([rank, index]) => `${rank} ${index}`));
@@ -59,7 +61,7 @@ class Chart {
       pen.clearRect(0, 0, canvas.width, canvas.height); // on paper it would clear what lies under this canvas, too
     }
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.font = `${this.box > 20 ? 12 : 10}px ${FONT}`;
+    pen.font = `${this.letters}px ${FONT}`;
     pen.textBaseline = "middle";
     return pen;
   }
@@ -73,6 +75,8 @@ class Chart {
     pen.rect(view.gutter, 0, view.width - view.gutter, this.height);
     pen.clip();
     this.drawAxis(pen, view, look);
+    this.labels.choose(pen, view, look, this.box, this.letters);
+    pen.font = this.labels.font;
     let boxes = 0;
     this.hasColumns = false;
     this.timeline.ranks.forEach((rank, r) => {
@@ -149,7 +153,7 @@ function drawActions(pen, view, look, chart, r, showsPath) {
       boxes += drawn;
     } else if (ends[i] > starts[i]) {
       const isPale = showsPath && !chart.onPath.has(`${r} ${i}`);
-      drawBox(pen, view, look, rank, chart.top(r), chart.box, i, isPale);
+      drawBox(pen, view, look, chart, r, i, isPale);
       boxes += 1;
     }
   }
@@ -167,9 +171,10 @@ function columnEnd(view, starts, ends, i) {
   return next;
 }
 
-function drawBox(pen, view, look, rank, top, height, i, isPale) {
+function drawBox(pen, view, look, chart, r, i, isPale) {
+  const [rank, top, height] = [chart.timeline.ranks[r], chart.top(r), chart.box];
   const [x, end] = [view.x(rank.actions.starts[i]), view.x(rank.actions.ends[i])];
-  const width = Math.max(1, end - x - (end - x > 5 ? 1 : 0));
+  const width = widthOfBox(end - x);
   const [fill, ink] = look.fill(rank.kinds[i], rank.chunkOf(i));
   pen.globalAlpha = isPale ? 0.35 : 1;
   pen.fillStyle = fill;
@@ -178,21 +183,12 @@ function drawBox(pen, view, look, rank, top, height, i, isPale) {
     pen.fillStyle = look.hatches.sending;
     pen.fillRect(x, top, width, height);
   }
-  const text = width > 9 ? look.fitting(pen, labels(rank, i), width - 3) : "";
-  if (text) {
-    const left = Math.max(x, view.gutter);
+  if (rank.actions.ends[i] > rank.actions.starts[i]) {
     pen.fillStyle = ink;
-    pen.textAlign = "center";
-    pen.fillText(text, (left + Math.min(x + width, view.width)) / 2, top + height / 2 + 0.5);
+    const middle = (Math.max(x, view.gutter) + Math.min(x + width, view.width)) / 2; // of its part in sight
+    chart.labels.draw(pen, rank, i, width, middle, top + height / 2);
   }
   pen.globalAlpha = 1;
-}
-
-/** Returns what may name an action in its box, the longest first. */
-function labels(rank, i) {
-  const [stage, kind, microbatch] = rank.parts[i];
-  const short = `${kind}${microbatch}`;
-  return rank.namesStage ? [`${stage}${short}`, short, `${microbatch}`] : [short, `${microbatch}`];
 }
 
 /** Draws what several narrow actions share of their time, one kind above the other; the rest is idle. */

@@ -28,6 +28,7 @@ _SCRIPTS = (
     "sentences",
     "view",
     "look",
+    "labels",
     "chart",
     "arrows",
     "page",

@@ -29,7 +29,8 @@ class Player {
     const levels = levelsOf(this.timelines);
     const most = Math.max(...levels.map((level) => level.most), 0);
     const holders = [...this.parts.sheet.querySelectorAll(".chart")];
-    this.charts = this.timelines.map((timeline, t) => new Chart(timeline, holders[t], most));
+    const labels = labelsOf(this.timelines);
+    this.charts = this.timelines.map((timeline, t) => new Chart(timeline, holders[t], most, labels[t]));
     const moments = [...document.querySelectorAll(".moment")];
     const ranks = this.timelines.flatMap((timeline) => timeline.ranks);
     const mostHeld = Math.max(1, ...ranks.map((rank) => rank.held.most));
