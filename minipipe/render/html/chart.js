@@ -186,7 +186,7 @@ function drawBox(pen, view, look, chart, r, i, isPale) {
   if (rank.actions.ends[i] > rank.actions.starts[i]) {
     pen.fillStyle = ink;
     const middle = (Math.max(x, view.gutter) + Math.min(x + width, view.width)) / 2; // of its part in sight
-    chart.labels.draw(pen, rank, i, width, middle, top + height / 2);
+    chart.labels.draw(pen, view, rank, i, width, middle, top + height / 2);
   }
   pen.globalAlpha = 1;
 }

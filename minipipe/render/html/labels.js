@@ -2,7 +2,7 @@
 // are labelled alike: F9 and F10, and the same action measured and predicted.
 
 const NEARLY_ALL = 0.95; // of the boxes of a kind: measured times have outliers
-const PADDING = 3; // pixels, on both sides together
+const PADDING = 2; // pixels, on both sides together
 const SIZES = [12, 11, 10, 9, 8]; // pixels
 const UPRIGHT_WITH_KIND = 2; // forms at the beginning of FORMS
 
@@ -21,27 +21,27 @@ const FORMS = [
 
 class Labels {
   constructor(timelines) {
-    this.kinds = new Map(); // for each kind: { length, shapes, form, room, isMessage }
-    const lengths = new Map();
+    this.kinds = new Map(); // for each kind: { length, lengths, medians, shapes, form, room, isMessage }
     for (const rank of timelines.flatMap((timeline) => timeline.ranks)) {
       const { starts, ends } = rank.actions;
+      const lengths = new Map(); // of this rank, by kind
       rank.parts.forEach((parts, i) => {
         if (ends[i] > starts[i]) this.note(lengths, rank, parts, ends[i] - starts[i]);
       });
+      for (const [kind, found] of lengths) this.kinds.get(kind).medians.set(rank, quantile(found, 0.5));
     }
-    for (const [kind, found] of lengths) {
-      found.sort((a, b) => a - b);
-      this.kinds.get(kind).length = found[Math.floor((1 - NEARLY_ALL) * found.length)];
-    }
+    for (const kind of this.kinds.values()) kind.length = quantile(kind.lengths, 1 - NEARLY_ALL);
   }
 
   note(lengths, rank, parts, length) {
     const kind = parts[1];
     if (!this.kinds.has(kind)) {
-      lengths.set(kind, []);
-      this.kinds.set(kind, { isMessage: kind.length > 1, shapes: FORMS.map(() => new Set()) });
+      const shapes = FORMS.map(() => new Set());
+      this.kinds.set(kind, { isMessage: kind.length > 1, lengths: [], medians: new Map(), shapes });
     }
+    lengths.set(kind, lengths.get(kind) || []);
     lengths.get(kind).push(length);
+    this.kinds.get(kind).lengths.push(length);
     // Digits are equally wide. The widest letter stands for all, or a narrow I would say more than the F beside it.
     const { shapes } = this.kinds.get(kind);
     FORMS.forEach((form, f) => shapes[f].add(form.write(rank, parts).replace(/\d/g, "0").replace(/[FBI]/, "W")));
@@ -75,11 +75,12 @@ class Labels {
     return haveRoom;
   }
 
-  /** Writes the label of an action around the middle of its box, which is so many pixels wide; nothing, where its form
-   * has no room. */
-  draw(pen, rank, i, width, x, y) {
-    const { form, room } = this.kinds.get(rank.kinds[i]);
-    if (room > width - PADDING + 1e-6) return;
+  /** Writes the label of an action around the middle of its box, which is so many pixels wide. Nothing, where the form
+   * has no room in this box, or in most boxes of the kind in this row: a few labels would look accidental. */
+  draw(pen, view, rank, i, width, x, y) {
+    const { form, room, medians } = this.kinds.get(rank.kinds[i]);
+    const typical = widthOfBox(medians.get(rank) * view.pixelsPerTime);
+    if (room > Math.min(width, typical) - PADDING + 1e-6) return;
     const { write, isTurned } = FORMS[form];
     pen.save();
     pen.textAlign = "center";
@@ -88,6 +89,11 @@ class Labels {
     pen.fillText(write(rank, rank.parts[i]), 0, 0.5);
     pen.restore();
   }
+}
+
+/** Returns a quantile of some numbers, which it sorts. */
+function quantile(numbers, share) {
+  return numbers.sort((a, b) => a - b)[Math.floor(share * numbers.length)];
 }
 
 /** Returns the drawn width of a box, in pixels: with a gap to the next one, unless it is very narrow. */

@@ -14,6 +14,7 @@ from minipipe.render.svg.letters import Letters
 from minipipe.render.svg.style import label_paint
 from minipipe.render.words import short_label
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.span import Span
 
 __all__ = ["Labels"]
 
@@ -46,7 +47,8 @@ class Labels:
 
     The form is the first of ``2F3`` (where a rank holds several stages), ``F3``, ``3`` and the turned ones that fits
     into nearly all boxes of the kind, measured with the longest label of the kind. A box that is too narrow for it has
-    no label. F9 and F10 are therefore labelled alike in boxes of equal width.
+    no label, and neither have its neighbours of the kind where most of them are too narrow: a few labels in a row would
+    look accidental. F9 and F10 are therefore labelled alike in boxes of equal width.
 
     Parameters
     ----------
@@ -78,14 +80,24 @@ class Labels:
         """Yield the labels of a rank; the upper edge of its lane is at 0."""
         origin = panel.timeline.start
         drawn: defaultdict[tuple[ActionKind, int], list[str]] = defaultdict(list)
-        for action, start, end in filter(is_drawn, panel.timeline.spans[rank]):
+        spans = list(filter(is_drawn, panel.timeline.spans[rank]))
+        kinds = {kind for kind in self._forms if self._most_have_room(kind, spans)}
+        for action, start, end in spans:
             form = self._forms[action.kind]
-            if self._has_room(action.kind, form, self.size, (end - start) * self._axis.scale):
+            if action.kind in kinds and self._fits(action.kind, end - start):
                 x = (self._axis.x(start - origin) + self._axis.x(end - origin)) / 2
                 text = f"<text {self._place(x, form)}>{_written(panel, rank, action, form)}</text>"
                 drawn[action.kind, panel.chunk_of(rank, action.stage)].append(text)
         for (kind, chunk), texts in drawn.items():
             yield f"<g {label_paint(kind, chunk)}>{''.join(texts)}</g>"
+
+    def _most_have_room(self, kind: ActionKind, spans: Sequence[Span]) -> bool:
+        """Tell whether at least half of the boxes of a kind, in one row, have room for their form."""
+        fits = [self._fits(kind, end - start) for action, start, end in spans if action.kind is kind]
+        return 2 * sum(fits) >= len(fits)
+
+    def _fits(self, kind: ActionKind, time: float) -> bool:
+        return self._has_room(kind, self._forms[kind], self.size, time * self._axis.scale)
 
     def _place(self, x: float, form: _Form) -> str:
         middle = self._height / 2
