@@ -1,4 +1,4 @@
-// Colours of the canvas, for light and for dark; they come with the data, as those of the style sheet do.
+// Colours of the canvas, light and dark; they are part of the data.
 
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
 

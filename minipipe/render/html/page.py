@@ -88,7 +88,7 @@ def draw_html(*drawn: Schedule | Timeline, title: str | None = None, notes: Sequ
 
 
 def _shown(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
-    """Leave memory out where it would only repeat the number of activations."""
+    """Leave memory out if it only repeats the number of activations."""
     if any(panel.tells_memory for panel in panels):
         return panels
     return tuple(Panel(replace(panel.timeline, memory=None, peak_memory=None)) for panel in panels)
@@ -99,7 +99,7 @@ def _resource(name: str) -> str:
 
 
 def _json(data: object) -> str:
-    """Write data so that nothing in it can end the element that holds it."""
+    """Return data as JSON that cannot end its ``<script>`` element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -115,7 +115,7 @@ def _name(panel: Panel) -> str:
 
 
 def _themes() -> str:
-    """Return the colours as CSS: light, or dark where that is preferred and nothing is printed."""
+    """Return the colours as CSS: light, or dark on screens with that preference."""
     hatches = "\n".join(_hatch(cause, *hatch) for cause, hatch in HATCH.items())
     dark = f":root {{ {_variables(DARK)} }}\n.swatch.kind {{ --light: var(--dark); }}"
     return f":root {{ {_variables(LIGHT)} }}\n@media screen and (prefers-color-scheme: dark) {{ {dark} }}\n{hatches}"
@@ -131,7 +131,7 @@ def _hatch(cause: IdleCause, angle: int, gap: int) -> str:
 
 
 def _legend(panels: Sequence[Panel]) -> Iterator[str]:
-    """Yield an entry for each kind of action, each cause of idle time and each line that occurs."""
+    """Yield an entry for each kind of action, cause of idle time and kind of line that occurs."""
     boxes = {
         (span.action.kind, panel.chunk_of(rank, span.action.stage))
         for panel in panels
@@ -156,11 +156,11 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     if any(panel.has_late_receipts for panel in panels):
         yield _entry("", LATE_RECEIPTS)
     if sent:
-        yield _entry('<i class="line wait"></i>', "what a rank waits for, and when it will have it")
+        yield _entry('<i class="line wait"></i>', "dependency of a waiting rank")
 
 
 def _is_memory(panels: Sequence[Panel]) -> bool:
-    """Tell whether strips show memory: where all know it, in one unit."""
+    """Tell whether strips show memory: all timelines know it, in one unit."""
     has_one_unit = len({panel.timeline.memory_unit for panel in panels}) == 1
     return has_one_unit and all(panel.timeline.memory is not None for panel in panels)
 
@@ -212,7 +212,7 @@ def _moment(panel: Panel, is_headed: bool) -> str:
 
 
 def _tables(panel: Panel) -> Iterable[str]:
-    """Yield an empty table for each rank, which the script fills when it is opened."""
+    """Yield an empty table for each rank; the script fills it when it is opened."""
     unit = "ms" if panel.timeline.unit == "s" else panel.timeline.unit
     heads = "".join(f'<th scope="col">{head}</th>' for head in ("action", f"start ({unit})", f"end ({unit})"))
     for rank in range(panel.timeline.num_ranks):
