@@ -20,7 +20,7 @@ ROOMS = {
     "schedules": {"errors", "lazy"},
     "analysis": {"errors", "schedules"},
     "simulation": {"errors", "schedules", "analysis"},
-    "render": {"schedules", "analysis", "simulation"},
+    "render": {"schedules", "analysis", "simulation", "cairosvg"},
     "stepper": {"errors", "schedules", "analysis", "simulation", "render"},
     # numerics
     "backend": {"numpy", "cupy", "cupyx", "errors"},
@@ -254,7 +254,11 @@ def test_no_file_and_no_function_is_long(path):
 
 
 def test_lines_of_code_are_neither_docstrings_nor_comments_nor_blank():
-    source = '"""One.\n\nTwo."""\n\n# three\nx = """four\nfive"""\n\n\ndef f():\n    "six"\n    return (\n        1  # seven\n    )\n'
+    head, body = (
+        '"""One.\n\nTwo."""\n\n# three\nx = """four\nfive"""\n',
+        '    "six"\n    return (\n        1  # seven\n    )\n',
+    )
+    source = f"{head}\n\ndef f():\n{body}"
     assert code_lines(source) == {6, 7, 10, 12, 13, 14}
     assert list(functions(source)) == [("f", 4)]
 

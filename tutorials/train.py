@@ -110,7 +110,8 @@ def main():
 def report(options, group, loss, accuracy, seconds, times, timeline, predicted):
     print(f"\ntest loss {loss!r}\ntest accuracy {100 * accuracy:.2f} %")
     print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n")
-    report_last_step(timeline, predicted, group.size, options.trace)
+    model = f"{options.layers} linear layers, {options.hidden} wide; batches of {options.batch_size}"
+    report_last_step(timeline, predicted, group.size, options.trace, model)
     if options.json:
         print_json(times, timeline, predicted, group.size, loss=loss, accuracy=accuracy, seconds=seconds)
 

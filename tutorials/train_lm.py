@@ -153,7 +153,8 @@ def main():
         if speaks:
             print(f"\nvalidation loss {loss!r} nats per character")
             print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n\nWhat it writes:\n{written}\n")
-            report_last_step(timeline, predicted, group.size, options.trace)
+            model = f"{options.layers} transformer blocks, {options.width} wide; batches of {options.batch_size}"
+            report_last_step(timeline, predicted, group.size, options.trace, model)
             if options.json:
                 print_json(times, timeline, predicted, group.size, loss=loss, seconds=seconds, text=written)
 

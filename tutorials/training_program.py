@@ -1,15 +1,20 @@
-"""What the training programs share: the options, read by many ranks of which one speaks, and the report at the end."""
+"""Common parts of the training programs: the options, read by all ranks and reported by one, and the final report."""
 
 import argparse
 import contextlib
 import json
 import os
+import platform
 import sys
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from minipipe import Costs, schedules, simulate
 from minipipe.render import check_ending, draw_text, has_colour, save
+from minipipe.render.save import ENDINGS
 
 
 def make_parser(description, microbatches, batch_size, learning_rate, layers, layers_help):
@@ -24,15 +29,16 @@ def make_parser(description, microbatches, batch_size, learning_rate, layers, la
     add("--seed", type=int, default=0, metavar="N", help="of first values and order (default: %(default)s)")
     add("--layers", type=int, default=layers, metavar="N", help=f"{layers_help} (default: %(default)s)")
     add("--device", default="cpu", choices=["cpu", "gpu"], help="gpu needs CuPy (default: %(default)s)")
-    add("--trace", type=Path, metavar="FILE", help="draw the last step, measured and predicted: .svg .html .json .txt")
+    endings = " ".join(ENDINGS)
+    add("--trace", type=Path, metavar="FILE", help=f"draw the last step, measured and predicted: {endings}")
     add("--json", action="store_true", help="print one line of JSON last")
     return parser
 
 
 def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
-    """Read the command line and check it. Every rank does, but only one may speak.
+    """Read the command line and check it, on every rank; all ranks but one are silent.
 
-    ``mistake`` tells, in a sentence, what else is wrong with the options.
+    ``mistake`` returns a sentence about any other error in the options, or None.
     """
     with contextlib.ExitStack() as stack:
         if is_silent:
@@ -55,7 +61,7 @@ def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
 
 
 def check_trace(path, parser):
-    """Refuse before the training, not after it, a file that cannot be written."""
+    """Refuse a file that cannot be written before the training, not after it."""
     try:
         check_ending(path)
     except ValueError as error:
@@ -67,38 +73,74 @@ def check_trace(path, parser):
 
 
 def num_microbatches(options, default):
-    """Return how many: the same for any number of ranks, as gradients of equal microbatches have equal bits."""
+    """Return the number of microbatches. It does not depend on the number of ranks, and so the loss does not either."""
     if options.microbatches is None and options.schedule in schedules.REGISTRY:
         return default
     return options.microbatches
 
 
 def predict(pipeline, timeline):
-    """Return the timeline that a step's own costs predict: mean times of actions, latency and overhead as fitted."""
+    """Return the timeline predicted from a step's own costs: mean times of actions, fitted latency and overhead."""
     return simulate(pipeline.schedule, Costs.measured(timeline))
 
 
-def report_last_step(timeline, predicted, num_ranks, trace):
-    """Print what every rank did in the last step, and what was predicted; draw both into a file, if one is given."""
+def report_last_step(timeline, predicted, num_ranks, trace, model):
+    """Print the last step of every rank, measured and predicted; draw both into the file ``trace``, if there is one.
+
+    ``model`` describes the model in a few words, for the file.
+    """
     print("The last step, as measured, and as predicted from its own mean times:\n")
     print(draw_text(timeline, predicted, colour=has_colour()))
-    difference = predicted.makespan / timeline.makespan - 1
-    print(
-        f"\nmakespan: measured {1000 * timeline.makespan:.2f} ms, predicted {1000 * predicted.makespan:.2f} ms "
-        f"({100 * difference:+.1f} %)\n"
-        f"bubble: measured {100 * timeline.bubble_fraction:.1f} %, predicted {100 * predicted.bubble_fraction:.1f} %"
-    )
+    comparison = compare(timeline, predicted)
+    print("", *comparison, sep="\n")
     if trace is not None:
-        write_trace(trace, timeline, predicted)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        write_trace(trace, timeline, predicted, [*comparison, *describe_run(timeline, model)])
+    cores = num_cores()
     if num_ranks > cores:
         print(f"{num_ranks} ranks share {cores} cores: much of the measured bubble is waiting for a core.")
 
 
-def write_trace(path, timeline, predicted):
-    """Draw both into a file; if it cannot be written after all, what was learnt is not lost."""
+def compare(timeline, predicted):
+    """Return the makespan and the bubble, measured and predicted, as lines of text."""
+    deviation = predicted.makespan / timeline.makespan - 1
+    return [
+        f"makespan: measured {1000 * timeline.makespan:.2f} ms, predicted {1000 * predicted.makespan:.2f} ms "
+        f"({100 * deviation:+.1f} %)",
+        f"bubble: measured {100 * timeline.bubble_fraction:.1f} %, predicted {100 * predicted.bubble_fraction:.1f} %",
+    ]
+
+
+def describe_run(timeline, model):
+    """Return the model, the machine and the date of a run as lines of text."""
+    microbatches = {span.action.microbatch for row in timeline.spans for span in row}
+    ranks = f"{timeline.num_ranks} rank{'s' * (timeline.num_ranks > 1)}"
+    return [
+        f"model: {model}; {ranks}, {len(microbatches)} microbatch{'es' * (len(microbatches) > 1)}",
+        f"machine: {processor()}, {num_cores()} cores, {platform.system()}, "
+        f"Python {platform.python_version()}, NumPy {np.__version__}",
+        f"date: {datetime.now().astimezone():%Y-%m-%d %H:%M %z}",
+    ]
+
+
+def processor():
+    """Return the name of the processor. Linux tells it in a file, where platform has only its architecture."""
     try:
-        print(f"wrote {save(path, timeline, predicted)}")
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def num_cores():
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def write_trace(path, timeline, predicted, notes):
+    """Draw both timelines into a file. If that fails at last, the results of the training are not lost."""
+    try:
+        print(f"wrote {save(path, timeline, predicted, notes=notes)}")
     except OSError as error:
         print(f"--trace: {str(path)!r} cannot be written: {error.strerror}", file=sys.stderr)
 

@@ -1,8 +1,8 @@
 """The command line: ``minipipe schedules | show | check | simulate | step | coursework | grade | info``.
 
 Each verb prints its result last, with ``--json`` for machines. A verb is a module of this room with the functions
-``add_options(parser)`` and ``run(options)``, and with the examples for its help as ``EPILOG``; it is imported when it is
-called. Schedules and their pictures need neither NumPy nor MPI, so neither is imported for them.
+``add_options(parser)`` and ``run(options)``, and with the end of its help as ``EPILOG``. It is imported when it is
+called: schedules and their pictures need neither NumPy nor MPI, so neither is imported for them.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--width", type=int, metavar="N", help="columns of text (default: as the terminal has), pixels of a picture"
     )
-    parser.add_argument("--title", metavar="TEXT", help="of a picture, above the schedules")
+    parser.add_argument("--title", metavar="TEXT", help="of a drawing, above the schedules")
     parser.add_argument("--font-size", type=float, metavar="N", help="of a picture, in pixels")
     parser.add_argument("--no-legend", action="store_true", help="a picture without its legend")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead")
@@ -95,33 +95,36 @@ def _picture_options(options: argparse.Namespace) -> dict[str, Any]:
     return {"legend": not options.no_legend, **{name: value for name, value in given.items() if value is not None}}
 
 
-def _html(timelines: Sequence[Timeline], _: argparse.Namespace) -> str:
+def _html(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
     from minipipe.render.html import draw_html
 
-    return draw_html(*timelines)
+    return draw_html(*timelines, title=options.title)
 
 
-def _perfetto(timelines: Sequence[Timeline], _: argparse.Namespace) -> str:
+def _perfetto(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
     from minipipe.render.perfetto import perfetto_trace
 
-    return perfetto_trace(*timelines)
+    return perfetto_trace(*timelines, title=options.title)
 
 
-def _converted(ending: str) -> Callable[[Sequence[Timeline], argparse.Namespace], bytes]:
-    def convert(timelines: Sequence[Timeline], options: argparse.Namespace) -> bytes:
-        from minipipe.render.save import convert_svg
+def _pdf(timelines: Sequence[Timeline], options: argparse.Namespace) -> bytes:
+    from minipipe.render.svg.convert import draw_pdf
 
-        return convert_svg(_svg(timelines, options), ending)
+    return draw_pdf(*timelines, messages=options.messages, **_picture_options(options))
 
-    return convert
+
+def _png(timelines: Sequence[Timeline], options: argparse.Namespace) -> bytes:
+    from minipipe.render.svg.convert import draw_png
+
+    return draw_png(*timelines, messages=options.messages, **_picture_options(options))
 
 
 # Each imports its drawing when it is asked for it: a drawing of text shall not wait for the others.
 _DRAWN: dict[str, Callable[[Sequence[Timeline], argparse.Namespace], str | bytes]] = {
     "text": _text,
     "svg": _svg,
-    "pdf": _converted(".pdf"),
-    "png": _converted(".png"),
+    "pdf": _pdf,
+    "png": _png,
     "html": _html,
     "perfetto": _perfetto,
 }
@@ -177,9 +180,21 @@ def _check(options: argparse.Namespace) -> None:
         _refuse(f"--format {options.format} writes one schedule; {len(options.schedule)} were given.")
     if options.format in ("pdf", "png") and options.output is None:
         _refuse(f"--format {options.format} needs a file to write to: -o FILE.")
-    for option, value in (("--title", options.title), ("--font-size", options.font_size)):
-        if value is not None and not is_picture:
-            _refuse(f"{option} is for pictures: --format svg, pdf or png.")
+    if options.format in ("pdf", "png"):
+        _check_converter(options.output)
+    if options.title is not None and options.format not in (*_PICTURES, "html", "perfetto"):
+        _refuse("--title is for drawings other than text: --format svg, pdf, png, html or perfetto.")
+    if options.font_size is not None and not is_picture:
+        _refuse("--font-size is for pictures: --format svg, pdf or png.")
+
+
+def _check_converter(path: Path) -> None:
+    from minipipe.render.svg.convert import check_converter
+
+    try:
+        check_converter(str(path))
+    except ValueError as error:
+        _refuse(str(error))
 
 
 def _refuse(message: str) -> None:

@@ -1,4 +1,4 @@
-"""The axis of time: where a time is drawn, and the round times that are marked."""
+"""The axis of time: the x coordinate of a time, and the round times to mark."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from minipipe.render.lettering import text_width
 
 __all__ = ["Axis"]
 
-_TICK_SIZE = 11  # pixels, of the letters
 _SHORTEST = 1e-300  # of any unit: below it divisions overflow, so it counts as nothing
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Time from left to right, from 0 at the start of what is drawn.
+    """Time from left to right, from 0 at the start of each timeline.
 
     Attributes
     ----------
     duration : float
-        The longest time to be drawn, in the unit of the timelines.
+        The longest makespan, in the unit of the timelines.
     unit : str
         ``"s"`` or ``"units"``; seconds are marked in milliseconds.
     left, room : float
-        Where time 0 stands, and how far the duration may reach from there, in pixels.
+        The x coordinate of time 0, and the width available for the duration, in pixels.
+    tick_size : float
+        The font size of the marks, in pixels.
 
     Examples
     --------
@@ -38,6 +39,7 @@ class Axis:
     unit: str
     left: float
     room: float
+    tick_size: float = 11.0
 
     @cached_property
     def scale(self) -> float:
@@ -50,11 +52,11 @@ class Axis:
 
     @property
     def right(self) -> float:
-        """Where the duration ends, in pixels."""
+        """The x coordinate of the end of the duration, in pixels."""
         return self.left + (self.duration * self.scale or self.room)
 
     def x(self, time: float) -> float:
-        """Return where a time stands, in hundredths of a pixel, so that what meets in time meets in the picture."""
+        """Return the x coordinate of a time, rounded to a hundredth of a pixel: equal times have equal coordinates."""
         return round(self.left + time * self.scale, 2)
 
     @property
@@ -64,13 +66,13 @@ class Axis:
 
     @cached_property
     def ticks(self) -> tuple[tuple[float, str], ...]:
-        """The round times, as many as there is room for, each with what is written there."""
+        """The round times, as many as there is room for, each with its text."""
         factor = 1000 if self.unit == "s" else 1
         shown = self.duration * factor
         if not self.scale:
             return ((0.0, "0"),)
-        widest = text_width(f"{_round_step(shown / 10) * 9:.10g}", _TICK_SIZE)
-        step = _round_step(shown / max(1, min(12, int(self.room / (widest + 28)))))
+        widest = text_width(f"{_round_step(shown / 10) * 9:.10g}", self.tick_size)
+        step = _round_step(shown / max(1, min(12, int(self.room / (widest + 2.5 * self.tick_size)))))
         marks = (i * step for i in range(math.floor(shown / step * (1 + 1e-12)) + 1))
         return tuple((mark / factor, f"{mark:.10g}") for mark in marks)
 

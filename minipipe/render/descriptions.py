@@ -16,6 +16,7 @@ __all__ = [
     "describe_idle",
     "describe_message",
     "describe_wait",
+    "figures",
     "format_memory",
     "format_time",
     "origin",
@@ -129,7 +130,7 @@ def title(timeline: Timeline) -> str:
 
 
 def caption(timeline: Timeline) -> str:
-    """Return the line that stands under a drawing: whether predicted or measured, makespan, bubble, peak.
+    """Return the caption of a drawing as one line: name, origin and figures.
 
     Examples
     --------
@@ -137,7 +138,24 @@ def caption(timeline: Timeline) -> str:
     >>> caption(simulate(schedules.gpipe(2, 2)))
     'gpipe, predicted: makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2'
     """
-    return str(timeline).replace(f"{timeline.name}:", f"{title(timeline)}:", 1)
+    listed = ", ".join(f"{name} {value}" for name, value in figures(timeline))
+    return f"{title(timeline)}: {listed}"
+
+
+def figures(timeline: Timeline) -> tuple[tuple[str, str], ...]:
+    """Return the figures of a caption, each with its name: makespan, bubble and peak activations.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> figures(simulate(schedules.gpipe(2, 2)))
+    (('makespan', '9 units'), ('bubble', '33.3 %'), ('peak activations by rank', '2, 2'))
+    """
+    return (
+        ("makespan", format_time(timeline.makespan, timeline.unit)),
+        ("bubble", f"{100 * timeline.bubble_fraction:.1f} %"),
+        ("peak activations by rank", ", ".join(map(str, timeline.peak_activations))),
+    )
 
 
 def origin(timeline: Timeline) -> str:

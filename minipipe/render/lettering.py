@@ -1,15 +1,15 @@
-"""Text in a picture: how wide it is, in any common font, where its lines break, and which characters XML allows."""
+"""Text in a picture: its width in common fonts, its line breaks, and the characters that XML allows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from unicodedata import combining
 
-__all__ = ["escaped", "number", "text_width", "wrapped"]
+__all__ = ["escaped", "note_lines", "number", "text_width", "wrapped"]
 
-# Widths in units of the font size, by the widest of the sans-serif fonts that browsers fall back on (DejaVu Sans).
+# Widths in units of the font size, of DejaVu Sans: the widest of the sans-serif fonts that browsers fall back on.
 _WIDTHS = {
     **dict.fromkeys("ijl'|", 0.34),
     **dict.fromkeys(" .,:;fIJt/\\", 0.4),
@@ -25,7 +25,7 @@ _REFUSED_BY_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 def text_width(text: str, size: float) -> float:
-    """Return an upper estimate of the width of a text, in the unit of the size of its letters.
+    """Return an upper estimate of the width of a text, in the unit of its font size.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def _width(character: str) -> float:
 
 
 def wrapped(text: str, size: float, room: float) -> list[str]:
-    """Break a text into lines, between words where that is possible.
+    """Break a text into lines, between words where possible.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def wrapped(text: str, size: float, room: float) -> list[str]:
 
 
 def _words(text: str, size: float, room: float) -> Iterator[str]:
-    """Yield the words of a text; those that are wider than a line in pieces."""
+    """Yield the words of a text, words wider than a line in pieces."""
     most = max(1, int(room / size))  # no character is wider than the size of its font
     for word in text.split():
         while text_width(word, size) > room and len(word) > most:
@@ -70,7 +70,7 @@ def _words(text: str, size: float, room: float) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Return a text as it may stand in XML; what no XML file can hold becomes U+FFFD, which stands for such.
+    """Return a text escaped for XML; characters that XML forbids become U+FFFD, the replacement character.
 
     Examples
     --------
@@ -80,12 +80,31 @@ def escaped(text: str) -> str:
     return escape(_REFUSED_BY_XML.sub("\ufffd", text))
 
 
-def number(value: float) -> str:
-    """Write a coordinate with as few digits as a hundredth of a pixel needs.
+def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
+    """Return the notes of a drawing as lines.
+
+    Raises
+    ------
+    TypeError
+        For one string, whose characters would become lines.
 
     Examples
     --------
-    >>> number(3.0), number(12.345678)
-    ('3', '12.35')
+    >>> note_lines(["measured in May"])
+    ('measured in May',)
     """
-    return f"{value:.2f}".rstrip("0").rstrip(".")
+    if isinstance(notes, str):
+        raise TypeError(f"notes is the text {notes!r:.60}; expected a sequence of lines, such as [{notes!r:.60}].")
+    return tuple(notes)
+
+
+def number(value: float) -> str:
+    """Write a coordinate to a hundredth of a pixel, without trailing zeros.
+
+    Examples
+    --------
+    >>> number(3.0), number(12.345678), number(-0.001)
+    ('3', '12.35', '0')
+    """
+    digits = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if digits == "-0" else digits

@@ -1,8 +1,8 @@
 """Colours and letters of the kinds of action, the same in every drawing.
 
-The hues follow Okabe and Ito 2008, "Color Universal Design"; their lightness was moved apart, so that the kinds also
-differ where no hue is seen: on grey paper, and with any common colour blindness (``tests/render/test_palette.py``
-simulates them after Machado, Oliveira and Fernandes 2009). No drawing relies on colour alone.
+The hues follow Okabe and Ito 2008, "Color Universal Design". Their lightness differs more than in the original: the
+kinds are distinct on grey paper and for all common forms of colour blindness, which ``tests/render/test_palette.py``
+simulates after Machado, Oliveira and Fernandes 2009. No drawing relies on colour alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _BLACK, _WHITE = "#000000", "#ffffff"
 
 
 class Fill(NamedTuple):
-    """How a kind of action is filled, as CSS colours: on a light ground and on a dark one, with its text.
+    """The fill and the text of a kind of action, as CSS colours, on a light ground and on a dark one.
 
-    A rank's first chunk has these; :func:`shade` gives those of the others.
+    These are for the first chunk of a rank; :func:`shade` returns those of the others.
     """
 
     light: str
@@ -32,18 +32,18 @@ class Fill(NamedTuple):
 
 
 class Theme(NamedTuple):
-    """The colours of a drawing besides those of its actions, on a light ground or on a dark one.
+    """The other colours of a drawing, on a light ground or on a dark one.
 
     Attributes
     ----------
     ground, ink, muted : str
-        The paper; text; and text that stands back.
+        The background, text, and secondary text.
     grid : str
-        Lines that mark times.
+        Vertical lines at round times.
     slot, hatch : str
-        The ground and the lines of idle slots.
+        The background and the lines of idle slots.
     memory, memory_edge : str
-        What is held: the area, and the line above it.
+        The area and the outline of memory strips.
     message, gradient : str
         The arrows of activations and of gradients.
     """
@@ -92,7 +92,7 @@ def _fill(colour: str) -> Fill:
 
 
 def _text_on(colour: str) -> str:
-    """Return black or white, whichever stands out more: one of the two always reaches 4.58, the root of 21."""
+    """Return black or white, whichever has more contrast: one of them always has at least 4.58, the root of 21."""
     return max((_BLACK, _WHITE), key=lambda ink: _contrast(ink, colour))
 
 
@@ -113,14 +113,14 @@ def _channels(colour: str) -> tuple[float, float, float]:
 
 
 def shade(fill: Fill, chunk: int) -> Fill:
-    """Return the fill of a rank's chunk: the same hue, the darker the later the chunk.
+    """Return the fill of a chunk: of the same hue for all chunks of a rank, and darker for later ones.
 
     Parameters
     ----------
     fill : Fill
         One of ``FILL``.
     chunk : int
-        Which of its rank's stages, from 0.
+        The index of the stage among those of its rank, from 0.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def shade(fill: Fill, chunk: int) -> Fill:
     if not chunk:
         return fill
     hue, saturation, value = rgb_to_hsv(*_channels(fill.light))
-    depth = 0.6**chunk  # each step is smaller than the last, so that no number of chunks ends in black
+    depth = 0.6**chunk  # steps become smaller, so that no number of chunks ends in black
     red, green, blue = hsv_to_rgb(hue, saturation + (1 - saturation) * 0.6 * (1 - depth), value * (0.45 + 0.55 * depth))
     return _fill(f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}")
 
@@ -148,7 +148,7 @@ FILL = MappingProxyType(
         ActionKind.SEND_B: _SEND,
     }
 )
-# How idle time is hatched, by cause: the angle of the lines in degrees, and the space between them in pixels.
+# The hatching of idle time, by cause: the angle of the lines in degrees, clockwise, and their spacing in pixels.
 HATCH = MappingProxyType(
     {
         IdleCause.WARM_UP: (45, 6),

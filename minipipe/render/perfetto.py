@@ -15,12 +15,13 @@ C     a counter: what a rank holds, from now on
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
 from minipipe.analysis.activations import held_over_time
 from minipipe.render.descriptions import KIND_NAMES, describe_idle, describe_message, format_time, origin, short_label
+from minipipe.render.lettering import note_lines
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
@@ -49,7 +50,7 @@ _COLOURS = {
 _IDLE_COLOUR = "thread_state_sleeping"  # nearly white
 
 
-def perfetto_trace(*drawn: ActionTable | Timeline) -> str:
+def perfetto_trace(*drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()) -> str:
     """Write schedules (F, I and W one unit each) or timelines as a trace for ui.perfetto.dev or chrome://tracing.
 
     Each is a process, each of its ranks a thread with its actions, and below it one with its idle time and the
@@ -59,6 +60,9 @@ def perfetto_trace(*drawn: ActionTable | Timeline) -> str:
     ----------
     *drawn : Schedule or Timeline
         All in the same unit of time.
+    title : str, optional
+    notes : sequence of str
+        Lines about the drawing, such as the machine and the date. Both stand in ``otherData``, which viewers show.
 
     Returns
     -------
@@ -88,7 +92,14 @@ def perfetto_trace(*drawn: ActionTable | Timeline) -> str:
     numbers = count(1)  # of processes, threads and messages alike: nothing shares a number, whatever a viewer joins by
     processes = [_Process(panel, numbers) for panel in panels_of(drawn)]
     events = [json.dumps(event, allow_nan=False) for process in processes for event in process.events()]
-    about = json.dumps({"writer": "minipipe", "timelines": [process.summary() for process in processes]})
+    facts = {"title": title, "notes": note_lines(notes)}
+    about = json.dumps(
+        {
+            "writer": "minipipe",
+            **{name: fact for name, fact in facts.items() if fact},
+            "timelines": [process.summary() for process in processes],
+        }
+    )
     lines = ",\n".join(events)
     return f'{{"displayTimeUnit": "ms",\n"otherData": {about},\n"traceEvents": [\n{lines}\n]}}\n'
 

@@ -1,39 +1,56 @@
-"""Writing a drawing to a file; its ending says which."""
+"""Drawings as files; the ending of the file name selects the format."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from minipipe.render.html import draw_html
+from minipipe.render.lettering import note_lines
 from minipipe.render.perfetto import perfetto_trace
 from minipipe.render.svg import draw_svg
+from minipipe.render.svg.convert import check_converter, draw_pdf, draw_png
 from minipipe.render.text import draw_text
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["ENDINGS", "check_ending", "save"]
+__all__ = ["ENDINGS", "check_ending", "drawing", "save"]
+
+_TEXT_WIDTH = 120  # columns: a file has more room than a terminal
 
 
-def _text(*drawn: ActionTable | Timeline) -> str:
-    return draw_text(*drawn, width=120) + "\n"
+def _text(*drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()) -> str:
+    head = [*([title] if title else []), *note_lines(notes)]
+    return "\n".join([*head, *([""] if head else []), draw_text(*drawn, width=_TEXT_WIDTH), ""])
 
 
-ENDINGS = MappingProxyType[str, Callable[..., str]](
-    {".svg": draw_svg, ".html": draw_html, ".json": perfetto_trace, ".txt": _text}
+ENDINGS = MappingProxyType[str, Callable[..., str | bytes]](
+    {
+        ".svg": draw_svg,
+        ".html": draw_html,
+        ".json": perfetto_trace,
+        ".txt": _text,
+        ".png": draw_png,
+        ".pdf": draw_pdf,
+    }
 )
+_CONVERTED = (".png", ".pdf")
 
 
-def save(path: str | Path, *drawn: ActionTable | Timeline) -> Path:
+def save(path: str | Path, *drawn: ActionTable | Timeline, **options: Any) -> Path:
     """Draw schedules or timelines, above each other on one axis of time, into a file.
 
     Parameters
     ----------
     path : str or Path
-        Its ending says what to draw: ``.svg`` a picture, ``.html`` a player, ``.json`` a trace for Perfetto
-        (https://ui.perfetto.dev) or chrome://tracing, ``.txt`` text.
+        Its ending selects the format: ``.svg`` a picture, ``.html`` a player, ``.json`` a trace for Perfetto
+        (https://ui.perfetto.dev) or chrome://tracing, ``.txt`` text. ``.png`` and ``.pdf`` need CairoSVG.
     *drawn : Schedule or Timeline
+    **options
+        ``title`` and ``notes`` for every format; ``.svg``, ``.png`` and ``.pdf`` take all options of
+        :func:`minipipe.render.draw_svg`.
 
     Returns
     -------
@@ -42,28 +59,60 @@ def save(path: str | Path, *drawn: ActionTable | Timeline) -> Path:
     Raises
     ------
     ValueError
-        For another ending, and what :func:`minipipe.render.panel.panels_of` refuses.
+        For another ending, for ``.png`` and ``.pdf`` without CairoSVG, and for the reasons of
+        :func:`minipipe.render.panel.panels_of`.
 
     Examples
     --------
     >>> import tempfile
     >>> from minipipe import schedules
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(f"{folder}/gpipe.svg", schedules.gpipe(4, 8)).name
+    ...     save(f"{folder}/gpipe.svg", schedules.gpipe(4, 8), title="GPipe").name
     'gpipe.svg'
     """
     path = Path(path)
-    draw = ENDINGS[check_ending(path)]
-    path.write_text(draw(*drawn), encoding="utf-8")
+    content = drawing(check_ending(path), *drawn, **options)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content, encoding="utf-8")
     return path
 
 
-def check_ending(path: str | Path) -> str:
-    """Return a file's ending, if it is one of those that can be drawn.
+def drawing(ending: str, *drawn: ActionTable | Timeline, **options: Any) -> str | bytes:
+    """Return the content of a file with this ending: bytes for ``.png`` and ``.pdf``, otherwise text.
+
+    Parameters
+    ----------
+    ending : str
+        One of ``ENDINGS``.
+    *drawn : Schedule or Timeline
+    **options
+        As for :func:`save`.
 
     Raises
     ------
     ValueError
+        As for :func:`save`.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> drawing(".txt", schedules.gpipe(1, 1), title="One rank").splitlines()[0]
+    'One rank'
+    """
+    if ending not in ENDINGS:
+        raise ValueError(f"{ending!r} is not an ending of a drawing; expected one of {', '.join(ENDINGS)}.")
+    return ENDINGS[ending](*drawn, **options)
+
+
+def check_ending(path: str | Path) -> str:
+    """Return the ending of a file name, if files with it can be written here.
+
+    Raises
+    ------
+    ValueError
+        For another ending, and for ``.png`` and ``.pdf`` without CairoSVG.
 
     Examples
     --------
@@ -74,6 +123,8 @@ def check_ending(path: str | Path) -> str:
     if ending not in ENDINGS:
         raise ValueError(
             f"{str(path)!r} ends in {ending or 'nothing'}; expected .svg (a picture), .html (a player), "
-            ".json (a trace for Perfetto) or .txt."
+            ".json (a trace for Perfetto), .txt, .png or .pdf."
         )
+    if ending in _CONVERTED:
+        check_converter(str(path))
     return ending

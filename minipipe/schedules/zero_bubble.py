@@ -124,9 +124,10 @@ def interleaved_zb(
         rank 0: 0F0 0F1 2F0 2F1     2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
         rank 1:     1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
 
-    Rank r begins with w = min((v - 1)g + p - 1 - r, m v) forwards, g the size of the largest group of microbatches. For
-    m >= p and tW <= tF the time is m(tF + tI + tW) + (p - 1)(tF + max(0, tI - tW)) / v, and the largest idle time within
-    a rank's own span is (p - 1)(tF + tI - tW) / v. Rank r holds (v - 1)g + p - r chunks, and of r more what W needs.
+    Rank r begins with w = min((v - 1)g + p - 1 - r, m v) forwards, g the size of the largest group of microbatches.
+    For m >= p and tW <= tF the time is m(tF + tI + tW) + (p - 1)(tF + max(0, tI - tW)) / v, and the largest idle time
+    within a rank's own span is (p - 1)(tF + tI - tW) / v. Rank r holds (v - 1)g + p - r chunks, and of r more what W
+    needs.
 
     Parameters
     ----------

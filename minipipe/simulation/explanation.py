@@ -137,7 +137,7 @@ class Explanation:
         return times[value.cut] if times and value.cut >= 0 else 0.0
 
     def _earliest_arrival(self, message: Message) -> float:
-        """Return when a measured message arrived, or, where its receiver came later, when it may have at the earliest."""
+        """Return when a measured message arrived; where its receiver came later, when it may have at the earliest."""
         if message.was_awaited:
             return message.arrived
         return min(message.arrived, message.sent + self._fastest.get((message.source, message.destination), 0.0))

@@ -27,7 +27,7 @@ def open_page(browser, tmp_path):
     contexts, complaints, fetched = [], [], []
 
     def open_text(text, ending="html", width=1400, height=900, **options):
-        path = tmp_path / f"{len(contexts)}.{ending}"
+        path = tmp_path / f"{len(contexts):02}.{ending}"
         path.write_text(text, encoding="utf-8")
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)

@@ -1,6 +1,9 @@
 """The player in a real browser: what it shows is what the timeline says."""
 
 import re
+from dataclasses import replace
+from itertools import product
+from random import Random
 
 import pytest
 
@@ -9,6 +12,7 @@ from minipipe.render.descriptions import describe_action, format_time
 from minipipe.render.html import draw_html
 from minipipe.render.palette import DARK, FILL, LIGHT
 from minipipe.schedules.action import ActionKind
+from minipipe.simulation.span import Span
 from tests.browser import as_told
 from tests.browser.as_told import TIMELINES
 
@@ -387,6 +391,91 @@ def test_on_paper_no_canvas_clears_the_one_below_it(open_page):
     for _ in range(2):  # the second time nothing changes its size
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate("window.cleared") == 0
+
+
+# Draws the charts anew, and returns the labels that each writes into its boxes, with the middle of each.
+LABELS = """async () => {
+  const prototype = CanvasRenderingContext2D.prototype;
+  const { fillText } = prototype;
+  const charts = [...document.querySelectorAll("canvas:first-child")];
+  const written = charts.map(() => []);
+  prototype.fillText = function (text, x, y) {
+    const chart = charts.indexOf(this.canvas);
+    const { e, f, b } = this.getTransform();
+    const ratio = this.canvas.width / parseFloat(this.canvas.style.width);
+    if (chart >= 0 && f && this.textAlign === "center") written[chart].push([text, e / ratio, f / ratio, b !== 0]);
+    fillText.call(this, text, x, y);
+  };
+  dispatchEvent(new Event("beforeprint"));
+  prototype.fillText = fillText;
+  return written;
+}"""
+
+
+def labelled(page, drawn):
+    """Return, for each timeline, the labelled actions as (length, action, label, is turned), and the others."""
+    width = page.evaluate("document.querySelector('canvas').clientWidth")
+    gutter = 28 if width < 600 else 62
+    scale = (width - gutter - 14) / max(timeline.makespan for timeline in drawn)
+    found = []
+    for timeline, written in zip(drawn, page.evaluate(LABELS), strict=True):
+        heights = sorted({y for _, _, y, _ in written})
+        have, lack = [], []
+        for rank, row in enumerate(timeline.spans):
+            for action, start, end in row:
+                middle = gutter + scale * (start + end) / 2
+                near = [label for label in written if abs(label[1] - middle) < 0.6 and label[2] == heights[rank]]
+                for text, _, _, is_turned in near:
+                    assert re.fullmatch(rf"(\d*{action.kind})?{action.microbatch}", text)
+                    have.append((end - start, action, text, is_turned))
+                if not near:
+                    lack.append((end - start, action))
+        assert len(have) == len(written)
+        found.append((have, lack))
+    return found
+
+
+@pytest.mark.parametrize("width", [700, 1000, 1400])
+def test_boxes_of_equal_width_are_labelled_alike_in_measured_and_predicted(open_page, width):
+    predicted = simulate(schedules.one_f_one_b(2, 16))
+    random = Random(0)
+    rows = ([Span(a, s, s + (e - s) * random.uniform(0.3, 1)) for a, s, e in row] for row in predicted.spans)
+    uneven = replace(predicted, spans=tuple(map(tuple, rows)), is_measured=True)
+    for drawn in ((predicted,), (uneven, predicted)):
+        page = open_page(draw_html(*drawn), width=width)
+        frame(page)
+        labels = labelled(page, drawn)
+        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+            forms = set()
+            for (have, lack), stage in product(labels, range(2)):
+                have, lack = ([each for each in found if each[1][:2] == (stage, kind)] for found in (have, lack))
+                assert not have or len(have) >= len(lack)
+                assert not have or max(lack, default=(0,))[0] <= min(have)[0] + 1e-9
+                forms |= {(re.sub(r"\d+", "", text), is_turned) for _, _, text, is_turned in have}
+            assert len(forms) == 1
+
+
+def test_labels_lose_the_kind_where_there_is_less_room_then_are_turned_then_left_out(open_page):
+    timeline = simulate(schedules.one_f_one_b(2, 12))
+    shown = {}
+    for width in range(300, 1500, 100):
+        page = open_page(draw_html(timeline), width=width)
+        frame(page)
+        ((have, lack),) = labelled(page, [timeline])
+        forwards = [label for _, action, *label in have if action.kind is ActionKind.FORWARD]
+        assert len(forwards) in (0, 24) and len(have) + len(lack) == 48
+        shown[width] = {(re.sub(r"\d+", "#", text), is_turned) for text, is_turned in forwards}
+    forms = [shown[width] for width in sorted(shown, reverse=True)]
+    changes = [form for form, before in zip(forms, [None, *forms]) if form != before]
+    assert changes == [{("F#", False)}, {("#", False)}, {("F#", True)}, set()]
+
+
+def test_a_title_and_notes_stand_above_the_player(open_page):
+    page = open_page(draw_html(schedules.gpipe(2, 2), title="A step", notes=["on <b>2</b> cores", "in May"]))
+    assert page.inner_text("h1") == page.title() == "A step"
+    assert page.locator(".notes li").all_inner_texts() == ["on <b>2</b> cores", "in May"]
+    assert page.locator(".notes").bounding_box()["y"] < page.locator("#player").bounding_box()["y"]
+    assert not open_page(draw_html(schedules.gpipe(2, 2))).is_visible(".notes")
 
 
 @pytest.mark.parametrize("name", ["zb-v", "zb-h1 in bytes", "blocking sends"])

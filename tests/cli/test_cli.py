@@ -181,8 +181,8 @@ def test_the_numbers_in_a_picture_and_in_a_trace_are_those_that_simulate_prints(
 def test_without_a_format_the_files_ending_says_which(ending, name, ask, tmp_path):
     """The story: `show 1f1b -o 1f1b.svg` wrote text, and no browser could open it."""
     path = tmp_path / f"mine.{ending}"
-    assert ask("show", "gpipe", "--width", 80, "-o", path)[0] == 0
-    assert path.read_text(encoding="utf-8") == ask("show", "gpipe", "--width", 80, "--format", name)[1]
+    assert ask("show", "gpipe", "--width", 300, "-o", path)[0] == 0
+    assert path.read_text(encoding="utf-8") == ask("show", "gpipe", "--width", 300, "--format", name)[1]
     assert ask("show", "gpipe", "--format", "rows", "-o", path)[0] == 0
     assert Schedule.from_text(path.read_text(), name="gpipe") == schedules.gpipe(4, 8)  # as was asked
     assert ask("show", "gpipe", "--json", "-o", path)[0] == 0
@@ -321,7 +321,7 @@ def test_a_schedule_that_adds_gradients_in_another_order_is_legal_and_says_so(as
         (["show", "gpipe", "1f1b", "--format", "csv"], "--format csv writes one schedule; 2 were given"),
         (["show", "gpipe", "-o", "a.doc"], "a.doc ends in .doc; expected .csv, .txt, .json, .svg, .pdf, .png, .html"),
         (["show", "gpipe", "-o", "no-ending"], "no-ending ends in nothing; expected"),
-        (["show", "gpipe", "--title", "mine"], "--title is for pictures"),
+        (["show", "gpipe", "--title", "mine"], "--title is for drawings other than text"),
         (["show", "gpipe", "--format", "png"], "--format png needs a file to write to: -o FILE"),
         (["show", "gpipe", "--width", "10"], "--width is 10; expected at least 40"),
         (["show", "gpipe", "--json", "--format", "csv"], "--json and --format csv are two formats; choose one"),

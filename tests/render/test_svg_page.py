@@ -1,4 +1,4 @@
-"""What stands in and around the boxes of an SVG: labels, legend, and a file that is whole in itself."""
+"""Labels, legend, title and options of an SVG, and a file that needs nothing else."""
 
 import re
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_boxes_of_one_width_say_equally_much_whatever_their_letter():
 def test_the_legend_names_only_what_occurs(timeline):
     picture = Picture(draw_svg(timeline, messages=True))
     parts = [part for lane in picture.lanes for part in (*lane.boxes, *lane.bands, *lane.idle)]
-    names = {name for part in parts for name in part.classes}
+    names = {part.name for part in parts}
     kinds = [f"{kind} {KIND_NAMES[kind]}" for kind in ActionKind if any(re.fullmatch(f"{kind}\\d*", n) for n in names)]
     assert [words for words in picture.legend if words[:2] in ("F ", "B ", "I ", "W ")] == kinds
     causes = [f"idle, {cause}" for cause in CAUSES if cause in names]
@@ -88,7 +88,7 @@ def test_any_name_and_note_give_valid_xml_and_leave_what_is_drawn_alone(name, no
 def test_markup_in_a_name_is_text():
     picture = Picture(draw_svg(replace(simulate(schedules.gpipe(2, 2)), name='<script>"&')))
     assert picture.root.find(".//script") is None
-    assert any(words.startswith('<script>"&, predicted') for words, _ in picture.texts)
+    assert any(words == '<script>"&, predicted' for words, _ in picture.texts)
     assert picture.root.findtext("title") == 'Timeline of <script>"&'
 
 
@@ -97,22 +97,46 @@ def test_the_file_needs_nothing_from_outside(messages):
     svg = draw_svg(schedules.interleaved_1f1b(2, 4), messages=messages).replace(NAMESPACE, "")
     for word in ("http", "href", "<script", "@import", "@font-face", "<image", "<foreignObject", "data:"):
         assert word not in svg
-    own = re.search(' id="([^"]+)"', svg)[1]
-    assert {place for place in re.findall(r"url\(([^)]*)\)", svg) if not place.startswith(f"#{own}-")} == set()
-    assert not re.search(r"\son\w+=", svg)
+    assert "url(" not in svg and not re.search(r"\son\w+=", svg)
 
 
-def test_every_box_has_a_colour_on_light_and_on_dark_and_rules_name_their_own_drawing():
-    svg = draw_svg(schedules.build("dualpipe-v", 2, 4))
+def painted(element, attributes=()):
+    """Yield every element that is drawn, with its attributes and those that it inherits."""
+    attributes = {**dict(attributes), **element.attrib}
+    if element.tag in ("rect", "path", "text"):
+        yield element, attributes
+    for child in element:
+        yield from painted(child, attributes)
+
+
+@pytest.mark.parametrize("schedule", [schedules.build("dualpipe-v", 2, 4), schedules.one_f_one_b(1, 1000)], ids=str)
+def test_attributes_alone_give_everything_its_light_colour(schedule):
+    svg = draw_svg(schedule, messages=True)
+    for element, attributes in painted(Picture(svg).root):
+        strokes = [attributes.get("stroke")] if attributes.get("fill") == "none" else [attributes.get("fill")]
+        assert all(re.fullmatch("#[0-9a-f]{6}", colour or "") for colour in strokes), element.attrib
+        name = attributes["class"]
+        if kind := re.fullmatch(r"(on-)?([FBIW])(\d*)", name):
+            fill = palette.shade(palette.FILL[ActionKind(kind[2])], int(kind[3] or 0))
+            assert attributes["fill"] == (fill.light_text if kind[1] else fill.light)
+    for beyond_some_converters in ("<pattern", "<marker", "<clipPath", "<mask", "<use", "<filter", "style=", "url("):
+        assert beyond_some_converters not in svg
+
+
+def test_a_dark_ground_changes_every_class_and_no_rule_reaches_another_drawing_or_a_converter():
+    svg = draw_svg(schedules.build("dualpipe-v", 2, 4), messages=True)
     own, style = re.search(' id="([^"]+)"', svg)[1], re.search("<style>(.*)</style>", svg)[1]
-    light, _, dark = style.partition("@media screen and (prefers-color-scheme:dark){")
-    for name in set(re.findall(r'class="box (?:thin )?([A-Z]\d?)"', svg)):
-        kind, chunk = ActionKind(name[0]), int(name[1:] or 0)
-        fill = palette.shade(palette.FILL[kind], chunk)
-        for rules, colour, text in ((light, fill.light, fill.light_text), (dark, fill.dark, fill.dark_text)):
-            assert f"#{own} .{name}{{fill:{colour}}}" in rules and f"#{own} .on-{name}{{fill:{text}}}" in rules
-    selectors = re.findall(r"([^{}]+)\{", light + dark.removesuffix("}"))
+    everywhere, dark = re.fullmatch(
+        r"@media all\{(.*)\}@media screen and \(prefers-color-scheme:dark\)\{(.*)\}", style
+    ).groups()
+    selectors = re.findall(r"([^{}]+)\{", everywhere + dark)
     assert all(part.startswith(f"#{own}") for selector in selectors for part in selector.split(","))
+    causes = {f"{cause}" for cause in CAUSES}  # these name slots; the class of their group has the colour
+    for name in {element.get("class") for element in Picture(svg).root.iter() if element.get("class")} - causes:
+        assert len(re.findall(rf"#{own} \.{name}\{{(?:fill|stroke):#[0-9a-f]{{6}}\}}", dark)) == 1, name
+    for name in {element.get("class") for element in Picture(svg).root.iterfind(".//g[@class='box']/g")}:
+        fill = palette.shade(palette.FILL[ActionKind(name[0])], int(name[1:] or 0))
+        assert f"#{own} .{name}{{fill:{fill.dark}}}" in dark and f"#{own} .on-{name}{{fill:{fill.dark_text}}}" in dark
 
 
 def test_it_says_what_it_shows_to_those_who_cannot_see_it():

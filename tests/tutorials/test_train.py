@@ -80,6 +80,10 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(ending, tmp_path):
         caption = f"1f1b, {origin}: makespan {makespan:.4g} ms, bubble {100 * bubble:.1f} %"
         assert caption in done.out and (ending != "svg" or caption in drawn)
         assert ending != "html" or f"{makespan:.4g} ms" in drawn
+    deviation = f"({100 * (makespans[1] / makespans[0] - 1):+.1f} %)"
+    model = "model: 8 linear layers, 16 wide; batches of 64; 2 ranks, 16 microbatches"
+    for fact in (deviation, model, "machine: ", "date: 20"):
+        assert fact in drawn, fact
     if ending == "html":
         assert float(re.search('"duration":([0-9.e-]+)', drawn)[1]) == max(makespans) / 1000
 
@@ -94,7 +98,7 @@ def test_a_trace_that_cannot_be_written_in_the_end_loses_no_result():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--trace", "step.png"], "--trace: 'step.png' ends in .png; expected .svg (a picture), .html (a player)"),
+        (["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif; expected .svg (a picture), .html (a player)"),
         (["--trace", "step"], "--trace: 'step' ends in nothing; expected .svg"),
         (["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'; make it first"),
         (["--layers", "0"], "--layers is 0; expected at least 1"),

@@ -1,6 +1,6 @@
-// Lines between the rows: messages, the critical path, and who waits for whom.
+// Lines between the rows: messages, the critical path, and dependencies of waiting ranks.
 
-/** Draws the chain of actions that decides the makespan: a line along it, and a frame around each. */
+/** Draws the critical path: a line along it, and a frame around each action. */
 function drawPath(pen, view, look, chart) {
   pen.strokeStyle = look.colour.ink;
   pen.lineWidth = 1.5;
@@ -23,7 +23,7 @@ function drawPath(pen, view, look, chart) {
   return drawn;
 }
 
-/** Draws all messages in sight, unless they are too many to tell apart. */
+/** Draws all visible messages, unless they are too many to tell apart. */
 function drawAllMessages(pen, view, look, chart) {
   const { starts } = chart.timeline.messages;
   const first = countUpTo(chart.timeline.messages.latestEnds, view.first);
@@ -35,7 +35,7 @@ function drawAllMessages(pen, view, look, chart) {
   return last - first;
 }
 
-/** Draws a message as an arrow from when and where it is sent to when and where it arrives. */
+/** Draws a message as an arrow from its send to its arrival. */
 function drawMessage(pen, view, look, chart, i, opacity) {
   const [value, , source, destination] = chart.timeline.messageParts[i];
   const [x, end] = [view.x(chart.timeline.messages.starts[i]), view.x(chart.timeline.messages.ends[i])];
@@ -57,7 +57,7 @@ function drawArrow(pen, x, y, toX, toY) {
   pen.fill();
 }
 
-/** Draws what changes with the moment: the cursor, what runs, who waits for whom, and messages under way. */
+/** Draws the moment: the cursor, running actions, dependencies of waiting ranks, and messages under way. */
 function drawMoment(chart, view, look, ratio, moment, scene) {
   const pen = chart.pen(chart.moment, view.width, ratio);
   pen.save();
@@ -101,7 +101,7 @@ function frame(pen, view, look, chart, r, i) {
   pen.strokeRect(x - 0.25, chart.top(r) - 0.75, Math.max(2, end - x - 0.5), chart.box + 1.5);
 }
 
-/** Draws a dashed line from what a rank waits for to where it will go on. */
+/** Draws a dashed line from the awaited action to the end of the wait. */
 function drawWait(pen, view, look, chart, r, idle) {
   const parts = chart.timeline.ranks[r].idleParts[idle];
   const place = chart.timeline.awaited(parts);
@@ -119,7 +119,7 @@ function drawWait(pen, view, look, chart, r, idle) {
   pen.setLineDash([]);
 }
 
-/** Draws a message under way, with a dot where it is. */
+/** Draws a message under way, with a dot at its position. */
 function drawTravelling(pen, view, look, chart, i, time) {
   drawMessage(pen, view, look, chart, i, 1);
   const [, , source, destination] = chart.timeline.messageParts[i];

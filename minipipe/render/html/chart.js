@@ -1,16 +1,18 @@
-// The chart of one timeline: a row for each rank, drawn once for each view. What changes with the moment lies above it.
+// The chart of one timeline: a row for each rank, drawn once for each view. A second canvas above it has the moment.
 
 const AXIS = 26; // pixels, for the marks of time
 const GAP = 7; // pixels between two rows
 const NARROW = 3; // pixels: narrower actions share a column
 const TOGETHER = 12; // actions that share one at least: whole rounds of F B and of F I W, so that columns look alike
-const MOST_ARROWS = 600; // where there are more in sight, none are drawn
+const MOST_ARROWS = 600; // more visible ones than this are not drawn
 
 class Chart {
-  constructor(timeline, holder, mostHeld) {
+  constructor(timeline, holder, mostHeld, labels) {
     this.timeline = timeline;
+    this.labels = labels;
     this.mostHeld = mostHeld;
     this.box = timeline.ranks.length > 16 ? 14 : timeline.ranks.length > 8 ? 20 : 28; // pixels, as all below
+    this.letters = this.box > 20 ? 12 : 10;
     this.strip = timeline.ranks.length > 16 ? 5 : 9;
     this.height = AXIS + timeline.ranks.length * (this.box + this.strip + GAP) + 4;
     this.onPath = new Set(timeline.criticalPath.map(([rank, index]) => `${rank} ${index}`));
@@ -36,7 +38,7 @@ class Chart {
     return this.top(rank) + (other > rank ? this.box : 0);
   }
 
-  /** Returns the part of the critical path that is in sight, and one step more at either end. */
+  /** Returns the visible part of the critical path, and one more step at either end. */
   pathWithin(view) {
     const [first, last] = this.path.within(view.first, view.last);
     return this.timeline.criticalPath.slice(Math.max(0, first - 1), last + 1);
@@ -59,12 +61,12 @@ class Chart {
       pen.clearRect(0, 0, canvas.width, canvas.height); // on paper it would clear what lies under this canvas, too
     }
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.font = `${this.box > 20 ? 12 : 10}px ${FONT}`;
+    pen.font = `${this.letters}px ${FONT}`;
     pen.textBaseline = "middle";
     return pen;
   }
 
-  /** Draws everything that does not depend on the moment; notes how many boxes that took. */
+  /** Draws everything that does not depend on the moment, and notes the number of boxes. */
   drawPlan(view, look, ratio, wishes) {
     const pen = this.pen(this.plan, view.width, ratio);
     this.drawNames(pen, view, look);
@@ -73,6 +75,8 @@ class Chart {
     pen.rect(view.gutter, 0, view.width - view.gutter, this.height);
     pen.clip();
     this.drawAxis(pen, view, look);
+    this.labels.choose(pen, view, look, this.box, this.letters);
+    pen.font = this.labels.font;
     let boxes = 0;
     this.hasColumns = false;
     this.timeline.ranks.forEach((rank, r) => {
@@ -112,7 +116,7 @@ class Chart {
   }
 }
 
-/** Draws the slots in which a rank is idle, hatched by cause; those too narrow to be seen stay ground. */
+/** Draws the idle slots of a rank, hatched by cause; slots narrower than a pixel are left blank. */
 function drawIdle(pen, view, look, rank, top, height) {
   const { starts, ends } = rank.idle;
   const narrowest = 1 / view.pixelsPerTime;
@@ -135,7 +139,7 @@ function drawIdle(pen, view, look, rank, top, height) {
   return boxes;
 }
 
-/** Draws a rank's actions: a box for each, or a column for several that are too narrow. */
+/** Draws the actions of a rank: a box for each, or a column for several narrow ones. */
 function drawActions(pen, view, look, chart, r, showsPath) {
   const rank = chart.timeline.ranks[r];
   const { starts, ends } = rank.actions;
@@ -145,11 +149,11 @@ function drawActions(pen, view, look, chart, r, showsPath) {
     next = columnEnd(view, starts, ends, i);
     if (next > i + 1) {
       const drawn = drawColumn(pen, view, look, rank, chart.top(r), chart.box, i, next);
-      if (drawn) chart.hasColumns = true; // what takes no time is not missed
+      if (drawn) chart.hasColumns = true; // actions of length 0 are never drawn
       boxes += drawn;
     } else if (ends[i] > starts[i]) {
       const isPale = showsPath && !chart.onPath.has(`${r} ${i}`);
-      drawBox(pen, view, look, rank, chart.top(r), chart.box, i, isPale);
+      drawBox(pen, view, look, chart, r, i, isPale);
       boxes += 1;
     }
   }
@@ -167,9 +171,10 @@ function columnEnd(view, starts, ends, i) {
   return next;
 }
 
-function drawBox(pen, view, look, rank, top, height, i, isPale) {
+function drawBox(pen, view, look, chart, r, i, isPale) {
+  const [rank, top, height] = [chart.timeline.ranks[r], chart.top(r), chart.box];
   const [x, end] = [view.x(rank.actions.starts[i]), view.x(rank.actions.ends[i])];
-  const width = Math.max(1, end - x - (end - x > 5 ? 1 : 0));
+  const width = widthOfBox(end - x);
   const [fill, ink] = look.fill(rank.kinds[i], rank.chunkOf(i));
   pen.globalAlpha = isPale ? 0.35 : 1;
   pen.fillStyle = fill;
@@ -178,24 +183,15 @@ function drawBox(pen, view, look, rank, top, height, i, isPale) {
     pen.fillStyle = look.hatches.sending;
     pen.fillRect(x, top, width, height);
   }
-  const text = width > 9 ? look.fitting(pen, labels(rank, i), width - 3) : "";
-  if (text) {
-    const left = Math.max(x, view.gutter);
+  if (rank.actions.ends[i] > rank.actions.starts[i]) {
     pen.fillStyle = ink;
-    pen.textAlign = "center";
-    pen.fillText(text, (left + Math.min(x + width, view.width)) / 2, top + height / 2 + 0.5);
+    const middle = (Math.max(x, view.gutter) + Math.min(x + width, view.width)) / 2; // of its visible part
+    chart.labels.draw(pen, view, rank, i, width, middle, top + height / 2);
   }
   pen.globalAlpha = 1;
 }
 
-/** Returns what may name an action in its box, the longest first. */
-function labels(rank, i) {
-  const [stage, kind, microbatch] = rank.parts[i];
-  const short = `${kind}${microbatch}`;
-  return rank.namesStage ? [`${stage}${short}`, short, `${microbatch}`] : [short, `${microbatch}`];
-}
-
-/** Draws what several narrow actions share of their time, one kind above the other; the rest is idle. */
+/** Draws several narrow actions as bands above each other, each kind by its share of the time; the rest is idle. */
 function drawColumn(pen, view, look, rank, top, height, first, next) {
   const { starts, ends } = rank.actions;
   const start = starts[first];
@@ -218,7 +214,7 @@ function drawColumn(pen, view, look, rank, top, height, first, next) {
   return boxes;
 }
 
-/** Draws how much a rank holds, over time; where it changes within a pixel, the most. */
+/** Draws the level of a rank over time; of the changes within a pixel, the highest. */
 function drawHeld(pen, view, look, rank, top, height, most) {
   const steps = rank.level;
   const bottom = top + height;

@@ -1,4 +1,4 @@
-// Buttons, keys, the wheel and the pointer: each tells the player what is wished.
+// Buttons, keys, the wheel and the pointer.
 
 function listenToButtons(player) {
   const acts = {
@@ -37,7 +37,7 @@ const CHART_KEYS = {
   ArrowDown: (player) => player.select(1),
 };
 
-/** Keys work while nothing, or something of the player, has the focus, and does not need them itself. */
+/** Keys act while the player or nothing has the focus, unless the focused element needs the key itself. */
 function listenToKeys(player) {
   document.addEventListener("keydown", (event) => {
     const target = event.target;
@@ -51,7 +51,7 @@ function listenToKeys(player) {
   });
 }
 
-/** Ctrl and the wheel zoom, as does a pinch; a drag along the axis of time moves the moment, a click sets it. */
+/** Ctrl with the wheel, or a pinch, zooms; a drag moves the moment, and a click sets it. */
 function listenToPointer(player) {
   const { scroller, sheet } = player.parts;
   scroller.addEventListener("scroll", () => player.scrolled(), { passive: true });
@@ -87,7 +87,7 @@ function listenToPointer(player) {
   });
 }
 
-/** Draws anew when the window, the colours or the medium change; paper is light. */
+/** Redraws when the window, the colour scheme or the medium changes; paper is light. */
 function listenToSurroundings(player) {
   new ResizeObserver(() => player.resize()).observe(player.parts.scroller);
   player.dark.addEventListener("change", () => player.changeLook());

@@ -1,7 +1,7 @@
-"""What the player knows: timelines as plain lists and numbers, and its sentences with gaps for the numbers.
+"""The data of the player: timelines as plain lists and numbers, and sentences with gaps for the numbers.
 
-The script of the player computes no schedule and words no sentence: it looks up what stands here. Times are counted
-from the start of their timeline.
+The script of the player computes no schedule and composes no sentence; it looks both up here. Times are relative to the
+start of their timeline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minipipe.simulation.timeline import Timeline
 __all__ = ["Hold", "holds_of", "player_data"]
 
 _SENT = attrgetter("sent")
-# What only a player says: it knows the moment.
+# Sentences about a moment, which only the player has.
 _SENTENCES = {
     "clock": "{time} of {duration} {unit}",
     "finished": "has finished",
@@ -44,10 +44,10 @@ _SENTENCES = {
 
 
 class Hold(NamedTuple):
-    """The activations of one microbatch on one stage, and from when until when its rank holds them.
+    """The interval in which a rank holds the activations of one microbatch on one stage.
 
-    What F computes is there from its start; B, or W where the backward is split, gives it back at its end. Where
-    nothing is kept for a backward, F gives it back. ``end`` is None for what is never given back.
+    It begins with the start of F. It ends with the end of B, or of W where the backward is split; in a forward-only
+    schedule with the end of F. ``end`` is None for activations that are never released.
     """
 
     stage: int
@@ -57,7 +57,7 @@ class Hold(NamedTuple):
 
 
 def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
-    """Return what a rank holds, and when, in the order in which it begins.
+    """Return the holds of a rank, ordered by their start.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
 
 
 def player_data(panels: Sequence[Panel]) -> dict[str, Any]:
-    """Return all that the script of the player needs, as lists, numbers and texts that JSON can hold.
+    """Return the data of the player as lists, numbers and texts for JSON.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def _rank(panel: Panel, rank: int) -> dict[str, Any]:
 
 
 def _idle(timeline: Timeline, idle: Idle) -> list:
-    """Return start, end, cause, and stage, kind, microbatch and rank of what is awaited, if that is known."""
+    """Return start, end and cause; if the awaited action is known, also its stage, kind, microbatch and rank."""
     awaited = [] if idle.awaited is None else [*idle.awaited, idle.source]
     return [idle.start - timeline.start, idle.end - timeline.start, idle.cause, *awaited]
 
@@ -131,7 +131,7 @@ def _message(timeline: Timeline, message: Message) -> list:
 
 
 def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float, str]]:
-    """Yield (time, memory, the same as text) at the beginning and wherever it changes."""
+    """Yield (time, memory, memory as text) at the start and at each change."""
     assert timeline.memory is not None
     held = 0.0
     yield 0.0, held, format_memory(held, timeline.memory_unit)
@@ -142,14 +142,14 @@ def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float,
 
 
 def _colours(panels: Sequence[Panel]) -> dict[str, list[dict[str, str]]]:
-    """Return, by kind of action, the fill of each chunk."""
+    """Return the fills of each kind of action, by chunk."""
     most_chunks = max((len(stages) for panel in panels for stages in panel.stages), default=1)
     fills = {kind: FILL.get(kind, FILL[ActionKind.SEND_F]) for kind in ActionKind}
     return {kind: [shade(fill, chunk)._asdict() for chunk in range(most_chunks)] for kind, fill in fills.items()}
 
 
 def _sentences() -> dict[str, Any]:
-    """Return the sentences of :mod:`minipipe.render.descriptions`, asked with a name in braces where a number belongs."""
+    """Return the sentences of :mod:`minipipe.render.descriptions` with names in braces instead of numbers."""
     gap: Any = "{source}"
     actions = {kind: _with_gaps(kind) for kind in ActionKind}
     waits = {

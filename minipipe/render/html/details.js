@@ -10,7 +10,7 @@ class Details {
     this.box.hidden = true;
   }
 
-  /** Shows what a rank does at a time beside a point of the window, if it does anything. */
+  /** Shows the action or the wait of a rank at a time, beside a point of the viewport. */
   show(t, r, time, x, y) {
     const lines = this.lines(this.player.timelines[t], r, time);
     if (!lines) {
@@ -46,7 +46,7 @@ class Details {
   }
 }
 
-/** Returns which chart and which of its ranks a pointer is over, and at what time; null if none. */
+/** Returns the chart, the rank and the time under a pointer, or null. */
 function placeUnder(player, event) {
   const holders = player.charts.map((chart) => chart.moment.parentElement);
   const t = holders.indexOf(event.target.closest(".chart"));
@@ -57,7 +57,7 @@ function placeUnder(player, event) {
   return { t, r: player.charts[t].rankAt(event.clientY - top), time: player.view.clamped(player.view.timeAt(x)) };
 }
 
-/** Moves the choice of a rank up or down, over all charts. */
+/** Moves the selected rank up or down, over all charts. */
 function chosen(player, direction) {
   const all = player.timelines.flatMap((timeline, t) => timeline.ranks.map((_, r) => [t, r]));
   const now = player.selected ? all.findIndex(([t, r]) => t === player.selected[0] && r === player.selected[1]) : -1;

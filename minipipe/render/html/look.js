@@ -1,4 +1,4 @@
-// Colours of the canvas, for light and for dark; they come with the data, as those of the style sheet do.
+// Colours of the canvas, light and dark; they are part of the data.
 
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
 
@@ -33,15 +33,10 @@ class Look {
     return pattern;
   }
 
-  /** Returns the first of some texts that fits into so many pixels, or nothing. */
-  fitting(pen, texts, room) {
-    return texts.find((text) => this.widthOf(pen, text) <= room) || "";
-  }
-
-  /** Returns a width as if the letter were the widest one, so that boxes of one width say equally much. */
-  widthOf(pen, label) {
-    const text = label.replace(/[FBI]/, "W");
-    if (!this.widths.has(text)) this.widths.set(text, pen.measureText(text).width);
-    return this.widths.get(text);
+  /** Returns the width of a text in the font of a pen, in pixels. */
+  widthOf(pen, text) {
+    const key = `${pen.font} ${text}`;
+    if (!this.widths.has(key)) this.widths.set(key, pen.measureText(text).width);
+    return this.widths.get(key);
   }
 }

@@ -1,4 +1,4 @@
-// Where it begins.
+// The entry point.
 
 const player = new Player(JSON.parse(document.getElementById("data").textContent));
 listenToButtons(player);

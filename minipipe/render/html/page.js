@@ -1,4 +1,4 @@
-// What stands in the page as text: the moment, rank by rank, and all actions in tables for those who ask.
+// Text in the page: the moment, rank by rank, and tables of all actions.
 
 function element(tag, className, text = "") {
   const made = document.createElement(tag);
@@ -7,12 +7,12 @@ function element(tag, className, text = "") {
   return made;
 }
 
-/** Sets a text, if it changed: most of them stay the same from frame to frame. */
+/** Sets a text if it changed: most texts stay the same from frame to frame. */
 function write(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** The table of one timeline: what each rank does and holds now, and which messages are under way. */
+/** The table of one timeline: the state of each rank at the moment, and the messages under way. */
 class MomentTable {
   constructor(timeline, holder, sentences, mostHeld) {
     this.mostHeld = mostHeld;
@@ -73,7 +73,7 @@ function addRow(body, rank, r) {
   return { row, swatch, doing, beside, count, holds, bar, memory };
 }
 
-/** Says a moment as one text; of `before`, only what has changed since. */
+/** Returns a moment as one text; given the texts `before`, only the changes. */
 function spokenMoment(timelines, moments, sentences, before) {
   const said = [];
   const now = timelines.map((timeline, t) =>

@@ -1,4 +1,4 @@
-"""A timeline as a player: one page of HTML that steps through it, moment by moment."""
+"""Timelines as a player: a page of HTML that steps through them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, format_memory, format_time, origin
+from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, figures, format_memory, origin
 from minipipe.render.html.data import player_data
+from minipipe.render.lettering import note_lines
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules.action import ActionKind
@@ -20,13 +21,14 @@ from minipipe.simulation.timeline import Timeline
 
 __all__ = ["draw_html"]
 
-# The files of the script, in the order in which they build on each other.
+# The files of the script, in the order of their dependencies.
 _SCRIPTS = (
     "search",
     "timeline",
     "sentences",
     "view",
     "look",
+    "labels",
     "chart",
     "arrows",
     "page",
@@ -37,24 +39,28 @@ _SCRIPTS = (
 )
 
 
-def draw_html(*drawn: ActionTable | Timeline) -> str:
+def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()) -> str:
     """Draw schedules (F, I and W one unit each) or timelines as a page that plays them, above each other.
 
     Parameters
     ----------
     *drawn : Schedule or Timeline
-        One, or several that share a unit of time; they have one axis of time and one moment.
+        One, or several in one unit of time; they share the axis and the moment.
+    title : str, optional
+        The heading of the page; by default the names of the timelines.
+    notes : sequence of str
+        Lines under the heading, such as the machine and the date of a measurement.
 
     Returns
     -------
     str
-        HTML: everything is inside, and nothing is fetched. The page plays, steps and zooms; for each moment it says
-        what each rank does or waits for, what it holds, and which messages are under way.
+        A self-contained page of HTML that fetches nothing. It plays, steps and zooms; at each moment it tells the
+        action or the wait of each rank, the activations that it holds, and the messages under way.
 
     Raises
     ------
     TypeError
-        For anything else.
+        For anything else, and for ``notes`` that are one string.
     ValueError
         When there is nothing to draw, or units differ.
 
@@ -69,7 +75,8 @@ def draw_html(*drawn: ActionTable | Timeline) -> str:
     page = Template(_resource("player.html"))
     are_several = len(panels) > 1
     return page.substitute(
-        title=escape(_title(panels)),
+        title=escape(title or _title(panels)),
+        notes="".join(f"<li>{escape(note)}</li>" for note in note_lines(notes)),
         style=f"{_themes()}\n{_resource('player.css')}",
         legend="".join(_legend(panels)),
         charts="".join(_chart(panel, are_several) for panel in panels),
@@ -81,7 +88,7 @@ def draw_html(*drawn: ActionTable | Timeline) -> str:
 
 
 def _shown(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
-    """Leave memory out where it would only repeat the number of activations."""
+    """Leave memory out if it only repeats the number of activations."""
     if any(panel.tells_memory for panel in panels):
         return panels
     return tuple(Panel(replace(panel.timeline, memory=None, peak_memory=None)) for panel in panels)
@@ -92,7 +99,7 @@ def _resource(name: str) -> str:
 
 
 def _json(data: object) -> str:
-    """Write data so that nothing in it can end the element that holds it."""
+    """Return data as JSON that cannot end its ``<script>`` element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -108,7 +115,7 @@ def _name(panel: Panel) -> str:
 
 
 def _themes() -> str:
-    """Return the colours as CSS: light, or dark where that is preferred and nothing is printed."""
+    """Return the colours as CSS: light, or dark on screens with that preference."""
     hatches = "\n".join(_hatch(cause, *hatch) for cause, hatch in HATCH.items())
     dark = f":root {{ {_variables(DARK)} }}\n.swatch.kind {{ --light: var(--dark); }}"
     return f":root {{ {_variables(LIGHT)} }}\n@media screen and (prefers-color-scheme: dark) {{ {dark} }}\n{hatches}"
@@ -124,7 +131,7 @@ def _hatch(cause: IdleCause, angle: int, gap: int) -> str:
 
 
 def _legend(panels: Sequence[Panel]) -> Iterator[str]:
-    """Yield an entry for each kind of action, each cause of idle time and each line that occurs."""
+    """Yield an entry for each kind of action, cause of idle time and kind of line that occurs."""
     boxes = {
         (span.action.kind, panel.chunk_of(rank, span.action.stage))
         for panel in panels
@@ -149,11 +156,11 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     if any(panel.has_late_receipts for panel in panels):
         yield _entry("", LATE_RECEIPTS)
     if sent:
-        yield _entry('<i class="line wait"></i>', "what a rank waits for, and when it will have it")
+        yield _entry('<i class="line wait"></i>', "dependency of a waiting rank")
 
 
 def _is_memory(panels: Sequence[Panel]) -> bool:
-    """Tell whether strips show memory: where all know it, in one unit."""
+    """Tell whether strips show memory: all timelines know it, in one unit."""
     has_one_unit = len({panel.timeline.memory_unit for panel in panels}) == 1
     return has_one_unit and all(panel.timeline.memory is not None for panel in panels)
 
@@ -185,9 +192,7 @@ def _heading(panel: Panel) -> str:
 
 
 def _facts(timeline: Timeline) -> Iterable[tuple[str, str]]:
-    yield "makespan", format_time(timeline.makespan, timeline.unit)
-    yield "bubble", f"{100 * timeline.bubble_fraction:.1f} %"
-    yield "peak activations by rank", ", ".join(map(str, timeline.peak_activations))
+    yield from figures(timeline)
     if timeline.peak_memory is not None:
         peaks = ", ".join(format_memory(peak, timeline.memory_unit) for peak in timeline.peak_memory)
         yield "peak memory by rank", peaks if timeline.memory_unit == "bytes" else f"{peaks} {timeline.memory_unit}"
@@ -207,7 +212,7 @@ def _moment(panel: Panel, is_headed: bool) -> str:
 
 
 def _tables(panel: Panel) -> Iterable[str]:
-    """Yield an empty table for each rank, which the script fills when it is opened."""
+    """Yield an empty table for each rank; the script fills it when it is opened."""
     unit = "ms" if panel.timeline.unit == "s" else panel.timeline.unit
     heads = "".join(f'<th scope="col">{head}</th>' for head in ("action", f"start ({unit})", f"end ({unit})"))
     for rank in range(panel.timeline.num_ranks):

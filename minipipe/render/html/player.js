@@ -1,7 +1,7 @@
-// The player: one moment, one view, and what follows from them in the page.
+// The player: one moment and one view, from which the page is drawn.
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]; // typical actions in a second
-const SHORT = 60; // seconds: as long as a whole run should take at most, unless told otherwise
+const SHORT = 60; // seconds: the default limit of a whole run
 const GLOW = 0.4; // typical actions: how long a message stays visible after its arrival while playing
 
 class Player {
@@ -29,7 +29,8 @@ class Player {
     const levels = levelsOf(this.timelines);
     const most = Math.max(...levels.map((level) => level.most), 0);
     const holders = [...this.parts.sheet.querySelectorAll(".chart")];
-    this.charts = this.timelines.map((timeline, t) => new Chart(timeline, holders[t], most));
+    const labels = labelsOf(this.timelines);
+    this.charts = this.timelines.map((timeline, t) => new Chart(timeline, holders[t], most, labels[t]));
     const moments = [...document.querySelectorAll(".moment")];
     const ranks = this.timelines.flatMap((timeline) => timeline.ranks);
     const mostHeld = Math.max(1, ...ranks.map((rank) => rank.held.most));
@@ -51,7 +52,7 @@ class Player {
 
   // -- the moment ------------------------------------------------------------------------------------------
 
-  /** The moment that is shown: where motion is not wanted, only moments at which something happens. */
+  /** The moment that is shown: only events, for people who prefer reduced motion. */
   get shown() {
     if (!this.isPlaying || !this.calm.matches) return this.time;
     return this.events[Math.max(0, countUpTo(this.events, this.time) - 1)];
@@ -69,7 +70,7 @@ class Player {
     this.speak();
   }
 
-  /** Goes to the next moment at which something starts or ends, or to the one before. */
+  /** Goes to the next or to the previous event. */
   step(direction) {
     const count = countUpTo(this.events, this.time);
     const isEvent = this.events[count - 1] === this.time;
@@ -111,7 +112,7 @@ class Player {
     this.speak();
   }
 
-  /** Chooses a rank, tells what it does, and marks it. */
+  /** Selects a rank, announces its state, and marks it. */
   select(direction) {
     this.selected = chosen(this, direction);
     if (!this.selected) return;
@@ -124,7 +125,7 @@ class Player {
 
   // -- the view --------------------------------------------------------------------------------------------
 
-  /** Zooms about a time; about the moment, unless told, or the middle where the moment is not in sight. */
+  /** Zooms around a time: by default the moment, or the middle of the view if the moment is not visible. */
   zoomBy(factor, time = this.time) {
     const { first, last } = this.view;
     this.view.zoomBy(factor, time >= first && time <= last ? time : (first + last) / 2);
@@ -142,7 +143,7 @@ class Player {
     if (Math.abs(this.view.scroll - before) >= 1) this.applyView();
   }
 
-  /** Lets the page's own scroll bar show where the view is; the browser has the last word. */
+  /** Sets the scroll bar of the page to the view; the browser may clamp it. */
   applyView() {
     const { extent, scroller } = this.parts;
     extent.style.inlineSize = `${this.view.width + this.view.room * (this.view.zoom - 1)}px`;
@@ -216,7 +217,7 @@ class Player {
       !this.wishes.messages || !this.charts.some((chart) => chart.hidesMessages);
   }
 
-  /** Returns messages that have just arrived, and how visible they still are; none unless things move. */
+  /** Returns messages that have just arrived, with their opacity; none unless the player is playing. */
   fading(t, time) {
     if (!this.isPlaying || this.calm.matches) return [];
     const { ends } = this.timelines[t].messages;
@@ -231,7 +232,7 @@ class Player {
     this.parts.scrub.setAttribute("aria-valuetext", text);
   }
 
-  /** Says the moment to those who do not see it; while playing, nothing. */
+  /** Announces the moment to screen readers, unless the player is playing. */
   speak() {
     if (this.isPlaying) return;
     const moments = this.timelines.map((timeline) => timeline.at(this.time));
@@ -253,7 +254,7 @@ function typicalLength(timelines) {
   return some.length ? some[some.length >> 1] : 0;
 }
 
-/** Gives every rank the level to draw: memory where all know it in one unit, otherwise how many it holds. */
+/** Sets the level of every rank: memory if all know it in one unit, otherwise the number of activations. */
 function levelsOf(timelines) {
   const ranks = timelines.flatMap((timeline) => timeline.ranks);
   const isMemory = new Set(timelines.map((timeline) => timeline.memoryUnit)).size === 1

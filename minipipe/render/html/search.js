@@ -17,7 +17,7 @@ class Stretches {
   constructor(starts, ends) {
     this.starts = Float64Array.from(starts);
     this.ends = Float64Array.from(ends);
-    this.latestEnds = this.ends.slice(); // of each and all before it: where a search backwards may stop
+    this.latestEnds = this.ends.slice(); // of each and all before it: a search backwards may stop there
     for (let i = 1; i < this.size; i += 1) {
       this.latestEnds[i] = Math.max(this.latestEnds[i], this.latestEnds[i - 1]);
     }
@@ -27,7 +27,7 @@ class Stretches {
     return this.starts.length;
   }
 
-  /** Returns which contain a time: the start belongs to a stretch, the end only if it is also the start. */
+  /** Returns the stretches that contain a time, without their end unless it is also their start. */
   at(time) {
     const found = [];
     for (let i = countUpTo(this.starts, time) - 1; i >= 0 && this.latestEnds[i] >= time; i -= 1) {
@@ -36,13 +36,13 @@ class Stretches {
     return found.reverse();
   }
 
-  /** Returns the last one that starts by `time`, if it has not ended, or -1: the one there is if none overlap. */
+  /** Returns the last stretch that starts by `time`, if it has not ended, or -1. */
   lastAt(time) {
     const i = countUpTo(this.starts, time) - 1;
     return i >= 0 && this.ends[i] > time ? i : -1;
   }
 
-  /** Returns the first and the one after the last of those that touch a window of time, if none overlap. */
+  /** Returns the range of the stretches that touch a window of time, if none overlap. */
   within(first, last) {
     return [countUpTo(this.ends, first), countUpTo(this.starts, last)];
   }

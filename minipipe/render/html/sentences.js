@@ -1,4 +1,4 @@
-// Sentences: what stands in the page as text with gaps, filled with numbers; nothing is worded here.
+// Sentences: templates from the data, filled with numbers.
 
 /** Fills `{name}` in a sentence. */
 function fill(sentence, values) {
@@ -17,7 +17,7 @@ class Sentences {
     return fill(this.templates.actions[kind], { stage, microbatch });
   }
 
-  /** Says what an idle rank waits for. */
+  /** Describes the wait of an idle rank. */
   wait(idle) {
     const [, , cause, stage, kind, microbatch, source] = idle;
     return fill(this.templates.waits[kind ? `${cause} ${kind}` : cause], { stage, microbatch, source });
@@ -28,7 +28,7 @@ class Sentences {
     return fill(this.templates.message, { value, usedBy, source, destination });
   }
 
-  /** Says what a rank does at a moment, and beside it what that depends on and what comes next. */
+  /** Describes the state of a rank at a moment: its action or wait, and beside it its dependency and next action. */
   rank(rank, state) {
     const idle = state.idle < 0 ? null : rank.idleParts[state.idle];
     const doing = state.action >= 0 ? this.action(rank, state.action) : idle && this.wait(idle);
@@ -43,7 +43,7 @@ class Sentences {
     return parts.join("; ");
   }
 
-  /** Lists what a rank holds: microbatches, by stage where there are several. */
+  /** Lists the microbatches that a rank holds, by stage where it has several. */
   holds(rank, state) {
     const byStage = new Map();
     for (const hold of state.holds) {
@@ -58,24 +58,24 @@ class Sentences {
     return texts.join("; ");
   }
 
-  /** Writes a time, to be followed by its unit. */
+  /** Returns a time without its unit. */
   time(time) {
     return this.inSeconds ? rounded(1000 * time, 4) : rounded(time, 6);
   }
 
-  /** Says a moment. */
+  /** Returns the text of the clock. */
   clock(time, duration) {
     return fill(this.templates.clock, { time: this.time(time), duration: this.time(duration), unit: this.unit });
   }
 }
 
-/** Rounds to so many digits, but none before the point away. */
+/** Rounds to a number of digits, but keeps all digits before the point. */
 function rounded(number, digits) {
   if (number >= 10 ** digits - 0.5 && number < 1e15) return number.toFixed(0);
   return Number(number.toPrecision(digits)).toString();
 }
 
-/** Writes whole numbers with dashes for those that follow each other: 0–3, 5. */
+/** Returns integers as text, with a dash for consecutive ones: 0–3, 5. */
 function ranges(numbers) {
   const sorted = [...numbers].sort((a, b) => a - b);
   const runs = [];

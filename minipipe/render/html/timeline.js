@@ -1,6 +1,6 @@
-// Timelines as they stand in the page, and what happens in them at a moment.
+// Timelines, and their state at a moment.
 
-/** One rank: its actions, its idle times, and what it holds. */
+/** One rank: its actions, its idle times, and the activations that it holds. */
 class Rank {
   constructor(data, snap) {
     this.stages = data.stages;
@@ -33,7 +33,7 @@ class Rank {
     return this.kinds[index].startsWith("SEND");
   }
 
-  /** Returns the next action that takes time of its own; a RECV is done when it is reached. */
+  /** Returns the next action other than a RECV, which ends when it is reached. */
   nextAfter(time) {
     let next = countUpTo(this.actions.starts, time);
     while (next < this.actions.size && this.kinds[next].startsWith("RECV")) next += 1;
@@ -41,7 +41,7 @@ class Rank {
   }
 }
 
-/** A number that changes now and then: [time, value from then on, perhaps as text], ascending. */
+/** A step function of time: [time, value from then on, optionally the value as text], ascending. */
 class Steps {
   constructor(steps) {
     this.times = Float64Array.from(steps, (step) => step[0]);
@@ -63,7 +63,7 @@ function countSteps(stretches) {
   return new Steps(times.map((time) => [time, countUpTo(starts, time) - countUpTo(ends, time)]));
 }
 
-/** Returns, by kind, the time that a rank spent on it before each of its actions. */
+/** Returns, by kind, the time spent on it before each action of a rank. */
 function sumsByKind(rank) {
   const sums = new Map();
   for (const kind of new Set(rank.kinds)) {
@@ -89,7 +89,7 @@ class Timeline {
     this.ranks.forEach((rank, r) => rank.parts.forEach((_, i) => this.places.set(rank.name(i), [r, i])));
   }
 
-  /** Returns what each rank does, awaits and holds at a time, and which messages are under way. */
+  /** Returns the state of each rank at a time, and the messages under way. */
   at(time) {
     return { ranks: this.ranks.map((rank) => this.rankAt(rank, time)), messages: this.messages.at(time) };
   }
@@ -106,12 +106,12 @@ class Timeline {
     };
   }
 
-  /** Returns where and when what an idle rank waits for runs, as [rank, index], if it is on the chart. */
+  /** Returns the action that an idle rank waits for, as [rank, index], or null. */
   awaited(idle) {
     return this.places.get(`${idle[3]}${idle[4]}${idle[5]}`) || null;
   }
 
-  /** Returns how far what a rank waits for has come. */
+  /** Returns the progress of the action that an idle rank waits for. */
   howFar(idle, time) {
     const place = this.awaited(idle);
     if (!place) return null;
@@ -121,7 +121,7 @@ class Timeline {
   }
 }
 
-/** Returns every time at which something starts or ends, ascending, once; what differs by rounding only is one. */
+/** Returns the times of all starts and ends, ascending; times that differ only by rounding are merged. */
 function eventsOf(data) {
   const times = [0, data.duration];
   for (const panel of data.panels) {
@@ -143,7 +143,7 @@ function eventsOf(data) {
   return Float64Array.from(events);
 }
 
-/** Returns a function that moves a time to the event that it is, but for rounding. */
+/** Returns a function that replaces a time by the event that it equals but for rounding. */
 function snapTo(events, duration) {
   const tolerance = duration * 1e-9;
   return (time) => {

@@ -1,7 +1,7 @@
-// Which part of time is seen, and where: the same for all charts, so that one moment is one vertical line.
+// The visible interval of time and its scale: the same for all charts, so that a moment is one vertical line.
 
 const MARGIN = 14; // pixels beside the last moment
-const BOX = 64; // pixels: how wide a typical action gets at most
+const BOX = 64; // pixels: the largest width of a typical action
 
 class View {
   constructor(duration, typical) {
@@ -41,12 +41,12 @@ class View {
     return (x - this.gutter + this.scroll) / this.pixelsPerTime;
   }
 
-  /** Returns a time that is on the chart. */
+  /** Returns the nearest time on the chart. */
   clamped(time) {
     return Math.min(this.duration, Math.max(0, time));
   }
 
-  /** Zooms by a factor; `time` stays where it is. */
+  /** Zooms by a factor around `time`, whose place stays the same. */
   zoomBy(factor, time) {
     const x = this.x(time);
     this.zoom = Math.min(this.mostZoom, Math.max(1, this.zoom * factor));
@@ -58,7 +58,7 @@ class View {
     this.scroll = 0;
   }
 
-  /** Scrolls so far that a time is seen, if it is not. */
+  /** Scrolls until a time is visible. */
   show(time) {
     const x = this.x(time);
     const edge = Math.min(40, this.room / 10);

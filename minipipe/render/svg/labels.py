@@ -1,9 +1,9 @@
-"""The labels in the boxes of an SVG: as much of an action's name as there is room for."""
+"""The labels in the boxes of an SVG: one form for all boxes of a kind."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from minipipe.render.axis import Axis
@@ -11,18 +11,21 @@ from minipipe.render.descriptions import short_label
 from minipipe.render.lettering import number, text_width
 from minipipe.render.panel import Panel
 from minipipe.render.svg.lanes import is_drawn
-from minipipe.render.svg.style import box_class
+from minipipe.render.svg.letters import Letters
+from minipipe.render.svg.style import label_paint
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.simulation.span import Span
 
 __all__ = ["Labels"]
 
 _PADDING = 1.0  # pixels, on each side
-_RISE = 0.36  # of the size of letters: from their middle down to the line on which they stand
+_RISE = 0.36  # of the font size: from the middle of letters down to their base line
+_SIZES = (11.0, 10.0, 9.0, 8.0)  # pixels, at the default font size
+_NEARLY_ALL = 0.95  # of the boxes of a kind: measured times have outliers
 
 
 class _Form(NamedTuple):
-    """A way to write a label: with the stage, with the kind, and whether turned, to be read upwards."""
+    """A form of a label: with or without the stage, with or without the kind, upright or turned."""
 
     names_stage: bool
     names_kind: bool
@@ -36,84 +39,105 @@ _FORMS = (
     _Form(True, True, True),
     _Form(False, True, True),
 )
-_PLAIN = _FORMS[:2]  # what is large enough to be wished for before all others
+_UPRIGHT_WITH_KIND = _FORMS[:2]  # a smaller size with the kind is better than a larger one without
 
 
 class Labels:
-    """What stands in the boxes of a panel: boxes of one width say equally much, whatever their letter.
+    """The labels of several panels, of one size. Each kind of action has one form in all of them.
 
-    A label is ``2F3`` where the rank holds several stages, otherwise ``F3``. Where there is no room it is shortened to
-    ``F3`` and to ``3``, then turned, then left out.
+    The form is the first of ``2F3`` (where a rank holds several stages), ``F3``, ``3`` and the turned ones that fits
+    into nearly all boxes of the kind, measured with the longest label of the kind. A box that is too narrow for it has
+    no label, and neither have its neighbours of the kind where most of them are too narrow: a few labels in a row would
+    look accidental. F9 and F10 are therefore labelled alike in boxes of equal width.
 
     Parameters
     ----------
-    panel : Panel
+    panels : sequence of Panel
     axis : Axis
     height : float
         Of the boxes, in pixels.
+    letters : Letters
 
     Attributes
     ----------
     size : float
-        Of the letters, in pixels: as large as can be with which nearly all boxes have room for a label.
+        The font size in pixels: the largest one with which all kinds have a form.
     """
 
-    def __init__(self, panel: Panel, axis: Axis, height: float) -> None:
-        self._panel, self._axis, self._height = panel, axis, height
+    def __init__(self, panels: Sequence[Panel], axis: Axis, height: float, letters: Letters) -> None:
+        self._axis, self._height = axis, height
         self._widths: defaultdict[ActionKind, list[float]] = defaultdict(list)
-        self._longest: defaultdict[tuple[ActionKind, _Form], float] = defaultdict(float)  # with letters of size 1
-        kinds = {span.action.kind for row in panel.timeline.spans for span in row if is_drawn(span)}
-        # Measured with the widest letter, or a narrow I would say more than the F beside it.
+        self._longest: defaultdict[tuple[ActionKind, _Form], float] = defaultdict(float)  # at a font size of 1
+        for panel in panels:
+            self._measure(panel)
+        sizes = [letters.size / 12 * size for size in _SIZES]
+        sizes = [size for size in sizes if size <= height - 3] or sizes[-1:]
+        wishes = ((size, forms) for forms in (_UPRIGHT_WITH_KIND, _FORMS) for size in sizes)
+        self.size = next((size for size, forms in wishes if self._all_have_room(forms, size)), sizes[-1])
+        self._forms = {kind: self._form(kind) for kind in self._widths}
+
+    def draw(self, panel: Panel, rank: int) -> Iterator[str]:
+        """Yield the labels of a rank; the upper edge of its lane is at 0."""
+        origin = panel.timeline.start
+        drawn: defaultdict[tuple[ActionKind, int], list[str]] = defaultdict(list)
+        spans = list(filter(is_drawn, panel.timeline.spans[rank]))
+        kinds = {kind for kind in self._forms if self._most_have_room(kind, spans)}
+        for action, start, end in spans:
+            form = self._forms[action.kind]
+            if action.kind in kinds and self._fits(action.kind, end - start):
+                x = (self._axis.x(start - origin) + self._axis.x(end - origin)) / 2
+                text = f"<text {self._place(x, form)}>{_written(panel, rank, action, form)}</text>"
+                drawn[action.kind, panel.chunk_of(rank, action.stage)].append(text)
+        for (kind, chunk), texts in drawn.items():
+            yield f"<g {label_paint(kind, chunk)}>{''.join(texts)}</g>"
+
+    def _most_have_room(self, kind: ActionKind, spans: Sequence[Span]) -> bool:
+        """Tell whether at least half of the boxes of a kind, in one row, have room for their form."""
+        fits = [self._fits(kind, end - start) for action, start, end in spans if action.kind is kind]
+        return 2 * sum(fits) >= len(fits)
+
+    def _fits(self, kind: ActionKind, time: float) -> bool:
+        return self._has_room(kind, self._forms[kind], self.size, time * self._axis.scale)
+
+    def _place(self, x: float, form: _Form) -> str:
+        middle = self._height / 2
+        if form.is_turned:
+            return f'transform="translate({number(x + _RISE * self.size)} {number(middle)}) rotate(-90)"'
+        return f'x="{number(x)}" y="{number(middle + _RISE * self.size)}"'
+
+    def _measure(self, panel: Panel) -> None:
+        """Note the widths of all boxes, and the longest label of each kind in each form."""
+        rows = [list(filter(is_drawn, row)) for row in panel.timeline.spans]
+        # Measured with the widest letter: otherwise a narrow I would have a longer form than the F beside it.
+        kinds = {span.action.kind for row in rows for span in row}
         widest = max(kinds, key=lambda kind: text_width(kind, 1), default=ActionKind.FORWARD)
-        for rank, row in enumerate(panel.timeline.spans):
-            for action, start, end in filter(is_drawn, row):
-                self._widths[action.kind].append((end - start) * axis.scale)
+        for rank, row in enumerate(rows):
+            for action, start, end in row:
+                self._widths[action.kind].append((end - start) * self._axis.scale)
                 for form in _FORMS:
-                    width = text_width(self._written(rank, action._replace(kind=widest), form), 1)
+                    width = text_width(_written(panel, rank, action._replace(kind=widest), form), 1)
                     self._longest[action.kind, form] = max(self._longest[action.kind, form], width)
-        sizes = [size for size in (11.0, 10.0, 9.0, 8.0) if size <= height - 3]
-        wishes = ((size, forms) for forms in (_PLAIN, _FORMS) for size in sizes)
-        self.size = next((size for size, forms in wishes if self._all_have_room(forms, size)), sizes[0])
-        self._first = {kind: self._first_form(kind) for kind in self._widths}
-
-    def draw(self, rank: int) -> Iterator[str]:
-        """Yield the labels of a rank's boxes; the lane's upper edge is at 0."""
-        origin, middle = self._panel.timeline.start, self._height / 2
-        for span in filter(is_drawn, self._panel.timeline.spans[rank]):
-            form = self._form(span)
-            if form is None:
-                continue
-            name = box_class(span.action.kind, self._panel.chunk_of(rank, span.action.stage))
-            x = (self._axis.x(span.start - origin) + self._axis.x(span.end - origin)) / 2
-            place = f'x="{number(x)}" y="{number(middle + _RISE * self.size)}"'
-            if form.is_turned:
-                place = f'transform="translate({number(x + _RISE * self.size)} {number(middle)}) rotate(-90)"'
-            yield f'<text class="label on-{name}" {place}>{self._written(rank, span.action, form)}</text>'
-
-    def _form(self, span: Span) -> _Form | None:
-        """Return how the label of a box is written, or None where there is no room for any."""
-        kind, width = span.action.kind, (span.end - span.start) * self._axis.scale
-        return next(
-            (form for form in _FORMS[self._first[kind] :] if self._has_room(kind, form, self.size, width)), None
-        )
-
-    def _written(self, rank: int, action: Action, form: _Form) -> str:
-        if form.names_kind:
-            return short_label(action, form.names_stage and self._panel.names_stage(rank))
-        return str(action.microbatch)
 
     def _has_room(self, kind: ActionKind, form: _Form, size: float, width: float) -> bool:
-        """Tell whether a box of so many pixels has room for the longest label of its kind."""
+        """Tell whether a box of this width has room for the longest label of its kind."""
         length = size * self._longest[kind, form] + 2 * _PADDING
         return length <= self._height and size <= width if form.is_turned else length <= width
 
-    def _most_have_room(self, kind: ActionKind, form: _Form, size: float) -> bool:
+    def _share(self, kind: ActionKind, form: _Form, size: float) -> float:
+        """Return the share of the boxes of a kind that have room for a form."""
         widths = self._widths[kind]
-        return sum(self._has_room(kind, form, size, width) for width in widths) >= 0.95 * len(widths)
+        return sum(self._has_room(kind, form, size, width) for width in widths) / len(widths)
 
     def _all_have_room(self, forms: tuple[_Form, ...], size: float) -> bool:
-        return all(any(self._most_have_room(kind, form, size) for form in forms) for kind in self._widths)
+        return all(any(self._share(kind, form, size) >= _NEARLY_ALL for form in forms) for kind in self._widths)
 
-    def _first_form(self, kind: ActionKind) -> int:
-        """Return the first form for which nearly all boxes of a kind have room, so that they look alike."""
-        return next((i for i, form in enumerate(_FORMS) if self._most_have_room(kind, form, self.size)), 1)
+    def _form(self, kind: ActionKind) -> _Form:
+        """Return the first form that fits into nearly all boxes of a kind, or the one that fits into the most."""
+        shares = {form: self._share(kind, form, self.size) for form in _FORMS}
+        return next((form for form in _FORMS if shares[form] >= _NEARLY_ALL), max(_FORMS, key=shares.__getitem__))
+
+
+def _written(panel: Panel, rank: int, action: Action, form: _Form) -> str:
+    if form.names_kind:
+        return short_label(action, form.names_stage and panel.names_stage(rank))
+    return str(action.microbatch)

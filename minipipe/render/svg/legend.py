@@ -1,4 +1,4 @@
-"""The legend of an SVG: only what occurs in it."""
+"""The legend of an SVG: an entry for each kind, cause and line that occurs."""
 
 from __future__ import annotations
 
@@ -6,79 +6,99 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS
-from minipipe.render.lettering import number, text_width
-from minipipe.render.svg.style import box_class
+from minipipe.render.lettering import number, wrapped
+from minipipe.render.svg.hatching import hatch_path
+from minipipe.render.svg.letters import Letters
+from minipipe.render.svg.messages import arrow_head
+from minipipe.render.svg.style import box_paint, paint
 from minipipe.schedules.action import ActionKind
 from minipipe.simulation.span import IdleCause
 
-__all__ = ["Entry", "arrow_entries", "draw_legend", "idle_entries", "kind_entries", "run_entry", "strip_entry"]
+__all__ = ["Entry", "Legend"]
 
-_LINE = 20  # pixels from one line to the next
-_WIDTH, _HEIGHT = 20, 13  # of what is explained, in pixels
-_SIZE = 11  # of the letters
+_LINE = 20  # pixels from one line to the next; this and the sizes below at the default font size
+_WIDTH, _HEIGHT = 20, 13
+_GAP = 14  # between two entries
 
 
 class Entry(NamedTuple):
-    """What is explained, as SVG at 0, 0, and how."""
+    """A picture, as SVG at 0, 0, and its explanation."""
 
     picture: str
     text: str
 
 
-def kind_entries(boxes: Iterable[tuple[ActionKind, int]]) -> Iterator[Entry]:
-    """Yield the kinds of action, each with the shades of its chunks."""
-    boxes = set(boxes)
-    for kind in (kind for kind in ActionKind if any(kind is other for other, _ in boxes)):
-        chunks = sorted(chunk for other, chunk in boxes if other is kind)
-        width = _WIDTH / len(chunks)
-        shades = (
-            f'<rect class="{box_class(kind, chunk)}" x="{number(i * width)}" width="{number(width)}" '
-            f'height="{_HEIGHT}"/>'
-            for i, chunk in enumerate(chunks)
-        )
-        yield Entry("".join(shades), f"{kind} {KIND_NAMES[kind]}")
-    if any(chunk for _, chunk in boxes):
-        yield Entry("", "darker: a later stage of the same rank")
+class Legend:
+    """The entries of a legend at one font size.
 
+    Parameters
+    ----------
+    letters : Letters
+    """
 
-def idle_entries(causes: Iterable[IdleCause]) -> Iterator[Entry]:
-    """Yield the causes of idle time, each with its hatching."""
-    for cause in causes:
-        yield Entry(f'<rect class="{cause}" width="{_WIDTH}" height="{_HEIGHT}"/>', f"idle, {cause}")
+    def __init__(self, letters: Letters) -> None:
+        self._letters = letters
+        self._width, self._height = letters.scaled(_WIDTH), letters.scaled(_HEIGHT)
 
+    def kinds(self, boxes: Iterable[tuple[ActionKind, int]]) -> Iterator[Entry]:
+        """Yield the kinds of action, each with the shades of its chunks."""
+        boxes = set(boxes)
+        for kind in (kind for kind in ActionKind if any(kind is other for other, _ in boxes)):
+            chunks = sorted(chunk for other, chunk in boxes if other is kind)
+            width = self._width / len(chunks)
+            shades = (
+                f'<rect {box_paint(kind, chunk)} x="{number(i * width)}" width="{number(width)}" '
+                f'height="{self._height}"/>'
+                for i, chunk in enumerate(chunks)
+            )
+            yield Entry("".join(shades), f"{kind} {KIND_NAMES[kind]}")
+        if any(chunk for _, chunk in boxes):
+            yield Entry("", "darker: a later stage of the same rank")
 
-def run_entry() -> Entry:
-    """Return what stands for actions that are too short to be drawn one by one."""
-    return Entry("", "bands: many short actions, each kind by its share of the time")
+    def idle(self, causes: Iterable[IdleCause]) -> Iterator[Entry]:
+        """Yield the causes of idle time, each with its hatching."""
+        for cause in causes:
+            slot = f'<rect {paint("slot")} width="{self._width}" height="{self._height}"/>'
+            hatch = f'<path {paint("hatch")} d="{hatch_path(0, self._width, self._height, cause)}"/>'
+            yield Entry(slot + hatch, f"idle, {cause}")
 
+    def runs(self) -> Entry:
+        """Return the entry of the bands that merge many short actions."""
+        return Entry("", "bands: many short actions, each kind by its share of the time")
 
-def strip_entry(is_memory: bool) -> Entry:
-    """Return what stands under the ranks."""
-    steps = f"M0 {_HEIGHT}V8H5V4H10V1H15V8H{_WIDTH}V{_HEIGHT}"
-    picture = f'<path class="held" d="{steps}"/><path class="edge" d="{steps}"/>'
-    return Entry(picture, "memory held" if is_memory else "activations held")
+    def strip(self, is_memory: bool) -> Entry:
+        """Return the entry of the strips under the ranks."""
+        right, bottom = self._width, self._height
+        steps = ((0.25, 0.6), (0.5, 0.3), (0.75, 0.1), (1.0, 0.6))
+        outline = "".join(f"V{number(y * bottom)}H{number(x * right)}" for x, y in steps)
+        path = f"M0 {bottom}{outline}V{bottom}"
+        picture = f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
+        return Entry(picture, "memory held" if is_memory else "activations held")
 
+    def arrows(self, ways: Iterable[str], has_late_receipts: bool) -> Iterator[Entry]:
+        """Yield the two kinds of message, ``"forward"`` and ``"backward"``, and the limit of measured arrows."""
+        texts = {"forward": "activation sent", "backward": "gradient sent"}
+        middle, head = self._height / 2, self._letters.size / 2
+        for way in ways:
+            shaft = f'<path {paint(way)} d="M0 {number(middle)}H{self._width}"/>'
+            tip = f'<path {paint(f"{way}-head")} d="{arrow_head(self._width, middle, head, 0)}"/>'
+            yield Entry(shaft + tip, texts[way])
+        if has_late_receipts:
+            yield Entry("", LATE_RECEIPTS)
 
-def arrow_entries(ways: Iterable[str], has_late_receipts: bool) -> Iterator[Entry]:
-    """Yield the two kinds of message, ``"forward"`` and ``"backward"``, and what measured ones do not tell."""
-    texts = {"forward": "activation sent", "backward": "gradient sent"}
-    for way in ways:
-        yield Entry(f'<path class="arrow {way}" d="M0 {_HEIGHT / 2}H{_WIDTH}"/>', texts[way])
-    if has_late_receipts:
-        yield Entry("", LATE_RECEIPTS)
+    def draw(self, entries: Sequence[Entry], left: float, right: float, top: float) -> tuple[list[str], float]:
+        """Draw entries side by side, in as many lines as they need; return them and their lower edge."""
+        letters, drawn, x, y = self._letters, [], left, top
+        for picture, text in entries:
+            indent = self._width + letters.scaled(6) if picture else 0
+            lines = wrapped(text, letters.wrapping_size("key"), right - left - indent)
+            width = indent + max(letters.width("key", line) for line in lines)
+            if x > left and (x + width > right or len(lines) > 1):
+                x, y = left, y + letters.scaled(_LINE)
+            words = "".join(letters.draw("key", indent, self._baseline(row), line) for row, line in enumerate(lines))
+            drawn.append(f'<g transform="translate({number(x)} {number(y)})">{picture}{words}</g>')
+            x, y = x + width + letters.scaled(_GAP), y + (len(lines) - 1) * letters.scaled(_LINE)
+        return drawn, y + self._height
 
-
-def draw_legend(entries: Sequence[Entry], left: float, right: float, top: float) -> tuple[list[str], float]:
-    """Draw entries side by side, in as many lines as they need; return them and where they end."""
-    drawn, x, y = [], left, top
-    for picture, text in entries:
-        indent = _WIDTH + 6 if picture else 0
-        width = indent + text_width(text, _SIZE)
-        if x > left and x + width > right:
-            x, y = left, y + _LINE
-        drawn.append(
-            f'<g transform="translate({number(x)} {number(y)})">{picture}'
-            f'<text class="key muted" x="{indent}" y="{_HEIGHT - 3}">{text}</text></g>'
-        )
-        x += width + 14
-    return drawn, y + _HEIGHT
+    def _baseline(self, row: int) -> float:
+        return self._height / 2 + 0.35 * self._letters.size_of("key") + row * self._letters.scaled(_LINE)

@@ -1,4 +1,4 @@
-"""The strip under a rank: what it holds, over time."""
+"""The strip under a rank: the memory or the activations that it holds, over time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Holding", "holding_of", "strip_path"]
 
 @dataclass(frozen=True)
 class Holding:
-    """What the ranks of a timeline hold.
+    """The memory or the activations that the ranks of a timeline hold.
 
     Attributes
     ----------
     values : tuple of tuple of float
-        ``values[rank][i]`` is what the rank holds after its span ``i``; see :func:`minipipe.analysis.activations.held_over_time`.
+        ``values[rank][i]`` is the amount after span ``i`` of the rank, as of :mod:`minipipe.analysis.activations`.
     is_memory : bool
-        Whether these are bytes. Otherwise they are (stage, microbatch) pairs, counted.
+        Whether the amounts are bytes. Otherwise they count (stage, microbatch) pairs.
     """
 
     values: tuple[tuple[float, ...], ...]
@@ -30,20 +30,20 @@ class Holding:
 
     @property
     def unit(self) -> str:
-        """``"bytes"``, or ``"activations"`` where pairs of stage and microbatch are counted."""
+        """``"bytes"``, or ``"activations"`` for counts of pairs."""
         return "bytes" if self.is_memory else "activations"
 
     def peak(self, rank: int) -> float:
-        """Return the most that a rank holds."""
+        """Return the peak of a rank."""
         return max((0.0, *self.values[rank]))
 
     def peak_label(self, rank: int) -> str:
-        """Return what is written beside the strip of a rank."""
+        """Return the text beside the strip of a rank."""
         return f"peak {format_memory(self.peak(rank), self.unit)}"
 
 
 def holding_of(timeline: Timeline) -> Holding:
-    """Return the bytes that the ranks hold, where they are known, and otherwise their held activations.
+    """Return the bytes that the ranks hold, if the timeline knows them, and otherwise their held activations.
 
     Examples
     --------
@@ -57,10 +57,10 @@ def holding_of(timeline: Timeline) -> Holding:
 
 
 def strip_path(timeline: Timeline, holding: Holding, rank: int, axis: Axis, height: float, most: float) -> str:
-    """Return the outline of what a rank holds, as path data: ``height`` pixels for ``most``, 0 at the lower edge."""
+    """Return the outline of a strip as path data: ``height`` pixels stand for ``most``, 0 is at the lower edge."""
     if not most:
         return ""
-    heights: dict[str, str] = {}  # by x: where two changes meet, only the later one is seen
+    heights: dict[str, str] = {}  # by x: of two changes at one x, only the later one is visible
     for time, level in held_over_time(timeline.spans[rank], holding.values[rank], timeline.is_forward_only):
         heights[number(axis.x(time - timeline.start))] = number(height * (1 - level / most))
     bottom = drawn = number(height)

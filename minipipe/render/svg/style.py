@@ -1,116 +1,98 @@
-"""What an SVG looks like: its style sheet, for light and dark, and the patterns of its hatching.
+"""The colours of an SVG: presentation attributes for a light ground, a style sheet for a dark one.
 
-Every rule names the drawing's own id, so that several drawings in one notebook leave each other and the page alone.
+Converters such as CairoSVG, svglib and MuPDF ignore media queries, and some of them ignore whole style sheets. The
+attributes therefore carry the complete light drawing. The style sheet holds only media queries, and every selector in
+it begins with the id of the drawing: drawings in one page do not affect each other or the page.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
+from minipipe.render.palette import DARK, FILL, LIGHT, shade
 from minipipe.schedules.action import ActionKind
-from minipipe.simulation.span import IdleCause
 
-__all__ = ["box_class", "definitions", "style_sheet"]
+__all__ = ["FONT_FAMILY", "box_class", "box_paint", "label_paint", "paint", "style_sheet"]
 
-_FONT = 'system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif'
+# Converters take the first family and never search the list, so it begins with one that they know.
+FONT_FAMILY = "Helvetica,Arial,sans-serif"
+_BROWSER_FONTS = f'system-ui,-apple-system,"Segoe UI",Roboto,{FONT_FAMILY}'
+
+
+class _Paint(NamedTuple):
+    """The attribute that a class sets, its colour as a field of Theme, and attributes that no theme changes."""
+
+    attribute: str
+    colour: str
+    fixed: str = ""
+
+
+_LINE = 'fill="none"'
+_PAINT = {
+    "ground": _Paint("fill", "ground"),
+    "title": _Paint("fill", "ink"),
+    "name": _Paint("fill", "ink"),
+    "rank": _Paint("fill", "ink"),
+    "fact": _Paint("fill", "muted"),
+    "figures": _Paint("fill", "muted"),
+    "note": _Paint("fill", "muted"),
+    "tick": _Paint("fill", "muted"),
+    "unit": _Paint("fill", "muted"),
+    "peak": _Paint("fill", "muted"),
+    "key": _Paint("fill", "muted"),
+    "box": _Paint("stroke", "ground"),
+    "slot": _Paint("fill", "slot"),
+    "hatch": _Paint("stroke", "hatch", f'{_LINE} pointer-events="none"'),
+    "grid": _Paint("stroke", "grid", _LINE),
+    "held": _Paint("fill", "memory"),
+    "edge": _Paint("stroke", "memory_edge", f'{_LINE} stroke-width=".8"'),
+    "forward": _Paint("stroke", "message", f'{_LINE} stroke-width="1.1"'),
+    "backward": _Paint("stroke", "gradient", f'{_LINE} stroke-width="1.1"'),
+    "forward-head": _Paint("fill", "message", 'pointer-events="none"'),
+    "backward-head": _Paint("fill", "gradient", 'pointer-events="none"'),
+}
+
+
+def paint(name: str) -> str:
+    """Return the attributes of a class: the class itself and its light colour.
+
+    Examples
+    --------
+    >>> paint("slot")
+    'class="slot" fill="#f6f7f9"'
+    """
+    attribute, colour, fixed = _PAINT[name]
+    return f'class="{name}" {attribute}="{getattr(LIGHT, colour)}" {fixed}'.rstrip()
 
 
 def box_class(kind: ActionKind, chunk: int) -> str:
-    """Return the class of an action's box: its letter, and for a further chunk its number."""
+    """Return the class of an action's box: its letter, followed by the chunk unless that is 0."""
     return f"{kind}{chunk or ''}"
 
 
+def box_paint(kind: ActionKind, chunk: int) -> str:
+    """Return the attributes of the boxes of a kind and chunk."""
+    return f'class="{box_class(kind, chunk)}" fill="{shade(FILL[kind], chunk).light}"'
+
+
+def label_paint(kind: ActionKind, chunk: int) -> str:
+    """Return the attributes of the labels in the boxes of a kind and chunk."""
+    return f'class="on-{box_class(kind, chunk)}" fill="{shade(FILL[kind], chunk).light_text}"'
+
+
 def style_sheet(name: str, boxes: Iterable[tuple[ActionKind, int]]) -> str:
-    """Return the style sheet of the drawing with the id ``name``.
+    """Return the style sheet of the drawing whose id is ``name``: fonts and scaling for browsers, and dark colours.
 
     Parameters
     ----------
     name : str
     boxes : iterable of (ActionKind, int)
-        The kinds that occur, each with the chunks that do.
+        The kinds and chunks that occur.
     """
-    boxes = sorted(set(boxes))
-    rules = [
-        ("", f"font:12px {_FONT};font-variant-numeric:tabular-nums;max-width:100%;height:auto"),
-        (".name", "font-size:14px;font-weight:600"),
-        (".note", "font-style:italic"),
-        (".tick,.peak,.key", "font-size:11px"),
-        (".rank,.unit,.tick", "text-anchor:end"),
-        (".tick,.label", "text-anchor:middle"),
-        (".label", "pointer-events:none"),
-        (".grid,.hatch,.edge,.arrow", "fill:none"),
-        (".box", "stroke-width:1"),
-        (".thin", "stroke-width:.4"),
-        (".run", "stroke:none"),
-        (".edge", "stroke-width:.8"),
-        (".arrow", "stroke-width:1.1"),
-        (".forward", f"marker-end:url(#{name}-forward)"),
-        (".backward", f"marker-end:url(#{name}-backward)"),
-        *((f".{cause}", f"fill:url(#{name}-{cause})") for cause in IdleCause),
-        *_theme(LIGHT),
-    ]
-    rules += _fills(boxes, is_dark=False)
-    dark = [*_theme(DARK), *_fills(boxes, is_dark=True)]
-    return f"{_written(name, rules)}@media screen and (prefers-color-scheme:dark){{{_written(name, dark)}}}"
-
-
-def _theme(theme: Theme) -> list[tuple[str, str]]:
-    return [
-        (".ground", f"fill:{theme.ground}"),
-        (".box", f"stroke:{theme.ground}"),
-        ("text", f"fill:{theme.ink}"),
-        (".muted", f"fill:{theme.muted}"),
-        (".name", f"fill:{theme.ink}"),
-        (".grid", f"stroke:{theme.grid}"),
-        (".slot", f"fill:{theme.slot}"),
-        (".hatch", f"stroke:{theme.hatch}"),
-        (".held", f"fill:{theme.memory}"),
-        (".edge", f"stroke:{theme.memory_edge}"),
-        (".forward", f"stroke:{theme.message}"),
-        (".backward", f"stroke:{theme.gradient}"),
-        (".forward-head", f"fill:{theme.message}"),
-        (".backward-head", f"fill:{theme.gradient}"),
-    ]
-
-
-def _fills(boxes: Iterable[tuple[ActionKind, int]], is_dark: bool) -> list[tuple[str, str]]:
-    rules = []
-    for kind, chunk in boxes:
-        fill, name = shade(FILL[kind], chunk), box_class(kind, chunk)
-        colour, text = (fill.dark, fill.dark_text) if is_dark else (fill.light, fill.light_text)
-        rules += [(f".{name}", f"fill:{colour}"), (f".on-{name}", f"fill:{text}")]
-    return rules
-
-
-def _written(name: str, rules: Iterable[tuple[str, str]]) -> str:
-    return "".join(
-        f"{','.join(f'#{name} {part}'.rstrip() for part in selector.split(','))}{{{body}}}" for selector, body in rules
-    )
-
-
-def definitions(name: str, causes: Iterable[IdleCause], ways: Iterable[str]) -> str:
-    """Return the patterns that hatch idle slots, by cause, and the heads of arrows, by ``way_of``."""
-    parts = [_pattern(name, cause) for cause in causes]
-    parts += [_head(name, way) for way in ways]
-    return f"<defs>{''.join(parts)}</defs>" if parts else ""
-
-
-def _pattern(name: str, cause: IdleCause) -> str:
-    """Return lines of one direction, as a tile that repeats: rotated, its lines stand at the angle asked for."""
-    angle, space = HATCH[cause]
-    turn = f' patternTransform="rotate({angle})"' if angle else ""
-    middle = math.ceil(space / 2) - 0.5  # lines of one pixel are crisp in the middle of pixels
-    return (
-        f'<pattern id="{name}-{cause}" width="{space}" height="{space}" patternUnits="userSpaceOnUse"{turn}>'
-        f'<rect class="slot" width="{space}" height="{space}"/>'
-        f'<path class="hatch" d="M0 {middle:g}H{space}"/></pattern>'
-    )
-
-
-def _head(name: str, way: str) -> str:
-    return (
-        f'<marker id="{name}-{way}" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6" markerHeight="6" '
-        f'markerUnits="userSpaceOnUse" orient="auto"><path class="{way}-head" d="M0 .6 6 3 0 5.4z"/></marker>'
-    )
+    browser = f"font-family:{_BROWSER_FONTS};font-variant-numeric:tabular-nums;max-width:100%;height:auto"
+    rules = [f"#{name} .{role}{{{p.attribute}:{getattr(DARK, p.colour)}}}" for role, p in _PAINT.items()]
+    for kind, chunk in sorted(set(boxes)):
+        fill, box = shade(FILL[kind], chunk), box_class(kind, chunk)
+        rules += [f"#{name} .{box}{{fill:{fill.dark}}}", f"#{name} .on-{box}{{fill:{fill.dark_text}}}"]
+    return f"@media all{{#{name}{{{browser}}}}}@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}"

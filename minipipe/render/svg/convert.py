@@ -1,0 +1,75 @@
+"""SVG as PNG and PDF, by CairoSVG: an optional dependency, imported when it is needed."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from minipipe.render.svg.drawing import draw_svg
+from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.timeline import Timeline
+
+__all__ = ["check_converter", "draw_pdf", "draw_png"]
+
+_PNG_SCALE = 2  # pixels for each pixel of the SVG: screens of high resolution and printers show them
+
+
+def draw_png(*drawn: ActionTable | Timeline, **options: Any) -> bytes:
+    """Draw schedules and timelines as PNG, for a light ground, with two pixels for each pixel of ``width``.
+
+    Parameters
+    ----------
+    *drawn : Schedule or Timeline
+    **options
+        Of :func:`minipipe.render.svg.draw_svg`.
+
+    Raises
+    ------
+    ValueError
+        When CairoSVG is missing.
+    """
+    return _cairosvg(".png").svg2png(draw_svg(*drawn, **options).encode(), scale=_PNG_SCALE)
+
+
+def draw_pdf(*drawn: ActionTable | Timeline, **options: Any) -> bytes:
+    """Draw schedules and timelines as a PDF of one page, for a light ground, with 0.75 points for each pixel.
+
+    Parameters
+    ----------
+    *drawn : Schedule or Timeline
+    **options
+        Of :func:`minipipe.render.svg.draw_svg`.
+
+    Raises
+    ------
+    ValueError
+        When CairoSVG is missing.
+    """
+    return _cairosvg(".pdf").svg2pdf(draw_svg(*drawn, **options).encode())
+
+
+def check_converter(given: str) -> None:
+    """Refuse a file that needs CairoSVG where it is missing.
+
+    Parameters
+    ----------
+    given : str
+        The name of the file, for the message.
+
+    Raises
+    ------
+    ValueError
+    """
+    _cairosvg(given)
+
+
+def _cairosvg(given: str) -> ModuleType:
+    try:
+        import cairosvg
+    except ImportError:
+        message = f"{given!r} needs CairoSVG, which is not installed; run `pip install cairosvg`, or write .svg."
+        raise ValueError(message) from None
+    except OSError:  # CairoSVG is there, but cannot load the library
+        message = f"{given!r} needs the library Cairo, which is not installed; run `apt-get install libcairo2`"
+        raise ValueError(f"{message}, or write .svg.") from None
+    return cairosvg
