@@ -23,10 +23,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
 __getattr__, __dir__, __all__ = names_on_demand(
     __name__,
     {
-        **{
-            f"minipipe.{room}": [room]
-            for room in ["data", "functional", "nn", "optim", "render", "schedules", "testing"]
-        },
+        **{f"minipipe.{room}": () for room in ["data", "functional", "nn", "optim", "render", "schedules", "testing"]},
         "minipipe.comm": ["ProcessGroup", "init_process_group", "spawn"],
         "minipipe.pipeline": ["Pipeline", "partition_by_cost", "partition_evenly", "split_microbatches"],
         "minipipe.place": ["random_key"],

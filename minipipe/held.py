@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from minipipe.autograd import Node, RecomputedNode, WeightWork
 from minipipe.backend import Array
 from minipipe.tensor import Tensor
 
-__all__ = ["held_bytes"]
+__all__ = ["held_bytes", "observe_recomputation"]
 
 
 def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> int:
@@ -34,6 +34,36 @@ def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) 
     for array in not_counted:
         buffers.pop(id(_base(array)), None)
     return sum(buffers.values())
+
+
+def observe_recomputation(roots: Iterable[Node], observe: Callable[[list[Node]], None]) -> None:
+    """Call a function whenever a backward through graphs computes a part of them again.
+
+    Parameters
+    ----------
+    roots : iterable of Node
+        Of the graphs.
+    observe : function
+        Takes the roots of the part that was computed, before the backward goes through it. Not a closure: what a
+        closure refers to would count as held.
+    """
+    for node in _behind(list(roots)):
+        recomputation = node.recomputation if isinstance(node, RecomputedNode) else None
+        if recomputation is not None and recomputation.compute_again is not None:
+            recomputation.compute_again = _observed(recomputation.compute_again, observe)
+
+
+def _observed(
+    compute: Callable[[], list[Node | None]], observe: Callable[[list[Node]], None]
+) -> Callable[[], list[Node | None]]:
+    def compute_and_observe() -> list[Node | None]:
+        roots = compute()
+        computed = [root for root in roots if root is not None]
+        observe_recomputation(computed, observe)  # one recomputation may lie inside another
+        observe(computed)
+        return roots
+
+    return compute_and_observe
 
 
 def _arrays_of(item: Node | WeightWork) -> Iterator[Array]:

@@ -19,20 +19,23 @@ def names_on_demand(
     package : str
         Its ``__name__``.
     names : mapping of str to sequence of str
-        By module, the public names that it defines. ``"nn": ["nn"]`` stands for the module itself.
+        By module, the public names that it defines; none for a module that is public itself, by its own name.
 
     Examples
     --------
-    >>> load, _, names = names_on_demand("minipipe", {"minipipe.simulation": ["simulate"]})
+    >>> load, _, names = names_on_demand("minipipe", {"minipipe.simulation.simulator": ["simulate"]})
     >>> load("simulate").__name__, names
     ('simulate', ['simulate'])
     """
     home_of = {name: module for module, defined in names.items() for name in defined}
+    modules = {module.rpartition(".")[2]: module for module, defined in names.items() if not defined}
 
     def load(name: str) -> Any:
-        if name not in home_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(home_of[name])
-        return module if home_of[name].endswith(f".{name}") else getattr(module, name)
+        if name in modules:
+            return import_module(modules[name])
+        if name in home_of:
+            return getattr(import_module(home_of[name]), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return load, lambda: sorted(home_of), sorted(home_of)
+    public = sorted({*home_of, *modules})
+    return load, lambda: public, public

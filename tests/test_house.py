@@ -20,7 +20,7 @@ ROOMS = {
     "schedules": {"errors", "lazy"},
     "analysis": {"errors", "schedules"},
     "simulation": {"errors", "schedules", "analysis"},
-    "render": {"schedules", "analysis", "simulation", "cairosvg"},
+    "render": {"lazy", "schedules", "analysis", "simulation", "cairosvg"},
     "stepper": {"errors", "schedules", "analysis", "simulation", "render"},
     # numerics
     "backend": {"numpy", "cupy", "cupyx", "errors"},
@@ -115,7 +115,10 @@ def imports_of(module):
 
 def is_for_type_checkers(module):
     """The lazy packages import for editors what they load on demand at run time."""
-    return module in ("__init__", "schedules")
+    return module in LAZY
+
+
+LAZY = ("__init__", "schedules", "render")
 
 
 # -- walls ------------------------------------------------------------------------------------------------------
@@ -185,15 +188,16 @@ def lazy_names(module):
     return eval(compile(ast.Expression(call.args[1]), module, "eval"), {"__name__": package})
 
 
-ALL_LAZY = {module: {m.removeprefix("minipipe.") for m in lazy_names(module)} for module in ("__init__", "schedules")}
+ALL_LAZY = {module: {m.removeprefix("minipipe.") for m in lazy_names(module)} for module in LAZY}
 
 
-@pytest.mark.parametrize("package", ["minipipe", "minipipe.schedules"])
+@pytest.mark.parametrize("package", ["minipipe", "minipipe.schedules", "minipipe.render"])
 def test_what_a_package_loads_on_demand_is_what_it_shows_to_type_checkers(package):
     module = "__init__" if package == "minipipe" else package.removeprefix("minipipe.")
     block = next(n for n in TREES[module].body if isinstance(n, ast.If) and n.test.id == "TYPE_CHECKING")
     shown = {alias.name for node in block.body for alias in node.names}
-    loaded = {name for names in lazy_names(module).values() for name in names}
+    found = lazy_names(module).items()
+    loaded = {name for home, names in found for name in names or [home.rpartition(".")[2]]}
     assert shown == loaded
     program = (
         f"import {package} as p; names = {sorted(loaded)}; assert all(hasattr(p, n) and n in dir(p) for n in names)"

@@ -33,6 +33,7 @@ __all__ = [
     "holdings",
     "lifetimes",
     "memory_after",
+    "memory_during",
     "memory_peaks",
     "peak_activations",
     "per_rank",
@@ -123,6 +124,25 @@ def memory_after(table: ActionTable, footprint: Footprint) -> tuple[tuple[float,
     return tuple(tuple(accumulate(change.get(kind, nothing)[stage] for stage, kind, _ in row)) for row in table.actions)
 
 
+def memory_during(table: ActionTable, footprint: Footprint) -> tuple[tuple[float, ...], ...] | None:
+    """Return, by rank, the most memory held while each of its actions runs; None where nothing is transient.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> memory_during(schedules.one_f_one_b(1, 2), Footprint([10], [10], [5]))
+    ((10, 15, 10, 15),)
+    """
+    transient = footprint.transient
+    if not any(transient) or table.is_forward_only:
+        return None
+    rows = []
+    for row, after in zip(table.actions, memory_after(table, footprint)):
+        more = (transient[stage] if kind in (B, I) else 0 for stage, kind, _ in row)
+        rows.append(tuple(max(now, before + extra) for before, now, extra in zip((0, *after), after, more)))
+    return tuple(rows)
+
+
 def memory_peaks(table: ActionTable, footprint: Footprint) -> tuple[float, ...]:
     """Return, by rank, the most memory held at once, while an action runs or after it.
 
@@ -132,17 +152,8 @@ def memory_peaks(table: ActionTable, footprint: Footprint) -> tuple[float, ...]:
     >>> memory_peaks(schedules.one_f_one_b(2, 4), Footprint([10, 20], [10, 20], [5, 5]))
     (25, 25)
     """
-    return tuple(
-        max((0.0, *after, *_during_backwards(row, after, footprint.transient)))
-        for row, after in zip(table.actions, memory_after(table, footprint))
-    )
-
-
-def _during_backwards(row: Sequence[Action], after: Sequence[float], transient: Sequence[float]) -> Iterator[float]:
-    if any(transient):
-        for (stage, kind, _), before in zip(row, (0.0, *after)):
-            if kind is B or kind is I:
-                yield before + transient[stage]
+    rows = memory_during(table, footprint) or memory_after(table, footprint)
+    return tuple(max((0.0, *held)) for held in rows)
 
 
 # -- pairs, named -----------------------------------------------------------------------------------------------------
@@ -211,7 +222,10 @@ def lifetimes(actions: Sequence[Action], is_forward_only: bool) -> list[Lifetime
 
 
 def held_over_time(
-    spans: Sequence[tuple[Action, float, float]], after: Sequence[float], is_forward_only: bool
+    spans: Sequence[tuple[Action, float, float]],
+    after: Sequence[float],
+    is_forward_only: bool,
+    during: Sequence[float] | None = None,
 ) -> Iterator[tuple[float, float]]:
     """Yield (time, amount held) at the start and at the end of each action of a rank: a curve of steps.
 
@@ -222,17 +236,19 @@ def held_over_time(
     after : sequence of float
         The amount after each of them, as of :func:`held_after` or :func:`memory_after`.
     is_forward_only : bool
+    during : sequence of float, optional
+        The amount while each of them ran, as of :func:`memory_during`; by default that before or after it.
 
     Examples
     --------
     >>> from minipipe import schedules, simulate
     >>> spans = simulate(schedules.gpipe(1, 1)).spans[0]
-    >>> list(held_over_time(spans, [1, 0], is_forward_only=False))
-    [(0.0, 1), (1.0, 1), (1.0, 1), (3.0, 0)]
+    >>> list(held_over_time(spans, [1, 0], is_forward_only=False, during=[1, 3]))
+    [(0.0, 1), (1.0, 1), (1.0, 3), (3.0, 0)]
     """
     held = 0.0
-    for (_, start, end), amount in zip(spans, after):
-        yield start, amount if is_forward_only else max(held, amount)
+    for i, ((_, start, end), amount) in enumerate(zip(spans, after)):
+        yield start, amount if is_forward_only else max(held, amount) if during is None else during[i]
         held = 0.0 if is_forward_only else amount
         yield end, held
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import NamedTuple
 
@@ -11,9 +12,10 @@ import numpy as np
 
 from minipipe import backend
 from minipipe.analysis.dependencies import Direction, Value
+from minipipe.autograd import Node, WeightWork
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup, Request
-from minipipe.held import held_bytes
+from minipipe.held import held_bytes, observe_recomputation
 from minipipe.pipeline.parcel import Parcel
 from minipipe.pipeline.stage import Stage
 from minipipe.place import random_key
@@ -75,12 +77,12 @@ class Record:
         Every computation, in the group's time.
     peak_activations : int
         The most (stage, microbatch) pairs held at once.
-    peak_memory : int or None
-        The most bytes that they took, if it was measured. An array that two stages on this rank hold counts for both.
-    held_bytes : list of (Action, int)
-        What the action's stage held after it, if it was measured.
-    memory : list of int
-        What all stages held after each action, if it was measured.
+    held_bytes : list of (Action, int, int)
+        The bytes that the stage of an action held after it, and at most while it computed something again (0 where it
+        did not), if it was measured.
+    memory : list of (int, int)
+        The bytes that all stages held after each action, and at most while it ran, if it was measured. An array that
+        two stages on this rank hold counts for both.
     sent : dict of Value to float
         When each SEND began.
     received : dict of Value to Receipt
@@ -90,9 +92,8 @@ class Record:
     outputs: dict[int, Array] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     peak_activations: int = 0
-    peak_memory: int | None = None
-    held_bytes: list[tuple[Action, int]] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
+    held_bytes: list[tuple[Action, int, int]] = field(default_factory=list)
+    memory: list[tuple[int, int]] = field(default_factory=list)
     sent: dict[Value, float] = field(default_factory=dict)
     received: dict[Value, Receipt] = field(default_factory=dict)
 
@@ -163,6 +164,7 @@ class _Run:
         self._outbox: dict[Value, Parcel] = {}
         self._sends: list[Request] = []
         self._held_bytes: dict[int, int] = {}  # by stage
+        self._recomputed_bytes = 0  # the most that the present action's stage held when something was computed again
         self._methods: dict[ActionKind, Callable[[Action], None]] = {
             ActionKind.FORWARD: self._forward,
             ActionKind.BACKWARD: self._backward,
@@ -208,6 +210,9 @@ class _Run:
         stage, k = self._executor.stages[action.stage], action.microbatch
         received = None if stage.is_last else self._take(action)
         start = self._executor.group.time()
+        if self._executor.measures_memory:
+            graph = stage.graph_of(k)
+            observe_recomputation(graph, partial(self._observe, stage, graph))
         compute = stage.backward if action.kind is ActionKind.BACKWARD else stage.backward_input
         gradient = compute(k, received)
         if not stage.is_first:
@@ -233,16 +238,24 @@ class _Run:
         record.spans.append(Span(action, start, self._executor.group.time()))
         record.peak_activations = max(record.peak_activations, sum(stage.num_held for stage in stages))
         if self._executor.measures_memory:
-            self._held_bytes[action.stage] = self._bytes_of(self._executor.stages[action.stage])
-            record.held_bytes.append((action, self._held_bytes[action.stage]))
-            record.memory.append(sum(self._held_bytes.values()))
-            record.peak_memory = max(record.peak_memory or 0, record.memory[-1])
+            before = self._held_bytes.get(action.stage, 0)
+            stage = self._executor.stages[action.stage]
+            after = self._held_bytes[action.stage] = self._bytes_of(stage.held, stage)
+            recomputed, self._recomputed_bytes = self._recomputed_bytes, 0
+            record.held_bytes.append((action, after, recomputed))
+            others = sum(self._held_bytes.values()) - after
+            record.memory.append((others + after, others + max(before, after, recomputed)))
 
-    def _bytes_of(self, stage: Stage) -> int:
-        """Return the bytes that a stage holds, without parameters and the batch itself. Slow."""
+    def _observe(self, stage: Stage, graph: list[Node], recomputed: list[Node]) -> None:
+        """Note the bytes that a stage holds now that its backward has computed a part of a graph again."""
+        held = self._bytes_of([*stage.held, *graph, *recomputed], stage)
+        self._recomputed_bytes = max(self._recomputed_bytes, held)
+
+    def _bytes_of(self, graphs: Iterable[Node | WeightWork], stage: Stage) -> int:
+        """Return the bytes that graphs of a stage hold, without parameters and the batch itself. Slow."""
         not_counted = [parameter.data for parameter in stage.parameters.values()]
         not_counted += [array for array in (self._batch.inputs, self._batch.targets) if array is not None]
-        return held_bytes(stage.held, not_counted)
+        return held_bytes(graphs, not_counted)
 
     # -- handing over ---------------------------------------------------------------------------------------
 

@@ -29,49 +29,60 @@ class MemoryPerMicrobatch(NamedTuple):
         From F until B or I.
     weight_activation : tuple of int
         From I until W.
+    transient_activation : tuple of int
+        Beyond ``activation`` while its B or I runs: what recomputation computes again.
 
     Examples
     --------
     >>> from minipipe import Costs
-    >>> Costs(**MemoryPerMicrobatch((800, 400), (200, 100))._asdict(), memory_unit="bytes").weight_activation
+    >>> Costs(**MemoryPerMicrobatch((800, 400), (200, 100), (0, 0))._asdict(), memory_unit="bytes").weight_activation
     (200, 100)
     """
 
     activation: tuple[int, ...]
     weight_activation: tuple[int, ...]
+    transient_activation: tuple[int, ...]
 
 
 def gather_memory(group: ProcessGroup, record: Record, num_stages: int, timeout: float | None) -> MemoryPerMicrobatch:
-    """Return what each stage held after F and after I of a step with one microbatch. Collective."""
-    mine = np.zeros((2, num_stages), np.int64)
-    for action, nbytes in record.held_bytes:
-        if action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD_INPUT):
-            mine[int(action.kind is ActionKind.BACKWARD_INPUT), action.stage] = nbytes
+    """Return what each stage held after F, after I, and while I computed again, in a step of one microbatch.
+
+    Collective.
+    """
+    mine = np.zeros((3, num_stages), np.int64)
+    for action, after, recomputed in record.held_bytes:
+        if action.kind is ActionKind.FORWARD:
+            mine[0, action.stage] = after
+        elif action.kind is ActionKind.BACKWARD_INPUT:
+            mine[1, action.stage], mine[2, action.stage] = after, recomputed
     gathered = group.all_gather(mine, timeout=timeout, what=part_of("measure_memory"))
-    activation, weight_activation = np.add.reduce(gathered)
-    return MemoryPerMicrobatch(tuple(map(int, activation)), tuple(map(int, weight_activation)))
+    activation, weight_activation, recomputed = np.add.reduce(gathered)
+    transient = np.maximum(recomputed - activation, 0)
+    return MemoryPerMicrobatch(*(tuple(map(int, held)) for held in (activation, weight_activation, transient)))
 
 
 def gather_timeline(group: ProcessGroup, record: Record, program: Program, timeout: float | None) -> Timeline:
     """Return what every rank did, and when, in seconds from the beginning. Collective."""
     own_times = np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2)
     times = group.all_gather(own_times, timeout=timeout, what=part_of("timeline"))
-    peaks = group.all_gather(np.array([record.peak_activations, record.peak_memory or 0]), timeout=timeout)
-    memory = [tuple(map(int, held)) for held in group.all_gather(np.array(record.memory, np.int64), timeout=timeout)]
+    peaks = group.all_gather(np.array([record.peak_activations]), timeout=timeout)
+    own_memory = np.array(record.memory, np.int64).reshape(-1, 2)
+    memory = [held.reshape(-1, 2).T.tolist() for held in group.all_gather(own_memory, timeout=timeout)]
     origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
     spans = tuple(
         tuple(Span(action, float(start) - origin, float(end) - origin) for action, (start, end) in zip(row, rank_times))
         for row, rank_times in zip(program.schedule.actions, times)
     )
-    is_memory_known = all(len(held) == len(row) for held, row in zip(memory, spans))  # by all ranks
+    is_memory_known = all(len(after) == len(row) for (after, _), row in zip(memory, spans))  # by all ranks
     return Timeline(
         program.name,
         spans,
         tuple(int(peak[0]) for peak in peaks),
-        tuple(int(peak[1]) for peak in peaks) if is_memory_known else None,
+        tuple(max(during, default=0) for _, during in memory) if is_memory_known else None,
         "s",
         note=group.note,
-        memory=tuple(memory) if is_memory_known else None,
+        memory=tuple(tuple(after) for after, _ in memory) if is_memory_known else None,
+        memory_during=tuple(tuple(during) for _, during in memory) if is_memory_known else None,
         measured_messages=_gather_messages(group, record, program, origin, timeout),
         is_measured=True,
     )

@@ -98,7 +98,7 @@ class Measuring:
         >>> with init_process_group() as group:
         ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=1)
         ...     pipeline.measure_memory(np.ones((100, 2)), np.ones((100, 3)))
-        MemoryPerMicrobatch(activation=(2400,), weight_activation=(1200,))
+        MemoryPerMicrobatch(activation=(2400,), weight_activation=(1200,), transient_activation=(0,))
         """
         batch = self._batch("measure_memory", inputs, targets)
         return self._measure_memory(batch)

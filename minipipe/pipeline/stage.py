@@ -211,8 +211,11 @@ class Stage:
         """How many microbatches hold activations: from F until B, or until W where the backward is split."""
         return len(self._held) + len(self._weight_work)
 
+    def graph_of(self, microbatch: int) -> list[Node]:
+        """Return the roots of the graph that a microbatch holds from F until B or I."""
+        return [node for node, _ in self._held[microbatch].results if node is not None]
+
     @property
     def held(self) -> list[Node | WeightWork]:
         """The graphs that are kept for backwards to come."""
-        roots = [node for held in self._held.values() for node, _ in held.results if node is not None]
-        return [*roots, *self._weight_work.values()]
+        return [*(node for k in self._held for node in self.graph_of(k)), *self._weight_work.values()]

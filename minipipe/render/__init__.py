@@ -4,12 +4,29 @@ Each drawing is a function of the schedules and timelines to draw; all ask :mod:
 :mod:`minipipe.render.descriptions` how to say it and :mod:`minipipe.render.palette` how to colour it.
 """
 
-from minipipe.render.html import draw_html
-from minipipe.render.notebook import show
-from minipipe.render.perfetto import perfetto_trace
-from minipipe.render.save import check_ending, save
-from minipipe.render.svg import draw_svg
-from minipipe.render.terminal import has_colour
-from minipipe.render.text import draw_text
+from typing import TYPE_CHECKING
 
-__all__ = ["check_ending", "draw_html", "draw_svg", "draw_text", "has_colour", "perfetto_trace", "save", "show"]
+from minipipe.lazy import names_on_demand
+
+if TYPE_CHECKING:  # the same names, for editors and type checkers
+    from minipipe.render.html import draw_html
+    from minipipe.render.notebook import show
+    from minipipe.render.perfetto import perfetto_trace
+    from minipipe.render.save import check_ending, save
+    from minipipe.render.svg import draw_svg
+    from minipipe.render.terminal import has_colour
+    from minipipe.render.text import draw_text
+
+# A drawing of text does not wait for the other formats.
+__getattr__, __dir__, __all__ = names_on_demand(
+    __name__,
+    {
+        "minipipe.render.html": ["draw_html"],
+        "minipipe.render.notebook": ["show"],
+        "minipipe.render.perfetto": ["perfetto_trace"],
+        "minipipe.render.save": ["check_ending", "save"],
+        "minipipe.render.svg": ["draw_svg"],
+        "minipipe.render.terminal": ["has_colour"],
+        "minipipe.render.text": ["draw_text"],
+    },
+)

@@ -19,6 +19,7 @@ __all__ = [
     "figures",
     "format_memory",
     "format_time",
+    "held_words",
     "origin",
     "short_label",
     "title",
@@ -43,6 +44,19 @@ _CARRIES = {
     kind: "activation" if kind in (ActionKind.FORWARD, ActionKind.SEND_F, ActionKind.RECV_F) else "gradient"
     for kind in ActionKind
 }
+
+
+def held_words(is_memory: bool, has_recomputation: bool) -> str:
+    """Return the name of a strip or bar that shows what a rank holds.
+
+    Examples
+    --------
+    >>> held_words(is_memory=False, has_recomputation=False)
+    'activations held'
+    """
+    if not is_memory:
+        return "activations held"
+    return "memory held; in a backward also what it computes again" if has_recomputation else "memory held"
 
 
 def describe_action(action: Action) -> str:

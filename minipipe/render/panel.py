@@ -45,6 +45,18 @@ class Panel:
         return memory is not None and (self.timeline.memory_unit == "bytes" or memory != counted)
 
     @property
+    def recomputes(self) -> bool:
+        """Whether some backward holds more while it runs than before and after it: what it computes again."""
+        memory, during = self.timeline.memory, self.timeline.memory_during
+        if memory is None or during is None:
+            return False
+        return any(
+            most > max(before, after)
+            for row, held in zip(memory, during)
+            for before, after, most in zip((0, *row), row, held)
+        )
+
+    @property
     def has_late_receipts(self) -> bool:
         """Whether a measured message was taken by a rank that came late: it took less time than its arrow says."""
         return any(not message.was_awaited for message in self.timeline.measured_messages)

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from minipipe.analysis.activations import held_over_time
 from minipipe.render.descriptions import KIND_NAMES, describe_idle, describe_message, format_time, origin, short_label
 from minipipe.render.lettering import note_lines
 from minipipe.render.panel import Panel, panels_of
@@ -182,10 +181,9 @@ class _Process:
 
     def held(self, rank: int) -> Iterator[Event]:
         timeline = self.timeline
-        held = timeline.memory[rank] if timeline.memory else timeline.held_activations[rank]
+        curve = timeline.memory_over_time(rank) if timeline.memory else timeline.activations_over_time(rank)
         name, series = ("memory", timeline.memory_unit) if timeline.memory else ("held", "activations")
         values: dict[float, float] = {0.0: 0}
-        curve = held_over_time(timeline.spans[rank], held, timeline.is_forward_only)
         values.update((self.time(time), value) for time, value in curve)
         for time, value in values.items():
             yield self.event("C", f"rank {rank} {name}", self.threads[rank][0], ts=time, args={series: value})

@@ -21,29 +21,36 @@ from minipipe.schedules.v_shaped import dualpipe_v, zb_v
 from minipipe.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
-    from minipipe.analysis import lower, peak_activations, theory, tick_grid, verify
-    from minipipe.simulation import (
-        Costs,
-        Idle,
-        IdleCause,
-        Message,
-        Span,
-        Timeline,
-        explain,
-        greedy,
-        peak_memory,
-        simulate,
-    )
+    from minipipe.analysis import theory
+    from minipipe.analysis.activations import peak_activations
+    from minipipe.analysis.lowering import lower
+    from minipipe.analysis.tick_grid import tick_grid
+    from minipipe.analysis.verifier import verify
+    from minipipe.simulation.comparison import comparison
+    from minipipe.simulation.costs import Costs
+    from minipipe.simulation.explanation import explain
+    from minipipe.simulation.greedy import greedy
+    from minipipe.simulation.message import Message
+    from minipipe.simulation.simulator import peak_memory, simulate
+    from minipipe.simulation.span import Idle, IdleCause, Span
+    from minipipe.simulation.timeline import Timeline
 
 __getattr__, __dir__, _ABOVE = names_on_demand(
     __name__,
     {
-        "minipipe.analysis.theory": ["theory"],
-        "minipipe.analysis": ["lower", "peak_activations", "tick_grid", "verify"],
-        "minipipe.simulation": [
-            *("Costs", "Idle", "IdleCause", "Message", "Span", "Timeline"),
-            *("explain", "greedy", "peak_memory", "simulate"),
-        ],
+        "minipipe.analysis.theory": [],
+        "minipipe.analysis.activations": ["peak_activations"],
+        "minipipe.analysis.lowering": ["lower"],
+        "minipipe.analysis.tick_grid": ["tick_grid"],
+        "minipipe.analysis.verifier": ["verify"],
+        "minipipe.simulation.comparison": ["comparison"],
+        "minipipe.simulation.costs": ["Costs"],
+        "minipipe.simulation.explanation": ["explain"],
+        "minipipe.simulation.greedy": ["greedy"],
+        "minipipe.simulation.message": ["Message"],
+        "minipipe.simulation.simulator": ["peak_memory", "simulate"],
+        "minipipe.simulation.span": ["Idle", "IdleCause", "Span"],
+        "minipipe.simulation.timeline": ["Timeline"],
     },
 )
 
@@ -61,6 +68,7 @@ __all__ = [
     "Span",
     "Timeline",
     "build",
+    "comparison",
     "dualpipe_v",
     "eager_1f1b",
     "explain",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
@@ -118,6 +117,8 @@ def expected_names(given: object) -> str:
     >>> expected_names("1F1B ")[:20]
     'did you mean 1f1b? e'
     """
+    from difflib import get_close_matches  # takes longer to import than a schedule to build
+
     plain = str(given).lower().replace("_", "-")
     near = get_close_matches(plain, REGISTRY, n=1, cutoff=0.7)
     return f"{f'did you mean {near[0]}? ' if near else ''}expected one of {', '.join(REGISTRY)}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from math import inf
 
-from minipipe.analysis.activations import memory_after, memory_peaks, peak_activations
+from minipipe.analysis.activations import memory_after, memory_during, memory_peaks, peak_activations
 from minipipe.analysis.dependencies import Dependencies, Value, complete_walk
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
@@ -72,13 +72,14 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
         raise ScheduleError.of(
             ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
         )
-    footprint = costs.memory(schedule.num_stages)
+    footprint, ran = costs.memory(schedule.num_stages), simulation.table if costs.sends_block else schedule.schedule
     return Timeline(
         schedule.name,
         spans,
         peak_activations(schedule),
         memory_peaks(schedule, footprint),
-        memory=memory_after(simulation.table if costs.sends_block else schedule.schedule, footprint),
+        memory=memory_after(ran, footprint),
+        memory_during=memory_during(ran, footprint),
         unit=costs.unit,
         memory_unit=costs.memory_unit,
         message_times=simulation.message_times,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from minipipe.analysis.activations import held_after
+from minipipe.analysis.activations import held_after, held_over_time
 from minipipe.analysis.dependencies import Value
 from minipipe.simulation.duration import format_time
 from minipipe.simulation.message import Message
@@ -41,6 +41,9 @@ class Timeline:
         last span before the SEND.
     memory : tuple of tuple of float or None
         ``memory[rank][i]`` is the memory that the rank held after its span ``i``, where that is known.
+    memory_during : tuple of tuple of float or None
+        ``memory_during[rank][i]`` is the most memory that the rank held while its span ``i`` ran, where it is known to
+        be more than before and after it: a backward holds what recomputation computes again.
     measured_messages : tuple of Message
         The messages, where they were measured.
     is_measured : bool
@@ -66,6 +69,7 @@ class Timeline:
     message_times: tuple[float, ...] = ()
     sent: dict[Value, tuple[float, int, int]] = field(default_factory=dict, compare=False)
     memory: tuple[tuple[float, ...], ...] | None = None
+    memory_during: tuple[tuple[float, ...], ...] | None = None
     measured_messages: tuple[Message, ...] = ()
     is_measured: bool = False
 
@@ -164,6 +168,31 @@ class Timeline:
         """By rank, how many (stage, microbatch) pairs it holds after each of its spans; see ``peak_activations``."""
         is_forward_only = self.is_forward_only
         return tuple(tuple(held_after((span.action for span in row), is_forward_only)) for row in self.spans)
+
+    def memory_over_time(self, rank: int) -> list[tuple[float, float]]:
+        """Return (time, memory held) at the start and at the end of each span of a rank, a curve of steps; or nothing.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> simulate(schedules.gpipe(1, 1)).memory_over_time(0)
+        [(0.0, 1.0), (1.0, 1.0), (1.0, 1.0), (3.0, 0.0)]
+        """
+        if self.memory is None:
+            return []
+        during = None if self.memory_during is None else self.memory_during[rank]
+        return list(held_over_time(self.spans[rank], self.memory[rank], self.is_forward_only, during))
+
+    def activations_over_time(self, rank: int) -> list[tuple[float, float]]:
+        """Return (time, activations held) at the start and at the end of each span of a rank: a curve of steps.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> simulate(schedules.gpipe(1, 1)).activations_over_time(0)
+        [(0.0, 1), (1.0, 1), (1.0, 1), (3.0, 0)]
+        """
+        return list(held_over_time(self.spans[rank], self.held_activations[rank], self.is_forward_only))
 
     # -- as data, and as text -----------------------------------------------------------------------------------
 

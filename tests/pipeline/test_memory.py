@@ -45,6 +45,10 @@ def test_the_peak_of_every_schedule_is_predicted_to_the_byte(name, num_ranks, re
         transformer(), nn.CrossEntropyLoss(), ids, ids, schedule, recompute=recompute
     )
     assert measured.peak_memory == predicted.peak_memory
+    assert measured.memory == predicted.memory
+    assert recompute == any(memory.transient_activation)
+    if recompute and name != "forward-only":
+        assert measured.memory_during == predicted.memory_during
     assert measured.memory_unit == predicted.memory_unit == "bytes"
     assert all(nbytes > 0 for nbytes in memory.activation[1:])  # the first may hold nothing but ids, which is the batch
 
@@ -70,6 +74,46 @@ def test_eight_linears_hold_8_units_until_i_15_until_w_and_0_after():
     partition = [range(1), range(1, 9), range(9, 10)]
     *_, memory = measured_and_predicted(model, nn.MSELoss(), inputs, inputs, schedule, partition=partition)
     assert (memory.activation[1], memory.weight_activation[1]) == (8 * unit, 16 * unit)  # with the gradient received
+
+
+def test_a_stage_that_recomputes_holds_what_it_keeps_otherwise_while_its_backward_runs():
+    """The story: the prediction said 2,048 bytes where a backward held 40,000, for it counted only between actions."""
+
+    def peaks(**options):
+        model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(8)))
+        inputs = np.ones((SAMPLES * 2, 8), np.float32)
+        schedule = build("1f1b", 2, 2)
+        partition = [range(1), range(1, 8)]
+        return measured_and_predicted(model, nn.MSELoss(), inputs, inputs, schedule, partition=partition, **options)
+
+    unit = SAMPLES * 8 * 4
+    *_, kept = peaks()
+    measured, predicted, recomputed = peaks(recompute=True)
+    difference = unit  # of prediction and target, for the loss
+    assert kept.activation[1] == 7 * unit + difference and kept.transient_activation == (0, 0)
+    assert recomputed.activation[1] == unit + difference
+    # The inputs of all layers but the first; the difference has done its part by then.
+    assert recomputed.transient_activation[1] == 6 * unit - difference
+    assert measured.peak_memory[1] == predicted.peak_memory[1] == 7 * unit
+    assert measured.memory_during[1] == predicted.memory_during[1]
+
+
+def test_a_recomputation_inside_another_is_counted():
+    def transient(model):
+        inputs = np.ones((SAMPLES, 8), np.float32)
+
+        def measure(group):
+            return Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=1).measure_memory(inputs, inputs)
+
+        return spawn(measure, 1)[0].transient_activation[0]
+
+    def layers():
+        return [nn.Linear(8, 8, bias=False) for _ in range(6)]
+
+    once = transient(nn.Sequential(nn.Linear(8, 8), nn.Recompute(nn.Sequential(*layers()))))
+    inner = nn.Recompute(nn.Sequential(*layers()))
+    twice = transient(nn.Sequential(nn.Linear(8, 8), nn.Recompute(nn.Sequential(nn.Tanh(), inner, nn.Tanh()))))
+    assert once > 0 and twice > 0
 
 
 def test_recompute_holds_the_input_of_each_block_alone():

@@ -11,7 +11,7 @@ from itertools import product
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from minipipe.analysis.activations import held_over_time, lifetimes
+from minipipe.analysis.activations import lifetimes
 from minipipe.render.descriptions import describe_action, describe_message, describe_wait, format_memory
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, shade
 from minipipe.render.panel import Panel
@@ -135,7 +135,7 @@ def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float,
     assert timeline.memory is not None
     held = 0.0
     yield 0.0, held, format_memory(held, timeline.memory_unit)
-    for time, level in held_over_time(timeline.spans[rank], timeline.memory[rank], timeline.is_forward_only):
+    for time, level in timeline.memory_over_time(rank):
         if level != held:
             yield time - timeline.start, level, format_memory(level, timeline.memory_unit)
             held = level

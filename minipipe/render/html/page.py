@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, figures, format_memory, origin
+from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, figures, format_memory, held_words, origin
 from minipipe.render.html.data import player_data
 from minipipe.render.lettering import note_lines
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
@@ -147,7 +147,9 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     causes = {idle.cause for panel in panels for row in panel.timeline.idle for idle in row}
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
-    yield _entry('<i class="swatch level"></i>', "memory held" if _is_memory(panels) else "activations held")
+    yield _entry(
+        '<i class="swatch level"></i>', held_words(_is_memory(panels), any(panel.recomputes for panel in panels))
+    )
     sent = {message.value.kind is ActionKind.FORWARD for panel in panels for message in panel.timeline.messages}
     if True in sent:
         yield _entry('<i class="line message"></i>', "activation sent")

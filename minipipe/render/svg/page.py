@@ -90,7 +90,7 @@ class Page:
         """Return the room for names at the left, and for peaks at the right."""
         letters, gap = self.letters, self.letters.scaled(8)
         ranks = [f"rank {max(0, panel.timeline.num_ranks - 1)}" for panel in self.panels]
-        peaks = [h.peak_label(rank) for h in self.holdings for rank in range(len(h.values))]
+        peaks = [h.peak_label(rank) for h in self.holdings for rank in range(len(h.curves))]
         left = max(letters.width("rank", text) for text in ranks) + gap
         right = max((letters.width("peak", text) + gap for text in peaks), default=0.0)
         return round(left) + self.margin, round(right) + self.margin
@@ -153,7 +153,7 @@ class Page:
     def _most(self, holding: Holding) -> float:
         """Return the full scale of a strip: the highest peak of all ranks, in all panels with the same quantity."""
         alike = (other for other in self.holdings if other.is_memory == holding.is_memory)
-        return max((other.peak(rank) for other in alike for rank in range(len(other.values))), default=0.0)
+        return max((other.peak(rank) for other in alike for rank in range(len(other.curves))), default=0.0)
 
     # -- axis, legend and document ------------------------------------------------------------------------------
 
@@ -175,8 +175,8 @@ class Page:
             yield legend.runs()
         causes = {slot.cause for panel, rank in self.rows for slot in shown_idle(panel, rank, self.axis)}
         yield from legend.idle(cause for cause in IdleCause if cause in causes)
-        for is_memory in sorted({holding.is_memory for holding in self.holdings if any(holding.values)}):
-            yield legend.strip(is_memory)
+        for is_memory in sorted({holding.is_memory for holding in self.holdings if any(holding.curves)}):
+            yield legend.strip(is_memory, any(panel.recomputes for panel in self.panels))
         if self.options.messages:
             ways = {way_of(message) for panel in self.panels for message in panel.timeline.messages}
             has_late_receipts = any(panel.has_late_receipts for panel in self.panels)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minipipe.analysis.activations import held_over_time
 from minipipe.render.axis import Axis
 from minipipe.render.descriptions import format_memory
 from minipipe.render.lettering import number
@@ -19,13 +18,13 @@ class Holding:
 
     Attributes
     ----------
-    values : tuple of tuple of float
-        ``values[rank][i]`` is the amount after span ``i`` of the rank, as of :mod:`minipipe.analysis.activations`.
+    curves : tuple of list of (float, float)
+        ``curves[rank]`` is a curve of steps: (time, amount held).
     is_memory : bool
         Whether the amounts are bytes. Otherwise they count (stage, microbatch) pairs.
     """
 
-    values: tuple[tuple[float, ...], ...]
+    curves: tuple[list[tuple[float, float]], ...]
     is_memory: bool
 
     @property
@@ -35,7 +34,7 @@ class Holding:
 
     def peak(self, rank: int) -> float:
         """Return the peak of a rank."""
-        return max((0.0, *self.values[rank]))
+        return max((amount for _, amount in self.curves[rank]), default=0.0)
 
     def peak_label(self, rank: int) -> str:
         """Return the text beside the strip of a rank."""
@@ -48,12 +47,13 @@ def holding_of(timeline: Timeline) -> Holding:
     Examples
     --------
     >>> from minipipe import schedules, simulate
-    >>> holding_of(simulate(schedules.one_f_one_b(2, 3))).values
-    ((1, 2, 1, 2, 1, 0), (1, 0, 1, 0, 1, 0))
+    >>> holding_of(simulate(schedules.gpipe(1, 1))).curves
+    ([(0.0, 1), (1.0, 1), (1.0, 1), (3.0, 0)],)
     """
+    ranks = range(timeline.num_ranks)
     if timeline.memory is not None and timeline.memory_unit != "units":
-        return Holding(timeline.memory, is_memory=True)
-    return Holding(timeline.held_activations, is_memory=False)
+        return Holding(tuple(map(timeline.memory_over_time, ranks)), is_memory=True)
+    return Holding(tuple(map(timeline.activations_over_time, ranks)), is_memory=False)
 
 
 def strip_path(timeline: Timeline, holding: Holding, rank: int, axis: Axis, height: float, most: float) -> str:
@@ -61,7 +61,7 @@ def strip_path(timeline: Timeline, holding: Holding, rank: int, axis: Axis, heig
     if not most:
         return ""
     heights: dict[str, str] = {}  # by x: of two changes at one x, only the later one is visible
-    for time, level in held_over_time(timeline.spans[rank], holding.values[rank], timeline.is_forward_only):
+    for time, level in holding.curves[rank]:
         heights[number(axis.x(time - timeline.start))] = number(height * (1 - level / most))
     bottom = drawn = number(height)
     path = []
