@@ -12,6 +12,7 @@ from minipipe.errors import ModelError, RankError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Sequential
 from minipipe.pipeline.partition import check_partition, partition_by_cost
 from minipipe.schedules.chunks import first_stages
+from minipipe.schedules.placement import check_counts
 from minipipe.schedules.program import Program, read_schedule
 from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.schedule import Schedule
@@ -90,7 +91,7 @@ def schedule_of_modules(
     Raises
     ------
     RankError
-        Code ``wrong-number``, when there is no module, or a given schedule has another number of stages.
+        Code ``wrong-number``, when there is no module, or the schedule has another number of stages.
     """
     if num_modules < 1:
         raise RankError("wrong-number", "There is no module; expected at least one for the stages of the pipeline.")
@@ -100,7 +101,7 @@ def schedule_of_modules(
     if isinstance(schedule, str) and schedule in REGISTRY:
         if num_microbatches is None:
             num_microbatches = 4 * num_modules
-        return first_stages(build(schedule, num_ranks, num_microbatches, chunks), num_modules)
+        return first_stages(_built(schedule, num_ranks, num_microbatches, chunks, num_modules), num_modules)
     resolved = resolve_schedule(schedule, num_ranks, num_microbatches, None)
     if resolved.num_stages != num_modules:
         raise RankError(
@@ -109,6 +110,19 @@ def schedule_of_modules(
             f"not {num_modules}.",
         )
     return resolved
+
+
+def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_modules: int) -> Schedule:
+    """Build a named schedule, and say in modules what does not fit."""
+    check_counts(num_ranks, num_microbatches)
+    try:
+        return build(name, num_ranks, num_microbatches, chunks)
+    except ScheduleError as error:
+        message = (
+            f"{num_modules} modules on {num_ranks} ranks are up to {chunks} on a rank. {error.problems[0].message} "
+            f"Expected {num_ranks + 1} to {2 * num_ranks} modules."
+        )
+        raise RankError("wrong-number", message) from None
 
 
 def check_arguments(model: Any, loss: Any, timeout: float | None) -> None:

@@ -86,13 +86,6 @@ def test_neighbouring_stages_on_one_rank_exchange_no_message():
     assert {str(a)[1:-1] for a in middle if a.stage == 1 and a.kind.is_communication} == {"RECV_F", "SEND_B"}
 
 
-@pytest.mark.parametrize("number", [1, 3, 5])
-def test_modules_that_cannot_be_dealt_out_are_refused(number):
-    with pytest.raises(RankError) as caught:
-        spawn(lambda group: Pipeline.from_modules([nn.Identity()] * number, group, loss=nn.MSELoss()), 2)
-    assert caught.value.code == "wrong-number" and f"{number} modules" in str(caught.value)
-
-
 # -- parameters ---------------------------------------------------------------------------------------------
 
 
@@ -282,7 +275,7 @@ def test_modules_over_a_v_go_there_and_back():
 
 
 def test_too_few_modules_for_a_v_are_refused_with_how_many_it_takes():
-    with pytest.raises(RankError, match="zb-v on 2 ranks has 4 stages; expected as many modules, not 2"):
+    with pytest.raises(RankError, match="2 modules on 2 ranks are up to 1 on a rank.*Expected 3 to 4 modules"):
         spawn(lambda g: Pipeline.from_modules([nn.Linear(4, 4)] * 2, g, loss=nn.MSELoss(), schedule="zb-v"), 2)
 
 
@@ -412,7 +405,7 @@ def test_a_timeline_before_the_first_step_says_what_is_missing():
     ("kind", "code", "options"),
     [
         (ScheduleError, "unknown", {"schedule": "1f2b"}),
-        (ScheduleError, "parameters", {"schedule": "1f1b", "chunks_per_rank": 2}),
+        (ScheduleError, "parameters", {"schedule": "zb-v", "chunks_per_rank": 3}),
         (ScheduleError, "parameters", {"schedule": schedules.gpipe(2, 4), "num_microbatches": 5}),
         (ScheduleError, "parameters", {"schedule": schedules.gpipe(2, 4), "chunks_per_rank": 2}),
         (ScheduleError, "parameters", {"num_microbatches": 0}),
