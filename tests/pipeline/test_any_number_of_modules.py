@@ -75,7 +75,7 @@ def test_no_module_and_a_v_of_another_length_are_refused_with_what_fits():
     with pytest.raises(RankError, match="There is no module"):
         schedule_of_modules(0, 2, None, None)
     for count, chunks in ((5, 3), (2, 1)):
-        words = f"{count} modules on 2 ranks are up to {chunks} on a rank.*the only number that fits is 2.*Expected 3 to 4 modules"
+        words = f"{count} modules on 2 ranks are up to {chunks} on a rank.*that fits is 2.*Expected 3 to 4 modules"
         with pytest.raises(RankError, match=words):
             schedule_of_modules(count, 2, "zb-v", None)
 
