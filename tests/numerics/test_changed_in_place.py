@@ -18,7 +18,7 @@ from minipipe.errors import TensorError
 from minipipe.nn.sequential import Sequential
 from minipipe.pipeline import Pipeline
 from minipipe.testing import check_same_as_one_process
-from tests.numerics.test_split_backward import fresh_weights, numbers, programs, run
+from tests.numerics.stages import fresh_weights, numbers, programs, run
 from tests.strategies import batch, steps
 
 SMALL, LARGE = (4, 4), (40, 40)  # 16 elements are watched, 1600 are not
