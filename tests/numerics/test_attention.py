@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor
 from minipipe import functional as F
 from tests.numerics.formulas import attended
+from tests.strategies import examples
 
 # -- attention -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(0, 2**16), st.integers(1, 9), st.integers(1, 9), st.booleans())
 def test_attention_of_any_length_is_that_of_the_formula(dtype, seed, num_queries, num_keys, is_causal):
     generator = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, functional, no_grad, recording
@@ -15,6 +15,7 @@ from minipipe.errors import TensorError
 from minipipe.held import held_bytes
 from minipipe.tensor import record
 from minipipe.testing import check_gradients
+from tests.strategies import examples
 
 
 def leaf(*shape: int, seed: int = 0, dtype: type = np.float64) -> Tensor:
@@ -40,7 +41,7 @@ def test_the_gradients_of_a_result_that_is_used_twice_add_before_they_go_on():
     assert x.grad.tolist() == [14.0]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.tuples(st.sampled_from("+*-"), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=6))
 def test_any_graph_of_shared_results_has_the_gradients_of_central_differences(steps):
     def program(a: Tensor, b: Tensor) -> Tensor:

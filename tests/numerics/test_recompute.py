@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, autograd, nn, no_grad, random_key, recording
@@ -34,24 +34,25 @@ from tests.numerics.stages import (
     fresh_weights,
     numbers,
 )
+from tests.strategies import examples
 
 
 @pytest.mark.parametrize("is_split", [False, True], ids=["whole", "split"])
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(stages, st.integers(1, 3), st.booleans())
 def test_what_is_computed_again_has_the_bits_of_what_is_kept(is_split, stage, num_microbatches, needs_gradient):
     arguments = num_microbatches, is_split, needs_gradient
     assert everything(stage, nn.Recompute, *arguments) == everything(stage, unchanged, *arguments)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(stages, st.integers(1, 3))
 def test_split_or_whole_what_is_computed_again_has_the_same_bits(stage, num_microbatches):
     whole = everything(stage, nn.Recompute, num_microbatches)
     assert everything(stage, nn.Recompute, num_microbatches, is_split=True) == whole
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(stages)
 def test_without_a_graph_only_the_values_are_computed(stage):
     weights = [nn.Parameter(weight.data) for weight in fresh_weights()]

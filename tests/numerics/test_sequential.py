@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, autograd, backend, functional, nn
@@ -12,6 +12,7 @@ from minipipe.autograd import StageInput, backward
 from minipipe.errors import MinipipeError
 from minipipe.tensor import record
 from tests.numerics.small_models import mlp
+from tests.strategies import examples
 
 # -- sequences -----------------------------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ def stepwise_gradients(model: nn.Sequential, cut: int | None) -> list[bytes]:
     return [array.tobytes() for array in [result.numpy(), source.grad, *gradients]]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.sampled_from(list(PIECES)), min_size=2, max_size=7), st.data())
 def test_no_cut_between_layers_changes_a_bit(names, data):
     model = nn.Sequential(*(PIECES[name]() for name in names)).initialise(4)

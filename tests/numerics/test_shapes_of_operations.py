@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
@@ -13,6 +13,7 @@ from minipipe import functional as F
 from minipipe.errors import TensorError
 from minipipe.testing import check_gradients
 from tests.numerics.formulas import positive, somewhere
+from tests.strategies import examples
 
 # -- broadcasting --------------------------------------------------------------------------------------------
 
@@ -26,7 +27,7 @@ BINARY = {
 
 
 @pytest.mark.parametrize("name", BINARY)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(mutually_broadcastable_shapes(num_shapes=2, max_dims=3, min_side=0, max_side=3))
 def test_operands_of_any_shapes_that_fit_are_broadcast_and_gradients_summed_back(name, shapes):
     operation, formula, draw = BINARY[name]
@@ -35,7 +36,7 @@ def test_operands_of_any_shapes_that_fit_are_broadcast_and_gradients_summed_back
     check_gradients(operation, a, b)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(mutually_broadcastable_shapes(signature="(m?,n),(n,p?)->(m?,p?)", max_dims=2, max_side=3))
 def test_matmul_broadcasts_its_leading_axes_and_takes_vectors_as_numpy_does(shapes):
     a, b = (somewhere(*shape, seed=i) for i, shape in enumerate(shapes.input_shapes))
@@ -43,7 +44,7 @@ def test_matmul_broadcasts_its_leading_axes_and_takes_vectors_as_numpy_does(shap
     check_gradients(F.matmul, a, b)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.integers(1, 3), max_size=3), st.integers(1, 3), st.integers(1, 3), st.booleans())
 def test_linear_takes_any_number_of_leading_axes(leading, k, n, with_bias):
     arrays = [somewhere(*leading, k), somewhere(k, n, seed=1)] + [somewhere(n, seed=2)] * with_bias
@@ -51,7 +52,7 @@ def test_linear_takes_any_number_of_leading_axes(leading, k, n, with_bias):
 
 
 @pytest.mark.parametrize("name", BINARY)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(st.integers(1, 3), max_size=3), st.lists(st.integers(1, 3), max_size=3))
 @example([2, 3], [2])
 @example([2, 3], [3, 3])

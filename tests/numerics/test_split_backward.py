@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, nn
@@ -33,11 +33,12 @@ from tests.numerics.stages import (
     programs,
     run,
 )
+from tests.strategies import examples
 
 # -- the same bits -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(programs)
 def test_i_then_w_gives_the_bits_of_the_fused_backward_and_i_touches_no_weight(program):
     def stage(x, weights):
@@ -46,7 +47,7 @@ def test_i_then_w_gives_the_bits_of_the_fused_backward_and_i_touches_no_weight(p
     assert in_halves(stage) == fused(stage)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(programs, st.integers(2, 4))
 def test_every_w_postponed_to_the_end_gives_the_bits_of_one_microbatch_after_another(program, num_microbatches):
     def stage(x, weights):
@@ -55,7 +56,7 @@ def test_every_w_postponed_to_the_end_gives_the_bits_of_one_microbatch_after_ano
     assert in_halves(stage, num_microbatches) == fused(stage, num_microbatches)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(programs)
 def test_a_first_stage_gives_no_gradient_of_its_input_and_the_same_bits_of_its_weights(program):
     def stage(x, weights):
@@ -66,7 +67,7 @@ def test_a_first_stage_gives_no_gradient_of_its_input_and_the_same_bits_of_its_w
     assert first[:-1] == fused(stage, needs_gradient=False)[:-1] == in_halves(stage, needs_gradient=True)[:-1]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(programs)
 def test_the_gradient_of_the_input_is_there_after_i_already(program):
     weights = fresh_weights()
@@ -102,7 +103,7 @@ LAYERS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.sampled_from(list(LAYERS)), min_size=1, max_size=6), st.integers(1, 3), st.booleans())
 def test_modules_split_like_any_other_graph(names, num_microbatches, same_layer_again):
     def gradients(in_two_halves: bool) -> list[bytes | None]:
