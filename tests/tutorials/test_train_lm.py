@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.launch import mpirun, needs_mpi, run
+from tests.launch import mpirun, needs_mpi, run, slowly
 
 TRAIN = "tutorials/train_lm.py"
 SHORT = ("--steps", "6", "--width", "16", "--heads", "2", "--context", "12", "--layers", "6", "--json")
@@ -28,7 +28,8 @@ def test_on_one_rank_it_trains_and_writes(alone):
 
 @needs_mpi
 @pytest.mark.parametrize(
-    ("num_ranks", "schedule"), [(2, "1f1b"), (4, "zb-h1"), (4, "interleaved-1f1b"), (2, "zb-v"), (3, "gpipe")]
+    ("num_ranks", "schedule"),
+    [(2, "1f1b"), slowly(4, "zb-h1"), slowly(4, "interleaved-1f1b"), slowly(2, "zb-v"), slowly(3, "gpipe")],
 )
 def test_any_ranks_and_schedule_end_with_the_same_loss_and_text(num_ranks, schedule, alone):
     many = result(mpirun(num_ranks, TRAIN, *SHORT, "--schedule", schedule))
@@ -37,11 +38,12 @@ def test_any_ranks_and_schedule_end_with_the_same_loss_and_text(num_ranks, sched
 
 
 @needs_mpi
-def test_so_they_do_with_dropout_tied_embeddings_and_recomputation():
+@pytest.mark.parametrize("num_ranks", [2, slowly(4)])
+def test_so_they_do_with_dropout_tied_embeddings_and_recomputation(num_ranks):
     options = (*SHORT, "--dropout", "0.2", "--tied")
     one = result(run([sys.executable, TRAIN, *options]))
-    four = result(mpirun(4, TRAIN, *options, "--recompute", "--schedule", "zb-h1"))
-    assert four["loss"] == one["loss"] and four["text"] == one["text"]
+    many = result(mpirun(num_ranks, TRAIN, *options, "--recompute", "--schedule", "zb-h1"))
+    assert many["loss"] == one["loss"] and many["text"] == one["text"]
 
 
 @needs_mpi
@@ -73,9 +75,9 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(tmp_path):
     ("options", "words"),
     [
         (["--steps", "0"], "--steps is 0; expected at least 1"),
-        (["--heads", "5"], "--width is 96, which 5 heads cannot share; expected a multiple of --heads"),
-        (["--dropout", "1"], "--dropout is 1.0; expected at least 0 and less than 1"),
-        (["--learning-rate", "nan"], "--learning-rate is nan; expected a finite number"),
+        slowly(["--heads", "5"], "--width is 96, which 5 heads cannot share; expected a multiple of --heads"),
+        slowly(["--dropout", "1"], "--dropout is 1.0; expected at least 0 and less than 1"),
+        slowly(["--learning-rate", "nan"], "--learning-rate is nan; expected a finite number"),
         (["--device", "gpu"], "There is no GPU to use: no CuPy"),
         (["--microbatches", "17"], "A batch of 16 samples cannot make 17 microbatches"),
     ],
@@ -87,7 +89,7 @@ def test_a_mistake_is_one_sentence(options, words):
 
 
 @needs_mpi
-@pytest.mark.parametrize("options", [["--layers", "0"], ["--schedule", "1f2b"], ["--heads", "7"]])
+@pytest.mark.parametrize("options", [slowly(["--layers", "0"]), slowly(["--schedule", "1f2b"]), ["--heads", "7"]])
 def test_on_ranks_a_mistake_is_said_once(options):
     done = mpirun(4, TRAIN, *options)
     assert done.code not in (0, None)
