@@ -34,6 +34,11 @@ needs_mpi = pytest.mark.skipif(
 )
 
 
+def slowly(*values, **options):
+    """Return parameters of a test that runs in ``.ci/run`` only: others say the same, in less time."""
+    return pytest.param(*values, marks=pytest.mark.slow, **options)
+
+
 def environment(**changes):
     """Return this process' environment without traces of a launcher, and with the project importable."""
     kept = {

@@ -1,10 +1,19 @@
 """The language of inputs: random models, batches and schedules, for hypothesis and for mpirun alike."""
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from minipipe import Action, ActionKind, Program, Schedule, Tensor, functional, nn, schedules
 from minipipe.backend import array_module
+
+# -- how many examples --------------------------------------------------------------------------------------
+
+
+def examples(number):
+    """Return settings for a test that draws ``number`` examples, or as many per cent of them as the profile says."""
+    return settings(max_examples=max(min(number, 10), number * settings.default.max_examples // 100))
+
 
 # -- layers that are awkward on purpose ---------------------------------------------------------------------
 

@@ -57,6 +57,16 @@ def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule |
     """Read a file of text or CSV: a Program where it holds SEND or RECV, otherwise a Schedule.
 
     Parameters and errors are those of :meth:`minipipe.Schedule.from_file`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "mine.csv")
+    ...     _ = path.write_text("0F0,0B0\\n")
+    ...     read_schedule(path)
+    <Schedule mine: 1 rank, 1 stage, 1 microbatch>
     """
     return schedule_of_text(read_file(path), Path(path).stem, ignore_sharding)
 

@@ -65,7 +65,7 @@ class Frame:
 
         Parameters
         ----------
-        moment : Moment
+        snapshot : Snapshot
         width, height : int
             In columns and lines, at least ``LEAST_SIZE``; what does not fit is left out, ranks far from the one in
             focus first.

@@ -41,7 +41,7 @@ class Grid:
 
         Parameters
         ----------
-        moment : Moment
+        snapshot : Snapshot
         room : int
             Columns beside the margin.
         ranks : range

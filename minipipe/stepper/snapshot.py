@@ -37,7 +37,7 @@ class RankState(NamedTuple):
 
     Attributes
     ----------
-    doing : Doing
+    activity : Activity
     action : Action or None
         What it runs, or what it will do next; None when it has done everything.
     position : int
@@ -76,7 +76,7 @@ class Snapshot(NamedTuple):
     number : int
         0 before anything has begun, ``i`` once the ``i``-th action has.
     time : float
-    step : Step or None
+    event : Event or None
         The action that has just begun.
     ranks : tuple of RankState
     messages : tuple of Message

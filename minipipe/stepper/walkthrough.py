@@ -47,7 +47,7 @@ class Walkthrough:
         The table that is walked through: the schedule, and where sends block, its lowered form.
     timeline : Timeline
         When what has run did so: predicted, or, for an illegal schedule, in rounds.
-    steps : tuple of Step
+    events : tuple of Event
         What runs, in the order in which it begins.
     problems : tuple of Problem
         What the verifier found, the cause first.

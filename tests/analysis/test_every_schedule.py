@@ -1,7 +1,7 @@
 """Laws of every named schedule, over all sizes up to 8 ranks, 24 microbatches and 4 chunks."""
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from minipipe import schedules
@@ -15,10 +15,10 @@ from minipipe.schedules import theory
 from minipipe.schedules.action import ActionKind
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import peak_memory, simulate
-from tests.strategies import NAMES, named_schedules
+from tests.strategies import NAMES, examples, named_schedules
 
 TIMES = st.integers(0, 5)
-LAWS = settings(deadline=None, max_examples=150)
+LAWS = examples(150)
 
 
 @LAWS
@@ -59,7 +59,7 @@ def predicted(formula, *sizes, **options):
         return None
 
 
-@settings(deadline=None, max_examples=400)
+@examples(400)
 @given(named_schedules(), st.integers(1, 5), TIMES, TIMES)
 def test_the_formulas_of_time_are_what_the_simulator_finds(drawn, forward, backward_input, backward_weight):
     (name, p, m, v), schedule = drawn
@@ -77,7 +77,7 @@ def test_the_formulas_of_time_are_what_the_simulator_finds(drawn, forward, backw
         assert max(map(timeline.idle_within_span, range(p))) == pytest.approx(within)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(named_schedules(), st.integers(0, 4), st.integers(0, 4))
 def test_the_formulas_of_memory_are_what_the_simulator_finds(drawn, activation, weight_activation):
     (name, p, m, v), schedule = drawn

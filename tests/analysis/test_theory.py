@@ -1,7 +1,7 @@
 """Closed forms: the published numbers, their conditions, and the mistakes that common sources make."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
@@ -10,6 +10,7 @@ from minipipe.errors import ScheduleError
 from minipipe.schedules import theory
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
+from tests.strategies import examples
 
 
 def test_with_four_ranks_and_eight_microbatches_the_numbers_are_the_published_ones():
@@ -44,7 +45,7 @@ def test_1f1b_over_gpipe_is_what_each_of_them_holds(p, m, data):
     assert theory.memory_footprint_ratio(p, m, rank) == held[0] / held[1] == min(p - rank, m) / m
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     name=st.sampled_from(["1f1b", "eager-1f1b", "zb-h1"]),
     p=st.integers(2, 5),

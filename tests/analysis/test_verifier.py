@@ -1,7 +1,7 @@
 """The verifier accepts what is legal, catches every mutant, and points at the cause."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
@@ -10,7 +10,7 @@ from minipipe.analysis.verifier import verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
-from tests.strategies import table
+from tests.strategies import examples, table
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
@@ -112,7 +112,7 @@ def test_every_backward_may_be_split_and_the_schedule_is_never_slower_for_it(eve
 # -- mutants ---------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_a_dropped_action_is_missed(every_schedule, data):
     schedule = data.draw(st.sampled_from(every_schedule).filter(lambda s: s.num_ranks * s.num_microbatches > 1))
@@ -123,7 +123,7 @@ def test_a_dropped_action_is_missed(every_schedule, data):
     assert f"{dropped} is missing on rank {rank}." in str(error)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_a_dropped_send_or_receive_is_missed(every_schedule, data):
     schedule = lower(data.draw(st.sampled_from(every_schedule).filter(lambda s: s.num_ranks > 1)))
@@ -134,7 +134,7 @@ def test_a_dropped_send_or_receive_is_missed(every_schedule, data):
     assert f"{dropped} is missing on rank {rank}." in str(error)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_a_duplicated_action_is_caught_where_it_stands_again(every_schedule, data):
     schedule = data.draw(st.sampled_from(every_schedule))
@@ -148,7 +148,7 @@ def test_a_duplicated_action_is_caught_where_it_stands_again(every_schedule, dat
     assert f"it was done at step {step}" in problem.message
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_an_action_moved_to_another_rank_is_caught_there(every_schedule, data):
     schedule = data.draw(st.sampled_from(every_schedule).filter(lambda s: s.num_ranks > 1))
@@ -161,7 +161,7 @@ def test_an_action_moved_to_another_rank_is_caught_there(every_schedule, data):
     assert (problem.code, problem.rank, problem.step) == ("wrong-rank", other, place)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_two_dependent_actions_of_a_rank_that_are_swapped_are_caught(every_schedule, data):
     schedule = split(data.draw(st.sampled_from(every_schedule).filter(trains)))
@@ -199,7 +199,7 @@ def test_two_dependent_actions_of_a_rank_that_are_swapped_are_caught(every_sched
     assert error.problems[0].step is not None
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_a_stage_or_a_microbatch_that_is_not_there_is_out_of_range(every_schedule, data):
     schedule = data.draw(st.sampled_from(every_schedule))
@@ -217,7 +217,7 @@ def test_a_stage_or_a_microbatch_that_is_not_there_is_out_of_range(every_schedul
     assert f"names {field} {wrong}; there are {bound}" in problem.message
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_i_or_w_beside_b_is_caught(every_schedule, data):
     with_whole_backward = [s for s in every_schedule if any(action.kind is B for action in s.actions[0])]
@@ -231,7 +231,7 @@ def test_i_or_w_beside_b_is_caught(every_schedule, data):
     assert f"{stage}{kind.value}{k} stands beside {stage}B{k}" in problem.message
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_i_without_its_w_and_w_without_its_i_are_caught(every_schedule, data):
     schedule = split(data.draw(st.sampled_from(every_schedule).filter(trains)))
@@ -299,7 +299,7 @@ def test_a_peak_over_the_memory_limit_is_named_where_it_is_first_passed():
     assert "rank 1:  1F0  >1F1<" in str(caught.value)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_the_memory_limit_that_fits_is_the_peak(every_schedule, data):
     schedule = data.draw(st.sampled_from(every_schedule))

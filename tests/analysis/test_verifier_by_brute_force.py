@@ -8,7 +8,7 @@ from itertools import permutations, product
 from math import comb
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from minipipe import schedules
@@ -17,7 +17,7 @@ from minipipe.analysis.verifier import verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
-from tests.strategies import named_schedules, table
+from tests.strategies import examples, named_schedules, table
 
 
 def is_accepted(schedule):
@@ -236,14 +236,14 @@ def mutants(draw, lowered):
     return table("mutant", original.placement, original.num_microbatches, programs)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(originals())
 def test_both_accept_what_mutants_are_made_of(original):
     assert is_legal(original) and is_accepted(original)
     assert is_legal(lower(original)) and is_accepted(lower(original))
 
 
-@settings(deadline=None, max_examples=400)
+@examples(400)
 @given(mutants(lowered=False))
 def test_both_agree_on_any_mutant_of_a_schedule(mutant):
     legal = is_legal(mutant)
@@ -251,7 +251,7 @@ def test_both_agree_on_any_mutant_of_a_schedule(mutant):
     assert is_accepted(mutant) is legal
 
 
-@settings(deadline=None, max_examples=400)
+@examples(400)
 @given(mutants(lowered=True))
 def test_both_agree_on_any_mutant_of_a_program_with_messages(mutant):
     legal = is_legal(mutant)
@@ -259,7 +259,7 @@ def test_both_agree_on_any_mutant_of_a_program_with_messages(mutant):
     assert is_accepted(mutant) is legal
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(mutants(lowered=False))
 def test_every_problem_points_at_a_cell_that_exists_or_at_the_rank_that_lacks_one(mutant):
     try:

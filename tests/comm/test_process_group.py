@@ -6,7 +6,7 @@ from minipipe import spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import LaunchError, MessageError
 from tests.comm.bodies import BODIES
-from tests.launch import mpirun, needs_mpi
+from tests.launch import mpirun, needs_mpi, slowly
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
@@ -22,7 +22,7 @@ def test_on_thread_ranks(body, num_ranks, take_turns):
 
 
 @needs_mpi
-@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@pytest.mark.parametrize("num_ranks", [slowly(2), 3, slowly(5)])
 @pytest.mark.parametrize("can_read_other_memory", ["1", "0"], ids=["CMA", "no CMA"])
 def test_on_mpi_ranks(num_ranks, can_read_other_memory):
     done = mpirun(num_ranks, "-m", "tests.comm.bodies", MPIR_CVAR_CH4_CMA_ENABLE=can_read_other_memory)

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, backend, functional, nn, random_key, spawn
@@ -13,7 +13,7 @@ from minipipe.errors import LaunchError
 from minipipe.testing import check_same_as_one_process
 from tests.launch import mpirun, needs_mpi, run
 from tests.numerics.test_operations import STRICT_ROWS, evaluate, named
-from tests.strategies import steps
+from tests.strategies import examples, steps
 
 
 def find_gpu():
@@ -39,7 +39,7 @@ def test_every_operation_gives_numpys_values_and_gradients_and_stays_on_the_gpu(
         np.testing.assert_allclose(given_.get(), expected, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(steps(), st.booleans())
 def test_pipelined_steps_on_gpus_have_the_bits_of_one_process_on_a_gpu(step, recompute):
     model, inputs, targets, schedule, partition = step

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, nn
 from minipipe import functional as F
 from tests import torch_twins
+from tests.strategies import examples
 from tests.torch_twins import Pair
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install '.[oracle]'")
@@ -141,7 +142,7 @@ def assert_close(name: str, ours: np.ndarray, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-@settings(max_examples=15)
+@examples(15)
 @given(lengths=LENGTHS, seed=st.integers(0, 2**16))
 def test_values_and_gradients_are_those_of_pytorch(row, lengths, seed):
     generator = np.random.default_rng(seed)
@@ -219,7 +220,7 @@ def check_module(ours: nn.Module, theirs: Theirs, pairs: list[Pair], shape: tupl
 SIZES = {"n": st.integers(1, 3), "t": st.integers(1, 6), "heads": st.integers(1, 4), "per_head": st.integers(1, 4)}
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.fixed_dictionaries(SIZES), st.booleans(), st.integers(0, 2**16))
 def test_multi_head_attention_is_that_of_pytorch(sizes, is_causal, seed):
     n, t, heads, per_head = sizes.values()
@@ -229,7 +230,7 @@ def test_multi_head_attention_is_that_of_pytorch(sizes, is_causal, seed):
     check_module(ours, theirs, pairs, (n, t, heads * per_head), seed)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.fixed_dictionaries(SIZES), st.integers(1, 9), st.booleans(), st.integers(0, 2**16))
 def test_a_transformer_block_is_that_of_pytorch_with_the_norms_first(sizes, hidden, is_causal, seed):
     n, t, heads, per_head = sizes.values()

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, functional, no_grad, recording
@@ -15,6 +15,7 @@ from minipipe.errors import TensorError
 from minipipe.held import held_bytes
 from minipipe.tensor import record
 from minipipe.testing import check_gradients
+from tests.strategies import examples
 
 
 def leaf(*shape: int, seed: int = 0, dtype: type = np.float64) -> Tensor:
@@ -40,7 +41,7 @@ def test_the_gradients_of_a_result_that_is_used_twice_add_before_they_go_on():
     assert x.grad.tolist() == [14.0]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.tuples(st.sampled_from("+*-"), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=6))
 def test_any_graph_of_shared_results_has_the_gradients_of_central_differences(steps):
     def program(a: Tensor, b: Tensor) -> Tensor:
@@ -189,38 +190,6 @@ def test_backward_without_a_graph_raises_no_graph():
         assert caught.value.code == "no-graph"
 
 
-@pytest.mark.parametrize("data", [[1, 2], 3, np.array([1, 2]), np.array([1], np.uint8), [True, False]])
-def test_whole_numbers_and_truth_values_refuse_to_require_a_gradient(data):
-    assert not Tensor(data).requires_grad
-    with pytest.raises(TensorError, match=r"numpy\.float32") as caught:
-        Tensor(data, requires_grad=True)
-    assert caught.value.code == "dtype"
-    assert Tensor(data, requires_grad=True, dtype=np.float32).requires_grad  # what the message advises
-
-
-@pytest.mark.parametrize("data", ["text", 1j, np.array([1j]), None, [None, 1.0]])
-def test_what_is_not_made_of_numbers_is_no_tensor(data):
-    with pytest.raises(TensorError) as caught:
-        Tensor(data)
-    assert caught.value.code == "dtype"
-
-
-# -- dtypes of tensors ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("data", [1.0, [1.0], [[1, 2.5]], np.float64(1.0), (0.5,)])
-def test_numbers_and_lists_of_real_numbers_become_float32(data):
-    assert Tensor(data).dtype == np.float32
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.uint8, bool])
-def test_arrays_keep_their_dtype_and_are_not_copied(dtype):
-    array = np.ones((2, 2), dtype=dtype)
-    assert Tensor(array).data is array
-    assert Tensor(Tensor(array)).data is array
-    assert Tensor(array, dtype=np.float64).dtype == np.float64
-
-
 # -- no_grad -------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +249,7 @@ def test_no_grad_is_per_thread():
 
 W = np.arange(1.0, 5.0).reshape(2, 2)
 
+
 FORGET_THEIR_INPUT = {
     "add": lambda h: h + 1,
     "add to a tensor": lambda h: h + Tensor(W, requires_grad=True),
@@ -306,6 +276,8 @@ FORGET_THEIR_INPUT = {
     "index by an array": lambda h: h[[0, 0]],
     "contiguous, of a transposed tensor": lambda h: functional.contiguous(h.T),
 }
+
+
 NEED_THEIR_INPUT = {
     "log": lambda h: h.log(),
     "square": lambda h: h**2,
@@ -382,25 +354,3 @@ def test_a_vjp_that_forgets_to_return_is_named():
     with pytest.raises(TensorError, match=r"double_vjp returned None; expected the gradient, an array") as caught:
         double(double(x)).sum().backward()
     assert caught.value.code == "no-gradient"
-
-
-# -- looks ---------------------------------------------------------------------------------------------------
-
-
-def test_a_tensor_prints_its_values_and_whether_it_requires_a_gradient():
-    x = Tensor([[1.0, 2.0], [3.0, 4.5]], requires_grad=True)
-    assert repr(x) == "Tensor([[1. , 2. ],\n        [3. , 4.5]], requires_grad=True)"
-    assert repr(x.detach()[0]) == "Tensor([1., 2.])"
-    assert repr(Tensor(3)) == "Tensor(3)"
-
-
-def test_shape_size_len_and_item():
-    x = Tensor(np.zeros((2, 3, 4)))
-    assert (x.shape, x.ndim, x.size, len(x)) == ((2, 3, 4), 3, 24, 2)
-    assert type(x.size) is int
-    assert Tensor([[2.5]]).item() == 2.5 and type(Tensor([[2.5]]).item()) is float
-    with pytest.raises(TensorError) as caught:
-        x.item()
-    assert caught.value.code == "shape"
-    with pytest.raises(TypeError):
-        len(Tensor(1.0))

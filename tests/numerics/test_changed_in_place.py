@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from minipipe import Tensor, autograd, nn, optim, random_key, recording, spawn
 from minipipe.autograd import Node, StageInput
@@ -18,8 +18,8 @@ from minipipe.errors import TensorError
 from minipipe.nn.sequential import Sequential
 from minipipe.pipeline import Pipeline
 from minipipe.testing import check_same_as_one_process
-from tests.numerics.test_split_backward import fresh_weights, numbers, programs, run
-from tests.strategies import batch, steps
+from tests.numerics.stages import fresh_weights, numbers, programs, run
+from tests.strategies import batch, examples, steps
 
 SMALL, LARGE = (4, 4), (40, 40)  # 16 elements are watched, 1600 are not
 
@@ -217,7 +217,7 @@ def test_a_large_input_of_a_recomputation_is_watched_where_everything_is():
 # -- no false alarm ----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(programs)
 def test_no_program_changes_what_it_has_recorded(program):
     with recording.watch_everything():
@@ -227,7 +227,7 @@ def test_no_program_changes_what_it_has_recorded(program):
             result.backward(numbers(*result.shape, seed=200))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(steps())
 def test_no_pipelined_step_raises_a_false_alarm(step):
     model, inputs, targets, schedule, partition = step
@@ -245,6 +245,7 @@ def test_training_as_it_should_be_raises_no_alarm_though_everything_is_watched(k
         nn.Unembedding(tied),
     ).initialise(0)
     optimiser, loss = kind(model.parameters(), 0.01), nn.CrossEntropyLoss()
+    before = {name: parameter.numpy().copy() for name, parameter in model.named_parameters()}
     ids = np.random.default_rng(0).integers(0, 11, (4, 5))
     with recording.watch_everything():
         for step in range(4):
@@ -254,6 +255,7 @@ def test_training_as_it_should_be_raises_no_alarm_though_everything_is_watched(k
             optim.clip_grad_norm(model.parameters(), 0.1)
             optimiser.step()
             optimiser.zero_grad()
+    assert not [name for name, parameter in model.named_parameters() if (parameter.numpy() == before[name]).all()]
 
 
 def test_two_forwards_before_two_backwards_raise_no_alarm():
@@ -261,6 +263,7 @@ def test_two_forwards_before_two_backwards_raise_no_alarm():
     results = [model(Tensor(numbers(3, 4, seed=i))).sum() for i in range(3)]
     for result in results:
         result.backward()
+    assert model[2].bias.grad.tolist() == [9, 9]  # 3 rows each
     optim.SGD(model.parameters(), 0.1).step()
 
 
@@ -275,15 +278,18 @@ def test_a_gradient_that_was_taken_out_and_changed_disturbs_nobody():
 def test_a_pipeline_that_trains_raises_no_alarm():
     inputs, targets = batch(8, 4)
 
-    def train(group: Any) -> None:
+    def losses(group: Any) -> list[float]:
         model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
         pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule="zb-h1", num_microbatches=4)
         optimiser = optim.AdamW(pipeline.parameters(), 0.1)
+        found = []
         for _ in range(3):
-            pipeline.step(inputs, targets)
+            found.append(pipeline.step(inputs, targets))
             optimiser.step()
+        return found
 
-    spawn(train, 2)
+    first, second = spawn(losses, 2)
+    assert first == second and first[0] > first[1] > first[2]
 
 
 # -- what the watch costs ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, nn
@@ -18,6 +18,7 @@ from minipipe.autograd import StageInput, backward, backward_input
 from minipipe.errors import TensorError
 from minipipe.held import held_bytes
 from minipipe.testing import check_gradients
+from tests.strategies import examples
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
@@ -66,7 +67,7 @@ def check_against_torch(ours: Any, theirs: Any, arrays: tuple[np.ndarray, ...]) 
         np.testing.assert_allclose(given_, wanted, rtol=1e-10, atol=1e-10)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(convolutions(axes=2))
 def test_conv2d_has_the_values_and_gradients_of_pytorch(call):
     arrays, stride, padding = call
@@ -77,7 +78,7 @@ def test_conv2d_has_the_values_and_gradients_of_pytorch(call):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(convolutions(axes=1))
 def test_conv1d_has_the_values_and_gradients_of_pytorch(call):
     arrays, (stride,), (padding,) = call
@@ -97,7 +98,7 @@ def pools(draw: Any) -> tuple[np.ndarray, tuple[int, int], tuple[int, int] | Non
     return x, kernel, draw(st.none() | st.tuples(st.integers(1, 5), st.integers(1, 5)))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(pools())
 def test_max_pool2d_has_the_values_and_gradients_of_pytorch_ties_included(call):
     x, kernel, stride = call
@@ -107,7 +108,7 @@ def test_max_pool2d_has_the_values_and_gradients_of_pytorch_ties_included(call):
 # -- without PyTorch -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(convolutions(axes=2))
 def test_gradients_of_conv2d_are_those_of_central_differences(call):
     check_gradients(lambda x, w, b=None: F.conv2d(x, w, b, call.stride, call.padding), *call.arrays)

@@ -6,11 +6,12 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, nn, optim
 from minipipe.errors import ParameterError
+from tests.strategies import examples
 
 START = [1.0, -2.0, 0.5]
 GRADIENTS = [[0.5, 1.0, -1.0], [0.25, -1.0, 2.0], [1.0, 0.0, -0.5], [-2.0, 0.5, 0.125]]
@@ -45,7 +46,7 @@ def test_one_plain_step_goes_down_the_gradient():
     assert after_steps(optim.SGD([p], 0.5), p, [[1.0, -4.0]]) == [0.5, 4.0]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.floats(1e-3, 1.0),
     st.sampled_from([0.0, 0.5, 0.9, 0.99]),
@@ -73,7 +74,7 @@ def adam_by_hand(learning_rate, betas, epsilon, weight_decay=0.0, decoupled=0.0)
     return finished
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.floats(1e-3, 1.0),
     st.tuples(st.sampled_from([0.0, 0.5, 0.9]), st.sampled_from([0.0, 0.9, 0.999])),

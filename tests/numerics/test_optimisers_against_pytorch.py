@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import nn, optim
+from tests.strategies import examples
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install '.[oracle]'")
 
@@ -70,7 +71,7 @@ def largest_difference(ours, theirs, defaults, groups, seed):
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
 def test_fifty_steps_are_those_of_pytorch(kind):
-    @settings(max_examples=40, deadline=None, derandomize=True)
+    @examples(40)
     @given(settings_of(kind), st.integers(0, 2**32 - 1))
     def compare(drawn, seed):
         assert largest_difference(getattr(optim, kind), getattr(torch.optim, kind), *drawn, seed) < 1e-12

@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, nn, no_grad, random_key
 from minipipe import functional as F
 from minipipe.errors import TensorError
 from minipipe.place import Place, at, current_place, next_key
+from tests.strategies import examples
 
 
 def mask(size: int = 64) -> bytes:
@@ -55,7 +56,7 @@ def mask_at(place: tuple[int, int | None, int, int, int]) -> bytes:
         return [mask() for _ in range(draw)][-1]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(places, places)
 def test_two_masks_are_equal_if_and_only_if_all_five_numbers_are(one, other):
     assert mask_at(one) == mask_at(one)

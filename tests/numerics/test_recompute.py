@@ -5,132 +5,54 @@ Bits of the same shapes, that is; for float32 no tolerance would tell another or
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, autograd, nn, no_grad, random_key, recording
 from minipipe import functional as F
 from minipipe.autograd import StageInput
 from minipipe.errors import TensorError
-from minipipe.held import held_bytes
 from minipipe.nn import recompute
-from tests.numerics.test_split_backward import (
+from tests.numerics.recomputed import (
+    USED_EVERYWHERE,
+    Parts,
+    Wrap,
+    everything,
+    shared_gradients,
+    stages,
+    unchanged,
+)
+from tests.numerics.stages import (
     NUM_MATRICES,
     ROWS,
     WIDTH,
-    Microbatch,
-    Step,
     bits,
-    first_half,
     fresh_weights,
     numbers,
-    programs,
-    run,
 )
-
-Wrap = Callable[[nn.Module], nn.Module]
-
-
-def unchanged(module: nn.Module) -> nn.Module:
-    return module
-
-
-# -- random stages: parts one after another, some of which are computed again ----------------------------------------
-
-
-class Program(nn.Module):
-    """Runs a program of test_split_backward.py with weights that other parts use, too."""
-
-    def __init__(self, program: list[Step], weights: list[nn.Parameter]) -> None:
-        self.program, self.weights = program, weights
-
-    def forward(self, x: Tensor) -> Tensor:
-        return run(self.program, x, self.weights)
-
-
-class Parts(nn.Module):
-    """Parts one after another; a list of parts is computed again, beside its input (x + f(x)) or not.
-
-    A part is a program, a probability (of Dropout), or (whether beside, list of parts).
-    """
-
-    def __init__(self, parts: list, weights: list[nn.Parameter], wrap: Wrap) -> None:
-        self.modules_of_parts, self.weights = [], weights
-        for part in parts:
-            if isinstance(part, float):
-                self.modules_of_parts.append((False, nn.Dropout(part)))
-            elif isinstance(part, tuple):
-                self.modules_of_parts.append((part[0], wrap(Parts(part[1], weights, wrap))))
-            else:
-                self.modules_of_parts.append((False, Program(part, weights)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for is_beside, module in self.modules_of_parts:
-            x = x + module(x) if is_beside else module(x)
-        return x
-
-
-programs_or_dropout = programs | st.sampled_from([0.25, 0.5])
-parts = st.recursive(
-    st.lists(programs_or_dropout, min_size=1, max_size=2),
-    lambda inner: st.lists(programs_or_dropout | st.tuples(st.booleans(), inner), min_size=1, max_size=3),
-    max_leaves=8,
-)
-stages = st.lists(programs_or_dropout | st.tuples(st.booleans(), parts), max_size=2).flatmap(
-    lambda before: st.tuples(st.booleans(), parts).map(lambda again: [*before, again])
-)
-
-
-def everything(
-    stage: list, wrap: Wrap, num_microbatches: int = 1, is_split: bool = False, needs_gradient: bool = True
-) -> list[bytes | None]:
-    """Return the bits of all results, and of the gradients of all weights and inputs.
-
-    F0 B0 F1 B1 …, or F0 F1 … I0 I1 … W0 W1 …
-    """
-    weights = [nn.Parameter(weight.data) for weight in fresh_weights()]
-    model = Parts(stage, weights, wrap)
-    microbatches, postponed = [], []
-    for k in range(num_microbatches):
-        x = Tensor(numbers(ROWS, WIDTH, seed=100 + k))
-        x.node = StageInput(needs_gradient)
-        with random_key(5, step=1, microbatch=k):
-            y = model(x)
-        microbatches.append(Microbatch(x, y, numbers(*y.shape, seed=200 + k)))
-        if not is_split:
-            autograd.backward({y.node: microbatches[-1].upstream})
-    if is_split:
-        postponed = [first_half(microbatch) for microbatch in microbatches]
-        assert all(weight.grad is None for weight in weights), "I has touched the gradient of a weight"
-    for work in postponed:
-        work.run()
-    gradients = bits([weight.grad for weight in weights]) + bits([m.x.grad for m in microbatches])
-    return bits([microbatch.y.data for microbatch in microbatches]) + gradients
+from tests.strategies import examples
 
 
 @pytest.mark.parametrize("is_split", [False, True], ids=["whole", "split"])
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(stages, st.integers(1, 3), st.booleans())
 def test_what_is_computed_again_has_the_bits_of_what_is_kept(is_split, stage, num_microbatches, needs_gradient):
     arguments = num_microbatches, is_split, needs_gradient
     assert everything(stage, nn.Recompute, *arguments) == everything(stage, unchanged, *arguments)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(stages, st.integers(1, 3))
 def test_split_or_whole_what_is_computed_again_has_the_same_bits(stage, num_microbatches):
     whole = everything(stage, nn.Recompute, num_microbatches)
     assert everything(stage, nn.Recompute, num_microbatches, is_split=True) == whole
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(stages)
 def test_without_a_graph_only_the_values_are_computed(stage):
     weights = [nn.Parameter(weight.data) for weight in fresh_weights()]
@@ -141,24 +63,6 @@ def test_without_a_graph_only_the_values_are_computed(stage):
             results.append(Parts(stage, weights, wrap)(x))
     assert results[0].numpy().tobytes() == results[1].numpy().tobytes()
     assert results[1].node is None and not results[1].requires_grad
-
-
-# -- a stage on which most of it can be seen ---------------------------------------------------------------------
-
-USED_EVERYWHERE: list = [
-    [Step("matmul", (0, 0, 0)), Step("tanh", (0, 0, 0))],
-    0.5,
-    (
-        True,
-        [
-            [Step("one weight twice", (0, 0, 0)), Step("tanh", (0, 0, 0))],
-            0.25,
-            (False, [[Step("matmul", (0, 0, 0)), Step("softmax", (0, 0, 0))], 0.25]),
-            [Step("matmul", (0, 0, 0))],
-        ],
-    ),
-    [Step("matmul", (0, 0, 0)), Step("tanh", (0, 0, 0)), Step("matmul", (0, 0, 0))],
-]
 
 
 def test_the_random_stages_can_reach_weights_and_inputs():
@@ -320,137 +224,10 @@ class HandsOn(nn.Module):
         return x, x * 2
 
 
-# -- parameters that layers share --------------------------------------------------------------------------------
-
-
-def shared_gradients(wrap: Wrap) -> list[bytes | None]:
-    """Return the gradients of a weight that three layers share, layer by layer and together, and its user's bits."""
-    tied = nn.Linear(WIDTH, WIDTH)
-    model = nn.Sequential(
-        tied, nn.Tanh(), wrap(nn.Sequential(tied, nn.Dropout(0.5), nn.Tanh())), wrap(nn.Residual(tied)), nn.Tanh()
-    ).initialise(1)
-    for k in range(2):
-        with random_key(0, microbatch=k):
-            result = model(Tensor(numbers(ROWS, WIDTH, seed=k)))
-        result.backward(numbers(ROWS, WIDTH, seed=10 + k))
-    assert tied.weight.node is tied.weight._own  # as it was
-    return bits([tied.weight.grad, tied.bias.grad, *(tied.weight.grad_of_layer(i) for i in range(5))])
-
-
 def test_a_parameter_that_layers_share_adds_up_layer_by_layer_all_the_same():
     found = shared_gradients(nn.Recompute)
     assert found == shared_gradients(unchanged)
     assert [gradient is not None for gradient in found[2:]] == [True, False, True, True, False]
-
-
-# -- memory ------------------------------------------------------------------------------------------------------
-
-
-def deep(num_layers: int = 6) -> nn.Sequential:
-    layers = [layer for _ in range(num_layers) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    return nn.Sequential(*layers).initialise(0)
-
-
-def test_between_forward_and_backward_only_the_input_is_held():
-    model = deep()
-    x = Tensor(numbers(ROWS, WIDTH, seed=0))
-    x.node = StageInput(needs_gradient=True)
-    parameters = [parameter.data for parameter in model.parameters()]
-    assert held_bytes([nn.Recompute(model)(x).node], parameters) == x.data.nbytes
-    assert held_bytes([model(x).node], parameters) >= 6 * x.data.nbytes
-
-
-def test_each_of_several_recomputed_layers_holds_its_input():
-    layers = [nn.Recompute(deep(2)) for _ in range(3)]
-    x = Tensor(numbers(ROWS, WIDTH, seed=0))
-    x.node = StageInput(needs_gradient=True)
-    node = nn.Sequential(*layers)(x).node
-    parameters = [p.data for layer in layers for p in layer.parameters()]
-    assert held_bytes([node], parameters) == 3 * x.data.nbytes
-
-
-def test_what_is_inside_dies_at_once_and_what_was_computed_again_after_backward():
-    alive: list[weakref.ref] = []
-
-    class Watched(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            y = x.tanh()
-            alive.append(weakref.ref(y.data))
-            return y * y
-
-    x = Tensor(numbers(ROWS, WIDTH, seed=0))
-    x.node = StageInput(needs_gradient=True)
-    root = nn.Recompute(Watched())(x).node
-    array_of_x = weakref.ref(x.data)
-    del x
-    assert [array() is None for array in alive] == [True]
-    assert array_of_x() is not None
-    autograd.backward({root: numbers(ROWS, WIDTH, seed=1)})
-    gc.collect()
-    assert [array() is None for array in alive] == [True, True]
-    assert array_of_x() is None
-
-
-def test_after_i_what_w_needs_is_held_and_after_w_nothing():
-    model = deep()
-    x = Tensor(numbers(ROWS, WIDTH, seed=0))
-    x.node = StageInput(needs_gradient=True)
-    parameters, found = [parameter.data for parameter in model.parameters()], []
-    for wrap in (unchanged, nn.Recompute):
-        work = autograd.backward_input({wrap(model)(x).node: numbers(ROWS, WIDTH, seed=1)})
-        found.append(held_bytes([work], parameters))
-        work.run()
-        assert held_bytes([work], []) == 0
-    assert found[0] == found[1] >= 6 * x.data.nbytes
-
-
-# -- errors ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("again", ["backward", "backward_input"])
-def test_backward_twice_raises_backward_twice_and_changes_nothing(again):
-    model = deep(1)
-    x = Tensor(numbers(ROWS, WIDTH, seed=0))
-    x.node = StageInput(needs_gradient=True)
-    result, upstream = nn.Recompute(model)(x), numbers(ROWS, WIDTH, seed=1)
-    result.backward(upstream)
-    before = bits([parameter.grad for parameter in model.parameters()])
-    with pytest.raises(TensorError) as caught:
-        getattr(autograd, again)({result.node: upstream})
-    assert caught.value.code == "backward-twice"
-    assert bits([parameter.grad for parameter in model.parameters()]) == before
-
-
-def test_a_module_that_fails_when_it_is_computed_again_leaves_parameters_and_place_as_they_were():
-    class FailsLater(nn.Module):
-        def __init__(self) -> None:
-            self.linear, self.num_calls = nn.Linear(WIDTH, WIDTH), 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.num_calls += 1
-            if self.num_calls > 1:
-                raise ZeroDivisionError
-            return self.linear(x)
-
-    module = FailsLater()
-    model = nn.Sequential(nn.Recompute(module), nn.Recompute(nn.Sequential(module.linear))).initialise(0)
-    result = model(Tensor(numbers(ROWS, WIDTH, seed=0)))
-    with pytest.raises(ZeroDivisionError):
-        result.sum().backward()
-    assert module.linear.weight.node is module.linear.weight._own
-    assert recording.is_grad_enabled() and recompute.current_place().seed is None
-
-
-def test_what_is_no_bundle_is_refused_going_in_and_coming_out():
-    class ReturnsNumber(nn.Module):
-        def forward(self, x: Tensor) -> float:
-            return 1.0
-
-    assert nn.Recompute(nn.Tanh())(np.ones(2)).shape == (2,)  # as any other layer takes it
-    for module, x in ((nn.Tanh(), (1.0,)), (ReturnsNumber(), Tensor([1.0]))):
-        with pytest.raises(TensorError) as caught:
-            nn.Recompute(module)(x)
-        assert caught.value.code == "not-a-tensor"
 
 
 # -- mutants: what the tests above must notice ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Print the most memory that a rank held in a step, in MiB, for few and for many microbatches. For test_pipeline.py."""
+"""Print the most memory that a rank held in a step, in MiB, for few and for many microbatches. For test_executor.py."""
 
 import sys
 import tracemalloc

@@ -1,7 +1,7 @@
 """Random pipelined steps over the ranks of mpirun, each compared with one process. For test_same_bits.py.
 
-With an argument they compute with array-api-strict, whose arrays MPI cannot send: they go through the host, as those of
-a GPU do where MPI is not CUDA-aware.
+The arguments are how many steps, and perhaps ``strict``: then they compute with array-api-strict, whose arrays MPI
+cannot send; they go through the host, as those of a GPU do where MPI is not CUDA-aware.
 
 Every rank draws the same examples. Gradients are compared where they are; then all ranks agree on the answer, so that
 all go on, or all fail, together.
@@ -22,7 +22,7 @@ from tests.strategies import steps
 
 def differences(group, model, inputs, targets, schedule, partition):
     """Return how many of this rank's parameters, and losses, differ from one process."""
-    xp = array_api_strict if sys.argv[1:] else np
+    xp = array_api_strict if "strict" in sys.argv else np
     pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule, seed=3, partition=partition, device=xp)
     loss = pipeline.step(inputs, targets)
     twin = copy.deepcopy(model).to(xp).initialise(3)
@@ -38,7 +38,11 @@ def main():
         compared = []
 
         @settings(
-            max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+            max_examples=int(sys.argv[1]),
+            derandomize=True,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
         )
         @given(steps(num_ranks=group.size))
         def check(step):

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, nn, spawn, verify
 from minipipe.errors import RankError
 from minipipe.pipeline.layout import schedule_of_modules
+from tests.strategies import examples
 
 STRAIGHT = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
 LOOPED = ("sequential", "interleaved-1f1b", "looped-bfs", "interleaved-zb")
@@ -56,7 +57,7 @@ def test_over_a_v_the_placement_is_that_of_the_schedule(count, num_ranks):
     assert check_same(count, num_ranks, schedule="zb-v") == ([(0, 3), (1, 2)] if count == 4 else [(0,), (1, 2)])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 9), st.sampled_from([*STRAIGHT, *LOOPED]))
 def test_the_schedule_of_any_number_of_modules_is_legal_and_reproducible(count, num_ranks, microbatches, name):
     schedule = schedule_of_modules(count, num_ranks, name, microbatches)

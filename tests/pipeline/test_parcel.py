@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -18,7 +18,7 @@ from minipipe.pipeline.parcel import Parcel
 from minipipe.testing import check_same_as_one_process, same_bits
 from tests.launch import mpirun, needs_mpi
 from tests.pipeline.skip_connections import model
-from tests.strategies import batch, build
+from tests.strategies import batch, build, examples
 
 DTYPES = [np.dtype(name) for name in ("float16", "float32", "float64", "int64", "uint8", "bool")]
 
@@ -77,7 +77,7 @@ def sent(parcel):
 # -- there --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(bundles)
 def test_a_bundle_arrives_in_its_form_with_its_names_and_bits_and_what_is_wanted(bundle):
     there = Parcel.of(bundle)
@@ -91,7 +91,7 @@ def test_a_bundle_arrives_in_its_form_with_its_names_and_bits_and_what_is_wanted
     assert len(tensors_of(again)) == len(tensors_of(bundle))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(bundles)
 def test_a_parcel_that_stays_on_its_rank_holds_the_arrays_themselves(bundle):
     there = Parcel.of(bundle)
@@ -102,7 +102,7 @@ def test_a_parcel_that_stays_on_its_rank_holds_the_arrays_themselves(bundle):
 # -- and back: gradients, some of which are None ----------------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.none() | arrays((np.dtype(np.float32), np.dtype(np.float64))), min_size=1, max_size=4))
 def test_gradients_come_back_in_their_order_and_none_as_none(gradients):
     back = Parcel(gradients, [True] * len(gradients), None if len(gradients) == 1 else ())
@@ -114,7 +114,7 @@ def test_gradients_come_back_in_their_order_and_none_as_none(gradients):
 # -- what a message looks like ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(arrays((np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))))
 def test_a_single_real_array_whose_gradient_is_wanted_travels_as_it_is(array):
     assert Parcel.of(tensor_of(array, needs_gradient=True)).to_message() is array

@@ -3,12 +3,13 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import partition_by_cost, partition_evenly, split_microbatches
 from minipipe.errors import MicrobatchError, PartitionError
 from minipipe.pipeline.partition import check_partition
+from tests.strategies import examples
 
 
 def sizes(partition):
@@ -43,7 +44,7 @@ def test_the_largest_stage_is_as_small_as_can_be(costs, stages, expected):
     assert sizes(partition_by_cost(costs, stages)) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.data())
 def test_no_partition_at_all_beats_partition_by_cost(costs, data):
     stages = data.draw(st.integers(1, len(costs)))
@@ -97,7 +98,7 @@ def test_a_partition_by_hand_must_cover_every_layer_once(parts):
     assert caught.value.code == "not-a-partition"
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.integers(1, 200), st.integers(1, 200))
 def test_microbatches_differ_by_at_most_one_and_drop_nothing(num_samples, num_microbatches):
     if num_samples < num_microbatches:

@@ -1,44 +1,21 @@
 """What a user of Pipeline sees."""
 
 import copy
-import gc
-import threading
-import warnings
-import weakref
 
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, Schedule, Tensor, init_process_group, nn, no_grad, optim, schedules, simulate, spawn
+from minipipe import Pipeline, Schedule, Tensor, nn, no_grad, optim, schedules, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import (
-    LaunchError,
-    MessageError,
-    MicrobatchError,
-    ModelError,
     ParameterError,
-    PartitionError,
     RankError,
     ScheduleError,
-    TensorError,
 )
 from minipipe.pipeline.local import local_stages
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
-from tests.launch import mpirun, needs_mpi
-from tests.strategies import NAMES, batch, build, split_backward, v_shaped
-
-
-def mlp(width=4, linears=4):
-    layers = [layer for _ in range(linears) for layer in (nn.Linear(width, width), nn.Tanh())]
-    return nn.Sequential(*layers, nn.Linear(width, 2))
-
-
-def on_ranks(num_ranks, act, model=None, **options):
-    """Make a pipeline on thread ranks and return what ``act(pipeline)`` gives on each."""
-    model = mlp() if model is None else model
-    options = {"num_microbatches": 4, **options}
-    return spawn(lambda group: act(Pipeline(model, group, loss=nn.MSELoss(), **options)), num_ranks)
-
+from tests.pipeline.small_pipelines import mlp, on_ranks
+from tests.strategies import batch, build, split_backward, v_shaped
 
 # -- stages and ranks ---------------------------------------------------------------------------------------
 
@@ -291,180 +268,6 @@ def test_a_schedule_without_a_backward_predicts_but_does_not_train():
     assert on_ranks(2, run, schedule="forward-only") == trained
 
 
-@pytest.mark.parametrize("ending", [".csv", ".txt"])
-def test_a_schedule_from_a_file_trains_like_one_process(tmp_path, ending):
-    path = tmp_path / f"mine{ending}"
-    schedule = schedules.zb_h1(2, 4)
-    path.write_text(schedule.to_csv() if ending == ".csv" else schedule.to_text())
-    inputs, targets = batch(8, 4)
-    expected = one_process_step(mlp(), nn.MSELoss(), inputs, targets, 4).loss
-    for given in (path, str(path)):
-
-        def run(group, given=given):
-            pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), schedule=given)
-            return pipeline.schedule.name, pipeline.step(inputs, targets)
-
-        assert spawn(run, 2) == [("mine", expected)] * 2
-
-
-def test_an_imported_schedule_in_another_order_runs_as_written_with_one_warning(tmp_path):
-    path = tmp_path / "mine.csv"
-    path.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")  # last in, first out
-
-    def run(group):
-        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), schedule=path)
-        pipeline.step(*batch(8, 4))
-        pipeline.step(*batch(8, 4))
-        return [[str(span.action) for span in row] for row in pipeline.timeline().spans]
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        ran = spawn(run, 2)
-    assert ran == [[["0F0", "0F1", "0B1", "0B0"], ["1F0", "1F1", "1B1", "1B0"]]] * 2
-    assert [str(warning.message).startswith("mine adds gradients") for warning in caught] == [True]
-
-
-def test_a_file_that_is_not_there_or_no_schedule_is_refused(tmp_path):
-    (tmp_path / "mine.csv").write_text("0F0,0B0,oops")
-    for name, code, words in (("nowhere.csv", "file", "No such file"), ("mine.csv", "syntax", "Line 1, cell 3")):
-        with pytest.raises(ScheduleError, match=words) as caught:
-            Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), schedule=str(tmp_path / name))
-        assert caught.value.code == code
-
-
-# -- the timeline -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [*NAMES, "v-shaped", "split"])
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_the_executor_does_what_the_simulator_says_in_order_and_in_memory(name, num_ranks):
-    if name == "v-shaped":
-        schedule = v_shaped(num_ranks, 4)
-    elif name == "split":
-        schedule = split_backward(build("1f1b", num_ranks, 4), delay=2)
-    else:
-        schedule = build(name, num_ranks, 4)
-
-    def run(group):
-        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), schedule=schedule)
-        pipeline.step(*batch(8, 4))
-        return pipeline.timeline()
-
-    predicted = simulate(schedule)
-    for timeline in spawn(run, num_ranks):
-        assert [[span.action for span in row] for row in timeline.spans] == [list(row) for row in schedule.actions]
-        assert timeline.peak_activations == predicted.peak_activations
-        assert timeline.unit == "s" and "thread ranks" in timeline.note
-        assert min(row[0].start for row in timeline.spans) == 0.0
-        for row in timeline.spans:
-            times = [time for span in row for time in (span.start, span.end)]
-            assert times == sorted(times)
-        assert 0 < timeline.bubble_fraction < 1 if num_ranks > 1 else timeline.bubble_fraction >= 0
-
-
-def test_the_timeline_obeys_the_dependencies():
-    def run(pipeline):
-        pipeline.step(*batch(8, 4))
-        return pipeline.timeline()
-
-    timeline = on_ranks(3, run)[0]
-    end = {str(span.action): span.end for row in timeline.spans for span in row}
-    start = {str(span.action): span.start for row in timeline.spans for span in row}
-    for k in range(4):
-        for stage in range(2):
-            assert end[f"{stage}F{k}"] <= start[f"{stage + 1}F{k}"]
-            assert end[f"{stage + 1}B{k}"] <= start[f"{stage}B{k}"]
-
-
-def test_held_bytes_grow_with_what_is_in_flight_and_end_at_nothing():
-    model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(32, 32), nn.Tanh())], nn.Linear(32, 2))
-    inputs, targets = batch(32, 32)
-
-    def peaks(pipeline):
-        pipeline.measures_memory = True
-        pipeline.step(inputs, targets)
-        left = [stage.held for stage in pipeline._stages.values()]
-        return pipeline.timeline().peak_memory, left
-
-    gpipe, _ = on_ranks(2, peaks, model, schedule="gpipe", num_microbatches=8)[0]
-    one_f, left = on_ranks(2, peaks, model, schedule="1f1b", num_microbatches=8)[0]
-    assert left == [[]]
-    assert gpipe[0] == 4 * one_f[0]  # 8 in flight against 2, of equal microbatches
-    assert on_ranks(2, lambda p: (p.step(inputs, targets), p.timeline().peak_memory)[1], model) == [None, None]
-
-
-def test_a_timeline_before_the_first_step_says_what_is_missing():
-    with pytest.raises(ValueError, match="call step"):
-        on_ranks(1, lambda pipeline: pipeline.timeline())
-
-
-# -- mistakes -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "code", "options"),
-    [
-        (ScheduleError, "unknown", {"schedule": "1f2b"}),
-        (ScheduleError, "parameters", {"schedule": "zb-v", "chunks_per_rank": 3}),
-        (ScheduleError, "parameters", {"schedule": schedules.gpipe(2, 4), "num_microbatches": 5}),
-        (ScheduleError, "parameters", {"schedule": schedules.gpipe(2, 4), "chunks_per_rank": 2}),
-        (ScheduleError, "parameters", {"num_microbatches": 0}),
-        (RankError, "wrong-number", {"schedule": schedules.gpipe(3, 4)}),
-        (PartitionError, "too-few-layers", {"schedule": "interleaved-1f1b", "chunks_per_rank": 9}),
-        (PartitionError, "not-a-partition", {"partition": [range(9)]}),
-        (ScheduleError, "order", {"schedule": Schedule.from_text("0B0 0F0\n1F0 1B0")}),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_the_first_message(kind, code, options):
-    with pytest.raises(kind) as caught:
-        on_ranks(2, lambda pipeline: None, **{"num_microbatches": None, **options})
-    assert caught.value.code == code
-
-
-def test_what_is_not_a_sequence_is_refused():
-    with pytest.raises(ModelError) as caught:
-        Pipeline(nn.Linear(2, 2), OneRankGroup(), loss=nn.MSELoss())
-    assert caught.value.code == "not-a-sequence" and "nn.Sequential" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "targets", "kind", "code"),
-    [
-        (np.ones((3, 4), np.float32), np.ones((3, 2), np.float32), MicrobatchError, "too-few-samples"),
-        (np.ones((8, 4), np.float32), np.ones((7, 2), np.float32), MicrobatchError, "unequal-lengths"),
-        (np.ones((8, 5), np.float32), np.ones((8, 2), np.float32), TensorError, "shape"),
-        (np.float32(1), np.ones((8, 2), np.float32), TensorError, "shape"),
-    ],
-)
-def test_a_batch_that_does_not_fit_is_refused(inputs, targets, kind, code):
-    with pytest.raises(kind) as caught:
-        on_ranks(2, lambda pipeline: pipeline.step(inputs, targets))
-    assert caught.value.code == code
-
-
-def test_an_error_in_a_layer_names_rank_stage_microbatch_and_action():
-    with pytest.raises(TensorError) as caught:
-        on_ranks(2, lambda pipeline: pipeline.step(np.ones((8, 5), np.float32), np.ones((8, 2), np.float32)))
-    notes = "\n".join(caught.value.__notes__)
-    assert "in layer 0, Linear(4, 4)" in notes
-    assert "on rank 0, stage 0, microbatch 0, action 0F0 of 1f1b, step 1" in notes
-
-
-@pytest.mark.parametrize(("rank", "name"), [(0, "inputs"), (1, "targets")])
-def test_the_rank_that_needs_data_says_so_when_it_gets_none(rank, name):
-    inputs, targets = batch(8, 4)
-    given = {"inputs": inputs, "targets": targets, name: None}
-    with pytest.raises(ValueError, match=f"Rank {rank} needs the {name}"):
-        on_ranks(2, lambda pipeline: pipeline.step(given["inputs"], given["targets"]))
-
-
-def test_a_loss_that_is_not_a_scalar_is_refused():
-    inputs, targets = batch(8, 4)
-    with pytest.raises(TensorError) as caught:
-        spawn(lambda g: Pipeline(mlp(), g, loss=lambda y, t: y - t, num_microbatches=4).step(inputs, targets), 2)
-    assert caught.value.code == "not-scalar"
-
-
 class Detached(nn.Module):
     def forward(self, x):
         return x.detach()
@@ -500,27 +303,6 @@ def test_a_stage_whose_result_does_not_depend_on_its_input_passes_no_gradient_as
     check_same_as_one_process(nn.Sequential(*layers), nn.MSELoss(), *batch(8, 4), schedule)
 
 
-def test_pipelines_of_one_group_called_in_different_orders_are_told():
-    """The story: both counted their calls from 1 and used the same tags, so each took the other's activations."""
-    inputs, targets = batch(8, 4)
-
-    def swap(group):
-        a, b = (Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4, seed=seed) for seed in (1, 2))
-        for pipeline in (a, b) if group.rank else (b, a):
-            pipeline.step(inputs, targets)
-
-    with pytest.raises(
-        MessageError, match=r"Rank 1 is in step\(\), call 1 of pipeline 1, but rank 0 in step\(\), call 1 of pipeline 2"
-    ):
-        spawn(swap, 2)
-
-
-def test_a_step_against_an_evaluate_is_told():
-    inputs, targets = batch(8, 4)
-    with pytest.raises(MessageError, match=r"Rank 1 is in evaluate\(\), .* but rank 0 in step\(\)"):
-        on_ranks(2, lambda p: (p.evaluate if p.group.rank else p.step)(inputs, targets))
-
-
 def test_a_rank_without_stages_takes_part_in_everything():
     schedule = Schedule("idle", (0, 1), 2, (("0F0", "0F1", "0B0", "0B1"), ("1F0", "1B0", "1F1", "1B1"), ()))
     inputs, targets = batch(4, 4)
@@ -535,18 +317,6 @@ def test_a_rank_without_stages_takes_part_in_everything():
     assert [result[1:] for result in results] == [(results[0][0], (4, 2), False)] * 3
 
 
-def test_nothing_of_a_batch_is_kept_after_its_step():
-    """The story: the executor kept its last batch, and every array that it had sent, until the next step."""
-    pipeline = Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2)
-    inputs, targets = batch(8, 4)
-    watched = [weakref.ref(inputs), weakref.ref(targets)]
-    pipeline.step(inputs, targets)
-    pipeline.predict(inputs)
-    del inputs, targets
-    gc.collect()
-    assert [ref() for ref in watched] == [None, None]
-
-
 def test_a_step_inside_no_grad_is_a_step_all_the_same():
     inputs, targets = batch(8, 4)
 
@@ -556,60 +326,6 @@ def test_a_step_inside_no_grad_is_a_step_all_the_same():
         return all(p.grad is not None for p in pipeline.parameters())
 
     assert on_ranks(2, quiet_step) == [True, True]
-
-
-def test_a_loss_with_parameters_is_refused():
-    class Weighted(nn.MSELoss):
-        def __init__(self):
-            self.weight = nn.Parameter((1,))
-
-    with pytest.raises(ModelError) as caught:
-        Pipeline(mlp(), OneRankGroup(), loss=Weighted())
-    assert caught.value.code == "loss-with-parameters"
-
-
-def test_a_layer_that_returns_no_tensor_is_named():
-    class Plain(nn.Module):
-        def forward(self, x):
-            return x.numpy()
-
-    with pytest.raises(TensorError, match="passes between layers is a tensor.*; this is ndarray") as caught:
-        nn.Sequential(nn.Identity(), Plain())(Tensor([1.0]))
-    assert caught.value.__notes__ == ["in layer 1, Plain()"]
-
-
-def test_a_closed_group_computes_no_further():
-    """The story: after the with-block a step on one rank still ran, with as many BLAS threads as there are cores."""
-    with init_process_group() as group:
-        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=2)
-    with pytest.raises(LaunchError):
-        pipeline.step(*batch(8, 4))
-
-
-def test_ranks_that_step_unequally_often_are_told():
-    inputs, targets = batch(8, 4)
-
-    def skip(pipeline):
-        pipeline._calls.count += pipeline.group.rank
-        pipeline.step(inputs, targets)
-
-    with pytest.raises(MessageError) as caught:
-        on_ranks(2, skip)
-    assert caught.value.code == "step"
-
-
-@pytest.mark.parametrize(
-    ("key", "options"),
-    [("seed", {"seed": 1}), ("schedule", {"schedule": "gpipe"}), ("partition", {"layer_costs": [9, *[1] * 8]})],
-)
-def test_ranks_that_disagree_are_named_before_the_first_step(key, options):
-    def make(group):
-        mine = options if group.rank == 2 else {}
-        Pipeline(mlp(), group, loss=nn.MSELoss(), **mine)
-
-    with pytest.raises(RankError, match=f"The {key} of rank 2 differs from that of rank 0") as caught:
-        spawn(make, 3)
-    assert caught.value.code == "disagreement"
 
 
 # -- looks --------------------------------------------------------------------------------------------------
@@ -626,117 +342,6 @@ def test_a_pipeline_prints_as_a_table():
     ]
 
 
-def test_a_sequence_with_a_forward_of_its_own_is_refused():
-    class Residual(nn.Sequential):
-        def forward(self, x):
-            return x + super().forward(x)
-
-    with pytest.raises(ModelError, match=r"Residual, with a forward of its own"):
-        Pipeline(Residual(nn.Linear(2, 2)), OneRankGroup(), loss=nn.MSELoss())
-
-
-def test_a_call_that_one_rank_makes_alone_is_named():
-    """The story: `if group.rank == 0: pipeline.timeline()` waited for a message that had no name."""
-
-    def alone(pipeline):
-        pipeline.step(*batch(8, 4))
-        if pipeline.group.rank == 1:
-            pipeline.state_dict()
-
-    with pytest.raises(MessageError, match=r"pipeline\.state_dict\(\), which every rank must call"):
-        on_ranks(2, alone)
-
-
-@pytest.mark.parametrize("call", ["state_dict", "timeline"])
-def test_another_call_on_one_rank_is_told_before_anything_is_exchanged(call):
-    def differ(pipeline):
-        pipeline.step(*batch(8, 4))
-        if pipeline.group.rank == 0:
-            getattr(pipeline, call)()
-        pipeline.step(*batch(8, 4))
-
-    with pytest.raises(MessageError, match=rf"Rank 1 is in step\(\), .* but rank 0 in {call}\(\)"):
-        on_ranks(2, differ)
-
-
-def test_the_layer_in_an_error_is_numbered_as_in_the_model():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(5, 2))
-    with pytest.raises(TensorError) as caught:
-        on_ranks(3, lambda pipeline: pipeline.step(*batch(8, 4)), model)
-    assert "in layer 2, Linear(5, 2)" in caught.value.__notes__
-
-
-@pytest.mark.parametrize("loss", [nn.MSELoss, "mse", None])
-def test_what_is_no_loss_is_refused(loss):
-    with pytest.raises(ModelError, match=r"such as nn\.MSELoss\(\)"):
-        Pipeline(mlp(), OneRankGroup(), loss=loss)
-
-
-def test_an_array_that_neighbouring_stages_on_one_rank_hold_counts_for_both():
-    """So that the bytes of each stage add up, whatever schedule runs; the simulator adds them up, too."""
-    layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)]
-
-    def peak(partition_sizes):
-        ends = np.cumsum([0, *partition_sizes])
-        stages = len(partition_sizes)
-        pipeline = Pipeline(
-            nn.Sequential(*layers),
-            OneRankGroup(),
-            loss=nn.MSELoss(),
-            schedule=schedules.sequential(1, 2, stages),
-            partition=[range(int(a), int(b)) for a, b in zip(ends, ends[1:])],
-        )
-        pipeline.measures_memory = True
-        pipeline.step(*batch(64, 4))
-        return pipeline.timeline().peak_memory
-
-    one_stage, tanh_result = peak([5])[0], 32 * 4 * 4
-    assert peak([1, 2, 2]) == (one_stage,)  # Linear does not keep its result, Tanh does
-    assert peak([2, 1, 1, 1]) == (one_stage + 2 * tanh_result,)
-
-
-def test_a_stage_that_recomputes_holds_its_input_and_nothing_else():
-    """The story: parameters have nbytes like arrays, and were counted as arrays beside their values."""
-    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())])
-    inputs, targets = batch(8, 6)[0], np.zeros((8, 6), np.float32)
-
-    def measured(group):
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, recompute=True)
-        return pipeline.measure_memory(inputs, targets).activation
-
-    received = 2 * 6 * 4  # bytes of two samples
-    of_the_loss = received  # the difference from the targets
-    assert spawn(measured, 2) == [(0, received + of_the_loss)] * 2  # the batch itself does not count
-
-
 def test_a_model_that_is_evaluated_makes_a_pipeline_that_is():
     model = mlp().eval()
     assert on_ranks(2, lambda pipeline: pipeline.is_training, model) == [False, False]
-
-
-def test_the_timeout_of_a_pipeline_holds_for_all_its_waits():
-    def late(group):
-        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4, timeout=0.05)
-        if group.rank == 1:
-            waited.wait(10)
-            return
-        try:
-            pipeline.step(*batch(8, 4))
-        finally:
-            waited.set()
-
-    waited = threading.Event()
-    with pytest.raises(MessageError, match=r"has waited 0\.05 s"):
-        spawn(late, 2, timeout=100)
-    with pytest.raises(ValueError, match="timeout is -1"):
-        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), timeout=-1)
-
-
-@needs_mpi
-def test_what_a_rank_holds_does_not_grow_with_the_number_of_microbatches():
-    """The story: every array sent was kept until the end of the step, and 1F1B held as much as GPipe."""
-    done = mpirun(2, "-m", "tests.pipeline.memory_over_mpi", 4, 32)
-    assert done.code == 0, done.err
-    few, many = ([float(number) for number in line.split()] for line in done.out.splitlines())
-    for rank in range(2):
-        assert many[rank] < few[rank] + 10, (few, many)  # MiB; it was 28 more, one for each microbatch more

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Schedule, nn
 from minipipe.testing import check_same_as_one_process, one_process_step
-from tests.strategies import build, split_backward
+from tests.strategies import build, examples, split_backward
 
 NAMES = ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b", "zb-v"]
 
@@ -51,7 +51,7 @@ def cut_networks(draw):
     return schedule, [range(a, b) for a, b in zip(ends, ends[1:])], samples
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cut_networks())
 def test_a_residual_network_cut_anywhere_has_the_gradients_of_one_process_bit_for_bit(case):
     schedule, partition, num_samples = case

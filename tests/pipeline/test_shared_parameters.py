@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, nn, optim, spawn
@@ -16,9 +16,9 @@ from minipipe.errors import ParameterError
 from minipipe.pipeline import shared
 from minipipe.pipeline.shared import SharedParameters
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
-from tests.launch import mpirun, needs_mpi
+from tests.launch import mpirun, needs_mpi, slowly
 from tests.pipeline.tied_models import SYMBOLS, language_model, text, train_alone, train_on
-from tests.strategies import NAMES, batch, build, split_backward, v_shaped
+from tests.strategies import NAMES, batch, build, examples, split_backward, v_shaped
 
 MICROBATCHES = 4
 
@@ -57,7 +57,7 @@ def check_trained(by_rank: list[Any], expected: tuple[list[float], dict[str, np.
 # -- a tied language model -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [slowly(1), slowly(2), 3, slowly(4)])
 @pytest.mark.parametrize("name", [*NAMES, "v-shaped"])
 def test_a_tied_model_trains_as_in_one_process_and_all_copies_stay_equal(name, num_ranks):
     schedule = schedule_of(name, num_ranks)
@@ -67,7 +67,7 @@ def test_a_tied_model_trains_as_in_one_process_and_all_copies_stay_equal(name, n
     assert [rank for rank, (_, own, _) in enumerate(by_rank) if "0.weight" in own] == sorted(holders)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [slowly(1), 2, slowly(3)])
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
 def test_so_it_does_where_it_is_recomputed_stage_by_stage(name, num_ranks):
     schedule = schedule_of(name, num_ranks)
@@ -148,7 +148,7 @@ def _embedding_with(weight: nn.Parameter) -> nn.Embedding:
     return embedding
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     models_that_share(),
     st.sampled_from([*NAMES, "v-shaped"]),
@@ -282,7 +282,7 @@ def test_a_step_overwrites_shared_gradients_and_an_evaluation_leaves_them_alone(
 # -- mutants -----------------------------------------------------------------------------------------------------
 
 
-def _must_differ() -> None:
+def check_is_noticed() -> None:
     model, partition = three_times()
     with pytest.raises(AssertionError, match="the gradient of 0.weight differs from one process"):
         check_same_as_one_process(model, nn.MSELoss(), *batch(40, 4), build("1f1b", 3, 4), 0, partition)
@@ -296,18 +296,18 @@ def test_a_sum_in_another_order_is_noticed(monkeypatch):
         self._users = {name: dict(reversed(ranks.items())) for name, ranks in self._users.items()}
 
     monkeypatch.setattr(SharedParameters, "__init__", backwards)
-    _must_differ()
+    check_is_noticed()
 
 
 def test_a_gradient_that_counts_twice_is_noticed(monkeypatch):
     once = shared._message
     monkeypatch.setattr(shared, "_message", lambda gradient: 2 * once(gradient))
-    _must_differ()
+    check_is_noticed()
 
 
 def test_no_exchange_at_all_is_noticed(monkeypatch):
     monkeypatch.setattr(SharedParameters, "exchange_gradients", lambda self, *arguments: None)
-    _must_differ()
+    check_is_noticed()
 
 
 def test_a_sum_over_microbatches_and_not_over_layers_first_is_noticed(monkeypatch):

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate
@@ -20,7 +20,7 @@ from minipipe.render.html.data import holds_of, player_data
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import ActionKind
 from minipipe.simulation.span import Span
-from tests.strategies import named_schedules
+from tests.strategies import examples, named_schedules
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "minipipe" / "render" / "html"
@@ -134,7 +134,7 @@ def test_what_cannot_be_drawn_is_refused():
 
 
 @given(drawn=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=3), costs=st.sampled_from(COSTS))
-@settings(max_examples=40)
+@examples(40)
 def test_the_data_in_a_page_are_those_of_the_timeline(drawn, costs):
     timeline = simulate(drawn[1], costs)
     data = data_in(draw_html(timeline))
@@ -151,7 +151,7 @@ def test_the_data_in_a_page_are_those_of_the_timeline(drawn, costs):
 
 
 @given(drawn=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=3), costs=st.sampled_from(COSTS))
-@settings(max_examples=40)
+@examples(40)
 def test_what_a_rank_holds_reaches_its_peak_and_agrees_after_every_action(drawn, costs):
     timeline = simulate(drawn[1], costs)
     for rank, row in enumerate(timeline.spans):
@@ -164,7 +164,7 @@ def test_what_a_rank_holds_reaches_its_peak_and_agrees_after_every_action(drawn,
 
 
 @given(drawn=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=3), costs=st.sampled_from(COSTS))
-@settings(max_examples=40)
+@examples(40)
 def test_memory_reaches_its_peak_and_all_is_given_back(drawn, costs):
     timeline = simulate(drawn[1], costs)
     for rank, row in enumerate(player_data([Panel(timeline)])["panels"][0]["ranks"]):
@@ -176,7 +176,7 @@ def test_memory_reaches_its_peak_and_all_is_given_back(drawn, costs):
 
 
 @given(drawn=named_schedules(max_ranks=3, max_microbatches=4, max_chunks=2), costs=st.sampled_from(COSTS))
-@settings(max_examples=25)
+@examples(25)
 def test_its_sentences_filled_are_those_of_every_other_drawing(drawn, costs):
     timeline = simulate(drawn[1], costs)
     sentences = player_data([Panel(timeline)])["sentences"]

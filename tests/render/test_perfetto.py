@@ -11,7 +11,7 @@ from operator import itemgetter
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, nn, schedules, spawn
@@ -24,7 +24,7 @@ from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.span import Span
 from minipipe.simulation.timeline import Timeline
-from tests.strategies import named_schedules
+from tests.strategies import examples, named_schedules
 
 # -- the rules -------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ def measured():
 # -- laws ------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(timelines())
 def test_every_trace_follows_the_rules_of_the_format(timeline):
     assert problems(read(timeline)) == set()
@@ -166,7 +166,7 @@ def test_a_measured_trace_follows_the_rules_too(measured):
     assert Counter(e["ph"] for e in trace["traceEvents"])["s"] == len(measured.messages) > 0
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(st.lists(timelines(max_ranks=3, max_microbatches=4), min_size=2, max_size=3))
 def test_several_timelines_share_a_trace_and_no_number(drawn):
     assume(len({timeline.unit for timeline in drawn}) == 1)
@@ -178,7 +178,7 @@ def test_several_timelines_share_a_trace_and_no_number(drawn):
     assert order == sorted(order)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(timelines())
 def test_slices_say_what_the_timeline_says(timeline):
     says_what_it_should(timeline)
@@ -225,7 +225,7 @@ def is_near(event, slot, timeline):
     return abs(event["ts"] - (slot.start - timeline.start) * (1e6 if timeline.unit == "s" else 1e3)) < 0.07
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(timelines())
 def test_every_message_is_an_arrow_from_its_maker_to_its_user(timeline):
     # Unless one of the two takes so little time that no slice is left to hold it.
@@ -250,7 +250,7 @@ def test_every_message_is_an_arrow_from_its_maker_to_its_user(timeline):
                 assert threads[piece["pid"], piece["tid"]] == f"rank {rank}"
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(timelines())
 def test_the_highest_point_of_each_counter_is_the_peak_of_its_rank(timeline):
     for held, peaks in ((timeline, timeline.peak_memory), (replace(timeline, memory=None), timeline.peak_activations)):

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Action, ActionKind, Costs, Schedule, Timeline, schedules, simulate
@@ -17,6 +17,7 @@ from minipipe.render.html import draw_html
 from minipipe.simulation.message import Message
 from minipipe.simulation.span import IdleCause, Span
 from tests.render.picture import Picture, timelines
+from tests.strategies import examples
 
 HUNDREDTH = 0.011  # pixels are written with two digits
 
@@ -77,7 +78,7 @@ def check_strips(picture, timeline):
 CHECKS = (check_lengths, check_places, check_idle, check_strips)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(timelines())
 def test_the_numbers_shown_are_those_of_the_timeline(timeline):
     picture = Picture(draw_svg(timeline))
@@ -99,7 +100,7 @@ def test_the_checks_notice_a_picture_of_something_else(check):
         check(Picture(draw_svg(more if check is check_strips else other)), timeline)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(timelines())
 def test_nothing_in_a_row_overlaps(timeline):
     for lane in Picture(draw_svg(timeline, width=400)).lanes:
@@ -113,7 +114,7 @@ def test_nothing_in_a_row_overlaps(timeline):
 # -- messages ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(timelines())
 def test_an_arrow_joins_what_sends_with_what_is_waiting(timeline):
     picture = Picture(draw_svg(timeline, messages=True))
@@ -288,7 +289,7 @@ def test_every_cause_of_idle_time_has_its_own_hatching():
     assert set(palette.HATCH) == set(IdleCause) and len(set(palette.HATCH.values())) == len(IdleCause)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(timelines(), st.sampled_from([300, 960]))
 def test_every_idle_slot_is_hatched_within_its_edges_at_the_angle_of_its_cause(timeline, width):
     for lane in Picture(draw_svg(timeline, width=width)).lanes:

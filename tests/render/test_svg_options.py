@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import combinations, cycle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate
@@ -14,6 +14,7 @@ from minipipe.render import draw_svg
 from minipipe.render.lettering import text_width
 from minipipe.simulation.span import Span
 from tests.render.picture import Picture, timelines
+from tests.strategies import examples
 
 SIZES = [8, 12, 18, 30]
 
@@ -106,7 +107,7 @@ def test_all_text_scales_with_the_font_size_and_the_width_stays():
         assert picture.lanes[0].boxes[0].bottom - picture.lanes[0].top == pytest.approx(26 * scale, abs=0.5)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(timelines(), st.sampled_from(SIZES), st.booleans(), st.booleans(), st.sampled_from([600, 960]))
 def test_no_text_is_cut_or_overlaps_another_at_any_font_size(timeline, size, memory, messages, width):
     options = {"memory": memory, "messages": messages, "width": width, "font_size": size}
@@ -144,7 +145,7 @@ def jittered(timeline, shares):
     return replace(timeline, spans=tuple(rows), is_measured=True)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.floats(0.2, 1.0), min_size=5, max_size=40), st.sampled_from([400, 700, 960]))
 def test_boxes_of_a_kind_have_one_form_and_in_a_row_the_narrow_ones_or_all_have_none(shares, width):
     predicted = simulate(schedules.one_f_one_b(2, 16))

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import ActionKind, schedules, simulate
@@ -12,11 +12,12 @@ from minipipe.render import draw_svg, palette
 from minipipe.render.descriptions import KIND_NAMES, caption
 from minipipe.render.lettering import text_width
 from tests.render.picture import CAUSES, NAMESPACE, Picture, timelines
+from tests.strategies import examples
 
 # -- labels -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(timelines(), st.sampled_from([300, 700, 960]))
 def test_labels_fit_their_boxes_and_name_their_actions(timeline, width):
     picture = Picture(draw_svg(timeline, width=width))
@@ -60,7 +61,7 @@ def test_boxes_of_one_width_say_equally_much_whatever_their_letter():
 # -- what stands around it ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(timelines())
 def test_the_legend_names_only_what_occurs(timeline):
     picture = Picture(draw_svg(timeline, messages=True))
@@ -76,7 +77,7 @@ def test_the_legend_names_only_what_occurs(timeline):
     )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_any_name_and_note_give_valid_xml_and_leave_what_is_drawn_alone(name, note):
     timeline = simulate(schedules.gpipe(2, 2))

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minipipe import schedules
@@ -17,6 +17,7 @@ from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.span import Span
 from minipipe.simulation.timeline import Timeline
+from tests.strategies import examples
 
 F = ActionKind.FORWARD
 
@@ -145,7 +146,7 @@ def test_sends_that_block_are_drawn_and_receives_are_not():
     ]
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(
     data=st.data(),
     width=st.integers(40, 160),
@@ -160,7 +161,7 @@ def test_rows_are_of_one_length_and_never_wider_than_asked(every_schedule, data,
     assert caption.startswith(f"{schedule.name}: makespan ")
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.data(), width=st.integers(40, 160))
 def test_a_column_is_idle_exactly_when_its_rank_is(every_schedule, data, width):
     schedule = data.draw(st.sampled_from(every_schedule))
@@ -302,7 +303,7 @@ def test_a_schedule_of_twice_the_length_takes_twice_the_columns_and_each_has_its
     assert captions == [descriptions.caption(short), descriptions.caption(replace(long, name="slow", is_measured=True))]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(data=st.data(), width=st.integers(40, 160), unit=st.sampled_from([1, 2, 0.37]))
 def test_equal_columns_are_equal_times_in_all_that_is_drawn_together(every_schedule, data, width, unit):
     chosen = st.sampled_from(every_schedule)
@@ -357,7 +358,7 @@ def test_what_is_crowded_at_the_end_of_a_short_one_stays_within_its_own_length()
 # -- colour ----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(data=st.data(), width=st.integers(40, 160))
 def test_colour_changes_no_character(every_schedule, data, width):
     schedule = data.draw(st.sampled_from(every_schedule))

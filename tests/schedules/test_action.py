@@ -1,11 +1,12 @@
 """An action and its cell of text are two spellings of one thing."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import Action, ActionKind
+from tests.strategies import examples
 
 NUMBERS = st.integers(min_value=0, max_value=10**6)
 
@@ -70,7 +71,7 @@ def test_what_is_not_a_cell_is_refused_as_syntax(cell):
     assert shown in str(caught.value) and len(str(caught.value)) < 250
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.lists(st.sampled_from([*"07_- FBIW٣²", "12", "SEND_F", "RECV_B"]), max_size=4).map("".join))
 def test_whatever_is_accepted_is_a_number_a_kind_and_a_number(cell):
     try:

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.errors import ScheduleError
-from minipipe.schedules import Program, schedule_of_text
+from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.program import Program
 from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
+from tests.strategies import examples
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
@@ -203,7 +205,7 @@ def test_text_that_leaves_out_a_stage_or_nearly_every_microbatch_is_refused():
     assert error.code == "missing" and "0F999999999 names microbatch 999999999" in str(error)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.lists(st.sampled_from([*'01FBIW,;#: "\n\r\t\x00\ufeff', "0F0", "1B1", "0SEND_F0", "rank 0:"])).map("".join))
 def test_any_text_is_either_a_schedule_or_a_schedule_error(text):
     for read in (Schedule.from_text, Schedule.from_csv, Program.from_text, Program.from_csv):
@@ -220,7 +222,7 @@ def test_a_cell_too_long_for_the_csv_reader_is_refused_as_syntax():
     assert refusal(Schedule.from_csv, "0F0,0B0\n1F0," + "x" * 200_000).code == "syntax"
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_a_stray_action_in_a_csv_is_blamed_on_the_rank_where_it_stands(every_schedule, data):
     fitting = [s for s in every_schedule if s.num_ranks > 1 and s.num_microbatches > 1]

@@ -5,7 +5,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, Timeline, schedules, simulate
@@ -15,7 +15,7 @@ from minipipe.schedules.split_backward import split_backward
 from minipipe.simulation.fitting import fit_messages
 from minipipe.simulation.message import Message
 from minipipe.simulation.span import Span
-from tests.strategies import named_schedules
+from tests.strategies import examples, named_schedules
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 whole_times = st.integers(1, 64)  # sums of them are exact
@@ -28,7 +28,7 @@ def costs_for(draw, num_stages, **fixed):
     return Costs(*times, latency=latency, overhead=overhead, **fixed)
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.data())
 def test_what_a_timeline_was_simulated_with_predicts_it_again(data):
     _, schedule = data.draw(named_schedules(max_ranks=4, max_microbatches=6, max_chunks=2))
@@ -37,7 +37,7 @@ def test_what_a_timeline_was_simulated_with_predicts_it_again(data):
     assert again.makespan == pytest.approx(timeline.makespan, rel=1e-12)
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.data())
 def test_one_1f1b_run_in_halves_predicts_every_schedule_over_the_same_stages(data):
     # Two ranks, where every kind of message is awaited at least once: the first activation, and the first gradient.
@@ -69,7 +69,7 @@ def test_messages_that_nobody_awaited_say_nothing_about_the_way():
     assert costs.latency == 0.25
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=12))
 def test_no_fit_is_negative_and_none_is_worse_than_a_constant(samples):
     latency, bandwidth = fit_messages(samples)
@@ -183,7 +183,7 @@ def test_overhead_stands_between_two_actions_of_a_rank_and_nowhere_else():
     assert (first.end, second.start) == (1, 3)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.data())
 def test_sends_written_out_change_nothing_when_they_do_not_block(data):
     _, schedule = data.draw(named_schedules(max_ranks=4, max_microbatches=5, max_chunks=2))

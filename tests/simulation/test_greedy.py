@@ -3,7 +3,7 @@
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
@@ -15,12 +15,13 @@ from minipipe.schedules.action import ActionKind
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.greedy import greedy
 from minipipe.simulation.simulator import simulate
+from tests.strategies import examples
 
 PRIORITIES = ["".join(order) for letters in ("BF", "FIW") for order in permutations(letters)]
 EVEN = st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 5))
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(p=st.integers(1, 8), m=st.integers(1, 24), times=EVEN)
 def test_backward_first_with_room_for_the_stages_left_is_1f1b(p, m, times):
     built = greedy(m, Costs(*times), range(p), memory_limit=[p - r for r in range(p)], priority="BF")
@@ -28,7 +29,7 @@ def test_backward_first_with_room_for_the_stages_left_is_1f1b(p, m, times):
         assert built.actions == schedules.one_f_one_b(p, m).actions
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(p=st.integers(1, 8), m=st.integers(1, 24), times=EVEN)
 def test_forward_first_without_a_limit_is_gpipe(p, m, times):
     assert greedy(m, Costs(*times), range(p), priority="FB").actions == schedules.gpipe(p, m).actions
@@ -48,7 +49,7 @@ def requests(draw):
     return draw(st.integers(1, 9)), costs, placement, limits, draw(st.sampled_from(PRIORITIES))
 
 
-@settings(deadline=None, max_examples=500)
+@examples(500)
 @given(requests())
 def test_it_is_legal_within_its_memory_and_ascending_for_any_costs_and_placement(request):
     num_microbatches, costs, placement, limits, priority = request
@@ -59,7 +60,7 @@ def test_it_is_legal_within_its_memory_and_ascending_for_any_costs_and_placement
     assert (ActionKind.BACKWARD in built.kinds) is ("B" in priority)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(requests())
 def test_no_rank_waits_while_it_could_work(request):
     # What the simulator finds is what the builder reckoned with: it never starts an action later than it had to.

@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
@@ -17,7 +17,7 @@ from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.span import Span
 from minipipe.simulation.timeline import Timeline
-from tests.strategies import table
+from tests.strategies import examples, table
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
@@ -108,7 +108,7 @@ def test_a_split_backward_holds_its_activations_until_w():
 # -- formulas --------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(p=RANKS, m=MICROBATCHES, forward=TIMES, backward=TIMES)
 def test_sequential_takes_every_stage_of_every_microbatch_one_after_another(p, m, forward, backward):
     timeline = simulate(schedules.sequential(p, m), whole(forward, backward))
@@ -117,7 +117,7 @@ def test_sequential_takes_every_stage_of_every_microbatch_one_after_another(p, m
     assert timeline.peak_activations == (1,) * p
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(p=RANKS, m=MICROBATCHES, forward=TIMES, backward=TIMES)
 def test_gpipe_and_1f1b_take_the_same_time(p, m, forward, backward):
     for build in (schedules.gpipe, schedules.one_f_one_b):
@@ -126,7 +126,7 @@ def test_gpipe_and_1f1b_take_the_same_time(p, m, forward, backward):
         assert timeline.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(data=st.data(), p=RANKS, m=MICROBATCHES)
 def test_gpipe_over_uneven_stages_waits_for_the_slowest(data, p, m):
     forward, inputs, weights = (data.draw(st.lists(TIMES, min_size=p, max_size=p)) for _ in range(3))
@@ -135,7 +135,7 @@ def test_gpipe_over_uneven_stages_waits_for_the_slowest(data, p, m):
     assert timeline.makespan == sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(p=RANKS, rounds=st.integers(1, 3), group=st.integers(1, 12), v=st.integers(1, 3), forward=TIMES, backward=TIMES)
 def test_interleaved_1f1b_fills_and_drains_in_chunks(p, rounds, group, v, forward, backward):
     m = rounds * group
@@ -148,7 +148,7 @@ def test_interleaved_1f1b_fills_and_drains_in_chunks(p, rounds, group, v, forwar
     assert timeline.peak_activations == tuple(min(2 * (p - r - 1) + (v - 1) * group + 1, m * v) for r in range(p))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(p=RANKS, m=MICROBATCHES, v=st.integers(1, 3), forward=TIMES)
 def test_forward_only_takes_the_forward_half_and_keeps_nothing(p, m, v, forward):
     timeline = simulate(schedules.forward_only_over(tuple(range(p)) * v, m), Costs(forward=forward))
@@ -156,13 +156,13 @@ def test_forward_only_takes_the_forward_half_and_keeps_nothing(p, m, v, forward)
     assert timeline.peak_activations == (1,) * p
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(p=RANKS, m=MICROBATCHES)
 def test_1f1b_holds_at_most_stages_left_activations(p, m):
     assert peak_activations(schedules.one_f_one_b(p, m)) == tuple(min(p - r, m) for r in range(p))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(p=RANKS, m=MICROBATCHES)
 def test_gpipe_holds_every_microbatch_on_every_rank(p, m):
     assert peak_activations(schedules.gpipe(p, m)) == (m,) * p
@@ -202,7 +202,7 @@ def test_with_latency_1f1b_settles_into_a_period_of_seven_and_a_half():
     assert all(later - earlier == 4 * 7.5 for earlier, later in zip(middle, middle[4:]))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(p=st.integers(2, 5), forward=TIMES, backward=TIMES, c=st.integers(0, 6))
 def test_the_steady_period_of_1f1b_is_its_work_or_one_round_trip_shared_by_those_in_flight(p, forward, backward, c):
     costs = whole(forward, backward, latency=c)
@@ -211,7 +211,7 @@ def test_the_steady_period_of_1f1b_is_its_work_or_one_round_trip_shared_by_those
     assert long - short == pytest.approx(4 * p * period)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(p=RANKS, m=MICROBATCHES, forward=TIMES, backward=TIMES, c=st.integers(0, 6))
 def test_gpipe_pays_the_latency_once_each_way_and_sequential_for_every_microbatch(p, m, forward, backward, c):
     costs = whole(forward, backward, latency=c)
@@ -228,7 +228,7 @@ def test_neighbouring_stages_on_one_rank_pay_no_latency():
 # -- bandwidth and memory --------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(p=RANKS, m=MICROBATCHES, size=st.integers(0, 8), latency=st.integers(0, 4))
 def test_a_message_takes_the_latency_and_its_size_over_the_bandwidth(p, m, size, latency):
     costs = Costs(latency=latency, bandwidth=2, message_size=size)
@@ -291,7 +291,7 @@ def test_a_line_that_gives_no_costs_is_refused(text, words):
 # -- every time has its reason ---------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_every_action_starts_the_moment_its_rank_is_free_and_its_input_is_there(every_schedule, data):
     schedule = data.draw(st.sampled_from(every_schedule))
@@ -343,7 +343,7 @@ def test_the_makespan_counts_from_the_first_start():
     assert timeline.makespan == 9.0 - 5.0
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_measured_costs_give_back_the_timeline_they_were_measured_in(every_schedule, data):
     schedule = data.draw(st.sampled_from(every_schedule))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
@@ -15,7 +15,7 @@ from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.span import IdleCause, Span
 from minipipe.simulation.timeline import Timeline
-from tests.strategies import named_schedules
+from tests.strategies import examples, named_schedules
 
 WHOLE = Costs(1, 1, 0)
 
@@ -142,7 +142,7 @@ def timelines(draw):
     return schedule, costs, simulate(schedule, costs)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(timelines())
 def test_idle_slots_and_work_fill_the_makespan_of_every_rank(drawn):
     schedule, costs, timeline = drawn
@@ -166,7 +166,7 @@ def test_idle_slots_and_work_fill_the_makespan_of_every_rank(drawn):
         assert [slot.cause for slot in slots].count(IdleCause.DRAIN) <= 1
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(timelines())
 def test_a_message_leaves_when_its_value_is_there_and_comes_before_it_is_used(drawn):
     """The story: the moment was found by taking the latency off the arrival, which rounding makes another one."""
@@ -179,7 +179,7 @@ def test_a_message_leaves_when_its_value_is_there_and_comes_before_it_is_used(dr
         assert message.sent in ends
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(timelines())
 def test_the_critical_path_has_no_gap_but_messages(drawn):
     _, costs, timeline = drawn
@@ -193,7 +193,7 @@ def test_the_critical_path_has_no_gap_but_messages(drawn):
             assert after.start == before.end + costs.latency * crosses
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(timelines(), st.data())
 def test_only_what_lies_on_a_critical_path_can_delay_the_end_by_all_it_grows(drawn, data):
     # Make every action of a stage longer: the makespan grows at least by what this adds to the critical path.
@@ -233,7 +233,7 @@ def as_measured(timeline, clocks):
     )
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.data())
 def test_a_measured_timeline_tells_the_same_causes_as_the_prediction_that_came_true(data):
     """The story: of a message sent just before its receiver looked, the way was taken for bookkeeping."""
@@ -299,7 +299,7 @@ def times_by_relaxation(program, costs):
             return {action: (known[action, "start"], end) for (action, which), end in known.items() if which == "end"}
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(timelines())
 def test_times_with_blocking_sends_are_those_of_a_second_opinion(drawn):
     schedule, costs, _ = drawn
@@ -309,7 +309,7 @@ def test_times_with_blocking_sends_are_those_of_a_second_opinion(drawn):
     assert found == expected
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(timelines())
 def test_blocking_sends_never_make_it_faster(drawn):
     schedule, costs, _ = drawn

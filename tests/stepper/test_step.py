@@ -14,7 +14,7 @@ import termios
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
@@ -30,7 +30,7 @@ from minipipe.stepper.loop import Stepper
 from minipipe.stepper.output import snapshot_as_data
 from minipipe.stepper.walkthrough import Walkthrough
 from tests.launch import ROOT, environment
-from tests.strategies import named_schedules, table
+from tests.strategies import examples, named_schedules, table
 
 NAIVE = """
 rank 0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
@@ -304,7 +304,7 @@ NAMES = st.sampled_from(["n", "p", "end", "home", "pagedown", "pageup", "g", "r"
 ANSWERS = st.sampled_from(["", "0", "3", "t2.5", "t", "-1", "99", "nan", "tnan", "tinf", "²"])
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     st.lists(NAMES, max_size=12),
     st.lists(ANSWERS, max_size=6),
@@ -344,7 +344,7 @@ def test_a_screen_of_1f1b_as_on_paper():
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     data=st.data(),
     width=st.integers(LEAST_SIZE[0], 200),
@@ -374,7 +374,7 @@ def test_a_frame_fits_its_window_and_colour_changes_no_character(
         assert any(re.match(rf"rank {snapshot.event.rank} *>", line) for line in lines)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(data=st.data(), named=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=2))
 def test_in_the_grid_what_has_begun_is_filled_and_what_comes_is_not(data, named):
     walkthrough = Walkthrough(named[1])
@@ -391,7 +391,7 @@ def test_in_the_grid_what_has_begun_is_filled_and_what_comes_is_not(data, named)
         assert re.findall(r"[FBIW]\d+", row[now:].upper()) == [f"{a.kind}{a.microbatch}" for a in coming]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     data=st.data(),
     named=named_schedules(["1f1b", "zb-v", "gpipe"], max_ranks=4, max_microbatches=12),

@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minipipe import schedules
@@ -17,7 +17,7 @@ from minipipe.simulation.simulator import simulate
 from minipipe.simulation.span import IdleCause
 from minipipe.stepper.snapshot import Activity
 from minipipe.stepper.walkthrough import Walkthrough
-from tests.strategies import named_schedules, table
+from tests.strategies import examples, named_schedules, table
 
 times = st.sampled_from([0.0, 0.25, 1.0, 0.37, 3.0])
 
@@ -71,7 +71,7 @@ def broken(draw):
 # -- legal schedules -------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(legal())
 def test_every_action_is_one_step_at_the_time_at_which_it_is_simulated(walkthrough):
     timeline = simulate(walkthrough.schedule, walkthrough.costs)
@@ -89,7 +89,7 @@ def test_every_action_is_one_step_at_the_time_at_which_it_is_simulated(walkthrou
     assert walkthrough[-1].time == timeline.makespan and walkthrough[0].time == 0
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(legal())
 def test_no_action_begins_before_what_it_needs(walkthrough):
     begun = set()
@@ -101,7 +101,7 @@ def test_no_action_begins_before_what_it_needs(walkthrough):
         assert set(needs) <= begun
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(legal())
 def test_who_waits_for_whom_and_why_is_what_the_timeline_says(walkthrough):
     timeline = walkthrough.timeline
@@ -125,7 +125,7 @@ def test_who_waits_for_whom_and_why_is_what_the_timeline_says(walkthrough):
                 assert (state.source, state.awaited, state.cause) == (slot.source, slot.awaited, IdleCause.SENDING)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(legal())
 def test_what_a_rank_holds_adds_up_to_what_the_timeline_counts(walkthrough):
     timeline, most = walkthrough.timeline, [0] * walkthrough.program.num_ranks
@@ -145,7 +145,7 @@ def test_what_a_rank_holds_adds_up_to_what_the_timeline_counts(walkthrough):
     assert tuple(most) == timeline.peak_activations
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(legal())
 def test_the_messages_under_way_are_those_of_the_timeline(walkthrough):
     expected = {(m.value, m.used_by): m for m in walkthrough.timeline.messages}
@@ -229,7 +229,7 @@ def scribbled(draw):
         assume(False)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(broken() | scribbled())
 def test_whatever_is_wrong_the_walk_goes_as_far_as_it_can_and_says_who_waits_for_what(schedule):
     try:
@@ -256,7 +256,7 @@ def test_whatever_is_wrong_the_walk_goes_as_far_as_it_can_and_says_who_waits_for
             assert state.awaited in same
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(broken() | scribbled())
 def test_the_circle_is_one_in_which_each_waits_for_the_next_and_the_verifier_says_so(schedule):
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minipipe import schedules
-from tests.launch import mpirun, needs_mpi, run
+from tests.launch import mpirun, needs_mpi, run, slowly
 
 TRAIN = "tutorials/train.py"
 SHORT = ("--epochs", "2", "--hidden", "32", "--json")
@@ -33,7 +33,8 @@ def test_on_one_rank_it_trains(alone):
 
 @needs_mpi
 @pytest.mark.parametrize(
-    ("num_ranks", "schedule"), [(4, "1f1b"), (3, "gpipe"), (2, "sequential"), (8, "interleaved-1f1b")]
+    ("num_ranks", "schedule"),
+    [(4, "1f1b"), slowly(3, "gpipe"), slowly(2, "sequential"), slowly(8, "interleaved-1f1b")],
 )
 def test_any_ranks_and_schedule_end_with_the_same_loss(num_ranks, schedule, alone):
     many = result(mpirun(num_ranks, TRAIN, *SHORT, "--schedule", schedule))
@@ -61,7 +62,7 @@ def test_it_shows_progress_the_result_and_a_timeline():
 
 
 @needs_mpi
-@pytest.mark.parametrize("ending", ["svg", "html", "json"])
+@pytest.mark.parametrize("ending", [slowly("svg"), slowly("html"), "json"])
 def test_the_numbers_in_the_trace_are_those_that_are_printed(ending, tmp_path):
     path = tmp_path / f"step.{ending}"
     done = mpirun(2, TRAIN, "--epochs", "1", "--hidden", "16", "--trace", path, "--json")
@@ -99,16 +100,16 @@ def test_a_trace_that_cannot_be_written_in_the_end_loses_no_result():
     ("options", "words"),
     [
         (["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif; expected .svg (a picture), .html (a player)"),
-        (["--trace", "step"], "--trace: 'step' ends in nothing; expected .svg"),
-        (["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'; make it first"),
-        (["--layers", "0"], "--layers is 0; expected at least 1"),
+        slowly(["--trace", "step"], "--trace: 'step' ends in nothing; expected .svg"),
+        slowly(["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'; make it first"),
+        slowly(["--layers", "0"], "--layers is 0; expected at least 1"),
         (["--schedule", "1f2b"], "There is no schedule '1f2b'; did you mean 1f1b? expected one of sequential, gpipe"),
-        (["--schedule", "nowhere.csv"], "The schedule 'nowhere.csv' cannot be read: No such file"),
+        slowly(["--schedule", "nowhere.csv"], "The schedule 'nowhere.csv' cannot be read: No such file"),
         (["--microbatches", "100"], "samples cannot make 100 microbatches"),
-        (["--learning-rate", "-1"], "--learning-rate is -1.0; expected a finite number, more than 0"),
-        (["--seed", "-1"], "--seed is -1; expected at least 0"),
+        slowly(["--learning-rate", "-1"], "--learning-rate is -1.0; expected a finite number, more than 0"),
+        slowly(["--seed", "-1"], "--seed is -1; expected at least 0"),
         (["--learning-rate", "1e9", "--epochs", "1"], "Try a smaller --learning-rate"),
-        (["--epochs", "many"], "invalid int value: 'many'"),
+        slowly(["--epochs", "many"], "invalid int value: 'many'"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(options, words):
@@ -134,9 +135,9 @@ def test_a_trace_is_not_written_over_a_folder_nor_over_what_is_read_only(tmp_pat
     ("options", "words"),
     [
         (["--layers", "1"], "2 layers cannot make 4 stages"),
-        (["--epochs", "0"], "--epochs is 0; expected at least 1"),
-        (["--schedule", "1f2b"], "There is no schedule '1f2b'"),
-        (["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'"),
+        slowly(["--epochs", "0"], "--epochs is 0; expected at least 1"),
+        slowly(["--schedule", "1f2b"], "There is no schedule '1f2b'"),
+        slowly(["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'"),
         (["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif"),
     ],
 )

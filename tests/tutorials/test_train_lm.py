@@ -1,11 +1,12 @@
 """tutorials/train_lm.py, as a student runs it."""
 
+import functools
 import json
 import sys
 
 import pytest
 
-from tests.launch import mpirun, needs_mpi, run
+from tests.launch import mpirun, needs_mpi, run, slowly
 
 TRAIN = "tutorials/train_lm.py"
 SHORT = ("--steps", "6", "--width", "16", "--heads", "2", "--context", "12", "--layers", "6", "--json")
@@ -16,9 +17,19 @@ def result(done):
     return json.loads(done.out.splitlines()[-1])
 
 
+WITH_ALL = ("--dropout", "0.2", "--tied")
+
+
+@functools.cache
+def on_ranks(num_ranks, *options):
+    """Train on so many ranks, once for all tests that ask for it."""
+    launch = mpirun if num_ranks > 1 else lambda _, *command: run([sys.executable, *command])
+    return launch(num_ranks, TRAIN, *SHORT, *options)
+
+
 @pytest.fixture(scope="module")
 def alone():
-    return result(run([sys.executable, TRAIN, *SHORT]))
+    return result(on_ranks(1))
 
 
 def test_on_one_rank_it_trains_and_writes(alone):
@@ -28,25 +39,32 @@ def test_on_one_rank_it_trains_and_writes(alone):
 
 @needs_mpi
 @pytest.mark.parametrize(
-    ("num_ranks", "schedule"), [(2, "1f1b"), (4, "zb-h1"), (4, "interleaved-1f1b"), (2, "zb-v"), (3, "gpipe")]
+    ("num_ranks", "schedule"),
+    [(2, "1f1b"), slowly(4, "zb-h1"), slowly(4, "interleaved-1f1b"), slowly(2, "zb-v"), slowly(3, "gpipe")],
 )
 def test_any_ranks_and_schedule_end_with_the_same_loss_and_text(num_ranks, schedule, alone):
-    many = result(mpirun(num_ranks, TRAIN, *SHORT, "--schedule", schedule))
+    many = result(on_ranks(num_ranks, "--schedule", schedule))
     assert (many["ranks"], many["schedule"]) == (num_ranks, schedule)
     assert many["loss"] == alone["loss"] and many["text"] == alone["text"]
 
 
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    return tmp_path_factory.mktemp("traces")
+
+
 @needs_mpi
-def test_so_they_do_with_dropout_tied_embeddings_and_recomputation():
-    options = (*SHORT, "--dropout", "0.2", "--tied")
-    one = result(run([sys.executable, TRAIN, *options]))
-    four = result(mpirun(4, TRAIN, *options, "--recompute", "--schedule", "zb-h1"))
-    assert four["loss"] == one["loss"] and four["text"] == one["text"]
+@pytest.mark.parametrize(("num_ranks", "schedule"), [(2, "zb-v"), slowly(4, "zb-h1")])
+def test_so_they_do_with_dropout_tied_embeddings_and_recomputation(num_ranks, schedule, traces):
+    one = result(on_ranks(1, *WITH_ALL))
+    options = ("--recompute", "--schedule", schedule, "--trace", traces / f"{schedule}.json")
+    many = result(on_ranks(num_ranks, *WITH_ALL, *options))
+    assert many["loss"] == one["loss"] and many["text"] == one["text"]
 
 
 @needs_mpi
 def test_it_shows_progress_the_result_and_a_timeline():
-    done = mpirun(2, TRAIN, *SHORT)
+    done = on_ranks(2, "--schedule", "1f1b")
     assert done.code == 0 and done.err == ""
     for words in (
         "step    6 of 6, loss",
@@ -61,9 +79,9 @@ def test_it_shows_progress_the_result_and_a_timeline():
 
 
 @needs_mpi
-def test_the_numbers_in_the_trace_are_those_that_are_printed(tmp_path):
-    path = tmp_path / "step.json"
-    found = result(mpirun(2, TRAIN, *SHORT, "--schedule", "zb-v", "--trace", path))
+def test_the_numbers_in_the_trace_are_those_that_are_printed(traces):
+    path = traces / "zb-v.json"
+    found = result(on_ranks(2, *WITH_ALL, "--recompute", "--schedule", "zb-v", "--trace", path))
     timelines = json.loads(path.read_text(encoding="utf-8"))["otherData"]["timelines"]
     assert [timeline["origin"] for timeline in timelines] == ["measured", "predicted"]
     assert [1000 * t["makespan"] for t in timelines] == [found["makespan_ms"], found["predicted_makespan_ms"]]
@@ -73,9 +91,9 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(tmp_path):
     ("options", "words"),
     [
         (["--steps", "0"], "--steps is 0; expected at least 1"),
-        (["--heads", "5"], "--width is 96, which 5 heads cannot share; expected a multiple of --heads"),
-        (["--dropout", "1"], "--dropout is 1.0; expected at least 0 and less than 1"),
-        (["--learning-rate", "nan"], "--learning-rate is nan; expected a finite number"),
+        slowly(["--heads", "5"], "--width is 96, which 5 heads cannot share; expected a multiple of --heads"),
+        slowly(["--dropout", "1"], "--dropout is 1.0; expected at least 0 and less than 1"),
+        slowly(["--learning-rate", "nan"], "--learning-rate is nan; expected a finite number"),
         (["--device", "gpu"], "There is no GPU to use: no CuPy"),
         (["--microbatches", "17"], "A batch of 16 samples cannot make 17 microbatches"),
     ],
@@ -87,7 +105,7 @@ def test_a_mistake_is_one_sentence(options, words):
 
 
 @needs_mpi
-@pytest.mark.parametrize("options", [["--layers", "0"], ["--schedule", "1f2b"], ["--heads", "7"]])
+@pytest.mark.parametrize("options", [slowly(["--layers", "0"]), slowly(["--schedule", "1f2b"]), ["--heads", "7"]])
 def test_on_ranks_a_mistake_is_said_once(options):
     done = mpirun(4, TRAIN, *options)
     assert done.code not in (0, None)

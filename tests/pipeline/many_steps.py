@@ -1,4 +1,6 @@
-"""Twenty steps of awkward models with every schedule; rank 0 prints every loss in full. For test_same_bits.py."""
+"""So many steps of awkward models with every schedule; rank 0 prints every loss in full. For test_same_bits.py."""
+
+import sys
 
 import numpy as np
 
@@ -38,7 +40,7 @@ def losses(group, schedule):
         seed=5,
     )
     optimiser = optim.SGD(pipeline.parameters(), 0.02, momentum=0.9, weight_decay=1e-3)
-    for step in range(20):
+    for step in range(int(sys.argv[1])):
         inputs, targets = batch(10 + step % 3, 6, seed=step)
         is_first, is_last = 0 in pipeline.local_stages, pipeline.num_stages - 1 in pipeline.local_stages
         yield pipeline.step(inputs if is_first else None, targets if is_last else None)

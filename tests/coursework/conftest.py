@@ -1,0 +1,23 @@
+"""A course of one task, to grade."""
+
+import pytest
+
+from minipipe.coursework import grade
+from tests.coursework.small_course import CHECKS, SOLUTION
+
+
+@pytest.fixture
+def course(tmp_path):
+    """Return a function that grades one text as 01_double.py; None where that file is missing."""
+    (tmp_path / "source" / "checks").mkdir(parents=True)
+    (tmp_path / "source" / "01_double.py").write_text(SOLUTION)
+    (tmp_path / "source" / "checks" / "01_double.py").write_text(CHECKS)
+    directory = tmp_path / "mine"
+    directory.mkdir()
+
+    def graded(text, time_limit=20.0):
+        (directory / "01_double.py").write_text(text)
+        (task,) = grade(directory, source=tmp_path / "source", time_limit=time_limit).tasks
+        return task
+
+    return graded

@@ -1,0 +1,102 @@
+"""The operations once more, written with NumPy, and the arrays to try them on. For test_operations.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from minipipe import Tensor
+
+
+class Row(NamedTuple):
+    """One example call.
+
+    ``call(c, *tensors)`` computes with minipipe; ``c`` turns a constant array into one of the module at hand.
+    ``formula(*arrays)`` computes the same with NumPy. ``not_strict`` says why array-api-strict refuses the call.
+    """
+
+    covers: str
+    call: Callable[..., Tensor]
+    formula: Callable[..., np.ndarray]
+    arrays: tuple[np.ndarray, ...]
+    not_strict: str = ""
+
+
+def somewhere(*shape: int, seed: int = 0) -> np.ndarray:
+    """Return numbers of both signs, their distance from 0 and from each other far more than a central difference."""
+    size = int(np.prod(shape))
+    ladder = (0.3 + np.arange(size) / max(1, size)) * np.where(np.arange(size) % 2, -1.0, 1.0)
+    return np.random.default_rng(seed).permutation(ladder).reshape(shape)
+
+
+def positive(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.asarray(abs(somewhere(*shape, seed=seed)))
+
+
+def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    return np.exp(x) / np.exp(x).sum(axis, keepdims=True)
+
+
+def dropped_array(a: np.ndarray, probability: float) -> np.ndarray:
+    keep = np.random.Generator(np.random.Philox(key=[3, 0], counter=[0, 1, 0, 1])).random(a.shape, np.float32)
+    return a * (keep >= probability) / (1 - probability)
+
+
+def phi(x: np.ndarray) -> np.ndarray:
+    """Return the probability that a standard normal number is smaller, element by element."""
+    return np.array([0.5 * math.erfc(-element * math.sqrt(0.5)) for element in x.ravel()]).reshape(x.shape)
+
+
+def normalised(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon)
+
+
+def of_mean_square_one(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon)
+
+
+def attended(query: np.ndarray, key: np.ndarray, value: np.ndarray, is_causal: bool = False) -> np.ndarray:
+    """Return softmax(Q K^T / sqrt(d)) V (Vaswani et al. 2017, equation 1); scores of the future are -inf."""
+    scores = query @ np.swapaxes(key, -1, -2) / math.sqrt(query.shape[-1])
+    if is_causal:
+        scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -math.inf)
+    return np.asarray(softmax(scores) @ value)
+
+
+def attended_by_heads(projections: np.ndarray, num_heads: int, is_causal: bool = False) -> np.ndarray:
+    """Return head after head, side by side; each has its columns of the queries, of the keys and of the values."""
+    query, key, value = np.split(projections, 3, axis=-1)
+    heads = (np.split(part, num_heads, axis=-1) for part in (query, key, value))
+    return np.concatenate([attended(*head, is_causal) for head in zip(*heads)], axis=-1)
+
+
+def windows(x: np.ndarray, kernel: tuple[int, int], stride: tuple[int, int]) -> np.ndarray:
+    """Return every window of images (n, c, h, w), one by one: (n, c, oh, ow, kh, kw)."""
+    (kh, kw), (down, right) = kernel, stride
+    tops, lefts = range(0, x.shape[2] - kh + 1, down), range(0, x.shape[3] - kw + 1, right)
+    rows = [np.stack([x[:, :, top : top + kh, left : left + kw] for left in lefts], 2) for top in tops]
+    return np.stack(rows, 2)
+
+
+def convolved(
+    x: np.ndarray, w: np.ndarray, stride: tuple[int, int] = (1, 1), padding: tuple[int, int] = (0, 0)
+) -> np.ndarray:
+    padded = np.pad(x, [(0, 0), (0, 0), *((zeros, zeros) for zeros in padding)])
+    return np.asarray(np.einsum("ncyxij,ocij->noyx", windows(padded, w.shape[2:], stride), w))
+
+
+MATRIX, OTHER, ROW, COLUMN = somewhere(3, 4), somewhere(3, 4, seed=1), somewhere(4, seed=2), somewhere(3, 1, seed=3)
+POSITIVE, POSITIVE_ROW = positive(3, 4), positive(4, seed=1)
+SCALAR, CUBE, VECTOR = np.array(0.7), somewhere(2, 3, 4, seed=4), somewhere(3, seed=5)
+REVERSED = somewhere(4, 3, 2, seed=8)
+WEIGHT, BIAS = somewhere(4, 2, seed=6), somewhere(2, seed=7)
+WIDE_BIAS, TABLE = somewhere(4, seed=9), somewhere(5, 4, seed=10)
+IDS = np.array([[3, 0, 3], [4, 3, 0]])
+IMAGES, KERNELS, SMALL = somewhere(2, 3, 5, 4, seed=10), somewhere(2, 3, 3, 2, seed=11), somewhere(4, 3, 1, 1, seed=12)
+SERIES, FILTERS = somewhere(2, 3, 7, seed=13), somewhere(4, 3, 3, seed=14)
+QUERIES, KEYS, VALUES = somewhere(2, 3, 4, seed=15), somewhere(2, 5, 4, seed=16), somewhere(2, 5, 2, seed=17)
+HEADS, PROJECTIONS = somewhere(2, 2, 3, 2, seed=18), somewhere(2, 4, 12, seed=19)
+MASK = np.array([[True, False, True, False], [False, False, True, True], [False, False, False, False]])

@@ -1,0 +1,215 @@
+"""Rows for the table of test_operations.py: dropout, embedding, norms, attention, convolutions, softmax and losses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minipipe import Tensor, random_key
+from minipipe import functional as F
+from tests.numerics.formulas import (
+    BIAS,
+    CUBE,
+    FILTERS,
+    HEADS,
+    IDS,
+    IMAGES,
+    KERNELS,
+    KEYS,
+    MATRIX,
+    OTHER,
+    PROJECTIONS,
+    QUERIES,
+    REVERSED,
+    ROW,
+    SERIES,
+    SMALL,
+    TABLE,
+    VALUES,
+    WIDE_BIAS,
+    Row,
+    attended,
+    attended_by_heads,
+    convolved,
+    dropped_array,
+    normalised,
+    of_mean_square_one,
+    softmax,
+    somewhere,
+    windows,
+)
+
+
+def dropped(a: Tensor, probability: float) -> Tensor:
+    with random_key(3, step=1):
+        return F.dropout(a, probability)
+
+
+LAYER_ROWS = [
+    # -- dropout
+    Row("dropout", lambda c, a: dropped(a, 0.5), lambda a: dropped_array(a, 0.5), (CUBE,)),
+    Row("dropout", lambda c, a: dropped(a, 0), lambda a: a, (MATRIX,)),
+    # -- embedding and normalisation
+    Row("embedding", lambda c, w: F.embedding(w, c(IDS)), lambda w: w[IDS], (TABLE,)),
+    Row("embedding", lambda c, w: F.embedding(w, Tensor(c(IDS[0]))), lambda w: w[IDS[0]], (TABLE,)),
+    Row(
+        "embedding",
+        lambda c, w: F.embedding(w, [2, 2, 2, 2, 0, 2, 2, 2]),
+        lambda w: w[[2] * 4 + [0] + [2] * 3],
+        (TABLE,),
+    ),
+    Row("embedding", lambda c, w: F.embedding(w, 4), lambda w: w[4], (TABLE,)),
+    Row("embedding", lambda c, w: F.embedding(w, c(np.array([1, 1], np.uint8))), lambda w: w[[1, 1]], (TABLE,)),
+    Row(
+        "layer_norm",
+        lambda c, x, w, b: F.layer_norm(x, w, b),
+        lambda x, w, b: normalised(x) * w + b,
+        (MATRIX, ROW, WIDE_BIAS),
+    ),
+    Row(
+        "layer_norm",
+        lambda c, x, w, b: F.layer_norm(x, w, b, epsilon=0.1),
+        lambda x, w, b: normalised(x, 0.1) * w + b,
+        (CUBE, ROW, WIDE_BIAS),
+    ),
+    Row(
+        "layer_norm",
+        lambda c, x, b: F.layer_norm(F.transpose(x), c(ROW), b),
+        lambda x, b: normalised(x.T) * ROW + b,
+        (REVERSED, WIDE_BIAS),
+    ),
+    Row(
+        "layer_norm",
+        lambda c, w, b: F.layer_norm(c(OTHER[0]), w, b),
+        lambda w, b: normalised(OTHER[0]) * w + b,
+        (ROW, WIDE_BIAS),
+    ),
+    Row("rms_norm", lambda c, x, w: F.rms_norm(x, w), lambda x, w: of_mean_square_one(x) * w, (MATRIX, ROW)),
+    Row("rms_norm", lambda c, x, w: F.rms_norm(x, w, 0.1), lambda x, w: of_mean_square_one(x, 0.1) * w, (CUBE, ROW)),
+    Row("rms_norm", lambda c, x: F.rms_norm(x, c(ROW)), lambda x: of_mean_square_one(x) * ROW, (WIDE_BIAS,)),
+    # -- attention
+    Row("attention", lambda c, q, k, v: F.attention(q, k, v), attended, (MATRIX, TABLE, somewhere(5, 2, seed=20))),
+    Row("attention", lambda c, q, k, v: F.attention(q, k, v), attended, (QUERIES, KEYS, VALUES)),
+    Row(
+        "attention",
+        lambda c, q, k, v: F.attention(q, k, v, is_causal=True),
+        lambda q, k, v: attended(q, k, v, is_causal=True),
+        (QUERIES, KEYS, VALUES),  # fewer queries than keys: the last keys are never seen
+    ),
+    Row(
+        "attention",
+        lambda c, q, k, v: F.attention(q, k, v, is_causal=True),
+        lambda q, k, v: attended(q, k, v, is_causal=True),
+        (TABLE, MATRIX, OTHER),  # more queries than keys
+    ),
+    Row(
+        "attention",
+        lambda c, q: F.attention(q, q, q, is_causal=True),
+        lambda q: attended(q, q, q, is_causal=True),
+        (HEADS,),
+    ),
+    Row(
+        "attention",
+        lambda c, q, k, v: F.attention(q, k, v),
+        attended,
+        (HEADS, somewhere(2, 2, 1, 2, seed=21), somewhere(2, 2, 1, 3, seed=22)),  # one key, with all the weight
+    ),
+    Row(
+        "attention",
+        lambda c, k: F.attention(c(5 * MATRIX), F.transpose(k), c(TABLE[:4])),
+        lambda k: attended(5 * MATRIX, k.T, TABLE[:4]),
+        (somewhere(4, 4, seed=23),),
+    ),
+    Row("self_attention", lambda c, x: F.self_attention(x, 1), lambda x: attended_by_heads(x, 1), (PROJECTIONS,)),
+    Row("self_attention", lambda c, x: F.self_attention(x, 2), lambda x: attended_by_heads(x, 2), (PROJECTIONS,)),
+    Row(
+        "self_attention",
+        lambda c, x: F.self_attention(x, num_heads=2, is_causal=True),
+        lambda x: attended_by_heads(x, 2, is_causal=True),
+        (PROJECTIONS,),
+    ),
+    Row(
+        "self_attention",
+        lambda c, x: F.self_attention(F.transpose(x), 1, is_causal=True),
+        lambda x: attended_by_heads(x.T, 1, is_causal=True),
+        (somewhere(3, 5, 2, seed=24),),  # a view, and heads of one number
+    ),
+    Row(
+        "self_attention",
+        lambda c, x: F.self_attention(x, num_heads=4, is_causal=True),
+        lambda x: x[..., 8:],  # a position alone sees only itself
+        (PROJECTIONS[:, :1],),
+    ),
+    # -- convolutions and pooling
+    Row("conv2d", lambda c, x, w: F.conv2d(x, w), convolved, (IMAGES, KERNELS)),
+    Row(
+        "conv2d",
+        lambda c, x, w, b: F.conv2d(x, w, b, padding=1),
+        lambda x, w, b: convolved(x, w, padding=(1, 1)) + b[:, None, None],
+        (IMAGES, KERNELS, BIAS),
+    ),
+    Row(
+        "conv2d",
+        lambda c, x, w, b: F.conv2d(x, w, b, stride=(2, 3), padding=(0, 2)),
+        lambda x, w, b: convolved(x, w, (2, 3), (0, 2)) + b[:, None, None],
+        (IMAGES, KERNELS, BIAS),
+    ),
+    Row("conv2d", lambda c, x, w: F.conv2d(x, w, stride=3), lambda x, w: convolved(x, w, (3, 3)), (IMAGES, SMALL)),
+    Row("conv2d", lambda c, x, w: F.conv2d(x, w), convolved, (IMAGES[:1], IMAGES)),
+    Row("conv2d", lambda c, w: F.conv2d(c(IMAGES), w), lambda w: convolved(IMAGES, w), (KERNELS,)),
+    Row(
+        "conv1d",
+        lambda c, x, w: F.conv1d(x, w, stride=2, padding=1),
+        lambda x, w: convolved(x[:, :, None], w[:, :, None], (1, 2), (0, 1))[:, :, 0],
+        (SERIES, FILTERS),
+    ),
+    Row(
+        "conv1d",
+        lambda c, x, w, b: F.conv1d(x, w, b),
+        lambda x, w, b: convolved(x[:, :, None], w[:, :, None])[:, :, 0] + b[:, None],
+        (SERIES, FILTERS, ROW),
+    ),
+    Row("max_pool2d", lambda c, x: F.max_pool2d(x, 2), lambda x: windows(x, (2, 2), (2, 2)).max((4, 5)), (IMAGES,)),
+    Row(
+        "max_pool2d",
+        lambda c, x: F.max_pool2d(x, (3, 2), stride=1),
+        lambda x: windows(x, (3, 2), (1, 1)).max((4, 5)),
+        (IMAGES,),
+    ),
+    Row("max_pool2d", lambda c, x: F.max_pool2d(x, 1, (2, 3)), lambda x: x[:, :, ::2, ::3], (IMAGES,)),
+    # -- softmax and losses
+    Row("softmax", lambda c, a: F.softmax(a), softmax, (MATRIX,)),
+    Row("softmax", lambda c, a: F.softmax(a, axis=1), lambda a: softmax(a, 1), (CUBE,)),
+    Row("log_softmax", lambda c, a: F.log_softmax(a), lambda a: np.log(softmax(a)), (MATRIX,)),
+    Row("log_softmax", lambda c, a: F.log_softmax(a, axis=0), lambda a: np.log(softmax(a, 0)), (CUBE,)),
+    Row(
+        "cross_entropy",
+        lambda c, a: F.cross_entropy(a, c([3, 0, 3])),
+        lambda a: -np.log(softmax(a))[[0, 1, 2], [3, 0, 3]].mean(),
+        (MATRIX,),
+    ),
+    Row(
+        "cross_entropy",
+        lambda c, a: F.cross_entropy(a, [[3, 0, 1], [1, 2, 0]]),
+        lambda a: -np.log(softmax(a)).reshape(6, 4)[range(6), [3, 0, 1, 1, 2, 0]].mean(),
+        (CUBE,),
+    ),
+    Row("cross_entropy", lambda c, a: F.cross_entropy(a, 2), lambda a: -np.log(softmax(a))[2], (ROW,)),
+    Row(
+        "cross_entropy",
+        lambda c, a: F.cross_entropy(a, Tensor(c(np.array([1, 1, 2], dtype=np.uint8)))),
+        lambda a: -np.log(softmax(a))[[0, 1, 2], [1, 1, 2]].mean(),
+        (MATRIX,),
+    ),
+    Row(
+        "mean_squared_error",
+        lambda c, a, b: F.mean_squared_error(a, b),
+        lambda a, b: ((a - b) ** 2).mean(),
+        (MATRIX, OTHER),
+    ),
+    Row(
+        "mean_squared_error",
+        lambda c, a: F.mean_squared_error(a, c(OTHER)),
+        lambda a: ((a - OTHER) ** 2).mean(),
+        (MATRIX,),
+    ),
+]

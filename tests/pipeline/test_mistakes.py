@@ -1,0 +1,226 @@
+"""Every mistake with a pipeline is refused with what was given and what was expected, before ranks wait in vain."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from minipipe import Pipeline, Schedule, Tensor, init_process_group, nn, schedules, spawn
+from minipipe.comm import OneRankGroup
+from minipipe.errors import (
+    LaunchError,
+    MessageError,
+    MicrobatchError,
+    ModelError,
+    PartitionError,
+    RankError,
+    ScheduleError,
+    TensorError,
+)
+from tests.pipeline.small_pipelines import mlp, on_ranks
+from tests.strategies import batch
+
+# -- mistakes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "options"),
+    [
+        (ScheduleError, "unknown", {"schedule": "1f2b"}),
+        (ScheduleError, "parameters", {"schedule": "zb-v", "chunks_per_rank": 3}),
+        (ScheduleError, "parameters", {"schedule": schedules.gpipe(2, 4), "num_microbatches": 5}),
+        (ScheduleError, "parameters", {"schedule": schedules.gpipe(2, 4), "chunks_per_rank": 2}),
+        (ScheduleError, "parameters", {"num_microbatches": 0}),
+        (RankError, "wrong-number", {"schedule": schedules.gpipe(3, 4)}),
+        (PartitionError, "too-few-layers", {"schedule": "interleaved-1f1b", "chunks_per_rank": 9}),
+        (PartitionError, "not-a-partition", {"partition": [range(9)]}),
+        (ScheduleError, "order", {"schedule": Schedule.from_text("0B0 0F0\n1F0 1B0")}),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_first_message(kind, code, options):
+    with pytest.raises(kind) as caught:
+        on_ranks(2, lambda pipeline: None, **{"num_microbatches": None, **options})
+    assert caught.value.code == code
+
+
+def test_what_is_not_a_sequence_is_refused():
+    with pytest.raises(ModelError) as caught:
+        Pipeline(nn.Linear(2, 2), OneRankGroup(), loss=nn.MSELoss())
+    assert caught.value.code == "not-a-sequence" and "nn.Sequential" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "kind", "code"),
+    [
+        (np.ones((3, 4), np.float32), np.ones((3, 2), np.float32), MicrobatchError, "too-few-samples"),
+        (np.ones((8, 4), np.float32), np.ones((7, 2), np.float32), MicrobatchError, "unequal-lengths"),
+        (np.ones((8, 5), np.float32), np.ones((8, 2), np.float32), TensorError, "shape"),
+        (np.float32(1), np.ones((8, 2), np.float32), TensorError, "shape"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(inputs, targets, kind, code):
+    with pytest.raises(kind) as caught:
+        on_ranks(2, lambda pipeline: pipeline.step(inputs, targets))
+    assert caught.value.code == code
+
+
+def test_an_error_in_a_layer_names_rank_stage_microbatch_and_action():
+    with pytest.raises(TensorError) as caught:
+        on_ranks(2, lambda pipeline: pipeline.step(np.ones((8, 5), np.float32), np.ones((8, 2), np.float32)))
+    notes = "\n".join(caught.value.__notes__)
+    assert "in layer 0, Linear(4, 4)" in notes
+    assert "on rank 0, stage 0, microbatch 0, action 0F0 of 1f1b, step 1" in notes
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "inputs"), (1, "targets")])
+def test_the_rank_that_needs_data_says_so_when_it_gets_none(rank, name):
+    inputs, targets = batch(8, 4)
+    given = {"inputs": inputs, "targets": targets, name: None}
+    with pytest.raises(ValueError, match=f"Rank {rank} needs the {name}"):
+        on_ranks(2, lambda pipeline: pipeline.step(given["inputs"], given["targets"]))
+
+
+def test_a_loss_that_is_not_a_scalar_is_refused():
+    inputs, targets = batch(8, 4)
+    with pytest.raises(TensorError) as caught:
+        spawn(lambda g: Pipeline(mlp(), g, loss=lambda y, t: y - t, num_microbatches=4).step(inputs, targets), 2)
+    assert caught.value.code == "not-scalar"
+
+
+def test_pipelines_of_one_group_called_in_different_orders_are_told():
+    """The story: both counted their calls from 1 and used the same tags, so each took the other's activations."""
+    inputs, targets = batch(8, 4)
+
+    def swap(group):
+        a, b = (Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4, seed=seed) for seed in (1, 2))
+        for pipeline in (a, b) if group.rank else (b, a):
+            pipeline.step(inputs, targets)
+
+    with pytest.raises(
+        MessageError, match=r"Rank 1 is in step\(\), call 1 of pipeline 1, but rank 0 in step\(\), call 1 of pipeline 2"
+    ):
+        spawn(swap, 2)
+
+
+def test_a_step_against_an_evaluate_is_told():
+    inputs, targets = batch(8, 4)
+    with pytest.raises(MessageError, match=r"Rank 1 is in evaluate\(\), .* but rank 0 in step\(\)"):
+        on_ranks(2, lambda p: (p.evaluate if p.group.rank else p.step)(inputs, targets))
+
+
+def test_a_loss_with_parameters_is_refused():
+    class Weighted(nn.MSELoss):
+        def __init__(self):
+            self.weight = nn.Parameter((1,))
+
+    with pytest.raises(ModelError) as caught:
+        Pipeline(mlp(), OneRankGroup(), loss=Weighted())
+    assert caught.value.code == "loss-with-parameters"
+
+
+def test_a_layer_that_returns_no_tensor_is_named():
+    class Plain(nn.Module):
+        def forward(self, x):
+            return x.numpy()
+
+    with pytest.raises(TensorError, match="passes between layers is a tensor.*; this is ndarray") as caught:
+        nn.Sequential(nn.Identity(), Plain())(Tensor([1.0]))
+    assert caught.value.__notes__ == ["in layer 1, Plain()"]
+
+
+def test_a_closed_group_computes_no_further():
+    """The story: after the with-block a step on one rank still ran, with as many BLAS threads as there are cores."""
+    with init_process_group() as group:
+        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=2)
+    with pytest.raises(LaunchError):
+        pipeline.step(*batch(8, 4))
+
+
+def test_ranks_that_step_unequally_often_are_told():
+    inputs, targets = batch(8, 4)
+
+    def skip(pipeline):
+        pipeline._calls.count += pipeline.group.rank
+        pipeline.step(inputs, targets)
+
+    with pytest.raises(MessageError) as caught:
+        on_ranks(2, skip)
+    assert caught.value.code == "step"
+
+
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [("seed", {"seed": 1}), ("schedule", {"schedule": "gpipe"}), ("partition", {"layer_costs": [9, *[1] * 8]})],
+)
+def test_ranks_that_disagree_are_named_before_the_first_step(key, options):
+    def make(group):
+        mine = options if group.rank == 2 else {}
+        Pipeline(mlp(), group, loss=nn.MSELoss(), **mine)
+
+    with pytest.raises(RankError, match=f"The {key} of rank 2 differs from that of rank 0") as caught:
+        spawn(make, 3)
+    assert caught.value.code == "disagreement"
+
+
+def test_a_sequence_with_a_forward_of_its_own_is_refused():
+    class Residual(nn.Sequential):
+        def forward(self, x):
+            return x + super().forward(x)
+
+    with pytest.raises(ModelError, match=r"Residual, with a forward of its own"):
+        Pipeline(Residual(nn.Linear(2, 2)), OneRankGroup(), loss=nn.MSELoss())
+
+
+def test_a_call_that_one_rank_makes_alone_is_named():
+    """The story: `if group.rank == 0: pipeline.timeline()` waited for a message that had no name."""
+
+    def alone(pipeline):
+        pipeline.step(*batch(8, 4))
+        if pipeline.group.rank == 1:
+            pipeline.state_dict()
+
+    with pytest.raises(MessageError, match=r"pipeline\.state_dict\(\), which every rank must call"):
+        on_ranks(2, alone)
+
+
+@pytest.mark.parametrize("call", ["state_dict", "timeline"])
+def test_another_call_on_one_rank_is_told_before_anything_is_exchanged(call):
+    def differ(pipeline):
+        pipeline.step(*batch(8, 4))
+        if pipeline.group.rank == 0:
+            getattr(pipeline, call)()
+        pipeline.step(*batch(8, 4))
+
+    with pytest.raises(MessageError, match=rf"Rank 1 is in step\(\), .* but rank 0 in {call}\(\)"):
+        on_ranks(2, differ)
+
+
+def test_the_layer_in_an_error_is_numbered_as_in_the_model():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(5, 2))
+    with pytest.raises(TensorError) as caught:
+        on_ranks(3, lambda pipeline: pipeline.step(*batch(8, 4)), model)
+    assert "in layer 2, Linear(5, 2)" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss, "mse", None])
+def test_what_is_no_loss_is_refused(loss):
+    with pytest.raises(ModelError, match=r"such as nn\.MSELoss\(\)"):
+        Pipeline(mlp(), OneRankGroup(), loss=loss)
+
+
+def test_the_timeout_of_a_pipeline_holds_for_all_its_waits():
+    def late(group):
+        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4, timeout=0.05)
+        if group.rank == 1:
+            waited.wait(10)
+            return
+        try:
+            pipeline.step(*batch(8, 4))
+        finally:
+            waited.set()
+
+    waited = threading.Event()
+    with pytest.raises(MessageError, match=r"has waited 0\.05 s"):
+        spawn(late, 2, timeout=100)
+    with pytest.raises(ValueError, match="timeout is -1"):
+        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), timeout=-1)
