@@ -62,7 +62,7 @@ class Walkthrough:
 
     Examples
     --------
-    >>> from minipipe import schedules
+    >>> from minipipe import Schedule, schedules
     >>> walkthrough = Walkthrough(schedules.gpipe(2, 1))
     >>> snapshot = walkthrough[1]
     >>> [state.activity.value for state in snapshot.ranks], str(snapshot.ranks[1].awaited)
