@@ -199,6 +199,8 @@ def test_what_a_package_loads_on_demand_is_what_it_shows_to_type_checkers(packag
     found = lazy_names(module).items()
     loaded = {name for home, names in found for name in names or [home.rpartition(".")[2]]}
     assert shown == loaded
+    files = {path.stem for path in FILES[module].parent.glob("*.py")}
+    assert not files & {name for _, names in found for name in names}, "the import of a file would hide the name"
     program = (
         f"import {package} as p; names = {sorted(loaded)}; assert all(hasattr(p, n) and n in dir(p) for n in names)"
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from minipipe import Costs, schedules, simulate
 from minipipe.render import check_ending, draw_text, has_colour, save
-from minipipe.render.save import ENDINGS
+from minipipe.render.files import ENDINGS
 
 
 def make_parser(description, microbatches, batch_size, learning_rate, layers, layers_help):

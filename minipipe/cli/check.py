@@ -8,7 +8,7 @@ import json
 from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_memory_limit, add_schedule, add_sizes, schedule_of
-from minipipe.cli.output import describe_sizes, figures
+from minipipe.cli.output import figures
 from minipipe.simulation.simulator import simulate
 
 __all__ = ["ANSWER", "EPILOG", "add_options", "run"]
@@ -37,5 +37,5 @@ def run(options: argparse.Namespace) -> ExitStatus:
     remark = "" if schedule.is_reproducible else "; it adds gradients in another order than one process does"
     if schedule.is_forward_only:
         remark = "; forward only, so it does not train"
-    print(f"legal: {describe_sizes(schedule)}; {timeline.describe()}{remark}")
+    print(f"legal: {schedule.describe(', ')}; {timeline.describe()}{remark}")
     return ExitStatus.YES

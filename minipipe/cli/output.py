@@ -8,7 +8,7 @@ from typing import Any
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["describe_sizes", "figures", "sizes_as_data", "table"]
+__all__ = ["figures", "sizes_as_data", "table"]
 
 _FIGURES = (
     "makespan",
@@ -38,12 +38,6 @@ def figures(schedule: ActionTable, timeline: Timeline) -> dict[str, Any]:
         **{name: summary[name] for name in _FIGURES},
         "is_reproducible": schedule.is_reproducible,
     }
-
-
-def describe_sizes(schedule: ActionTable) -> str:
-    """Return name and sizes, for people."""
-    name, _, sizes = schedule.describe().rpartition(": ")
-    return f"{name}, {sizes}"
 
 
 def table(rows: Sequence[Sequence[str]], right: Iterable[int]) -> str:

@@ -15,13 +15,30 @@ __all__ = ["Outcome", "load", "outcome_of", "run_test"]
 
 
 class Outcome(NamedTuple):
-    """How a test ended. ``reason`` is empty where it passed; ``where`` is a line of the student's file."""
+    """How a test ended.
+
+    Attributes
+    ----------
+    passed : bool
+    reason : str
+        One sentence; empty where it passed.
+    expected, got : str
+        The two values, where two were compared.
+    where : str
+        A line of the student's file.
+    compared : str
+        The call or thing whose values were compared.
+    is_unwritten : bool
+        Whether the test met a part that the student has not written yet.
+    """
 
     passed: bool
     reason: str = ""
     expected: str = ""
     got: str = ""
     where: str = ""
+    compared: str = ""
+    is_unwritten: bool = False
 
 
 def load(name: str, text: str, path: str | Path = "") -> ModuleType:
@@ -57,9 +74,9 @@ def outcome_of(error: BaseException, path: str, text: str) -> Outcome:
     """Say what an exception means for the student."""
     where = _where(error, path, text)
     if isinstance(error, Unexpected):
-        return Outcome(False, str(error), error.expected, error.got)
+        return Outcome(False, str(error), error.expected, error.got, compared=error.what)
     if isinstance(error, NotImplementedError):
-        return Outcome(False, f"not written yet: {_words(error)}", where=where)
+        return Outcome(False, f"not written yet: {_words(error)}", where=where, is_unwritten=True)
     if isinstance(error, SystemExit):
         return Outcome(False, f"it called sys.exit({shown(error.code)}); return a result instead", where=where)
     if isinstance(error, MemoryError):

@@ -78,7 +78,7 @@ class TaskReport:
     @property
     def is_untouched(self) -> bool:
         """Whether the file is still the stub, or every test met a part that is not written yet."""
-        return self.is_as_given or all(outcome.reason.startswith("not written yet") for _, outcome in self.outcomes)
+        return self.is_as_given or all(outcome.is_unwritten for _, outcome in self.outcomes)
 
     def as_json(self) -> dict[str, Any]:
         """Return what stands for a task in the report."""
@@ -89,7 +89,11 @@ class TaskReport:
                 "hidden": test.is_hidden,
                 "points": int(outcome.passed),
                 "possible": 1,
-                **outcome._asdict(),
+                "passed": outcome.passed,
+                "reason": outcome.reason,
+                "expected": outcome.expected,
+                "got": outcome.got,
+                "where": outcome.where,
                 "hint": "" if outcome.passed else test.hint,
             }
             for test, outcome in self.outcomes
@@ -128,10 +132,9 @@ def _failure(test: Test, outcome: Outcome) -> str:
 
 def _reason(outcome: Outcome) -> list[str]:
     """Write what was expected above what came; or the sentence, where nothing was compared."""
-    compared = f": expected {outcome.expected}, got {outcome.got}"
-    if outcome.expected and outcome.reason.endswith(compared):
-        what = outcome.reason.removesuffix(compared)
-        return [*what.rstrip().splitlines(), *_aligned("expected", outcome.expected), *_aligned("got", outcome.got)]
+    if outcome.compared:
+        values = [*_aligned("expected", outcome.expected), *_aligned("got", outcome.got)]
+        return [*outcome.compared.rstrip().splitlines(), *values]
     return [line for part in outcome.reason.splitlines() for line in wrap(part, _WIDTH)]
 
 

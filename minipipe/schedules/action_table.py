@@ -21,7 +21,7 @@ from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
 from minipipe.schedules.text import (
     Cells,
-    describe_counts,
+    describe_sizes,
     read_csv,
     read_either,
     read_file,
@@ -155,9 +155,10 @@ class ActionTable:
 
     # -- text ---------------------------------------------------------------------------------------------
 
-    def describe(self) -> str:
+    def describe(self, separator: str = ": ") -> str:
         """Return name and sizes: ``1f1b: 4 ranks, 4 stages, 8 microbatches``."""
-        return describe_counts(self.name, self.num_ranks, self.num_stages, self.num_microbatches)
+        sizes = describe_sizes(self.num_ranks, self.num_stages, self.num_microbatches)
+        return f"{' '.join(self.name.split())}{separator}{sizes}"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.describe()}>"

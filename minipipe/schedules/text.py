@@ -18,7 +18,7 @@ from minipipe.schedules.action import Action
 
 __all__ = [
     "Cells",
-    "describe_counts",
+    "describe_sizes",
     "read_csv",
     "read_either",
     "read_file",
@@ -50,16 +50,16 @@ class _Cell(NamedTuple):
     text: str
 
 
-def describe_counts(name: str, num_ranks: int, num_stages: int, num_microbatches: int) -> str:
-    """Return name and sizes in one line.
+def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int) -> str:
+    """Return the sizes in words.
 
     Examples
     --------
-    >>> describe_counts("gpipe", 2, 2, 1)
-    'gpipe: 2 ranks, 2 stages, 1 microbatch'
+    >>> describe_sizes(2, 2, 1)
+    '2 ranks, 2 stages, 1 microbatch'
     """
     counts = ((num_ranks, "rank"), (num_stages, "stage"), (num_microbatches, "microbatch"))
-    return f"{' '.join(name.split())}: {', '.join(_number(*count) for count in counts)}"
+    return ", ".join(_number(*count) for count in counts)
 
 
 def write_text(description: str, actions: Sequence[Sequence[Action]]) -> str:

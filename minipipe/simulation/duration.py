@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["format_time"]
+__all__ = ["format_number", "format_time"]
 
 _MOST = 1e15  # of any unit: from here on a power of ten says more than its digits
 
@@ -26,6 +26,17 @@ def format_time(time: float, unit: str) -> str:
     >>> format_time(22.8041, "s")
     '22804 ms'
     """
-    shown, name, digits = (1000 * time, "ms", 4) if unit == "s" else (time, unit, 6)
+    return f"{format_number(time, unit)} {'ms' if unit == 's' else unit}"
+
+
+def format_number(time: float, unit: str) -> str:
+    """Write a time as :func:`format_time` does, without the unit.
+
+    Examples
+    --------
+    >>> format_number(0.0125, "s"), format_number(33.0, "units")
+    ('12.5', '33')
+    """
+    shown, digits = (1000 * time, 4) if unit == "s" else (time, 6)
     has_more_digits = 10**digits - 0.5 <= shown < _MOST
-    return f"{shown:.0f} {name}" if has_more_digits else f"{shown:.{digits}g} {name}"
+    return f"{shown:.0f}" if has_more_digits else f"{shown:.{digits}g}"

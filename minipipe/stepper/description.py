@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from minipipe.render.descriptions import describe_action, format_time
 from minipipe.schedules.action import Action
+from minipipe.simulation.duration import format_number
 from minipipe.simulation.message import Message
 from minipipe.stepper.snapshot import Activity, RankState, Snapshot
 from minipipe.stepper.walkthrough import Walkthrough
 
 __all__ = [
-    "clock",
     "describe_event",
     "describe_held",
     "describe_state",
@@ -53,7 +53,7 @@ def describe_progress(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     end = format_time(walkthrough[-1].time, unit)
     if snapshot.number > last:
         return f"end, time {end}"
-    return f"step {snapshot.number} of {last}, time {clock(snapshot.time, unit)} of {end}"
+    return f"step {snapshot.number} of {last}, time {format_number(snapshot.time, unit)} of {end}"
 
 
 def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
@@ -91,7 +91,7 @@ def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> l
         return ["done"]
     if state.activity is Activity.BEGINS:
         return [f"begins {state.action} now", f"{state.action} now"]
-    until = "" if state.until is None else f" until {clock(state.until, walkthrough.timeline.unit)}"
+    until = "" if state.until is None else f" until {format_number(state.until, walkthrough.timeline.unit)}"
     if state.activity is Activity.RUNS:
         if state.awaited is None:
             return [f"{state.action}{until}", f"{state.action}"]
@@ -148,7 +148,7 @@ def describe_transit(walkthrough: Walkthrough, snapshot: Snapshot, message: Mess
     way = f"result of {message.value}, rank {message.source} to rank {message.destination}"
     if message.arrived <= snapshot.time:
         return f"{way}: lies there for {message.used_by}"
-    return f"{way}: arrives at {clock(message.arrived, walkthrough.timeline.unit)} for {message.used_by}"
+    return f"{way}: arrives at {format_number(message.arrived, walkthrough.timeline.unit)} for {message.used_by}"
 
 
 def describe_verdict(walkthrough: Walkthrough) -> list[str]:
@@ -178,17 +178,6 @@ def describe_verdict(walkthrough: Walkthrough) -> list[str]:
     if not walkthrough.stuck:
         lines.append(f"it ran to its end all the same, in {format_time(walkthrough[-1].time, 'rounds')}")
     return lines
-
-
-def clock(time: float, unit: str) -> str:
-    """Return a time without its unit: in milliseconds where that is the second.
-
-    Examples
-    --------
-    >>> clock(0.0125, "s"), clock(33.0, "units")
-    ('12.5', '33')
-    """
-    return format_time(time, unit).split(" ")[0]
 
 
 def _whom(walkthrough: Walkthrough, rank: int, source: int | None, awaited: Action) -> str:

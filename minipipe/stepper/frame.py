@@ -54,7 +54,7 @@ class Frame:
 
     def __init__(self, walkthrough: Walkthrough, colour: bool = False) -> None:
         self.walkthrough, self.colour = walkthrough, colour
-        self.name = walkthrough.schedule.to_text().splitlines()[0].removeprefix("# ")
+        self.name = walkthrough.schedule.describe()
         self.grid = Grid(walkthrough)
         self.num_ranks = walkthrough.program.num_ranks
         self.margin = len(f"rank {self.num_ranks - 1} ")
@@ -145,7 +145,7 @@ class Frame:
             state = snapshot.ranks[rank]
             about = fitted(describe_state(self.walkthrough, snapshot, rank), now)
             following = fitted(self._coming(rank, state), coming)
-            holding = fitted([describe_held(self.walkthrough, rank, state).replace("nothing", "")], held)
+            holding = fitted([describe_held(self.walkthrough, rank, state) if state.held else ""], held)
             cells = self._coloured(rank, state, about) + " " * (now - len(about) + 2) + following.ljust(coming + 1)
             lines.append((self._label(rank, snapshot) + cells + holding).rstrip())
         return lines
@@ -162,9 +162,9 @@ class Frame:
         if state.activity is Activity.STUCK:
             return paint(text, ALARM)
         if state.activity is Activity.RUNS and state.action is not None:
-            label, blank, rest = text.partition(" ")
+            length = len(str(state.action))
             chunk = self.walkthrough.program.stages_of(rank).index(state.action.stage)
-            return paint(label, ground(state.action.kind, chunk)) + blank + rest
+            return paint(text[:length], ground(state.action.kind, chunk)) + text[length:]
         return text
 
 

@@ -15,6 +15,7 @@ from minipipe.render.svg.letters import Letters
 from minipipe.render.svg.strip import Holding, strip_path
 from minipipe.render.svg.style import box_paint, paint
 from minipipe.schedules.action import ActionKind
+from minipipe.simulation.duration import format_number
 from minipipe.simulation.span import Idle, Span
 
 __all__ = ["LaneSize", "draw_boxes", "draw_idle", "draw_strip", "is_drawn", "runs", "shown_idle"]
@@ -121,8 +122,7 @@ def _box(panel: Panel, span: Span, axis: Axis, size: LaneSize) -> str:
 
 def _when(panel: Panel, start: float, end: float) -> str:
     unit, origin = panel.timeline.unit, panel.timeline.start
-    since = format_time(start - origin, unit).removesuffix(" ms").removesuffix(f" {unit}")
-    return f"{since} to {format_time(end - origin, unit)}"
+    return f"{format_number(start - origin, unit)} to {format_time(end - origin, unit)}"
 
 
 # -- idle time and memory ---------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import pytest
 from minipipe import Costs, schedules, simulate
 from minipipe.errors import ScheduleError
 from minipipe.render import check_ending, draw_html, draw_svg, draw_text, perfetto_trace, save
+from minipipe.render.files import ENDINGS, drawing
 from minipipe.render.palette import FILL
-from minipipe.render.save import ENDINGS, drawing
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.schedule import Schedule
 from tests.launch import run
