@@ -193,16 +193,18 @@ for schedule in (gpipe, mine):
 memory_again, measured_again, loss_again, gradients_again = run(mine, recompute=True)
 predicted_again = predict(mine, memory_again)
 print("one microbatch holds, by stage:", memory_again.activation, "bytes")
+print("and more while its B runs:     ", memory_again.transient_activation)
 print("peak measured: ", measured_again.peak_memory)
 print("peak predicted:", tuple(map(int, predicted_again.peak_memory)))
 assert memory_again.activation == (0, array, array, 2 * array)
-assert measured_again.peak_memory == predicted_again.peak_memory == (0, 3 * array, 2 * array, 2 * array)
+assert memory_again.transient_activation == (3 * array, 3 * array, 3 * array, 2 * array)
+assert measured_again.peak_memory == predicted_again.peak_memory == (3 * array, 6 * array, 5 * array, 4 * array)
 
 # %% [markdown]
-# Rank 0 now holds nothing beyond the batch itself, and rank 1 holds a quarter of what it did. These are the bytes held
-# **between** actions. During a backward, the rank also holds the recomputed activations of one microbatch. So
+# Between actions rank 0 now holds nothing beyond the batch itself, and rank 1 holds a quarter of what it did. While a
+# backward runs, the rank also holds the recomputed activations of one microbatch; the peak counts them. So
 # recomputation gains a lot where many microbatches are held, as on the first ranks of 1F1B or on all ranks of GPipe,
-# and nothing where only one is.
+# and nearly nothing where only one is.
 #
 # The loss and all gradients have the same bits, because the same numbers are computed in the same way, only twice:
 

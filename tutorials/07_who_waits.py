@@ -17,7 +17,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from minipipe import Costs, Schedule, render, schedules, simulate, verify
+from minipipe import Costs, Program, render, schedules, simulate, verify
 from minipipe.errors import ScheduleError
 from minipipe.render.descriptions import describe_idle
 
@@ -106,10 +106,11 @@ else:
 #
 # With many ranks this is no longer easy to see. Take 1F1B on two ranks and insert the messages the way anyone would at
 # first: **receive just before use, send just after**. `0SEND_F0` sends the activation that `0F0` has computed, and
-# `1RECV_F0` receives it for `1F0`. `SEND_B` and `RECV_B` do the same for gradients.
+# `1RECV_F0` receives it for `1F0`. `SEND_B` and `RECV_B` do the same for gradients. A schedule with its messages is a
+# `Program`:
 
 # %%
-by_hand = Schedule.from_text(
+by_hand = Program.from_text(
     """
     rank 0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
     rank 1: 1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1
@@ -157,7 +158,7 @@ def with_naive_messages(schedule):
             program += [f"{stage}{kind}{k}"]
             program += [f"{stage}SEND_{kind}{k}"] if goes_to_another else []
         rows.append(program)
-    return Schedule("naive", schedule.placement, schedule.num_microbatches, rows)
+    return Program("naive", schedule.placement, schedule.num_microbatches, rows)
 
 
 def hangs(schedule):

@@ -148,16 +148,18 @@ for latency in expected:
 # %% [markdown]
 # Interleaving pays off where messages are fast, and where the bubble is large because there are few microbatches.
 #
-# **Layers and microbatches.** The model needs at least `p v` layers, one for each stage. And all the groups must have
-# the same size:
+# **Layers and microbatches.** The model needs at least `p v` layers, one for each stage. And a group needs at least `p`
+# microbatches: 9 of them go over 4 ranks in groups of 4 and 5. With smaller groups ranks may wait for each other in a
+# cycle:
 
 # %%
+assert schedules.interleaved_1f1b(4, 9).num_microbatches == 9
 try:
-    schedules.interleaved_1f1b(4, 9)
+    schedules.interleaved_1f1b(4, 9, microbatch_group_size=2)
 except ScheduleError as error:
     print(error)
     message = str(error)
-assert "the nearest number that fits is 8" in message
+assert "microbatch_group_size is 2; expected a whole number, at least 4" in message
 
 # %% [markdown]
 # ## The order matters: a mistake

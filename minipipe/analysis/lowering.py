@@ -63,18 +63,19 @@ def lower(schedule: ActionTable) -> Program:
     messages = {kind: [_message(schedule, stage, kind) for stage in range(schedule.num_stages)] for kind in ActionKind}
     for rank, action in complete_walk(schedule).order():
         stage, kind, k = action
-        rows[rank].append(action)  # [1]
+        row = rows[rank]
+        row.append(action)  # [1]
         message = messages[kind][stage]
         if message is not None:
-            send, consumer, receive = message
-            rows[rank].append(_new_action((stage, send, k)))  # [2]
-            rows[schedule.placement[consumer]].append(_new_action((consumer, receive, k)))  # [3]
-    return Program(schedule.name, schedule.placement, schedule.num_microbatches, tuple(map(tuple, rows)))
+            send, consumer, receive, destination = message
+            row.append(_new_action((stage, send, k)))  # [2]
+            rows[destination].append(_new_action((consumer, receive, k)))  # [3]
+    return schedule.with_rows(Program, rows)
 
 
-def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind] | None:
-    """Return the message that follows an action: the kind of SEND, the stage of the consumer, the kind of RECV."""
+def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind, int] | None:
+    """Return the message behind an action: kind of SEND, stage of the consumer, kind of RECV, rank of the consumer."""
     value = Value.produced_by(Action(stage, kind, 0))
     if value is None or value.cut < 0 or not table.crosses_ranks(value.cut):
         return None
-    return value.send.kind, value.consumer_stage, value.receive.kind
+    return value.send.kind, value.consumer_stage, value.receive.kind, table.placement[value.consumer_stage]

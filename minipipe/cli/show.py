@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minipipe.analysis.lowering import lower
+from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_schedule, add_sizes, costs_of, misuse, schedule_of
 from minipipe.cli.output import sizes_as_data
@@ -64,6 +65,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         tables = [lower(schedule) if options.messages else schedule for schedule in schedules]
         content = _as_json(tables) if options.json else _WRITTEN[options.format](tables[0])
     else:
+        for schedule in schedules:
+            verify(schedule)
         content = _drawing([simulate(schedule, costs) for schedule in schedules], options)
     if options.output is None:
         print(content, end="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_schedule, add_sizes, costs_of, schedule_of
 from minipipe.cli.output import figures, table
@@ -34,6 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the figures of a schedule under the costs."""
     schedule = schedule_of(options.schedule, options)
+    verify(schedule)
     timeline = simulate(schedule, costs_of(options))
     idle_by_cause = _idle_by_cause(timeline)
     if options.json:

@@ -17,6 +17,7 @@ import numpy as np
 from minipipe.analysis.verifier import verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import Action
+from minipipe.schedules.program import Program
 from minipipe.schedules.schedule import Schedule
 
 __all__ = [
@@ -173,7 +174,7 @@ def expect_legal(schedule: Any, what: str, memory_limit: int | Sequence[int] | N
     >>> from minipipe import schedules
     >>> expect_legal(schedules.one_f_one_b(2, 4), "1F1B", memory_limit=2)
     """
-    expect_type(schedule, Schedule, what)
+    expect_type(schedule, (Schedule, Program), what)
     try:
         verify(schedule, memory_limit)
     except ScheduleError as error:

@@ -15,7 +15,7 @@ from itertools import chain, pairwise
 from numbers import Integral
 from operator import attrgetter, index
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
@@ -32,6 +32,7 @@ from minipipe.schedules.text import (
 
 __all__ = ["ActionTable", "check_table"]
 
+T = TypeVar("T", bound="ActionTable")
 _KIND = attrgetter("kind")
 _GRADIENT_KINDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 
@@ -148,6 +149,14 @@ class ActionTable:
                         return False
                     latest[action.stage] = action.microbatch
         return True
+
+    def with_rows(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
+        """Return a table over the same stages, whose rows consist of actions that need no check: those of a table."""
+        table = object.__new__(kind)
+        own = {"name": self.name, "placement": self.placement, "num_microbatches": self.num_microbatches}
+        for name, value in {**own, "actions": tuple(map(tuple, rows)), "_kept": {}}.items():
+            object.__setattr__(table, name, value)
+        return table
 
     def __getstate__(self) -> dict[str, Any]:
         own = {part.name: getattr(self, part.name) for part in fields(self)}

@@ -26,7 +26,7 @@ def cut_stages(rows: Iterable[Sequence[Action]], pieces: int) -> tuple[tuple[Act
     >>> print(*cut_stages([[Action.parse("1F0"), Action.parse("1B0")]], pieces=2)[0])
     2F0 3F0 3B0 2B0
     """
-    return tuple(tuple(_cut(row, pieces)) for row in rows)
+    return tuple(tuple(row if pieces == 1 else _cut(row, pieces)) for row in rows)
 
 
 def _cut(row: Sequence[Action], pieces: int) -> Iterator[Action]:

@@ -44,8 +44,8 @@ class Program(ActionTable):
     @cached_property
     def schedule(self) -> Schedule:
         """The computations alone."""
-        rows = tuple(tuple(a for a in row if not a.kind.is_communication) for row in self.actions)
-        return Schedule(self.name, self.placement, self.num_microbatches, rows)
+        rows = ((action for action in row if not action.kind.is_communication) for row in self.actions)
+        return self.with_rows(Schedule, rows)
 
     @property
     def message_cuts(self) -> tuple[bool, ...]:

@@ -77,17 +77,16 @@ def build(
     """
     builder = builder_of(name)
     chunks = default_chunks(builder) if chunks_per_rank is None else chunks_per_rank
-    options = {}
-    if microbatch_group_size is not None:
-        if "microbatch_group_size" not in _parameters(builder):
-            able = ", ".join(other for other in REGISTRY if "microbatch_group_size" in _parameters(REGISTRY[other]))
-            message = f"{name} takes no groups of microbatches; {able} do. Leave microbatch_group_size out."
-            raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
-        options["microbatch_group_size"] = microbatch_group_size
+    given = {"chunks_per_rank": chunks_per_rank, "microbatch_group_size": microbatch_group_size}
+    options = {option: value for option, value in given.items() if value is not None}
+    for option in options:
+        if option not in _parameters(builder):
+            able = ", ".join(other for other in REGISTRY if option in _parameters(REGISTRY[other]))
+            raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{name} takes no {option}; leave it out. {able} take one.")
     if num_microbatches is None:
         check_counts(num_ranks, 1, chunks)
         num_microbatches = 4 * num_ranks * chunks
-    return builder(num_ranks, num_microbatches, chunks, **options)
+    return builder(num_ranks, num_microbatches, **options)
 
 
 def builder_of(name: str) -> Callable[..., Schedule]:
@@ -132,7 +131,7 @@ def default_chunks(builder: Callable[..., Schedule]) -> int:
     >>> default_chunks(REGISTRY["zb-v"]), default_chunks(REGISTRY["gpipe"])
     (2, 1)
     """
-    return _parameters(builder)["chunks_per_rank"]
+    return _parameters(builder).get("chunks_per_rank", 1)
 
 
 def _parameters(builder: Callable[..., Schedule]) -> dict[str, Any]:

@@ -30,8 +30,7 @@ def split_backward(schedule: Schedule) -> Schedule:
     rank 0: 0F0 0I0 0W0
     """
     check_schedule(schedule)
-    rows = tuple(tuple(_halves(row)) for row in schedule.actions)
-    return Schedule(schedule.name, schedule.placement, schedule.num_microbatches, rows)
+    return schedule.with_rows(Schedule, map(_halves, schedule.actions))
 
 
 def _halves(row: tuple[Action, ...]) -> Iterator[Action]:

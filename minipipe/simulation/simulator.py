@@ -13,6 +13,8 @@ It goes through the actions in topological order and gives each its start and en
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import inf
 
 from minipipe.analysis.activations import memory_after, memory_during, memory_peaks, peak_activations
@@ -27,6 +29,10 @@ from minipipe.simulation.span import Span
 from minipipe.simulation.timeline import Timeline
 
 __all__ = ["peak_memory", "simulate"]
+
+
+# The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
+_new_span: Callable[[tuple[Action, float, float]], Span] = partial(tuple.__new__, Span)
 
 
 def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
@@ -50,8 +56,8 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
     Raises
     ------
     ScheduleError
-        When the schedule is not legal, with the codes of :func:`minipipe.verify`; code ``costs``, when the costs do not
-        fit.
+        When the schedule is not legal, with the codes of :func:`minipipe.verify` (``rendezvous-deadlock`` only where
+        sends block); code ``costs``, when the costs do not fit.
 
     Examples
     --------
@@ -65,7 +71,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
     if not isinstance(costs, Costs):
         message = f"costs is {costs!r}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
         raise ScheduleError.of(ScheduleCode.COSTS, message)
-    verify(schedule)
+    _check_legal(schedule, costs)
     simulation = _Simulation(lower(schedule) if costs.sends_block else schedule, costs)
     spans = simulation.run()
     if not max(simulation.free) < inf:
@@ -73,18 +79,28 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
             ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
         )
     footprint, ran = costs.memory(schedule.num_stages), simulation.table if costs.sends_block else schedule.schedule
+    after, during = memory_after(ran, footprint), memory_during(ran, footprint)
     return Timeline(
         schedule.name,
         spans,
         peak_activations(schedule),
-        memory_peaks(schedule, footprint),
-        memory=memory_after(ran, footprint),
-        memory_during=memory_during(ran, footprint),
+        tuple(max((0.0, *held)) for held in during or after),
+        memory=after,
+        memory_during=during,
         unit=costs.unit,
         memory_unit=costs.memory_unit,
         message_times=simulation.message_times,
         sent=simulation.sent,
     )
+
+
+def _check_legal(schedule: ActionTable, costs: Costs) -> None:
+    """Refuse what is not legal. A deadlock that buffered sends avoid counts only where sends block."""
+    try:
+        verify(schedule)
+    except ScheduleError as error:
+        if costs.sends_block or error.problems[0].code is not ScheduleCode.RENDEZVOUS_DEADLOCK:
+            raise
 
 
 def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
@@ -127,26 +143,35 @@ class _Simulation:
         self.reached: dict[Action, float] = {}  # by SEND: when the first half of a message was reached, if sends block
 
     def run(self) -> tuple[tuple[Span, ...], ...]:
-        free, available, rules, durations = self.free, self.available, self.rules, self.durations
-        stages = range(self.table.num_stages)
-        in_flight = {kind: [self.time_in_flight(stage, kind) for stage in stages] for kind in durations}
+        free, available, plan = self.free, self.available, self.plan()
         append = [row.append for row in self.spans]
         between = [0.0] * self.table.num_ranks  # before a rank's next action
         for rank, action in self.order:
             stage, kind, k = action
-            if kind not in durations:
+            if kind not in plan:
                 self.pass_message(rank, action)
                 continue
-            _, _, awaits, completes = rules[kind][stage]
+            awaits, duration, completes, in_flight = plan[kind][stage]
             start = free[rank] + between[rank]  # [1]
             if awaits >= 0 and available[awaits + k] > start:  # [2]
                 start = available[awaits + k]
-            free[rank] = end = start + durations[kind][stage]  # [3]
+            free[rank] = end = start + duration  # [3]
             if completes >= 0:  # [4]
-                available[completes + k] = end + in_flight[kind][stage]
+                available[completes + k] = end + in_flight
             between[rank] = self.overhead
-            append[rank](Span(action, start, end))
+            append[rank](_new_span((action, start, end)))
         return tuple(map(tuple, self.spans))
+
+    def plan(self) -> dict[ActionKind, list[tuple[int, float, int, float]]]:
+        """Return, by kind of computation and stage: the event it awaits, its time, its event, its time in flight."""
+        return {
+            kind: [
+                (rule.awaits, duration, rule.completes, self.time_in_flight(stage, kind))
+                for stage, (rule, duration) in enumerate(zip(self.rules[kind], self.durations[kind]))
+            ]
+            for kind in self.durations
+            if kind in self.rules
+        }
 
     def time_in_flight(self, stage: int, kind: ActionKind) -> float:
         """Return how long the value of an action travels to its consumer, if not by a SEND of its own."""

@@ -181,7 +181,7 @@ def test_memory_can_be_measured_with_arrays_that_do_not_tell_their_bytes():
 
     # They do not tell what they are views of either, so it may be more than there is.
     for known, unknown in zip(measure("cpu"), measure(array_api_strict)):
-        assert all(0 < a <= b for a, b in zip(known, unknown))
+        assert all(0 < a <= b for a, b in zip(known, unknown)) or not any((*known, *unknown))  # nothing is recomputed
 
 
 def test_the_timeout_of_a_pipeline_holds_for_all_that_ranks_do_together():

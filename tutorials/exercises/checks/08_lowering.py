@@ -1,6 +1,6 @@
 """Tests of 08_lowering."""
 
-from minipipe import ActionKind, Schedule, schedules
+from minipipe import ActionKind, Program, schedules
 from minipipe.coursework import expect_equal, expect_legal, expect_sequence
 
 
@@ -9,14 +9,13 @@ def check(task, name, num_ranks, num_microbatches):
     schedule = schedules.build(name, num_ranks, num_microbatches)
     what = f"add_messages of {name}, {num_ranks} ranks, {num_microbatches} microbatches"
     programs = expect_sequence(task.add_messages(schedule), what)
-    lowered = Schedule(name, schedule.placement, num_microbatches, programs)
-    # Without any message it would count as a schedule that is not lowered yet, and be legal as such.
+    lowered = Program(name, schedule.placement, num_microbatches, programs)
     cuts = sum(map(schedule.crosses_ranks, range(schedule.num_stages - 1)))
     messages = sum(action.kind in (ActionKind.SEND_F, ActionKind.SEND_B) for row in lowered.actions for action in row)
     expect_equal(messages, 2 * cuts * num_microbatches, f"number of SENDs in {what}")
     expect_legal(lowered, what)
     for rank in range(num_ranks):
-        computed = lowered.without_communication().actions[rank]
+        computed = lowered.schedule.actions[rank]
         expect_equal(list(computed), list(schedule.actions[rank]), f"{what}: what rank {rank} computes")
 
 
