@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.schedule import Schedule, check_schedule
 
 __all__ = ["cut_stages", "first_stages"]
 
@@ -57,6 +57,7 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
     rank 1: 1F0 1F1 1B0 1B1
     """
+    check_schedule(schedule)
     if not 1 <= num_stages <= schedule.num_stages:
         message = f"num_stages is {num_stages}; {schedule.name} has {schedule.num_stages}, so expected 1 to that."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
