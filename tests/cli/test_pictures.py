@@ -1,0 +1,81 @@
+"""``minipipe show``: several schedules in one drawing, the options of pictures, and files of every ending."""
+
+import json
+
+import pytest
+
+from minipipe import Costs, render, schedules, simulate
+from minipipe.cli import main
+
+THREE = ("gpipe", "1f1b", "zb-h1")
+
+
+@pytest.fixture
+def ask(capsys):
+    def ask(*arguments):
+        try:
+            status = main(list(map(str, arguments)))
+        except SystemExit as error:
+            status = error.code
+        done = capsys.readouterr()
+        return status, done.out, done.err
+
+    return ask
+
+
+def test_several_schedules_are_drawn_above_each_other_on_one_axis(ask):
+    timelines = [simulate(schedules.build(name, 4, 8), Costs(latency=0.5)) for name in THREE]
+    status, out, _ = ask("show", *THREE, "--costs", "latency=0.5", "--width", 100)
+    assert (status, out) == (0, render.draw_text(*timelines, width=100) + "\n")
+    picture = ask("show", *THREE, "--costs", "latency=0.5", "--format", "svg")[1]
+    assert picture == render.draw_svg(*timelines)
+
+
+def test_an_illegal_schedule_among_several_is_refused(ask, tmp_path):
+    (tmp_path / "mine.txt").write_text("0B0 0F0")
+    status, out, err = ask("show", "gpipe", tmp_path / "mine.txt")
+    assert (status, out) == (1, "") and "[order]" in err
+
+
+def test_title_legend_font_size_and_width_reach_the_picture(ask):
+    plain = ask("show", "zb-v", "--format", "svg")[1]
+    options = ("--title", "A <V>", "--no-legend", "--font-size", 16, "--width", 1200)
+    status, picture, _ = ask("show", "zb-v", "--format", "svg", *options)
+    legend = "darker: a later stage of the same rank"
+    assert status == 0 and "A &lt;V&gt;" in picture and legend not in picture and legend in plain
+    assert (
+        re.search(r'viewBox="0 0 (\d+)', picture)[1] == "1200" and re.search(r'viewBox="0 0 (\d+)', plain)[1] == "960"
+    )
+    assert picture == render.draw_svg(
+        simulate(schedules.zb_v(4, 8)), title="A <V>", legend=False, font_size=16, width=1200
+    )
+
+
+@pytest.mark.parametrize(("ending", "magic"), [("pdf", b"%PDF"), ("png", b"\x89PNG")])
+def test_pdf_and_png_are_written_as_such(ending, magic, ask, tmp_path):
+    """The story: `show 1f1b -o x.pdf` wrote text into the file, and said that all was well."""
+    pytest.importorskip("cairosvg", reason="needs CairoSVG, and with it Cairo", exc_type=(ImportError, OSError))
+    path = tmp_path / f"mine.{ending}"
+    assert ask("show", *THREE, "-o", path) == (0, f"wrote {path}\n", "")
+    assert path.read_bytes().startswith(magic)
+
+
+@pytest.mark.parametrize("ending", ["doc", "jpg", "svg.gz"])
+def test_another_ending_is_refused_and_nothing_is_written(ending, ask, tmp_path):
+    path = tmp_path / f"mine.{ending}"
+    status, out, err = ask("show", "1f1b", "-o", path)
+    assert (status, out) == (2, "") and "expected .csv, .txt, .json, .svg, .pdf, .png, .html, or a --format" in err
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("verb", ["show", "check", "simulate", "step", "schedules", "grade", "coursework", "info"])
+def test_a_wrong_option_prints_the_usage_of_its_verb(verb, ask):
+    """The story: it printed the usage of minipipe, which says nothing about the verb."""
+    status, out, err = ask(verb, *(["x"] if verb not in ("schedules", "info") else []), "--no-such-option")
+    assert (status, out) == (2, "")
+    assert err.startswith(f"usage: minipipe {verb} ") and "unrecognized arguments: --no-such-option" in err
+
+
+def test_json_of_several_is_a_list(ask):
+    one, several = (json.loads(ask("show", *names, "--json")[1]) for names in (THREE[:1], THREE))
+    assert several[0] == one and [entry["schedule"] for entry in several] == list(THREE)
