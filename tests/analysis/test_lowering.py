@@ -27,7 +27,7 @@ def rows(schedule):
 
 
 def walk_by_rounds(schedule):
-    """Say it as schedules.md says it, and look at every rank in every round."""
+    """Follow the rule of DESIGN.md word for word: look at every rank in every round."""
     rounds, done, position = [], set(), [0] * schedule.num_ranks
     while True:
         heads = [(rank, row[position[rank]]) for rank, row in enumerate(schedule.actions) if position[rank] < len(row)]

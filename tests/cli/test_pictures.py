@@ -43,9 +43,7 @@ def test_title_legend_font_size_and_width_reach_the_picture(ask):
     status, picture, _ = ask("show", "zb-v", "--format", "svg", *options)
     legend = "darker: a later stage of the same rank"
     assert status == 0 and "A &lt;V&gt;" in picture and legend not in picture and legend in plain
-    assert (
-        re.search(r'viewBox="0 0 (\d+)', picture)[1] == "1200" and re.search(r'viewBox="0 0 (\d+)', plain)[1] == "960"
-    )
+    assert 'viewBox="0 0 1200 ' in picture and 'viewBox="0 0 960 ' in plain
     assert picture == render.draw_svg(
         simulate(schedules.zb_v(4, 8)), title="A <V>", legend=False, font_size=16, width=1200
     )
