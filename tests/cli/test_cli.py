@@ -316,8 +316,11 @@ def test_a_schedule_that_adds_gradients_in_another_order_is_legal_and_says_so(as
         (["show", "."], "neither a schedule nor a file '.'"),
         (["show", "gpipe", "--ranks", "0"], "num_ranks is 0; expected a whole number, at least 1"),
         (["schedules", "--ranks", "0"], "num_ranks is 0"),
-        (["show", "zb-v", "--chunks", "3"], "chunks_per_rank is 3; zb-v goes over the ranks there and back"),
-        (["show", "gpipe", "--group", "4"], "gpipe takes no groups of microbatches; interleaved-1f1b"),
+        (
+            ["show", "zb-v", "--chunks", "3"],
+            "chunks_per_rank is 3; zb-v is V-shaped, with exactly 2 chunks on each rank",
+        ),
+        (["show", "gpipe", "--group", "4"], "gpipe does not group microbatches; interleaved-1f1b"),
         (["show", "gpipe", "1f1b", "--format", "csv"], "--format csv writes one schedule; 2 were given"),
         (["show", "gpipe", "-o", "a.doc"], "a.doc ends in .doc; expected .csv, .txt, .json, .svg, .pdf, .png, .html"),
         (["show", "gpipe", "-o", "no-ending"], "no-ending ends in nothing; expected"),

@@ -231,8 +231,7 @@ def test_a_v_has_two_chunks_on_each_rank_and_no_other_number(name, chunks):
     with pytest.raises(ScheduleError) as caught:
         schedules.build(name, 4, 8, chunks)
     assert caught.value.code == "parameters"
-    assert f"chunks_per_rank is {chunks}; {name} goes over the ranks there and back" in str(caught.value)
-    assert "the only number that fits is 2" in str(caught.value)
+    assert f"chunks_per_rank is {chunks}; {name} is V-shaped, with exactly 2 chunks on each rank" in str(caught.value)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
@@ -256,7 +255,5 @@ def test_groups_smaller_than_the_number_of_ranks_are_refused_as_ranks_may_wait_i
 
 
 def test_a_group_size_for_a_schedule_without_groups_is_refused_with_those_that_take_it():
-    with pytest.raises(
-        ScheduleError, match="gpipe takes no groups of microbatches; interleaved-1f1b, interleaved-zb do"
-    ):
+    with pytest.raises(ScheduleError, match="gpipe does not group microbatches; interleaved-1f1b, interleaved-zb do"):
         schedules.build("gpipe", 4, 8, microbatch_group_size=4)
