@@ -244,7 +244,7 @@ def test_an_illegal_file_exits_1_with_the_sentence_and_the_grid(ask, file):
     path = file("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
     status, out, err = ask("check", path)
     assert (status, out) == (1, "")
-    assert "[deadlock] These ranks wait for each other in a circle: rank 0 cannot do 0B0 (step 1)" in err
+    assert "[deadlock] These ranks wait for each other in a cycle: rank 0 cannot run 0B0 (step 1)" in err
     assert "rank 0:  0F0  >0B0<  0F1   0B1" in err
     status, out, _ = ask("check", path, "--json")
     verdict = json.loads(out)
