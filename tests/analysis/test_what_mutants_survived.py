@@ -223,7 +223,7 @@ def test_the_corners_of_csv():
     assert "is not a supported overlap" in str(refusal(Schedule.from_csv, "0F0,0I0,(0F1;0W0)OVERLAP_F_B,0B1"))
     assert refusal(Schedule.from_csv, "0F0,(0F1;0B0)OVERLAP_F_Bjunk,0B1").code == "syntax"
     assert refusal(Schedule.from_text, "0F0 0B0 0F3").code == "missing"
-    assert "bandwidth is one number" in str(refusal(Costs.parse, "bandwidth=1:2"))
+    assert "bandwidth is a single number" in str(refusal(Costs.parse, "bandwidth=1:2"))
 
 
 def test_labels_have_room_for_the_longest_and_bands_tell_milliseconds():

@@ -338,7 +338,7 @@ def test_a_schedule_that_adds_gradients_in_another_order_is_legal_and_says_so(as
             "a trace holds at most 1.13e+12; choose another",
         ),
         (["simulate", "gpipe", "--costs", "F=1:2"], "forward has 2 values for 4 stages"),
-        (["simulate", "gpipe", "--costs", "speed=9"], "'speed=9' is no cost; expected one of F, I, W, latency"),
+        (["simulate", "gpipe", "--costs", "speed=9"], "'speed=9' is not a cost; expected one of F, I, W, latency"),
         (["check", "gpipe", "--memory-limit", "0"], "memory_limit is 0; expected a whole number, at least 1"),
     ],
 )
