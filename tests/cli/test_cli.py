@@ -335,7 +335,7 @@ def test_a_schedule_that_adds_gradients_in_another_order_is_legal_and_says_so(as
         (["show", "gpipe", "--json", "--format", "svg"], "--json and --format svg are two formats; choose one"),
         (
             ["show", "gpipe", "--costs", "F=1e13", "--format", "perfetto"],
-            "a trace holds at most 1.13e+12; choose another",
+            "a trace may last at most 1.13e+12; choose another",
         ),
         (["simulate", "gpipe", "--costs", "F=1:2"], "forward has 2 values for 4 stages"),
         (["simulate", "gpipe", "--costs", "speed=9"], "'speed=9' is not a cost; expected one of F, I, W, latency"),
