@@ -91,7 +91,7 @@ SPLIT = ("zb-h1", "zb-h2", "interleaved-zb", "zb-v", "v-half", "v-min", "dualpip
 
 
 def _rounds_of_chunks(case: Case) -> float:
-    """Return the makespan of a looped schedule over the work of one rank for one microbatch."""
+    """Return the makespan of a looped schedule, in units of one rank's work for one microbatch."""
     return ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v
 
 

@@ -115,7 +115,7 @@ def _placed_problem(table: ActionTable, present: list[frozenset[Action]], rank: 
         sentence = f"{where} is on the wrong rank; stage {action.stage} is on rank {home}."
         if action in present[home]:
             why = "a stage lives on one rank, and replicas of a stage (Chimera, DualPipe) are not supported"
-            sentence += f" It is on rank {home} as well: {why}."
+            sentence += f" {action} is on rank {home} as well: {why}."
         return Problem(ScheduleCode.WRONG_RANK, sentence, rank, step)
     return None
 

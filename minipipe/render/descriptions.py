@@ -87,8 +87,8 @@ def describe_wait(idle: Idle) -> str:
         return "has not begun" if idle.cause is IdleCause.WARM_UP else "waits"
     if idle.cause is IdleCause.SENDING:
         return f"waits until rank {idle.source} reaches {idle.awaited}"
-    what = f"{_CARRIES[idle.awaited.kind]} of microbatch {idle.awaited.microbatch}"
-    return f"waits for {idle.awaited} on rank {idle.source} ({what})"
+    payload = f"{_CARRIES[idle.awaited.kind]} of microbatch {idle.awaited.microbatch}"
+    return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
 
 
 def describe_message(message: Message) -> str:

@@ -221,8 +221,8 @@ class _Process:
         length = (self.steps(end) - self.steps(start)) / _STEPS
         return self.event("X", name, thread, ts=self.time(start), dur=length, cat=kind, cname=colour, args=about)
 
-    def named(self, what: str, thread: int, **names: str | int) -> Event:
-        return self.event("M", what, thread, args=names)
+    def named(self, metadata: str, thread: int, **names: str | int) -> Event:
+        return self.event("M", metadata, thread, args=names)
 
     def event(self, phase: str, name: str, thread: int, **rest: Any) -> Event:
         return {"ph": phase, "name": name, "pid": self.process, "tid": thread, **rest}

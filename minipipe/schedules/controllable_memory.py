@@ -175,10 +175,10 @@ class _Slots:
         self.slot_of[step, k] = slot
 
     def _recount(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return (chunks held, W pending) after each slot from ``first`` on, until the counts no longer change.
+        """Return (chunks held, W pending) after each slot from ``first`` on.
 
-        Counting goes on at least to ``last``. An empty slot takes a pending W, so the effect of a move soon dies out,
-        and a pass over all slots takes linear time.
+        Counting stops after ``last``, as soon as the counts equal those before the move. An empty slot takes a pending
+        W, so the effect of a move soon dies out, and a pass over all slots takes linear time.
         """
         held, pending = self.after[first - 1] if first else (0, 0)
         counted = []

@@ -95,16 +95,16 @@ def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> l
     if state.activity is Activity.RUNS:
         if state.awaited is None:
             return [f"{state.action}{until}", f"{state.action}"]
-        whom = f"{state.awaited} on rank {state.source}"
-        return [f"{state.action} until rank {state.source} reaches {state.awaited}", f"{state.action}: {whom}?"]
+        awaited = f"{state.awaited} on rank {state.source}"
+        return [f"{state.action} until rank {state.source} reaches {state.awaited}", f"{state.action}: {awaited}?"]
     if state.awaited is None:
         return [f"between two actions{until}", "between two actions"]
-    whom = _whom(walkthrough, rank, state.source, state.awaited)
+    awaited = _describe_awaited(walkthrough, rank, state.source, state.awaited)
     if state.activity is Activity.STUCK:
-        return [f"stuck at {state.action}: needs {whom}", f"stuck: needs {whom}", f"stuck: {state.awaited}"]
+        return [f"stuck at {state.action}: needs {awaited}", f"stuck: needs {awaited}", f"stuck: {state.awaited}"]
     if any(message.used_by == state.action for message in snapshot.messages):
-        return [f"waits for the message of {whom}{until}", f"waits for the message of {state.awaited}{until}"]
-    return [f"waits for {whom}{until}", f"waits for {whom}", f"{whom}?"]
+        return [f"waits for the message of {awaited}{until}", f"waits for the message of {state.awaited}{until}"]
+    return [f"waits for {awaited}{until}", f"waits for {awaited}", f"{awaited}?"]
 
 
 def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
@@ -172,7 +172,7 @@ def describe_verdict(walkthrough: Walkthrough) -> list[str]:
         return [*lines, figures]
     for rank, state in walkthrough.stuck.items():
         assert state.awaited is not None
-        where = _where(walkthrough, state.source, state.awaited)
+        where = _describe_position(walkthrough, state.source, state.awaited)
         stuck = f"{state.action} (position {state.position} of its list)"
         lines.append(f"rank {rank} is stuck at {stuck}: it needs {state.awaited}, {where}")
     if not walkthrough.stuck:
@@ -191,7 +191,7 @@ def clock(time: float, unit: str) -> str:
     return format_time(time, unit).split(" ")[0]
 
 
-def _whom(walkthrough: Walkthrough, rank: int, source: int | None, awaited: Action) -> str:
+def _describe_awaited(walkthrough: Walkthrough, rank: int, source: int | None, awaited: Action) -> str:
     if source is None:
         return f"{awaited}, of a stage that does not exist"
     if awaited not in walkthrough.dependencies.rank_of:
@@ -199,7 +199,7 @@ def _whom(walkthrough: Walkthrough, rank: int, source: int | None, awaited: Acti
     return f"{awaited}, later in its own list" if source == rank else f"{awaited} on rank {source}"
 
 
-def _where(walkthrough: Walkthrough, source: int | None, awaited: Action) -> str:
+def _describe_position(walkthrough: Walkthrough, source: int | None, awaited: Action) -> str:
     """Return the position of the action that a stuck rank needs."""
     if source is None:
         return "but there is no such stage"
