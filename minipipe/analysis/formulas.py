@@ -1,4 +1,4 @@
-"""The closed forms behind `theory.py`: one line each, and the conditions under which it holds."""
+"""The formulas of `theory.py`, each with its conditions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MAKESPAN", "PEAK", "PERIOD", "SPAN_BUBBLE", "SPLIT", "Case", "case_o
 
 
 class Case(NamedTuple):
-    """One question: sizes, and the times of one rank's whole share."""
+    """The arguments of a formula: the sizes, and the times of one microbatch over all chunks of a rank."""
 
     name: str
     p: int
@@ -25,28 +25,28 @@ class Case(NamedTuple):
 
     @property
     def work(self) -> float:
-        """What one rank has to do."""
+        """The work of one rank for all microbatches, in units of time."""
         return self.m * self.round
 
     @property
     def round(self) -> float:
-        """What one rank has to do for one microbatch."""
+        """The work of one rank for one microbatch, in units of time."""
         if self.name == "forward-only":
             return self.forward
         return self.forward + self.backward_input + self.backward_weight
 
     @property
     def has_unit_costs(self) -> bool:
-        """Whether F, I and W take equally long."""
+        """Whether F, I and W take the same time."""
         return self.forward == self.backward_input == self.backward_weight
 
     @property
     def group(self) -> int:
-        """How many microbatches an interleaved schedule takes at once, at most."""
+        """The size of the largest group of microbatches of an interleaved schedule."""
         return -(-self.m // max(1, self.m // self.p))
 
     def require(self, condition: bool, text: str) -> None:
-        """Refuse, with code ``no-formula``, where the condition of a formula does not hold."""
+        """Raise an error with code ``no-formula`` unless the condition of a formula holds."""
         if not condition:
             raise ScheduleError.of(ScheduleCode.NO_FORMULA, f"The formula for {self.name} holds only for {text}.")
 
@@ -60,7 +60,7 @@ def case_of(
     backward_input: float = 1.0,
     backward_weight: float = 1.0,
 ) -> Case:
-    """Return the question, once it is one: a known name, sizes that it can be built for.
+    """Return the arguments of a formula after checking the name, the sizes and the times.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def case_of(
 
 
 def formula_of(table: dict[str, Callable], case: Case) -> Callable:
-    """Return the formula for a schedule, or refuse with code ``no-formula``."""
+    """Return the formula of a schedule, or raise an error with code ``no-formula``."""
     if case.name not in table:
         raise ScheduleError.of(
             ScheduleCode.NO_FORMULA, f"No closed form is known for {case.name}; simulate it instead."
@@ -91,7 +91,7 @@ SPLIT = ("zb-h1", "zb-h2", "interleaved-zb", "zb-v", "v-half", "v-min", "dualpip
 
 
 def _rounds_of_chunks(case: Case) -> float:
-    """T(m), in microbatches of one rank's whole share."""
+    """Return the makespan of a looped schedule, in units of one rank's work for one microbatch."""
     return ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v
 
 
@@ -100,7 +100,7 @@ def _looped(case: Case) -> float:
 
 
 def _straight(case: Case) -> float:
-    """Of schedules in which a rank runs its chunks as one."""
+    """Return the makespan of a schedule whose ranks run their chunks as one."""
     return (case.m + case.p - 1) * case.round
 
 
@@ -176,7 +176,7 @@ def _over_a_v_span(case: Case) -> float:
 
 
 SPAN_BUBBLE: dict[str, Callable[[Case], float]] = {
-    # The first rank begins first and ends last, so its own span is the makespan.
+    # The first rank starts first and ends last, so its own span is the makespan.
     **{
         name: lambda case: MAKESPAN[case.name](case) - case.work
         for name in ("sequential", "gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "looped-bfs")
@@ -214,7 +214,7 @@ def _controllable_peak(case: Case, rank: int) -> tuple[int, int]:
     return 2 * ((case.p + 2) // 2 if case.name == "v-half" else (case.p + 4) // 3), 0
 
 
-# By schedule and rank: how many chunks are held as after F, and how many as after I, at the peak.
+# By schedule and rank: at the peak, the number of chunks held between F and B or I, and between I and W.
 PEAK: dict[str, Callable[[Case, int], tuple[int, int]]] = {
     "sequential": lambda case, rank: (case.v, 0),
     "gpipe": lambda case, rank: (case.v * case.m, 0),
@@ -243,8 +243,8 @@ def _round_trip(case: Case, latency: float) -> float:
 
 def _zb_h1_round_trip(case: Case, latency: float) -> float:
     case.require(case.m >= case.p, "m >= p")
-    on_the_way = case.p * (case.forward + case.backward_input) + case.backward_weight
-    return max(case.round, (on_the_way + 2 * (case.p - 1) * latency) / case.p)
+    round_trip = case.p * (case.forward + case.backward_input) + case.backward_weight
+    return max(case.round, (round_trip + 2 * (case.p - 1) * latency) / case.p)
 
 
 PERIOD: dict[str, Callable[[Case, float], float]] = {

@@ -1,8 +1,8 @@
-"""Closed forms: what papers say about time and memory, each with the conditions under which it holds.
+"""Closed forms for time and memory from the papers, each with the conditions under which it holds.
 
-Notation: p ranks, m microbatches, v chunks on each rank, r the rank. tF, tI and tW are the times of one rank's whole
-share, so that a chunk takes 1/v of them; tB = tI + tW. Stages are even and messages take no time. The tests compare
-every formula with the simulator over a grid, so that the two cannot drift apart.
+Notation: p ranks, m microbatches, v chunks on each rank, r the rank. tF, tI and tW are the times of F, I and W of one
+microbatch over all chunks of a rank, so that a chunk takes 1/v of them; tB = tI + tW. All stages take the same time,
+and messages take none. The tests compare every formula with the simulator over a grid of sizes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def makespan(
 ) -> float:
     """Return the time from the first start to the last end of all ranks.
 
-    GPipe and 1F1B take (m + p - 1)(tF + tB); interleaved 1F1B and looped BFS ((v-1) max(m,p) + m + p - 1)(tF + tB)/v;
-    the zero-bubble schedules what their docstrings say.
+    GPipe and 1F1B take (m + p - 1)(tF + tB). Interleaved 1F1B and looped BFS take
+    ((v-1) max(m,p) + m + p - 1)(tF + tB)/v. The docstrings of the zero-bubble schedules have their formulas.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ def makespan(
         One of ``schedules.REGISTRY``.
     num_ranks, num_microbatches : int
     chunks_per_rank : int, optional
-        By default what the schedule is made for.
+        The default depends on the schedule.
     forward, backward_input, backward_weight : float
-        tF, tI and tW of one rank's whole share; a chunk takes 1/v of them.
+        tF, tI and tW: the times of one microbatch over all chunks of a rank. A chunk takes 1/v of them.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def makespan(
     Raises
     ------
     ScheduleError
-        Code ``no-formula``, where the conditions of the formula do not hold or none is known (``v-half``, ``v-min``).
+        Code ``no-formula``, if no formula is known (``v-half``, ``v-min``) or its conditions do not hold.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def makespan(
 def bubble_fraction(
     name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None, **times: float
 ) -> float:
-    """Return idle time over all time: for GPipe and 1F1B (p - 1)/(m + p - 1).
+    """Return the idle fraction of the total time: (p - 1)/(m + p - 1) for GPipe and 1F1B.
 
     Parameters and errors are those of :func:`makespan`.
 
@@ -89,7 +89,7 @@ def bubble_fraction(
 def bubble_over_ideal(
     name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None, **times: float
 ) -> float:
-    """Return idle time over work: for GPipe and 1F1B (p - 1)/m, interleaved (p - 1)/(m v), Megatron's convention.
+    """Return idle time over work, Megatron's convention: (p - 1)/m for GPipe and 1F1B, (p - 1)/(m v) interleaved.
 
     Parameters and errors are those of :func:`makespan`.
 
@@ -105,7 +105,9 @@ def bubble_over_ideal(
 def span_bubble(
     name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None, **times: float
 ) -> float:
-    """Return the largest idle time between a rank's own first start and last end: what the zero-bubble papers count.
+    """Return the largest idle time within a rank's own span, the bubble of the zero-bubble papers.
+
+    A rank's own span runs from its first start to its last end.
 
     Parameters and errors are those of :func:`makespan`.
 
@@ -119,10 +121,10 @@ def span_bubble(
 
 
 def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: float = 0.0, **times: float) -> float:
-    """Return the time that each microbatch takes in the steady state, when messages take time.
+    """Return the time per microbatch in the steady state, with message latency.
 
-    Either a rank's work, or one round trip over all ranks, shared by the K microbatches in flight on rank 0:
-    max(tF + tB, (p (tF + tB) + 2 (p - 1) c) / K). In ZB-H1, W is not on the way of the others:
+    It is the larger of two times: a rank's work, and a round trip over all ranks divided by K, the number of
+    microbatches in flight on rank 0: max(tF + tB, (p (tF + tB) + 2 (p - 1) c) / K). In ZB-H1 no other rank waits for W:
     max(tF + tI + tW, (p (tF + tI) + tW + 2 (p - 1) c) / p).
 
     Parameters
@@ -131,7 +133,7 @@ def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: 
         ``"gpipe"``, ``"1f1b"``, ``"eager-1f1b"`` or ``"zb-h1"``.
     num_ranks, num_microbatches : int
     latency : float
-        c, from the end of an action until its result can be used on another rank.
+        c, the time from the end of an action until its result is available on another rank.
     **times : float
         ``forward``, ``backward_input`` and ``backward_weight``.
 
@@ -163,7 +165,7 @@ def peak_memory(
     activation: float = 1.0,
     weight_activation: float = 1.0,
 ) -> tuple[float, ...]:
-    """Return the most memory that each rank holds.
+    """Return the peak activation memory of each rank.
 
     Parameters
     ----------
@@ -171,11 +173,11 @@ def peak_memory(
         One of ``schedules.REGISTRY``.
     num_ranks, num_microbatches : int
     chunks_per_rank : int, optional
-        By default what the schedule is made for.
+        The default depends on the schedule.
     activation : float
-        M_B: what one microbatch of one stage holds from F until B or I.
+        M_B: the memory of one microbatch of one stage from F until B or I.
     weight_activation : float
-        M_W: what it holds from I until W.
+        M_W: its memory from I until W.
 
     Returns
     -------
@@ -184,7 +186,7 @@ def peak_memory(
     Raises
     ------
     ScheduleError
-        Code ``no-formula``, where the conditions of the formula do not hold or none is known.
+        Code ``no-formula``, if no formula is known or its conditions do not hold.
 
     Examples
     --------
@@ -203,7 +205,7 @@ def peak_memory(
 def peak_activations(
     name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None
 ) -> tuple[int, ...]:
-    """Return the most (stage, microbatch) pairs that each rank holds at once.
+    """Return the largest number of (stage, microbatch) pairs that each rank holds at once.
 
     Parameters and errors are those of :func:`peak_memory`.
 
@@ -217,7 +219,7 @@ def peak_activations(
 
 
 def memory_footprint_ratio(num_ranks: int, num_microbatches: int, rank: int) -> float:
-    """Return what 1F1B holds on a rank over what GPipe holds there: min(p - r, m) / m.
+    """Return the activation memory of 1F1B on a rank relative to GPipe's: min(p - r, m) / m.
 
     Examples
     --------
@@ -231,7 +233,7 @@ def memory_footprint_ratio(num_ranks: int, num_microbatches: int, rank: int) -> 
 
 
 def efficiency(num_ranks: int, num_microbatches: int) -> float:
-    """Return the part of the time in which the ranks of GPipe and 1F1B work: m / (m + p - 1).
+    """Return the efficiency of GPipe and 1F1B, their work over the total time: m / (m + p - 1).
 
     Examples
     --------
@@ -243,7 +245,7 @@ def efficiency(num_ranks: int, num_microbatches: int) -> float:
 
 
 def recommended_num_microbatches(num_ranks: int) -> int:
-    """Return 4p: with so many, GPipe and 1F1B work at least 80 % of the time.
+    """Return 4p, a number of microbatches with which GPipe and 1F1B are at least 80 % efficient.
 
     References
     ----------

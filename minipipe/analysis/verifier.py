@@ -1,16 +1,18 @@
-"""The verifier: proves a schedule legal and free of deadlock, or says what is wrong, the cause first.
+"""The verifier proves that a schedule is legal and free of deadlock, or lists its problems, the cause first.
 
-A schedule is legal when
+A schedule is legal if
 
-1. each (stage, microbatch) has one F, and one B or one I and one W, on the rank that holds the stage
+1. each (stage, microbatch) has one F, and one B or one I and one W, on the rank of the stage
    (a forward-only schedule has no backward at all);
-2. F comes after the previous stage's F, B and I after the own F and the next stage's B or I, W after its I;
-3. a rank does one action at a time, in its order;
-4. the orders of all ranks together have no cycle, even when every send blocks until it is received.
+2. F comes after the F of the previous stage, B and I after the F of the same stage and the B or I of the next stage,
+   and W after its I;
+3. each rank runs one action at a time, in the given order;
+4. the orders of all ranks together have no cycle, even if every send blocks until it is received.
 
-Without SEND and RECV, rule 4 is the absence of a cycle among the computations: :func:`minipipe.schedules.lower` puts
-each SEND and its RECV at one place of one order of everything, so that the first unfinished item of that order can
-always run. Programs that hold SEND and RECV already are checked as they stand.
+For a schedule without SEND and RECV, rule 4 means that its computations have no cycle. The messages that
+:func:`minipipe.schedules.lower` adds then cause no deadlock: it places each SEND together with its RECV in one global
+order, so that the first unfinished item of that order can always run. A program with SEND and RECV is checked as
+written.
 """
 
 from __future__ import annotations
@@ -32,31 +34,30 @@ __all__ = ["verify"]
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 _STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")
-_MOST_MISSING = 1000  # are listed; where one is missing thousands often are
+_MOST_MISSING = 1000  # problems listed: if one action is missing, thousands often are
 _BIT = {kind: 1 << i for i, kind in enumerate(ActionKind)}
 
 
 def verify(schedule: ActionTable, memory_limit: int | Sequence[int] | None = None) -> None:
-    """Prove that a schedule is legal and ends on every rank; otherwise say what is wrong.
+    """Prove that a schedule is legal and free of deadlock; otherwise raise an error with all its problems.
 
-    Local; no messages. Time is linear in the number of actions.
+    Local: no messages. The time is linear in the number of actions.
 
     Parameters
     ----------
-    schedule : Schedule
-        With SEND and RECV it is checked as it stands, otherwise with the ones that
-        :func:`minipipe.schedules.lower` adds.
+    schedule : Schedule or Program
+        A program is checked as written, a schedule with the messages that :func:`minipipe.schedules.lower` adds.
     memory_limit : int or sequence of int, optional
-        The most (stage, microbatch) pairs that a rank may hold at once, for all ranks alike or by rank.
+        The largest number of (stage, microbatch) pairs that a rank may hold at once: one limit for all ranks, or one
+        for each.
 
     Raises
     ------
     ScheduleError
-        ``.problems`` holds every :class:`~minipipe.errors.Problem` with code, message, rank and step, the cause first,
-        and no mere consequence of it. Codes, in the order in which they are looked for: ``out-of-range``,
-        ``wrong-rank``; ``duplicate``, ``tag-collision`` (a SEND or RECV twice), ``missing``, ``mixed-backward``,
-        ``no-partner``; ``order``, ``deadlock``, ``rendezvous-deadlock`` (one that buffered sends would avoid);
-        ``memory``.
+        ``.problems`` lists every :class:`~minipipe.errors.Problem` with its code, message, rank and step, the cause
+        first, without mere consequences. The codes, in the order of the checks: ``out-of-range``, ``wrong-rank``;
+        ``duplicate``, ``tag-collision`` (a repeated SEND or RECV), ``missing``, ``mixed-backward``, ``no-partner``;
+        ``order``, ``deadlock``, ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``.
 
     Examples
     --------
@@ -79,44 +80,48 @@ def verify(schedule: ActionTable, memory_limit: int | Sequence[int] | None = Non
         raise ScheduleError(problems, _grid(schedule, problems[0]))
 
 
-# -- rule 1: what is there -------------------------------------------------------------------------------------
+# -- rule 1: every action, once, on the right rank -------------------------------------------------------------
 
 
 def _placed_problems(schedule: ActionTable) -> list[Problem]:
-    """Every action is in range and on the rank of its stage."""
-    problems = []
-    stages = stages_by_rank(schedule.placement, schedule.num_ranks)
-    for rank, row in enumerate(schedule.actions):
-        if not _is_placed(row, stages[rank], schedule.num_microbatches):
-            problems += [_placed_problem(schedule, action, rank, step) for step, action in enumerate(row)]
-    return [problem for problem in problems if problem is not None]
+    """Check that every action is in range and on the rank of its stage."""
+    stages, rows = stages_by_rank(schedule.placement, schedule.num_ranks), schedule.actions
+    strays = [rank for rank, row in enumerate(rows) if not _is_placed(row, stages[rank], schedule.num_microbatches)]
+    present = list(map(frozenset, rows)) if strays else []
+    found = (_placed_problem(schedule, present, rank, step) for rank in strays for step in range(len(rows[rank])))
+    return [problem for problem in found if problem is not None]
 
 
 def _is_placed(row: Sequence[Action], stages: Sequence[int], num_microbatches: int) -> bool:
-    """Tell at once whether all is well with a row: it may have a million actions."""
+    """Check a whole row at once: it may have a million actions."""
     if not row:
         return True
     first, last = min(map(_MICROBATCH, row)), max(map(_MICROBATCH, row))
     return set(map(_STAGE, row)) <= set(stages) and 0 <= first <= last < num_microbatches
 
 
-def _placed_problem(schedule: ActionTable, action: Action, rank: int, step: int) -> Problem | None:
+def _placed_problem(table: ActionTable, present: list[frozenset[Action]], rank: int, step: int) -> Problem | None:
+    """Check one action; ``present`` has the actions of each rank."""
+    action = table.actions[rank][step]
     where = f"Rank {rank}, step {step}: {action}"
-    if not 0 <= action.stage < schedule.num_stages:
-        sentence = f"{where} names stage {action.stage}; there are {schedule.num_stages}, counted from 0."
+    if not 0 <= action.stage < table.num_stages:
+        sentence = f"{where} names stage {action.stage}; there are {table.num_stages}, counted from 0."
         return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, step)
-    if not 0 <= action.microbatch < schedule.num_microbatches:
-        count = schedule.num_microbatches
-        sentence = f"{where} names microbatch {action.microbatch}; there are {count}, counted from 0."
+    if not 0 <= action.microbatch < table.num_microbatches:
+        sentence = f"{where} names microbatch {action.microbatch}; there are {table.num_microbatches}, counted from 0."
         return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, step)
-    if schedule.placement[action.stage] != rank:
-        sentence = f"{where} stands here, but stage {action.stage} is on rank {schedule.placement[action.stage]}."
+    home = table.placement[action.stage]
+    if home != rank:
+        sentence = f"{where} is on the wrong rank; stage {action.stage} is on rank {home}."
+        if action in present[home]:
+            why = "a stage lives on one rank, and replicas of a stage (Chimera, DualPipe) are not supported"
+            sentence += f" {action} is on rank {home} as well: {why}."
         return Problem(ScheduleCode.WRONG_RANK, sentence, rank, step)
     return None
 
 
 def _counted_problems(schedule: ActionTable) -> list[Problem]:
-    """Every action that must be there is there once, and nothing else."""
+    """Check that every required action occurs exactly once, and no other."""
     if _is_complete(schedule):
         return []
     counts = Counter(action for row in schedule.actions for action in row)
@@ -138,7 +143,7 @@ def _missing(schedule: ActionTable, counts: Counter[Action]) -> Iterator[Problem
 
 
 def _expected_kinds(schedule: ActionTable, counts: Counter[Action], stage: int, k: int) -> list[ActionKind]:
-    """Return F alone, F and B, or F, I and W, whichever (stage, microbatch) seems to mean, and its messages."""
+    """Return the expected kinds of a (stage, microbatch): F, or F and B, or F, I and W; and its messages."""
     kinds = [F]
     if not schedule.is_forward_only:
         has_half = counts[Action(stage, I, k)] or counts[Action(stage, W, k)]
@@ -147,7 +152,7 @@ def _expected_kinds(schedule: ActionTable, counts: Counter[Action], stage: int, 
 
 
 def _is_complete(schedule: ActionTable) -> bool:
-    """Tell at once whether each (stage, microbatch) has the right set of kinds, each once."""
+    """Check quickly that each (stage, microbatch) has a complete set of kinds, each once."""
     m = schedule.num_microbatches
     if schedule.num_stages * m > sum(map(len, schedule.actions)):
         return False
@@ -167,7 +172,7 @@ def _is_complete(schedule: ActionTable) -> bool:
 
 
 def _message_kinds(schedule: ActionTable, stage: int) -> list[ActionKind]:
-    """Return the SENDs and RECVs that belong to a stage, for each microbatch."""
+    """Return the kinds of SEND and RECV that a stage has for each microbatch."""
     forward, backward = Action(stage, F, 0), Action(stage, B, 0)
     values = (
         (Value.produced_by(forward), "send"),
@@ -188,31 +193,28 @@ def _repeated(schedule: ActionTable) -> Iterator[Problem]:
         first: dict[Action, int] = {}
         for step, action in enumerate(row):
             if action in first:
-                sentence = f"Rank {rank}, step {step}: {action} stands here again; it was done at step {first[action]}"
+                sentence = f"Rank {rank}, step {step}: {action} is a duplicate of step {first[action]}."
                 if action.kind.is_communication:
-                    sentence += ", and two messages under one tag cannot be told apart"
-                    yield Problem(ScheduleCode.TAG_COLLISION, f"{sentence}.", rank, step)
-                else:
-                    yield Problem(ScheduleCode.DUPLICATE, f"{sentence}.", rank, step)
+                    sentence += " Two messages with the same tag cannot be told apart."
+                code = ScheduleCode.TAG_COLLISION if action.kind.is_communication else ScheduleCode.DUPLICATE
+                yield Problem(code, sentence, rank, step)
             first.setdefault(action, step)
 
 
 def _unexpected(action: Action, rank: int, step: int) -> Problem:
     where = f"Rank {rank}, step {step}: {action}"
     if action.kind.is_communication:
-        sentence = f"{where} has nobody to talk to: no value of stage {action.stage} crosses ranks there."
+        sentence = f"{where} has no partner: stage {action.stage} has no such value to exchange with another rank."
         return Problem(ScheduleCode.NO_PARTNER, sentence, rank, step)
-    whole = Action(action.stage, B, action.microbatch)
-    return Problem(
-        ScheduleCode.MIXED_BACKWARD, f"{where} stands beside {whole}, which is I and W in one already.", rank, step
-    )
+    sentence = f"{where} comes in addition to {Action(action.stage, B, action.microbatch)}, which includes I and W."
+    return Problem(ScheduleCode.MIXED_BACKWARD, sentence, rank, step)
 
 
-# -- rules 2 to 4: in which order ------------------------------------------------------------------------------
+# -- rules 2 to 4: the order -----------------------------------------------------------------------------------
 
 
 def _order_problems(schedule: ActionTable) -> list[Problem]:
-    """Walk through it; whoever cannot go on waits in a circle."""
+    """Walk in topological order; if ranks remain blocked, report the cycle in which they wait."""
     blocked = {stuck.rank: stuck for stuck in walk(schedule).blocked}
     if not blocked:
         return []
@@ -221,25 +223,23 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     if len(cycle) == 1:
         needed = as_written(first.awaited)
         later = schedule.actions[first.rank].index(needed)
-        sentence = (
-            f"Rank {first.rank}, step {first.position}: {first.action} comes before {needed} (step {later}), "
-            "which it needs."
-        )
+        where = f"Rank {first.rank}, step {first.position}: {first.action}"
+        sentence = f"{where} comes before {needed} (step {later}), which it needs."
         return [Problem(ScheduleCode.ORDER, sentence, first.rank, first.position)]
     waits = [
-        f"rank {stuck.rank} cannot do {stuck.action} (step {stuck.position}) before {as_written(stuck.awaited)}, "
-        f"which rank {schedule.placement[stuck.awaited.stage]} does later"
+        f"rank {stuck.rank} cannot run {stuck.action} (step {stuck.position}) before {as_written(stuck.awaited)}, "
+        f"which rank {schedule.placement[stuck.awaited.stage]} runs later"
         for stuck in cycle
     ]
-    sentence = "These ranks wait for each other in a circle: " + "; ".join(waits) + "."
+    sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
     if not walk(schedule, sends_are_buffered=True).blocked:
-        sentence += " It would end only if every send were buffered, as small messages are and large ones are not."
+        sentence += " It would finish only if every send were buffered, as small messages are and large ones are not."
         return [Problem(ScheduleCode.RENDEZVOUS_DEADLOCK, sentence, first.rank, first.position)]
     return [Problem(ScheduleCode.DEADLOCK, sentence, first.rank, first.position)]
 
 
 def _cycle(schedule: ActionTable, blocked: dict[int, Blocked]) -> list[Blocked]:
-    """Follow who waits for whom from the lowest blocked rank until a rank comes up again."""
+    """Follow the waits from the lowest blocked rank until a rank repeats."""
     path: list[int] = []
     rank = min(blocked)
     while rank not in path:
@@ -252,7 +252,7 @@ def _cycle(schedule: ActionTable, blocked: dict[int, Blocked]) -> list[Blocked]:
 
 
 def _memory_problems(schedule: ActionTable, memory_limit: int | Sequence[int] | None) -> list[Problem]:
-    """Say for each rank where it first holds more than it may."""
+    """Report, for each rank, the first action that exceeds its memory limit."""
     if memory_limit is None:
         return []
     problems = []
@@ -269,26 +269,26 @@ def _memory_problems(schedule: ActionTable, memory_limit: int | Sequence[int] | 
     return problems
 
 
-# -- the drawing beside the message ----------------------------------------------------------------------------
+# -- the grid under the message --------------------------------------------------------------------------------
 
 
 def _grid(schedule: ActionTable, problem: Problem, reach: int = 5) -> str:
-    """Draw the rows around a problem's step, its cell marked ``>so<``; of ranks that wait in a circle, every one's."""
+    """Draw the rows around a problem's step, its cell marked ``>0B0<``; a cycle has a mark on each of its ranks."""
     if problem.rank is None:
         return ""
-    if problem.step is None:  # what is missing stands nowhere: the beginning of its row, no cell marked
-        return _drawn_row(schedule, problem.rank, reach, reach, is_marked=False)
+    if problem.step is None:  # a missing action has no cell to mark: draw the beginning of its row
+        return _draw_row(schedule, problem.rank, reach, reach, is_marked=False)
     marks = {problem.rank: problem.step}
     if problem.code in (ScheduleCode.DEADLOCK, ScheduleCode.RENDEZVOUS_DEADLOCK):
         blocked = {stuck.rank: stuck for stuck in walk(schedule).blocked}
         marks = {stuck.rank: stuck.position for stuck in _cycle(schedule, blocked)}
     return "\n".join(
-        _drawn_row(schedule, rank, marks.get(rank, problem.step), reach, is_marked=rank in marks)
+        _draw_row(schedule, rank, marks.get(rank, problem.step), reach, is_marked=rank in marks)
         for rank in range(schedule.num_ranks)
     )
 
 
-def _drawn_row(schedule: ActionTable, rank: int, step: int, reach: int, is_marked: bool) -> str:
+def _draw_row(schedule: ActionTable, rank: int, step: int, reach: int, is_marked: bool) -> str:
     row, start, stop = schedule.actions[rank], max(0, step - reach), step + reach + 1
     cells = [
         f">{action}<" if is_marked and at == step else f" {action} " for at, action in enumerate(row[start:stop], start)

@@ -16,7 +16,7 @@ _NOTE = """
 v: stages on each rank. time: with a rank's work divided among its stages.
 bubble: idle time over all time. peak: the most microbatches that a rank holds,
 each counted for all its layers. No idle inside: none between a rank's first
-action and its last. A V: microbatches go over the ranks there and back, so that
+action and its last. A V: microbatches go up the ranks and back down, so that
 rank 0 holds the first stage and the last."""
 
 

@@ -91,7 +91,7 @@ class _Switchboard:
         raise MessageError("deadlock", f"No rank can go on: {waits}{gone}.")
 
     def _pass_turn(self) -> None:
-        """Give the turn to the next rank, in a circle, that can run."""
+        """Give the turn to the next rank, in turn, that can run."""
         assert self.turn is not None
         ranks = sorted(self.running)
         later = [r for r in ranks if r > self.turn] + [r for r in ranks if r <= self.turn]

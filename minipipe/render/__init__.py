@@ -1,7 +1,8 @@
-"""Drawings of a Schedule or a Timeline, or of several above each other on one axis of time.
+"""Drawings of schedules and timelines, one or several above each other on a common time axis.
 
-Each drawing is a function of the schedules and timelines to draw; all ask :mod:`minipipe.render.panel` what is there,
-:mod:`minipipe.render.descriptions` how to say it and :mod:`minipipe.render.palette` how to colour it.
+Each format is one function of the schedules and timelines to draw. All formats share the data of
+:mod:`minipipe.render.panel`, the texts of :mod:`minipipe.render.descriptions` and the colours of
+:mod:`minipipe.render.palette`.
 """
 
 from typing import TYPE_CHECKING

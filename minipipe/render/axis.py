@@ -1,4 +1,4 @@
-"""The axis of time: the x coordinate of a time, and the round times to mark."""
+"""The time axis: the x coordinate of a time, and the round times to mark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minipipe.render.lettering import text_width
 
 __all__ = ["Axis"]
 
-_SHORTEST = 1e-300  # of any unit: below it divisions overflow, so it counts as nothing
+_SHORTEST = 1e-300  # of any unit: below it, divisions overflow, so that such a duration counts as 0
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Axis:
 
     @cached_property
     def scale(self) -> float:
-        """Pixels for each unit of time; a whole number where that costs little, so that edges are crisp."""
+        """Pixels per unit of time, rounded down to a whole number if that costs little, so that edges are crisp."""
         if self.duration < _SHORTEST:
             return 0.0
         scale = self.room / self.duration
@@ -66,14 +66,14 @@ class Axis:
 
     @cached_property
     def ticks(self) -> tuple[tuple[float, str], ...]:
-        """The round times, as many as there is room for, each with its text."""
+        """The round times, as many as fit, each with its label."""
         factor = 1000 if self.unit == "s" else 1
-        shown = self.duration * factor
+        length = self.duration * factor
         if not self.scale:
             return ((0.0, "0"),)
-        widest = text_width(f"{_round_step(shown / 10) * 9:.10g}", self.tick_size)
-        step = _round_step(shown / max(1, min(12, int(self.room / (widest + 2.5 * self.tick_size)))))
-        marks = (i * step for i in range(math.floor(shown / step * (1 + 1e-12)) + 1))
+        widest = text_width(f"{_round_step(length / 10) * 9:.10g}", self.tick_size)
+        step = _round_step(length / max(1, min(12, int(self.room / (widest + 2.5 * self.tick_size)))))
+        marks = (i * step for i in range(math.floor(length / step * (1 + 1e-12)) + 1))
         return tuple((mark / factor, f"{mark:.10g}") for mark in marks)
 
 

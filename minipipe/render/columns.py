@@ -1,4 +1,4 @@
-"""Time laid out in columns of characters: how wide a unit is, where lines fold, and where each action stands."""
+"""Layout of time in columns of characters: the width of a unit, the bands, and the columns of each action."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ __all__ = [
     "shortest_time",
 ]
 
-_FEW_BANDS, _MANY_BANDS = 4, 6  # with room between labels; before labels give way to letters
-_MOST_COLUMNS = 5  # for a unit: more would only stretch the drawing
+_FEW_BANDS, _MANY_BANDS = 4, 6  # with space between labels; before labels shrink to letters
+_MOST_COLUMNS = 5  # per unit: more would only stretch the drawing
 _LETTERS = {ActionKind.SEND_F: "S", ActionKind.SEND_B: "S", ActionKind.RECV_F: "R", ActionKind.RECV_B: "R"}
 
 
 class Columns(NamedTuple):
-    """How time is laid out.
+    """The layout of time in columns.
 
     Attributes
     ----------
     makespan : float
-        The longest of all that is drawn.
+        The longest makespan of the drawing.
     total, band : int
-        Columns of the whole makespan, and how many of them stand side by side before the drawing goes on below.
+        The columns of the whole makespan, and those of one band. Further bands are drawn below.
     names_stages : bool
-        Whether a label names the stage, where a rank holds several. Otherwise a rank's second of two stages is told
-        by lower case.
+        Whether labels name the stage on ranks with several stages. Otherwise lower case marks the second of two stages.
     """
 
     makespan: float
@@ -46,21 +45,21 @@ class Columns(NamedTuple):
     names_stages: bool = True
 
     def column(self, time: float) -> float:
-        """Return the column of a time that is counted from the first start."""
+        """Return the column of a time since the first start."""
         return time / self.makespan * self.total if self.makespan else 0.0
 
     def time(self, column: int) -> float:
-        """Return the time, from the first start, at which a column begins."""
+        """Return the time since the first start at which a column begins."""
         return column / self.total * self.makespan
 
 
 def drawn_spans(spans: Sequence[Span]) -> list[Span]:
-    """Return what is seen of a rank: everything but sends and receives that take no time."""
+    """Return the visible spans of a rank: all but sends and receives without duration."""
     return [span for span in spans if not span.action.kind.is_communication or span.end > span.start]
 
 
 def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[str]:
-    """Return what may name an action, the longest first: ``2F3``, ``F3``, ``F``; or ``f3``, ``f`` for a second chunk.
+    """Return the possible labels of an action, the longest first: ``2F3``, ``F3``, ``F``; ``f3``, ``f`` on chunk 1.
 
     Examples
     --------
@@ -80,25 +79,26 @@ def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[
 
 
 def fit_columns(panels: Sequence[Panel], room: int) -> Columns:
-    """Choose how many columns the longest makespan takes, and how many stand side by side.
+    """Choose the columns of the longest makespan and of one band.
 
-    One band if the labels fit into it; otherwise a few bands with room for the labels, the longest that fit; otherwise
-    at least a column for all but the shortest actions. Whole times take a whole number of columns for each unit.
+    If all labels fit into one band, there is one. Otherwise there are a few bands, with the longest labels that fit. If
+    none fit, all but the shortest actions get at least one column. Integral times get a whole number of columns per
+    unit.
     """
     makespan = max(panel.timeline.makespan for panel in panels)
     if not makespan:
         return Columns(makespan, room, room)
     fitted = (_of_whole_units if _are_whole(panels) else _of_any_times)(panels, makespan, room)
     longest = max(len(drawn_spans(row)) for panel in panels for row in panel.timeline.spans)
-    if fitted is None or fitted.total < longest:  # a column for each action, and no scale
+    if fitted is None or fitted.total < longest:  # a column for each action, not to scale
         return Columns(makespan, room * max(_FEW_BANDS, math.ceil(longest / room)), room)
     return fitted
 
 
 def places_of(spans: Sequence[Span], start: float, columns: Columns) -> list[tuple[int, int]]:
-    """Return the columns of each span: from its rounded start to its rounded end, but at least one where there is room.
+    """Return the columns of each span: from its rounded start to its rounded end, but at least one if there is room.
 
-    What is too short to be seen pushes its neighbours aside, first to the right, then, at the edge, to the left.
+    A span that would be invisible pushes its neighbours to the right or, at the edge, to the left.
     """
     if not columns.makespan or not spans:
         return [(0, 0)] * len(spans)
@@ -118,7 +118,7 @@ def places_of(spans: Sequence[Span], start: float, columns: Columns) -> list[tup
 
 
 def are_near(spans: Sequence[Span], places: Sequence[tuple[int, int]], start: float, columns: Columns) -> bool:
-    """Tell whether all is drawn about where and as long as it should be: within a thirtieth of the whole."""
+    """Tell whether positions and lengths are nearly to scale: within a thirtieth of the total."""
     tolerance = max(2, columns.total // 30)
     drift = max((abs(first - columns.column(span.start - start)) for span, (first, _) in zip(spans, places)), default=0)
     drawn = sum(last - first for first, last in places)
@@ -127,7 +127,7 @@ def are_near(spans: Sequence[Span], places: Sequence[tuple[int, int]], start: fl
 
 
 def label_width(panels: Sequence[Panel], names_stages: bool) -> int:
-    """Return the width of the longest label of a computation; one that begins with a digit needs a column before it."""
+    """Return the width of the longest label of a computation, plus a space before a label that begins with a digit."""
     found = (
         len(labels(panel, rank, span.action, names_stages)[0]) + (names_stages and panel.names_stage(rank))
         for panel in panels
@@ -139,14 +139,14 @@ def label_width(panels: Sequence[Panel], names_stages: bool) -> int:
 
 
 def shortest_time(panels: Sequence[Panel]) -> float:
-    """Return a time that few actions fall short of: a single odd one must not stretch the drawing."""
+    """Return the tenth percentile of the durations, so that a single short action does not stretch the drawing."""
     spans = (span for panel in panels for row in panel.timeline.spans for span in row)
     times = sorted(end - start for _, start, end in spans if end > start)
     return times[len(times) // 10] if times else 1.0
 
 
 def _of_whole_units(panels: Sequence[Panel], makespan: float, room: int) -> Columns | None:
-    """Lay out whole times, a whole number of columns for each unit, in bands of about equal length."""
+    """Lay out integral times with a whole number of columns per unit, in bands of nearly equal length."""
     if makespan > _MANY_BANDS * room:
         return _of_any_times(panels, makespan, room)
     units, shortest = int(makespan), max(1, int(shortest_time(panels)))
@@ -154,7 +154,7 @@ def _of_whole_units(panels: Sequence[Panel], makespan: float, room: int) -> Colu
     names, short = label_width(panels, True), label_width(panels, False)
     if most * shortest >= names:
         return Columns(makespan, units * most, room)
-    has_letters = max(len(stages) for panel in panels for stages in panel.stages) <= 2  # which tell the stage, too
+    has_letters = max(len(stages) for panel in panels for stages in panel.stages) <= 2  # whose case tells the stage
     for most_bands, width, names_stages in (
         (_FEW_BANDS, max(names, short + 1), True),
         (_FEW_BANDS if has_letters else 0, short, False),
@@ -171,7 +171,7 @@ def _of_whole_units(panels: Sequence[Panel], makespan: float, room: int) -> Colu
 
 
 def _even(units: int, bands: int, most: int) -> int:
-    """Return how many units a band holds: as few as the number of bands allows, by fives where that fits."""
+    """Return the units of a band: as few as the number of bands allows, in multiples of five if they fit."""
     least = math.ceil(units / bands)
     fives = 5 * math.ceil(least / 5)
     return fives if fives <= most else least

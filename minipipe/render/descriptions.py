@@ -1,4 +1,4 @@
-"""What drawings say in words: actions, idle times, messages, times and captions, the same in every format."""
+"""The texts of drawings: actions, idle times, messages, times and captions, the same in every format."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ KIND_NAMES = {
     ActionKind.RECV_B: "receipt of the gradient",
 }
 
-# Of the arrows of measured messages: when a value came is not known, only when its receiver had it.
-LATE_RECEIPTS = "measured arrows end when the rank takes the value; it may have come long before"
+# A note on the arrows of measured messages: the end of the receive is measured, the arrival is not.
+LATE_RECEIPTS = "measured arrows end when the rank takes the value; it may have arrived long before"
 
-# What another rank gets from an action.
+# The value that another rank gets from an action.
 _CARRIES = {
     kind: "activation" if kind in (ActionKind.FORWARD, ActionKind.SEND_F, ActionKind.RECV_F) else "gradient"
     for kind in ActionKind
@@ -60,7 +60,7 @@ def held_words(is_memory: bool, has_recomputation: bool) -> str:
 
 
 def describe_action(action: Action) -> str:
-    """Say what an action is.
+    """Describe an action.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def describe_action(action: Action) -> str:
 
 
 def describe_idle(idle: Idle) -> str:
-    """Say why a rank is idle.
+    """Describe the cause of an idle time.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def describe_idle(idle: Idle) -> str:
 
 
 def describe_wait(idle: Idle) -> str:
-    """Say what an idle rank waits for, as the end of a sentence about it.
+    """Describe the wait of an idle rank, in words that continue a sentence about the rank.
 
     Examples
     --------
@@ -100,13 +100,13 @@ def describe_wait(idle: Idle) -> str:
     if idle.awaited is None:
         return "has not begun" if idle.cause is IdleCause.WARM_UP else "waits"
     if idle.cause is IdleCause.SENDING:
-        return f"waits until rank {idle.source} comes to {idle.awaited}"
-    what = f"{_CARRIES[idle.awaited.kind]} of microbatch {idle.awaited.microbatch}"
-    return f"waits for {idle.awaited} on rank {idle.source} ({what})"
+        return f"waits until rank {idle.source} reaches {idle.awaited}"
+    payload = f"{_CARRIES[idle.awaited.kind]} of microbatch {idle.awaited.microbatch}"
+    return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
 
 
 def describe_message(message: Message) -> str:
-    """Say what a message carries and between whom.
+    """Describe a message: its payload, its ranks and its consumer.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def describe_message(message: Message) -> str:
 
 
 def short_label(action: Action, names_stage: bool) -> str:
-    """Return what stands in an action's box: ``F3``, or ``2F3`` where its rank holds several stages.
+    """Return the label of an action's box: ``F3``, or ``2F3`` if its rank has several stages.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def short_label(action: Action, names_stage: bool) -> str:
 
 
 def title(timeline: Timeline) -> str:
-    """Return the name of a timeline, and whether it is predicted or measured.
+    """Return the name and the origin of a timeline.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def figures(timeline: Timeline) -> tuple[tuple[str, str], ...]:
 
 
 def origin(timeline: Timeline) -> str:
-    """Say where a timeline comes from.
+    """Return the origin of a timeline: predicted or measured.
 
     Examples
     --------
@@ -185,7 +185,7 @@ def origin(timeline: Timeline) -> str:
 
 
 def format_memory(size: float, unit: str) -> str:
-    """Write an amount of memory in the unit of a timeline; bytes by powers of 1,024.
+    """Write an amount of memory in the unit of a timeline; bytes get binary prefixes.
 
     Examples
     --------

@@ -40,7 +40,7 @@ _CONVERTED = (".png", ".pdf")
 
 
 def save(path: str | Path, *drawn: ActionTable | Timeline, **options: Any) -> Path:
-    """Draw schedules or timelines, above each other on one axis of time, into a file.
+    """Save a drawing of schedules or timelines, above each other on a common time axis, to a file.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def save(path: str | Path, *drawn: ActionTable | Timeline, **options: Any) -> Pa
     Raises
     ------
     ValueError
-        For another ending, for ``.png`` and ``.pdf`` without CairoSVG, and for the reasons of
+        If the ending is unknown, if CairoSVG is missing for ``.png`` or ``.pdf``, or as for
         :func:`minipipe.render.panel.panels_of`.
 
     Examples
@@ -107,12 +107,12 @@ def drawing(ending: str, *drawn: ActionTable | Timeline, **options: Any) -> str 
 
 
 def check_ending(path: str | Path) -> str:
-    """Return the ending of a file name, if files with it can be written here.
+    """Return the ending of a file name after checking that its format can be written.
 
     Raises
     ------
     ValueError
-        For another ending, and for ``.png`` and ``.pdf`` without CairoSVG.
+        If the ending is unknown, or if CairoSVG is missing for ``.png`` or ``.pdf``.
 
     Examples
     --------

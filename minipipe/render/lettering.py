@@ -60,7 +60,7 @@ def wrapped(text: str, size: float, room: float) -> list[str]:
 
 
 def _words(text: str, size: float, room: float) -> Iterator[str]:
-    """Yield the words of a text, words wider than a line in pieces."""
+    """Yield the words of a text; words wider than a line come in pieces."""
     most = max(1, int(room / size))  # no character is wider than the size of its font
     for word in text.split():
         while text_width(word, size) > room and len(word) > most:
@@ -86,7 +86,7 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
     Raises
     ------
     TypeError
-        For one string, whose characters would become lines.
+        If the notes are a single string, whose characters would become lines.
 
     Examples
     --------

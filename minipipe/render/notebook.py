@@ -1,4 +1,4 @@
-"""Showing a drawing: a picture in a notebook, text in a terminal."""
+"""Display of drawings: a picture in a notebook, text in a terminal."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def show(*drawn: ActionTable | Timeline) -> None:
     Raises
     ------
     TypeError
-        For what is neither a schedule nor a timeline.
+        If an argument is neither a schedule nor a timeline.
     ValueError
-        When there is nothing to show, or units differ.
+        If there is nothing to show, or if the units differ.
     ScheduleError
-        Code ``deadlock``, when a schedule cannot run to its end.
+        Code ``deadlock``, if a schedule cannot run to completion.
 
     Examples
     --------
@@ -48,14 +48,14 @@ def show(*drawn: ActionTable | Timeline) -> None:
 
 
 def _notebook() -> Any:
-    """Return IPython if this runs in one of its kernels, which have a front end that draws; it is never imported."""
+    """Return IPython if this process is one of its kernels, whose front end can draw. It is never imported here."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return ipython if hasattr(shell, "kernel") else None
 
 
 def picture_or_text(drawn: ActionTable | Timeline) -> str:
-    """Return what a notebook shows: a picture, or the text of a schedule that cannot run, and the reason."""
+    """Return HTML for a notebook: a picture or, if a schedule cannot run, its text and the error."""
     try:
         return draw_svg(drawn)
     except ValueError as error:  # such as a ScheduleError

@@ -132,7 +132,7 @@ def shade(fill: Fill, chunk: int) -> Fill:
     if not chunk:
         return fill
     hue, saturation, value = rgb_to_hsv(*_channels(fill.light))
-    depth = 0.6**chunk  # steps become smaller, so that no number of chunks ends in black
+    depth = 0.6**chunk  # each step is smaller than the last, so that no chunk is black
     red, green, blue = hsv_to_rgb(hue, saturation + (1 - saturation) * 0.6 * (1 - depth), value * (0.45 + 0.55 * depth))
     return _fill(f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}")
 

@@ -1,4 +1,4 @@
-"""What a drawing shows: one timeline, or several above each other on one axis of time."""
+"""The data of a drawing: one timeline, or several above each other on a common time axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Panel", "panels_of"]
 
 
 class Panel:
-    """One timeline, with what every drawing asks of it.
+    """One timeline, with the properties that all drawings need.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class Panel:
     Attributes
     ----------
     stages : tuple of tuple of int
-        The stages that each rank holds, ascending: its chunks.
+        The stages of each rank in ascending order: its chunks.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -31,16 +31,16 @@ class Panel:
         self.stages = tuple(tuple(sorted({span.action.stage for span in row})) for row in timeline.spans)
 
     def chunk_of(self, rank: int, stage: int) -> int:
-        """Return which of its rank's chunks a stage is, from 0."""
+        """Return the index of a stage among the stages of its rank, from 0."""
         return self._chunks[rank][stage]
 
     def names_stage(self, rank: int) -> bool:
-        """Tell whether labels must name the stage, because the rank holds several."""
+        """Tell whether labels must name the stage: only if the rank has several."""
         return len(self.stages[rank]) > 1
 
     @property
     def tells_memory(self) -> bool:
-        """Whether memory is known and says more than the number of activations does: not where each takes 1 unit."""
+        """Whether the memory is known and is not just the number of activations."""
         memory, counted = self.timeline.memory, self.timeline.held_activations
         return memory is not None and (self.timeline.memory_unit == "bytes" or memory != counted)
 
@@ -58,7 +58,7 @@ class Panel:
 
     @property
     def has_late_receipts(self) -> bool:
-        """Whether a measured message was taken by a rank that came late: it took less time than its arrow says."""
+        """Whether a receiver of a measured message came late, so that its arrow is longer than the time in flight."""
         return any(not message.was_awaited for message in self.timeline.measured_messages)
 
     @cached_property
@@ -72,9 +72,9 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     Raises
     ------
     TypeError
-        For anything else.
+        If an argument is neither.
     ValueError
-        When there is nothing to draw, or units differ, so that no axis fits all.
+        If there is nothing to draw, or if the units differ, so that there is no common axis.
     """
     if not drawn:
         raise ValueError("There is nothing to draw; expected a Schedule or a Timeline.")

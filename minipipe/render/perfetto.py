@@ -1,4 +1,4 @@
-"""A timeline for ui.perfetto.dev and chrome://tracing: zoom in, click an action, follow a message, search, query.
+"""Timelines as traces for ui.perfetto.dev and chrome://tracing, which zoom, search, query and follow messages.
 
 The format is Chrome's Trace Event Format, a list of events in JSON:
 
@@ -6,9 +6,9 @@ The format is Chrome's Trace Event Format, a list of events in JSON:
 "ph"  here
 ====  ==================================================================================================
 M     a name: of a process (a timeline), or of a thread (a rank, or the idle time of a rank)
-X     a slice: an action or an idle time, from ``ts`` on, ``dur`` long, in microseconds
-s, f  a message: its arrow starts inside the slice that makes the value and ends at the slice that uses it
-C     a counter: what a rank holds, from now on
+X     a slice: an action or an idle time, with its start ``ts`` and its length ``dur`` in microseconds
+s, f  a message: its arrow starts in the slice of the producer and ends in the slice of the consumer
+C     a counter: the activations that a rank holds from ``ts`` on
 ====  ==================================================================================================
 """
 
@@ -32,12 +32,12 @@ __all__ = ["perfetto_trace"]
 
 Event = dict[str, Any]
 
-# Eighths of a microsecond: numbers that a float, and a float times 1000, hold exactly. Viewers count in nanoseconds
-# and drop a slice that overlaps the one before; so neighbours must touch exactly, after any rounding of theirs.
+# Eighths of a microsecond are exact as floats, also when multiplied by 1000. Viewers count in nanoseconds and drop a
+# slice that overlaps the one before. Adjacent slices must therefore touch exactly, however a viewer rounds.
 _STEPS = 8
-_MICROSECONDS = {"s": 1e6}  # of one unit of time; schedules have units of their own, shown as a millisecond each
-_LONGEST = 2**53  # steps: beyond, floats no longer hold them all
-# The names of chrome://tracing's fixed colours that come nearest to palette.py. Perfetto chooses its own, by name.
+_MICROSECONDS = {"s": 1e6}  # per unit of time; any other unit is drawn as one millisecond
+_LONGEST = 2**53  # steps: beyond this, floats are not exact
+# The fixed colours of chrome://tracing closest to palette.py. Perfetto chooses a colour by the name of a slice.
 _COLOURS = {
     ActionKind.FORWARD: "thread_state_runnable",  # blue
     ActionKind.BACKWARD: "thread_state_uninterruptible",  # pink
@@ -52,8 +52,8 @@ _IDLE_COLOUR = "thread_state_sleeping"  # nearly white
 def perfetto_trace(*drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()) -> str:
     """Write schedules (F, I and W one unit each) or timelines as a trace for ui.perfetto.dev or chrome://tracing.
 
-    Each is a process, each of its ranks a thread with its actions, and below it one with its idle time and the
-    causes. Arrows are messages, curves what a rank holds. All begin at 0, so that they can be compared.
+    Each timeline is a process. Each rank has a thread of actions and, below it, a thread of idle times with their
+    causes. Arrows are messages, and counters show the activations held. All timelines start at 0 for comparison.
 
     Parameters
     ----------
@@ -61,20 +61,21 @@ def perfetto_trace(*drawn: ActionTable | Timeline, title: str | None = None, not
         All in the same unit of time.
     title : str, optional
     notes : sequence of str
-        Lines about the drawing, such as the machine and the date. Both stand in ``otherData``, which viewers show.
+        Lines about the drawing, such as the machine and the date. The title and the notes go to ``otherData``, which
+        viewers display.
 
     Returns
     -------
     str
-        JSON. Times are in microseconds, rounded to an eighth; a unit of a schedule is shown as one millisecond. What
-        is so short that nothing of it is left has no arrow.
+        JSON. Times are in microseconds, rounded to an eighth; an abstract unit of time is one millisecond. A message
+        has no arrow if its producer or its consumer is too short after rounding.
 
     Raises
     ------
     TypeError
-        For anything but schedules and timelines.
+        If an argument is neither a schedule nor a timeline.
     ValueError
-        When there is nothing to draw, when units differ, or when a timeline is longer than a trace can be: 35 years.
+        If there is nothing to draw, if the units differ, or if a timeline is longer than the limit of 35 years.
 
     References
     ----------
@@ -88,7 +89,7 @@ def perfetto_trace(*drawn: ActionTable | Timeline, title: str | None = None, not
     >>> next(f"{e['name']} at {e['ts']:g} us" for e in trace["traceEvents"] if e.get("cat") == "B")
     'B0 at 5000 us'
     """
-    numbers = count(1)  # of processes, threads and messages alike: nothing shares a number, whatever a viewer joins by
+    numbers = count(1)  # of processes, threads and messages: all are distinct, whatever a viewer joins by
     processes = [_Process(panel, numbers) for panel in panels_of(drawn)]
     events = [json.dumps(event, allow_nan=False) for process in processes for event in process.events()]
     facts = {"title": title, "notes": note_lines(notes)}
@@ -114,7 +115,9 @@ class _Process:
         self.scale = _STEPS * _MICROSECONDS.get(timeline.unit, 1e3)
         if not timeline.makespan * self.scale < _LONGEST:
             length = f"{timeline.name} takes {timeline.makespan:.3g} {timeline.unit}"
-            raise ValueError(f"{length}, and a trace holds at most {_LONGEST / self.scale:.3g}; choose another unit.")
+            raise ValueError(
+                f"{length}, but a trace may last at most {_LONGEST / self.scale:.3g}; choose another unit."
+            )
         self.process = next(numbers)
         self.threads = [(next(numbers), next(numbers)) for _ in timeline.spans]  # by rank: actions, idle time
 
@@ -160,7 +163,7 @@ class _Process:
                 yield self.slice_of(name, action.kind.value, colour, thread, start, end, about)
 
     def about(self, rank: int, index: int) -> Event:
-        """Return what a viewer shows when one clicks an action."""
+        """Return the details of an action, which viewers show on a click."""
         timeline, action = self.timeline, self.timeline.spans[rank][index].action
         about = {
             "stage": action.stage,
@@ -194,30 +197,30 @@ class _Process:
             yield from self.message(message, spans)
 
     def message(self, message: Message, spans: dict[Action, Span]) -> Iterator[Event]:
-        """Draw an arrow from where the slice that makes a value ends to where the one that uses it starts.
+        """Draw an arrow from the end of the producer's slice to the start of the consumer's slice.
 
-        Half a step inside of each: at the very edge a viewer may take it for the slice next to it.
+        Both ends lie half a step inside. At the very edge, a viewer might choose the adjacent slice.
         """
-        made, used = spans[message.value], spans[message.used_by]
-        ends = self.steps(used.start)
-        starts = min(self.steps(made.end), ends)  # measured clocks may differ: no arrow points back in time
-        if starts <= self.steps(made.start) or ends == self.steps(used.end):
-            return  # nothing is left of one of the two that an arrow could hold on to
+        produced, consumed = spans[message.value], spans[message.used_by]
+        ends = self.steps(consumed.start)
+        starts = min(self.steps(produced.end), ends)  # the clocks of ranks may differ: no arrow points back in time
+        if starts <= self.steps(produced.start) or ends == self.steps(consumed.end):
+            return  # one of the two slices is too short for an arrow
         own = {"cat": "message", "id": next(self.numbers)}
         name, about = describe_message(message), {} if message.size is None else {"size": message.size}
         source, destination = self.threads[message.source][0], self.threads[message.destination][0]
         yield self.event("s", name, source, ts=(starts - 0.5) / _STEPS, **own, args=about)
-        # The binding point says which slice: "e", the one that encloses the arrow's end, not the next one.
+        # The binding point "e" selects the slice that encloses the end of the arrow, not the next one.
         yield self.event("f", name, destination, ts=(ends + 0.5) / _STEPS, **own, bp="e")
 
-    # -- how an event is written --------------------------------------------------------------------------
+    # -- the form of an event -----------------------------------------------------------------------------
 
     def slice_of(self, name: str, kind: str, colour: str, thread: int, start: float, end: float, about: Event) -> Event:
         length = (self.steps(end) - self.steps(start)) / _STEPS
         return self.event("X", name, thread, ts=self.time(start), dur=length, cat=kind, cname=colour, args=about)
 
-    def named(self, what: str, thread: int, **names: str | int) -> Event:
-        return self.event("M", what, thread, args=names)
+    def named(self, metadata: str, thread: int, **names: str | int) -> Event:
+        return self.event("M", metadata, thread, args=names)
 
     def event(self, phase: str, name: str, thread: int, **rest: Any) -> Event:
         return {"ph": phase, "name": name, "pid": self.process, "tid": thread, **rest}

@@ -1,4 +1,4 @@
-"""Colours of a terminal, and whether it has any."""
+"""Terminal colours, and the decision whether to use them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from minipipe.schedules.action import ActionKind
 __all__ = ["ALARM", "IDLE", "SHADES", "ground", "has_colour", "luminance", "paint"]
 
 _GREYS = (247, 243, 240, 237)
-# The hues of palette.py, as nearly as the 256 colours of terminals have them: a rank's first chunk, and each further
-# one a shade darker. Ground and text are both set, so they read on dark and on light terminals alike.
+# The hues of palette.py in the nearest of a terminal's 256 colours: for the first chunk of a rank, then a shade darker
+# for each further chunk. Both ground and text are set, so that labels are legible on dark and on light terminals.
 SHADES = MappingProxyType(
     {
         ActionKind.FORWARD: (117, 74, 31, 24),
@@ -27,20 +27,20 @@ SHADES = MappingProxyType(
         ActionKind.RECV_B: _GREYS,
     }
 )
-IDLE = "38;5;244"  # a grey that shows on black and on white
-ALARM = "1;38;5;160"  # a red that does
+IDLE = "38;5;244"  # a grey, visible on black and on white
+ALARM = "1;38;5;160"  # a red, visible on both
 
 
 def has_colour(stream: TextIO | None = None, environment: Mapping[str, str] | None = None) -> bool:
-    """Tell whether what is written there may be coloured.
+    """Tell whether the output to a stream may be coloured.
 
     Parameters
     ----------
     stream : TextIO, optional
         By default standard output.
     environment : mapping, optional
-        By default the process' own. What is asked there, in this order: ``NO_COLOR`` (anything: no), ``FORCE_COLOR``
-        (anything but 0: yes), ``TERM`` (``dumb``: no). Then: whether the stream is a terminal.
+        By default that of the process. Its variables decide in this order: ``NO_COLOR`` (any value: no),
+        ``FORCE_COLOR`` (any value but 0: yes), ``TERM`` (``dumb``: no). Without them, a terminal may be coloured.
 
     References
     ----------
@@ -51,17 +51,17 @@ def has_colour(stream: TextIO | None = None, environment: Mapping[str, str] | No
     >>> has_colour(environment={"FORCE_COLOR": "1"}), has_colour(environment={"FORCE_COLOR": "1", "NO_COLOR": "1"})
     (True, False)
     """
-    asked = os.environ if environment is None else environment
+    variables = os.environ if environment is None else environment
     stream = sys.stdout if stream is None else stream
-    if asked.get("NO_COLOR"):
+    if variables.get("NO_COLOR"):
         return False
-    if asked.get("FORCE_COLOR"):
-        return asked["FORCE_COLOR"] != "0"
-    return asked.get("TERM") != "dumb" and stream.isatty()
+    if variables.get("FORCE_COLOR"):
+        return variables["FORCE_COLOR"] != "0"
+    return variables.get("TERM") != "dumb" and stream.isatty()
 
 
 def paint(text: str, code: str) -> str:
-    """Return a text with a colour, and the terminal's own colours after it.
+    """Return a text in a colour, followed by a reset to the terminal's own colours.
 
     Examples
     --------
@@ -72,9 +72,9 @@ def paint(text: str, code: str) -> str:
 
 
 def ground(kind: ActionKind, chunk: int, is_label: bool = True) -> str:
-    """Return the colours of an action: its ground, and on it black or white, whichever reads better.
+    """Return the colours of an action: its ground, and black or white for its label, whichever is more legible.
 
-    What only fills the rest of its cells after the label has the colour of its ground.
+    The fill characters after the label have the colour of the ground.
     """
     shades = SHADES[kind]
     shade = shades[min(chunk, len(shades) - 1)]
@@ -87,7 +87,7 @@ def luminance(colour: int) -> float:
 
     References
     ----------
-    Web Content Accessibility Guidelines 2.1, "relative luminance"; black reads better on what is above 0.18.
+    Web Content Accessibility Guidelines 2.1, "relative luminance". Above 0.18, black text is more legible than white.
     """
     if colour >= 232:
         channels = [8 + 10 * (colour - 232)] * 3

@@ -19,7 +19,7 @@ from minipipe.simulation.timeline import Timeline
 __all__ = ["FILL", "Cell", "draw_axis", "draw_text", "paint_cells", "row_cells"]
 
 _IDLE = "·"
-# What fills the rest of an action's cells after its label, so that the kinds differ at a glance.
+# The fill characters after an action's label, which distinguish the kinds at a glance.
 FILL = {
     ActionKind.FORWARD: "-",
     ActionKind.BACKWARD: "=",
@@ -31,31 +31,32 @@ _EMPTY: Cell = (" ", "")
 
 
 def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = False) -> str:
-    """Draw schedules (F, I and W one unit each) or timelines as text, above each other on one axis of time.
+    """Draw schedules (F, I and W one unit each) or timelines as text, above each other on a common time axis.
 
     Parameters
     ----------
     *drawn : Schedule or Timeline
-        Each begins at its own start: equal columns are equal times.
+        Each is drawn from its own start, so that equal columns are equal times.
     width : int
-        The longest row, in columns; at least 40. What is longer goes on below. Captions go on below after 80, or more.
+        The largest width of a row, in columns; at least 40. Longer rows continue in a band below. Captions wrap at 80
+        columns, or at the width if that is larger.
     colour : bool
-        Whether to colour it for a terminal, each kind in its own, a rank's further stages a shade darker each;
-        :func:`minipipe.render.has_colour` tells whether the terminal has any. The characters are the same.
+        Whether to add terminal colours, one for each kind of action, a shade darker for each further stage of a rank.
+        :func:`minipipe.render.has_colour` tells whether a terminal supports them. The characters stay the same.
 
     Returns
     -------
     str
-        A row for each rank, then a caption. An action begins with its label, ``F3`` or, where a rank holds several
-        stages, ``2F3``, as far as there is room; where there is none for stages, a rank's second of two has lower
-        case, ``f3``. ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``+`` a send that blocks, and
-        ``·`` is idle time. Several bands, or several drawings, have an axis above them, with a ``|`` where the time
-        beside it begins.
+        A row for each rank, then a caption. An action begins with as much of its label as fits: ``F3``, or ``2F3`` if
+        its rank has several stages. If stages do not fit, lower case marks the second of two stages, ``f3``.
+        ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``+`` a send that blocks, and ``·`` is idle
+        time. Several bands, or several drawings, have an axis above them; its ``|`` marks the column where the time
+        next to it begins.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`minipipe.render.panel.panels_of`; ValueError for a width of less than 40.
+        As for :func:`minipipe.render.panel.panels_of`; also ValueError, if the width is less than 40.
 
     Examples
     --------
@@ -89,7 +90,7 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
 
 
 def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
-    """Return the cells of one rank, as long as its timeline is; what lies beyond is not there."""
+    """Return the cells of one rank, up to the end of its timeline."""
     timeline = panel.timeline
     length = math.ceil(columns.column(timeline.makespan)) if columns.makespan else columns.total
     spans = drawn_spans(timeline.spans[rank])
@@ -114,7 +115,7 @@ def paint_cells(cells: Sequence[Cell], colour: bool) -> str:
 
 
 def draw_axis(columns: Columns, first: int, unit: str, margin: int) -> str:
-    """Return the axis above a band: ``|`` in the column where the time that stands beside it begins."""
+    """Return the axis above a band: ``|`` marks the column where the time next to it begins."""
     scale, name = (1000.0, "ms") if unit == "s" else (1.0, unit)
     last = min(first + columns.band, columns.total)
     line = name[: margin - 1].ljust(margin)
@@ -143,7 +144,7 @@ def _band(
     margin: int,
     colour: bool,
 ) -> str:
-    """Draw one band of columns: all panels that reach it, under one axis."""
+    """Draw one band of columns: an axis, and below it all panels that extend into the band."""
     lines, last = [], first + columns.band
     if columns.makespan and (len(panels) > 1 or columns.total > columns.band):
         lines.append(draw_axis(columns, first, panels[0].timeline.unit, margin))
@@ -164,7 +165,7 @@ def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
     if not columns.names_stages and any(len(stages) == 2 for panel in panels for stages in panel.stages):
         yield "(lower case: the second stage of its rank)"
     if not all(_is_to_scale(panel, columns) for panel in panels):
-        yield "(not to scale: what is shorter than a column is drawn as one)"
+        yield "(not to scale: actions shorter than a column take a whole one)"
 
 
 def _is_to_scale(panel: Panel, columns: Columns) -> bool:

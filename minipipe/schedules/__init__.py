@@ -1,7 +1,7 @@
-"""Schedules as data: actions, schedules and programs, their text, the builders of all named ones. No NumPy.
+"""Schedules as data: actions, schedules, programs, their text format, and the builders of the named schedules.
 
-To add a schedule, write a function ``(num_ranks, num_microbatches, …) -> Schedule`` and enter it in ``registry.py``.
-Names of the rooms above, ``analysis`` and ``simulation``, can be called from here, too; they load when asked for.
+This package needs no NumPy. To add a schedule, write a function ``(num_ranks, num_microbatches, …) -> Schedule`` and
+enter it in ``registry.py``. The names of ``analysis`` and ``simulation`` are available here, too; they load on demand.
 """
 
 from typing import TYPE_CHECKING

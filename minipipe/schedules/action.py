@@ -1,4 +1,4 @@
-"""One cell of a schedule: one action of a rank, for one stage and one microbatch."""
+"""One action of a rank: a computation or a message of one stage and one microbatch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["Action", "ActionKind"]
 class ActionKind(StrEnum):
     """The kind of an action. The letters are PyTorch's; the zero-bubble papers write B for our I.
 
-    A SEND is named after the stage that produces the value, a RECV after the stage that consumes it: ``0SEND_F3`` on
-    one rank meets ``1RECV_F3`` on another.
+    A SEND is named after the producing stage, a RECV after the consuming stage: ``0SEND_F3`` on one rank matches
+    ``1RECV_F3`` on another.
 
     Examples
     --------
@@ -43,12 +43,12 @@ class ActionKind(StrEnum):
         return self.value in "BIW"
 
 
-# Nine digits are enough, and int() refuses some thousands of them with an error of its own.
+# Nine digits are enough. For several thousand digits, int() raises an error of its own.
 _CELL = re.compile(r"(\d{1,9})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d{1,9})", re.ASCII)
 
 
 class Action(NamedTuple):
-    """Stage, kind and microbatch of one action; ``str(action)`` is its cell.
+    """The stage, the kind and the microbatch of one action; ``str(action)`` is its cell in a schedule.
 
     Attributes
     ----------
@@ -80,28 +80,28 @@ class Action(NamedTuple):
         Raises
         ------
         ScheduleError
-            Code ``syntax``, for anything but stage, kind and microbatch.
+            Code ``syntax``, if the text is not a stage, a kind and a microbatch.
         """
         match = _CELL.fullmatch(cell)
         if match is None:
             raise ScheduleError.of(
-                ScheduleCode.SYNTAX, f"{_shown(cell)} is not an action.{_hint(cell)} {EXPECTED_CELL}"
+                ScheduleCode.SYNTAX, f"{_quoted(cell)} is not an action.{_hint(cell)} {EXPECTED_CELL}"
             )
         return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
 
 
-def _shown(cell: str) -> str:
-    """Quote a cell; of a long one, such as a line of another kind of file, only the beginning."""
+def _quoted(cell: str) -> str:
+    """Quote a cell, truncated to 40 characters: it may be a whole line of a file in another format."""
     return repr(cell if len(cell) <= 40 else f"{cell[:40]}…")
 
 
 def _hint(cell: str) -> str:
     if re.fullmatch(r"[FBIW]\d{1,9}", cell, re.ASCII):
-        return " A cell without a stage is read only where no cell of the text names one, and each rank holds one."
+        return " The stage may be left out only if no cell of the text has one and each rank has a single stage."
     if _CELL.fullmatch(cell.upper()):
-        return " Did you mean capitals?"
+        return " Did you mean upper case?"
     if len(cell.split()) > 1 and _CELL.fullmatch(cell.split()[-1]):
-        return " Where there are commas, they alone separate cells: put one between any two."
+        return " In CSV, only commas separate cells: put one between any two."
     return ""
 
 

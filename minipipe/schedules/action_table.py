@@ -62,6 +62,10 @@ class ActionTable:
     def __post_init__(self) -> None:
         object.__setattr__(self, "placement", tuple(self.placement))
         object.__setattr__(self, "actions", tuple(map(_as_actions, self.actions)))
+        for stage, rank in enumerate(self.placement):
+            if isinstance(rank, list | tuple):
+                hint = "A stage lives on one rank; replicas of a stage (Chimera, DualPipe) are not supported."
+                raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on {rank!r:.60}. {hint}")
         numbers = (self.num_microbatches, *self.placement)
         if not all(isinstance(number, Integral) for number in numbers):
             raise ScheduleError.of(

@@ -1,8 +1,8 @@
-"""Controllable memory: zero-bubble schedules over a V that hold half, or a third, of what 1F1B holds.
+"""Controllable memory: V-shaped zero-bubble schedules with a half or a third of 1F1B's activation memory.
 
-Every microbatch repeats one pattern of slots, six slots after the one before: F and I of both chunks in fixed places,
-W in whatever is left. How soon I follows F in the pattern is how much is held; a pass over the slots then closes gaps
-as far as the memory stays what it was.
+All microbatches follow the same pattern of slots, each six slots after the previous one. The pattern fixes the slots of
+F and I of both chunks, and W takes the slots left empty. The distance from F to I determines the activation memory. A
+final pass moves actions into earlier empty slots as long as the peak does not rise.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ __all__ = ["v_half", "v_min"]
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
-# What one microbatch does on a rank, in this order: (kind, chunk).
+# The steps of one microbatch on a rank, in order: (kind, chunk).
 _STEPS = ((F, 0), (F, 1), (I, 1), (I, 0))
 _PERIOD = 6
 
 
 def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
-    """Return V-Half: half of 1F1B's memory, alike on all ranks, and about half of its bubble.
+    """Return V-Half: half of 1F1B's memory, the same on all ranks, and about half of its bubble.
 
     ::
 
-        rank 0 holds stages 0 and 3, rank 1 holds stages 1 and 2
+        stages 0 and 3 are on rank 0, stages 1 and 2 on rank 1
         rank 0: 0F0 0F1     3F0 3I0 3F1 3W0 0F2 0I0 3I1 0W0 3F2 3I2 0I1 3W1 0I2 3W2 0W1 0W2
         rank 1:     1F0 2F0 1F1 2F1 2I0 1I0 2W0 1F2 1W0 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
 
-    Where I and W hold as much as F did, and m >= p, each rank holds (p + 2) // 2 stages' worth, both chunks counted.
+    If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p + 2) // 2) chunks: as much as
+    (p + 2) // 2 undivided stages.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
         At least 1.
     chunks_per_rank : int
-        2: rank r holds stages r and 2p - 1 - r.
+        2. Rank r has stages r and 2p - 1 - r.
 
     Returns
     -------
@@ -48,7 +49,7 @@ def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for another number of chunks.
+        Code ``parameters``, for a count below 1 or a number of chunks other than 2.
 
     References
     ----------
@@ -67,22 +68,23 @@ def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
 
 
 def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
-    """Return V-Min: a third of 1F1B's memory, alike on all ranks, and about its bubble.
+    """Return V-Min: a third of 1F1B's memory, the same on all ranks, and about its bubble.
 
     ::
 
-        rank 0 holds stages 0 and 3, rank 1 holds stages 1 and 2
+        stages 0 and 3 are on rank 0, stages 1 and 2 on rank 1
         rank 0: 0F0 0F1     3F0 3I0 3F1 3I1 0I0 3W0 0F2 0I1 3W1 0W0 3F2 3I2 0W1 3W2 0I2 0W2
         rank 1:     1F0 2F0 1F1 2F1 2I0 1I0 2I1 1I1 2W0 1F2 1W0 2F2 2W1 1W1 2I2 1I2 2W2 1W2
 
-    Where I and W hold as much as F did, and m >= p, each rank holds (p + 4) // 3 stages' worth, both chunks counted.
+    If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p + 4) // 3) chunks: as much as
+    (p + 4) // 3 undivided stages.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
         At least 1.
     chunks_per_rank : int
-        2: rank r holds stages r and 2p - 1 - r.
+        2. Rank r has stages r and 2p - 1 - r.
 
     Returns
     -------
@@ -91,7 +93,7 @@ def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sc
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for another number of chunks.
+        Code ``parameters``, for a count below 1 or a number of chunks other than 2.
 
     References
     ----------
@@ -110,7 +112,10 @@ def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sc
 
 
 def _from_pattern(name: str, pattern: list[tuple[int, int, int, int]], num_microbatches: int) -> Schedule:
-    """Repeat the pattern (by rank, the slots of F0, F1, I1, I0 of microbatch 0), close its gaps, and fill in W."""
+    """Repeat the pattern, close its gaps and fill in W.
+
+    ``pattern[rank]`` has the slots of F0, F1, I1 and I0 of microbatch 0; the digit is the chunk.
+    """
     slots = [_Slots(steps, num_microbatches) for steps in pattern]
     limit = max(rank_slots.peak() for rank_slots in slots)
     visits = sorted(
@@ -124,9 +129,9 @@ def _from_pattern(name: str, pattern: list[tuple[int, int, int, int]], num_micro
 
 
 def _earliest(slots: list[_Slots], rank: int, step: int, k: int) -> int:
-    """Return the first slot after everything that a step of a microbatch waits for."""
+    """Return the first slot after all dependencies of a step of a microbatch."""
     before = []
-    neighbour = rank - 1 if step in (0, 2) else rank + 1  # F0 and I1 come up the ranks, F1 and I0 come down
+    neighbour = rank - 1 if step in (0, 2) else rank + 1  # F0 and I1 depend on the rank before, F1 and I0 on the next
     if 0 <= neighbour < len(slots):
         before.append(slots[neighbour].slot_of[step, k])
     if step > 0:
@@ -137,7 +142,7 @@ def _earliest(slots: list[_Slots], rank: int, step: int, k: int) -> int:
 
 
 class _Slots:
-    """One rank's slots: where F and I of each microbatch stand. W fill the empty ones, as early as they can."""
+    """The slots of F and I on one rank. Each empty slot takes the oldest pending W."""
 
     def __init__(self, pattern: tuple[int, int, int, int], num_microbatches: int) -> None:
         self.slot_of = {
@@ -149,7 +154,7 @@ class _Slots:
         self.after = self._recount(0, len(self.taken))
 
     def peak(self) -> int:
-        """Return the most chunks held at once, from F until the W that fills an empty slot."""
+        """Return the peak number of chunks held, each from its F until its W."""
         return max(held for held, _ in self.after)
 
     def move_earlier(self, step: int, k: int, earliest: int, limit: int) -> None:
@@ -170,36 +175,36 @@ class _Slots:
         self.slot_of[step, k] = slot
 
     def _recount(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return (chunks held, W owed) after each slot from ``first`` on, until after ``last`` all is as it was.
+        """Return (chunks held, W pending) after each slot from ``first`` on.
 
-        An empty slot takes a W if one is owed. So a change is felt only for a while, and a pass over all slots takes
-        time in proportion to their number.
+        Counting stops after ``last``, as soon as the counts equal those before the move. An empty slot takes a pending
+        W, so the effect of a move soon dies out, and a pass over all slots takes linear time.
         """
-        held, owed = self.after[first - 1] if first else (0, 0)
+        held, pending = self.after[first - 1] if first else (0, 0)
         counted = []
         for slot in range(first, len(self.taken)):
             entry = self.taken[slot]
             if entry is None:
-                held, owed = (held - 1, owed - 1) if owed else (held, owed)
+                held, pending = (held - 1, pending - 1) if pending else (held, pending)
             elif _STEPS[entry[0]][0] is F:
                 held += 1
             else:
-                owed += 1
-            if slot > last and self.after[slot] == (held, owed):
+                pending += 1
+            if slot > last and self.after[slot] == (held, pending):
                 break
-            counted.append((held, owed))
+            counted.append((held, pending))
         return counted
 
     def actions(self, stages: tuple[int, int]) -> Iterator[Action]:
-        """Yield what the slots hold, each empty one filled with the W that has waited longest."""
-        owed: deque[Action] = deque()
+        """Yield the actions of the slots in order; an empty slot takes the oldest pending W."""
+        pending: deque[Action] = deque()
         for entry in self.taken:
             if entry is None:
-                if owed:
-                    yield owed.popleft()
+                if pending:
+                    yield pending.popleft()
                 continue
             (kind, chunk), k = _STEPS[entry[0]], entry[1]
             yield Action(stages[chunk], kind, k)
             if kind is I:
-                owed.append(Action(stages[chunk], W, k))
-        yield from owed
+                pending.append(Action(stages[chunk], W, k))
+        yield from pending

@@ -11,21 +11,21 @@ __all__ = ["gpipe"]
 
 
 def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
-    """Return GPipe: every rank does all its forwards, then all its backwards, first in first out.
+    """Return GPipe: every rank runs all forwards, then all backwards, both in ascending order of microbatches.
 
     ::
 
         rank 0: F0 F1 F2 F3       B0 B1 B2 B3
         rank 1:    F0 F1 F2 F3 B0 B1 B2 B3
 
-    Time (m + p - 1)(tF + tB); every rank holds all m microbatches.
+    The makespan is (m + p - 1)(tF + tB). Every rank holds the activations of all m microbatches.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
         At least 1.
     chunks_per_rank : int
-        At least 1. Rank r holds the neighbouring stages from ``r * chunks_per_rank`` on, and runs them as one.
+        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank`` on, and runs them as one.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Several chunks of layers on each rank: stage after stage, the microbatches go round the ranks more than once."""
+"""Schedules with several chunks of layers on each rank: every microbatch passes each rank more than once."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["interleaved_1f1b", "looped_bfs", "microbatch_groups", "order_table"]
 def interleaved_1f1b(
     num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, microbatch_group_size: int | None = None
 ) -> Schedule:
-    """Return interleaved 1F1B: each rank holds several chunks of layers, and takes them in turn.
+    """Return interleaved 1F1B: each rank has several chunks of layers and switches between them.
 
     ::
 
-        rank 0 holds stages 0 and 2, rank 1 holds stages 1 and 3
+        stages 0 and 2 are on rank 0, stages 1 and 3 on rank 1
         rank 0: 0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1     2B2     2B3 0B2 0B3
         rank 1:     1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3
 
-    Each chunk takes 1/v of the time, so the pipeline fills and drains v times faster: for m >= p the time is
-    (m v + p - 1)(tF + tB) / v. The price is v times the messages and more activations: rank r holds
-    min(2(p - r - 1) + (v - 1)g + 1, m v) chunks, where g is the size of the largest group of microbatches.
+    Each of the v chunks takes 1/v of a rank's time, so warm-up and cool-down are v times shorter. For m >= p the
+    makespan is (m v + p - 1)(tF + tB) / v. The price is v times as many messages and more activation memory: rank r
+    holds up to min(2(p - r - 1) + (v - 1)g + 1, m v) chunks, where g is the size of the largest group of microbatches.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ def interleaved_1f1b(
     chunks_per_rank : int
         At least 1. Chunk j of rank r is stage ``j * num_ranks + r``.
     microbatch_group_size : int, optional
-        The least number of microbatches that a chunk takes before the next chunk does; by default, and at least, the
-        number of ranks. Groups are as equal as can be.
+        The smallest number of microbatches that a rank runs through one chunk before it switches to the next chunk.
+        The number of ranks is the default and the minimum. All groups have nearly the same size.
 
     Returns
     -------
@@ -70,16 +70,17 @@ def interleaved_1f1b(
 
 
 def looped_bfs(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
-    """Return looped BFS: all microbatches through the first chunks, then all through the next; then back.
+    """Return looped BFS: each rank runs all microbatches through one chunk before it switches to the next chunk.
 
     ::
 
         rank 0: 0F0 0F1 2F0 2F1         2B0 2B1 0B0 0B1
         rank 1:     1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
 
-    It is to interleaved 1F1B what GPipe is to 1F1B: the same time, ((v - 1) max(m, p) + m + p - 1)(tF + tB) / v, all
-    m v chunks held, and each chunk's parameters are used in one go, which suits sharded parameters. PyTorch's backwards
-    descend; here microbatches ascend, so that gradients add as in one process.
+    Looped BFS is to interleaved 1F1B as GPipe is to 1F1B. It takes the same time,
+    ((v - 1) max(m, p) + m + p - 1)(tF + tB) / v, and holds all m v chunks. The parameters of each chunk are used in one
+    run, which suits sharded parameters. PyTorch's backwards descend through the microbatches. Here they ascend, so that
+    gradients accumulate in the order of one process.
 
     Parameters
     ----------
@@ -113,7 +114,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
 
 
 def order_table(kind: ActionKind, stages: Sequence[int], groups: Sequence[range]) -> list[Action]:
-    """Return, for each group of microbatches, for each chunk, for each microbatch of the group, an action.
+    """Return the actions of one kind: group by group, within a group stage by stage, within a stage by microbatch.
 
     Examples
     --------
@@ -124,15 +125,15 @@ def order_table(kind: ActionKind, stages: Sequence[int], groups: Sequence[range]
 
 
 def microbatch_groups(num_ranks: int, num_microbatches: int, group_size: int | None = None) -> list[range]:
-    """Return the groups in which the microbatches go over the ranks: of the given size or more, as equal as can be.
+    """Divide the microbatches into groups of nearly equal size, none smaller than the given size.
 
-    Groups as large as the number of ranks are enough: when the last microbatch of a group has left a chunk, the first
-    one has come to the next chunk.
+    Groups of ``num_ranks`` microbatches are large enough: when the last microbatch of a group leaves a chunk, the first
+    one has reached the next chunk of the same rank.
 
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for a group size below the number of ranks.
+        Code ``parameters``, if the group size is smaller than the number of ranks.
 
     Examples
     --------

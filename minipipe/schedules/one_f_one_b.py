@@ -1,4 +1,4 @@
-"""1F1B: after a warm-up, one forward and one backward in turn."""
+"""1F1B: after a warm-up, forwards and backwards alternate."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["eager_1f1b", "one_f_one_b", "warmup_then_pairs"]
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
-    """Return 1F1B: just enough forwards to fill the pipeline, then forward and backward in turn.
+    """Return 1F1B: just enough forwards to fill the pipeline, then forwards and backwards in alternation.
 
     ::
 
         rank 0: F0 F1    B0 F2 B1 F3 B2    B3
         rank 1:    F0 B0 F1 B1 F2 B2 F3 B3
 
-    Rank r begins with w = min(p - 1 - r, m) forwards. Time (m + p - 1)(tF + tB), the same as GPipe; but rank r holds
-    only min(p - r, m) microbatches. It saves memory, not time.
+    The warm-up of rank r is w = min(p - 1 - r, m) forwards. The makespan is (m + p - 1)(tF + tB), the same as GPipe's,
+    but rank r holds the activations of at most min(p - r, m) microbatches. 1F1B saves memory, not time.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
         At least 1.
     chunks_per_rank : int
-        At least 1. Rank r holds the neighbouring stages from ``r * chunks_per_rank`` on, and runs them as one.
+        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank`` on, and runs them as one.
 
     Returns
     -------
@@ -48,22 +48,23 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1)
 
 
 def eager_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
-    """Return 1F1B with twice the warm-up: forwards run ahead, so that messages have time to travel.
+    """Return eager 1F1B: 1F1B with twice the warm-up, which hides message latency.
 
     ::
 
         rank 0: F0 F1 F2 B0 F3 B1    B2    B3
         rank 1:    F0 B0 F1 B1 F2 B2 F3 B3
 
-    Rank r begins with w = min(2(p - 1 - r), m) forwards and holds min(2(p - r) - 1, m) microbatches. Without latency
-    it takes as long as 1F1B; with a latency, 1F1B waits for it in every round trip and this one does not.
+    The warm-up of rank r is w = min(2(p - 1 - r), m) forwards, and the rank holds the activations of at most
+    min(2(p - r) - 1, m) microbatches. Without latency, eager 1F1B takes as long as 1F1B. With latency, 1F1B waits in
+    every round trip, and eager 1F1B does not.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
         At least 1.
     chunks_per_rank : int
-        At least 1. Rank r holds the neighbouring stages from ``r * chunks_per_rank`` on, and runs them as one.
+        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank`` on, and runs them as one.
 
     Returns
     -------
@@ -75,7 +76,7 @@ def eager_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
 
     Examples
     --------
-    Once messages take time, 1F1B waits for them and this one does not.
+    With a latency, eager 1F1B is faster than 1F1B.
 
     >>> from minipipe import Costs, schedules, simulate
     >>> costs = Costs(forward=2, backward_input=4, backward_weight=0, latency=1)
@@ -100,7 +101,7 @@ def _with_warmup(
 
 
 def warmup_then_pairs(forwards: list[Action], backwards: list[Action], warmup: int) -> tuple[Action, ...]:
-    """Lay out warm-up (forwards), steady state (forward, backward in turn) and cool-down (backwards).
+    """Return warm-up (forwards), steady state (forwards and backwards in alternation) and cool-down (backwards).
 
     Examples
     --------

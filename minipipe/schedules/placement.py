@@ -1,4 +1,4 @@
-"""Which rank holds which stage, and the checks that every builder shares."""
+"""Placements of stages on ranks, and the argument checks of the builders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:
-    """Return the placement that goes round: chunk j of rank r is stage ``j * num_ranks + r``.
+    """Return the looped placement: chunk j of rank r is stage ``j * num_ranks + r``.
 
     Examples
     --------
@@ -29,7 +29,7 @@ def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...
 
 
 def neighbouring_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:
-    """Return the placement that goes straight on: rank r holds the stages from ``r * chunks_per_rank`` on.
+    """Return the placement of adjacent stages: rank r has ``chunks_per_rank`` of them, from ``r * chunks_per_rank`` on.
 
     Examples
     --------
@@ -40,9 +40,10 @@ def neighbouring_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[in
 
 
 def v_placement(num_ranks: int) -> tuple[int, ...]:
-    """Return the placement that goes there and back: rank r holds stages r and ``2 * num_ranks - 1 - r``.
+    """Return the placement in a V: rank r has stages r and ``2 * num_ranks - 1 - r``.
 
-    The first stage and the last share rank 0; the last rank hands over to itself.
+    The first and the last stage are on rank 0. The two stages of the last rank are adjacent, so values between them
+    need no message.
 
     Examples
     --------
@@ -53,7 +54,7 @@ def v_placement(num_ranks: int) -> tuple[int, ...]:
 
 
 def stages_by_rank(placement: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Return the stages of each rank, ascending.
+    """Return the stages of each rank, in ascending order.
 
     Examples
     --------
@@ -69,7 +70,7 @@ def stages_by_rank(placement: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 
 def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:
-    """Refuse numbers below one, and what is not a whole number.
+    """Refuse counts that are not whole numbers of at least 1.
 
     Raises
     ------
@@ -92,7 +93,7 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
 
 
 def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> None:
-    """Refuse what a V cannot be made of: any other number of chunks than two, the way there and the way back.
+    """Refuse any number of chunks but two, one for each arm of a V.
 
     Raises
     ------
@@ -104,12 +105,9 @@ def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_pe
     >>> check_two_chunks("zb-v", 4, 8, chunks_per_rank=3)
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [parameters] chunks_per_rank is 3; zb-v goes over the ranks there and back, ...
+    minipipe.errors.ScheduleError: [parameters] chunks_per_rank is 3; zb-v is V-shaped, with exactly 2 chunks ...
     """
     check_counts(num_ranks, num_microbatches, chunks_per_rank)
     if chunks_per_rank != 2:
-        message = (
-            f"chunks_per_rank is {chunks_per_rank}; {name} goes over the ranks there and back, "
-            "so the only number that fits is 2."
-        )
+        message = f"chunks_per_rank is {chunks_per_rank}; {name} is V-shaped, with exactly 2 chunks on each rank."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)

@@ -55,11 +55,12 @@ def build(
         One of ``REGISTRY``.
     num_ranks : int
     num_microbatches : int, optional
-        4 for each stage by default.
+        By default 4 times the number of stages.
     chunks_per_rank : int, optional
-        Stages on each rank; by default the number that the schedule is made for.
+        Stages on each rank; the default depends on the schedule.
     microbatch_group_size : int, optional
-        For interleaved schedules: the least number of microbatches that a chunk takes before the next chunk does.
+        For interleaved schedules: the smallest number of microbatches that a rank runs through one chunk before it
+        switches to the next chunk.
 
     Returns
     -------
@@ -95,7 +96,7 @@ def builder_of(name: str) -> Callable[..., Schedule]:
     Raises
     ------
     ScheduleError
-        Code ``unknown``, with the names there are.
+        Code ``unknown``; the message lists the known names.
 
     Examples
     --------
@@ -109,7 +110,7 @@ def builder_of(name: str) -> Callable[..., Schedule]:
 
 
 def expected_names(given: object) -> str:
-    """Return the hint for an unknown name: the nearest name, and all names.
+    """Return the hint for an unknown name: the closest match, if any, and all names.
 
     Examples
     --------
@@ -124,7 +125,7 @@ def expected_names(given: object) -> str:
 
 
 def default_chunks(builder: Callable[..., Schedule]) -> int:
-    """Return how many chunks a builder puts on each rank by default.
+    """Return a builder's default number of chunks on each rank.
 
     Examples
     --------

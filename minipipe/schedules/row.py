@@ -1,4 +1,4 @@
-"""The row of one rank, written phase by phase as papers draw it: ``row.repeat(3, "I W F")``."""
+"""A builder of one rank's actions, phase by phase as in the papers: ``row.repeat(3, "I W F")``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ __all__ = ["Row", "first_microbatches"]
 
 
 class Row:
-    """The actions of one rank. Every stage counts its microbatches for itself, forward, backward and weights apart.
+    """The actions of one rank, appended phase by phase.
 
-    A cell is a kind and the chunk: ``F0`` is the next forward of the rank's first stage; without a chunk, that one
-    is meant. Only ``W`` without a chunk takes the weights of whatever input gradient has waited longest.
+    A cell names a kind and a chunk of the rank: ``F0`` is the next forward of its first stage. The chunk may be omitted
+    and is then 0. The exception is ``W``: without a chunk it completes the oldest pending I, whatever its chunk. The
+    microbatches of each stage are counted separately for F, for B and I, and for W.
 
     Parameters
     ----------
@@ -34,31 +35,31 @@ class Row:
         self.stages = stages
         self.actions: list[Action] = []
         self._count: Counter[tuple[int, str]] = Counter()
-        self._owed: deque[Action] = deque()
+        self._pending: deque[Action] = deque()
 
     def repeat(self, times: int, cells: str) -> None:
-        """Append the cells, so many times."""
+        """Append the actions of the cells, ``times`` times over."""
         for _ in range(times):
             for cell in cells.split():
                 self.actions.append(self._next(cell))
 
     def _next(self, cell: str) -> Action:
         if cell == "W":
-            return self._owed.popleft()
+            return self._pending.popleft()
         stage = self.stages[int(cell[1:] or 0)]
         series = "B" if cell[0] in "BI" else cell[0]  # a microbatch has a B or an I, never both
         action = Action(stage, ActionKind(cell[0]), self._count[stage, series])
         self._count[stage, series] += 1
         if action.kind is ActionKind.BACKWARD_INPUT:
-            self._owed.append(action._replace(kind=ActionKind.BACKWARD_WEIGHT))
+            self._pending.append(action._replace(kind=ActionKind.BACKWARD_WEIGHT))
         return action
 
 
 def first_microbatches(rows: Sequence[Row], num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
-    """Return the actions of the first so many microbatches.
+    """Return the actions of the first ``num_microbatches`` microbatches.
 
-    How a schedule that needs more microbatches than there are is made: built with enough, then cut. What is left stays
-    legal, as nothing in it waited for what is gone.
+    Some patterns need a minimum number of microbatches. For fewer, the schedule is built with the minimum and then cut.
+    The rest stays legal, because no microbatch depends on another one.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""One microbatch at a time through every stage, and forwards alone."""
+"""The sequential schedule, forward-only schedules, and the schedule of a single microbatch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["forward_only", "forward_only_over", "one_microbatch", "sequential"]
 
 
 def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
-    """Return the schedule in which one rank works and the others wait.
+    """Return the sequential schedule: one rank works while all others wait.
 
     ::
 
         rank 0: F0       B0 F1       B1
         rank 1:    F0 B0       F1 B1
 
-    Time m p (tF + tB); one microbatch is in flight.
+    The makespan is m p (tF + tB). Only one microbatch is in flight at a time.
 
     Parameters
     ----------
@@ -53,14 +53,14 @@ def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
 
 
 def forward_only(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
-    """Return the schedule of a prediction: every microbatch forward through every stage, nothing back.
+    """Return the forward-only schedule, for inference: every microbatch passes every stage, without a backward.
 
     ::
 
         rank 0: F0 F1 F2 F3
         rank 1:    F0 F1 F2 F3
 
-    Time ((v - 1) max(m, p) + m + p - 1) tF / v. F gives its memory back when it ends.
+    The makespan is ((v - 1) max(m, p) + m + p - 1) tF / v. An activation is freed at the end of its F.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def forward_only(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
 
 
 def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks: int | None = None) -> Schedule:
-    """Return the schedule of a prediction over any placement.
+    """Return the forward-only schedule for any placement.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
     num_microbatches : int
         At least 1.
     num_ranks : int, optional
-        By default as many as the placement names; more, if some hold no stage.
+        By default one more than the highest rank of the placement. Give a larger number if some ranks have no stage.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
 
 
 def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:
-    """Return the schedule of one microbatch, its backward in two halves, over any placement.
+    """Return the schedule of a single microbatch with a split backward, for any placement.
 
     ::
 

@@ -1,4 +1,4 @@
-"""The same schedule with every backward in its two halves."""
+"""Splitting of every backward of a schedule into its two halves."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["split_backward"]
 
 
 def split_backward(schedule: Schedule) -> Schedule:
-    """Return the schedule with I and then W in place of every B.
+    """Return the schedule with every B replaced by I and W.
 
-    The stage before then waits for I alone.
+    The previous stage then waits for I alone.
 
     Parameters
     ----------

@@ -1,6 +1,7 @@
-"""Schedules as text and as CSV, the forms that people and other programs write.
+"""Reading and writing of schedules as text and as CSV.
 
-The CSV is PyTorch's: one line per rank, cells such as ``0F0``. Reading is strict; errors name line and cell.
+The CSV format is PyTorch's: one line per rank, with cells such as ``0F0``. Reading is strict, and errors name the line
+and the cell.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ __all__ = [
     "write_text",
 ]
 
-# PyTorch writes a forward and a backward that it runs at once as (0F3;3B1)OVERLAP_F_B; we run the one, then the other.
+# PyTorch overlaps a forward and a backward and writes them as (0F3;3B1)OVERLAP_F_B. We run one after the other.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
-# Cells of PyTorch's fully sharded parallelism; none of them is an action of a pipeline.
+# Cells of PyTorch's fully sharded data parallelism; they are not pipeline actions.
 _SHARDING = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)(\d{0,9})", re.ASCII)
 
-# Papers leave the stage out where each rank holds one.
+# Papers omit the stage if each rank has only one.
 _WITHOUT_STAGE = re.compile(r"[FBIW]\d{1,9}", re.ASCII)
 
 
@@ -63,13 +64,13 @@ def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int) -> st
 
 
 def write_text(description: str, actions: Sequence[Sequence[Action]]) -> str:
-    """Return a comment with the description, then one line per rank, cells separated by blanks."""
+    """Return a comment with the description, then one line per rank with cells separated by spaces."""
     lines = [f"rank {rank}: {' '.join(map(str, row))}".rstrip() for rank, row in enumerate(actions)]
     return "\n".join([f"# {description}", *lines, ""])
 
 
 def read_text(text: str, ignore_sharding: bool = False) -> Cells:
-    """Read the output of :func:`write_text`; ``#`` starts a comment, ``rank N:`` at a line's start may be left out."""
+    """Read the output of :func:`write_text`. ``#`` starts a comment, and the label ``rank N:`` is optional."""
     rows: list[list[_Cell]] = []
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         content = line.split("#", 1)[0].strip()
@@ -78,28 +79,28 @@ def read_text(text: str, ignore_sharding: bool = False) -> Cells:
             continue
         if "," in content:
             raise ScheduleError.of(
-                ScheduleCode.SYNTAX, f"Line {number} has commas: that is CSV, which Schedule.from_csv reads."
+                ScheduleCode.SYNTAX, f"Line {number} has commas; if this is CSV, read it with Schedule.from_csv."
             )
         if content.lower().startswith("rank") and not label:
             raise ScheduleError.of(
                 ScheduleCode.SYNTAX, f"Line {number} begins with {content[:12]!r}; expected 'rank {len(rows)}:'."
             )
         if label and int(label[1]) != len(rows):
-            where = f"Line {number} says rank {label[1]}, but it is the line of rank {len(rows)}"
-            raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}; ranks are counted from 0, and each has a line.")
+            where = f"Line {number} is labelled rank {label[1]}, but the next rank is {len(rows)}"
+            raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}; ranks are counted from 0, and each has one line.")
         cells = content[label.end() if label else 0 :].split()
         rows.append([_Cell(number, column, cell) for column, cell in enumerate(cells, 1)])
     return _from_cells(rows, ignore_sharding)
 
 
 def write_csv(actions: Sequence[Sequence[Action]]) -> str:
-    """Return one line per rank, cells separated by commas."""
-    # An empty line would be read as no rank; a lone comma is a rank that stays idle.
+    """Return one line per rank with cells separated by commas."""
+    # A lone comma is an idle rank; an empty line would be skipped when read.
     return "".join((",".join(map(str, row)) or ",") + "\n" for row in actions)
 
 
 def read_csv(text: str, ignore_sharding: bool = False) -> Cells:
-    """Read PyTorch's format; empty cells are idle time."""
+    """Read PyTorch's CSV format. Empty cells are idle time."""
     try:
         lines = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=None)))
     except csv.Error as error:
@@ -113,7 +114,7 @@ def read_csv(text: str, ignore_sharding: bool = False) -> Cells:
 
 
 def read_either(text: str, ignore_sharding: bool = False) -> Cells:
-    """Read CSV where there are commas outside comments, and otherwise text."""
+    """Read CSV if there is a comma outside comments, otherwise text."""
     is_csv = any("," in line.split("#", 1)[0] for line in text.splitlines())
     return (read_csv if is_csv else read_text)(text, ignore_sharding)
 
@@ -124,7 +125,7 @@ def read_file(path: str | Path) -> str:
     Raises
     ------
     ScheduleError
-        Code ``file``, when there is no such file or it is no text.
+        Code ``file``, if the file does not exist or is not text.
     """
     try:
         return Path(path).read_text()
@@ -146,19 +147,19 @@ def _from_cells(rows: Sequence[Sequence[_Cell]], ignore_sharding: bool) -> Cells
     if num_microbatches > len(everything):
         largest = max(everything, key=lambda action: action.microbatch)
         raise ScheduleError.of(
-            ScheduleCode.MISSING, f"{largest} names microbatch {largest.microbatch}, but most before it do not occur."
+            ScheduleCode.MISSING, f"{largest} names microbatch {largest.microbatch}, but most lower ones are missing."
         )
     return Cells(_placement(actions), num_microbatches, tuple(map(tuple, actions)))
 
 
 def _actions_of(cell: _Cell, ignore_sharding: bool) -> Iterator[Action]:
-    """Yield the actions of a cell: one, two where they overlap, none where PyTorch shards parameters."""
+    """Yield the actions of a cell: one, two for an overlap, none for PyTorch's sharding of parameters."""
     where = f"Line {cell.line}, cell {cell.column}: "
     if _SHARDING.fullmatch(cell.text):
         if not ignore_sharding:
             hint = "Leave it out, or read with ignore_sharding=True (minipipe check --ignore-sharding)."
             raise ScheduleError.of(
-                ScheduleCode.SYNTAX, f"{where}{cell.text} shards parameters, which is no action of a pipeline. {hint}"
+                ScheduleCode.SYNTAX, f"{where}{cell.text} shards parameters and is not a pipeline action. {hint}"
             )
         return
     overlap = _OVERLAP.fullmatch(cell.text)
@@ -168,13 +169,13 @@ def _actions_of(cell: _Cell, ignore_sharding: bool) -> Iterator[Action]:
         raise ScheduleError.of(ScheduleCode.SYNTAX, where + error.problems[0].message) from None
     if overlap and [action.kind.value for action in actions] not in (["F", "B"], ["F", "I"]):
         expected = "expected a forward, then a backward, such as (0F3;3B1)OVERLAP_F_B"
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}{cell.text} overlaps in another way; {expected}.")
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}{cell.text} is not a supported overlap; {expected}.")
     yield from actions
 
 
 def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int, ...]:
-    """Place each stage on the rank that has most of its actions, so that a stray one is seen as the stray."""
-    counts: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by stage: how many of its actions each rank has
+    """Place each stage on the rank with most of its actions, so that the verifier blames the stray ones."""
+    counts: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by stage and rank: the number of actions
     for rank, row in enumerate(actions):
         for stage, count in Counter(action.stage for action in row).items():
             counts[stage][rank] += count
@@ -182,7 +183,7 @@ def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int, ...]:
     if stages != list(range(len(stages))):
         missing = next(index for index, stage in enumerate(stages) if index != stage)
         raise ScheduleError.of(
-            ScheduleCode.MISSING, f"Stage {stages[-1]} occurs, but stage {missing} does not; stages count from 0."
+            ScheduleCode.MISSING, f"Stage {stages[-1]} occurs without stage {missing}; stages are counted from 0."
         )
     return tuple(counts[stage].most_common(1)[0][0] for stage in stages)
 

@@ -1,4 +1,7 @@
-"""Schedules over a V: microbatches go over the ranks there and back; first and last stage share rank 0."""
+"""V-shaped schedules: every microbatch passes the ranks in ascending order, then in descending order.
+
+The first and the last stage are on rank 0, and each rank has two chunks.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,23 @@ __all__ = ["dualpipe_v", "zb_v"]
 
 
 def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
-    """Return ZB-V: no bubble within a rank's own span, and 1F1B's memory, alike on all ranks.
+    """Return ZB-V: no bubble within a rank's own span, and 1F1B's memory on every rank.
 
     ::
 
-        rank 0 holds stages 0 and 3, rank 1 holds stages 1 and 2
+        stages 0 and 3 are on rank 0, stages 1 and 2 on rank 1
         rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2
         rank 1:     1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
 
-    At unit costs of a chunk the time is 6m + p - 1. Every rank holds 2p chunks: as much as p whole stages.
+    If F, I and W of a chunk take one unit each, the makespan is 6m + p - 1. Every rank holds up to 2p chunks, as much
+    as p undivided stages.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. With fewer than 2p - 1 microbatches, the first of them.
+        At least 1. For fewer than 2p - 1 microbatches, the schedule of 2p - 1 is cut.
     chunks_per_rank : int
-        2: rank r holds stages r and 2p - 1 - r.
+        2. Rank r has stages r and 2p - 1 - r.
 
     Returns
     -------
@@ -34,7 +38,7 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for another number of chunks.
+        Code ``parameters``, for a count below 1 or a number of chunks other than 2.
 
     References
     ----------
@@ -65,23 +69,23 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
-    """Return DualPipe-V: forward of one direction beside backward of the other, for overlapping their messages.
+    """Return DualPipe-V: forwards of one chunk alternate with backwards of the other, to overlap their messages.
 
     ::
 
-        rank 0 holds stages 0 and 3, rank 1 holds stages 1 and 2
+        stages 0 and 3 are on rank 0, stages 1 and 2 on rank 1
         rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3
         rank 1:     1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3
 
-    Whole backwards where nothing is gained by two halves. At unit costs of a chunk the time is 6m + p - 1, as long as
-    ZB-V, with p - 1 - r idle on rank r within its span; each rank holds at most 2p + 1 chunks.
+    A backward is split only if that saves time. If F, I and W of a chunk take one unit each, the makespan is
+    6m + p - 1, the same as ZB-V's. Rank r is idle for p - 1 - r units within its span and holds at most 2p + 1 chunks.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. With fewer than 2p microbatches, the first of them.
+        At least 1. For fewer than 2p microbatches, the schedule of 2p is cut.
     chunks_per_rank : int
-        2: rank r holds stages r and 2p - 1 - r.
+        2. Rank r has stages r and 2p - 1 - r.
 
     Returns
     -------
@@ -90,7 +94,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for another number of chunks.
+        Code ``parameters``, for a count below 1 or a number of chunks other than 2.
 
     References
     ----------
@@ -113,7 +117,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
         row.repeat(p - 1 - r, "I1 W F1")
         row.repeat(m - 2 * p + r + 1, "F0 B1 F1 B0")
         row.repeat(p - 1 - r, "B1 F1 B0")
-        # 2(r + 1) backwards of the two chunks in turn: the first half whole, the second half without W.
+        # 2(r + 1) backwards, alternating between the chunks: the first r + 1 are B, the others I.
         turns = ["1", "0"] * (r + 1)
         for i, chunk in enumerate(turns):
             row.repeat(1, ("B" if i <= r else "I") + chunk)

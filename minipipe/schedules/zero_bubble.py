@@ -1,4 +1,4 @@
-"""Zero bubble: the backward in two halves. I sends the gradient on at once; W waits for idle time.
+"""Zero-bubble schedules: the backward is split, so that I passes the gradient on early and W fills idle time.
 
 The papers write B for our I.
 """
@@ -25,15 +25,15 @@ def zb_h1(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
         rank 0: F0 F1    I0 W0 F2 I1 W1 I2 W2
         rank 1:    F0 I0 F1 I1 W0 F2 I2 W1 W2
 
-    For tW <= tF the time is m(tF + tI + tW) + (p - 1)(tF + max(0, tI - tW)), at unit costs 3m + p - 1. Rank r holds
-    (p - r) activations, and of r more what W needs.
+    For tW <= tF the makespan is m(tF + tI + tW) + (p - 1)(tF + max(0, tI - tW)); at unit costs it is 3m + p - 1. At its
+    peak, rank r holds the activations of p - r microbatches and, for r more, the part that W needs.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. With fewer microbatches than ranks, the first of them.
+        At least 1. For fewer microbatches than ranks, the schedule of p is cut.
     chunks_per_rank : int
-        At least 1. Rank r holds the neighbouring stages from ``r * chunks_per_rank`` on, and runs them as one.
+        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank`` on, and runs them as one.
 
     Returns
     -------
@@ -66,23 +66,24 @@ def zb_h1(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
 
 
 def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
-    """Return ZB-H2: no bubble within a rank's own span, for twice the memory of 1F1B.
+    """Return ZB-H2: no bubble within a rank's own span, at twice the memory of 1F1B.
 
     ::
 
         rank 0: F0 F1 F2 I0 W0 I1 W1 I2 W2
         rank 1:    F0 I0 F1 I1 F2 I2 W0 W1 W2
 
-    For tW <= tF and 2 tW <= tF + tI the time is m(tF + tI + tW) + (p - 1) max(tF, tF + tI - 2tW): at unit costs that of
-    ZB-H1, but each rank works from its first action to its last without a pause, so that the next step could follow
-    at once. Rank r holds 2(p - r) - 1 activations, and of 2r more what W needs.
+    For tW <= tF and 2 tW <= tF + tI the makespan is m(tF + tI + tW) + (p - 1) max(tF, tF + tI - 2tW). At unit costs
+    that is ZB-H1's, but no rank is idle between its first and its last action, so the next training step could follow
+    without a gap. At its peak, rank r holds the activations of 2(p - r) - 1 microbatches and, for 2r more, the part
+    that W needs.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. With fewer than 2p - 1 microbatches, the first of them.
+        At least 1. For fewer than 2p - 1 microbatches, the schedule of 2p - 1 is cut.
     chunks_per_rank : int
-        At least 1. Rank r holds the neighbouring stages from ``r * chunks_per_rank`` on, and runs them as one.
+        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank`` on, and runs them as one.
 
     Returns
     -------
@@ -116,18 +117,18 @@ def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
 def interleaved_zb(
     num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, microbatch_group_size: int | None = None
 ) -> Schedule:
-    """Return interleaved 1F1B with the backward in two halves: ZB-H1 with several chunks on each rank.
+    """Return interleaved 1F1B with a split backward: ZB-H1 with several chunks on each rank.
 
     ::
 
-        rank 0 holds stages 0 and 2, rank 1 holds stages 1 and 3
+        stages 0 and 2 are on rank 0, stages 1 and 3 on rank 1
         rank 0: 0F0 0F1 2F0 2F1     2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
         rank 1:     1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
 
-    Rank r begins with w = min((v - 1)g + p - 1 - r, m v) forwards, g the size of the largest group of microbatches.
-    For m >= p and tW <= tF the time is m(tF + tI + tW) + (p - 1)(tF + max(0, tI - tW)) / v, and the largest idle time
-    within a rank's own span is (p - 1)(tF + tI - tW) / v. Rank r holds (v - 1)g + p - r chunks, and of r more what W
-    needs.
+    The warm-up of rank r is w = min((v - 1)g + p - 1 - r, m v) forwards, where g is the size of the largest group of
+    microbatches. For m >= p and tW <= tF the makespan is m(tF + tI + tW) + (p - 1)(tF + max(0, tI - tW)) / v, and the
+    largest idle time within a rank's own span is (p - 1)(tF + tI - tW) / v. At its peak, rank r holds (v - 1)g + p - r
+    chunks and, for r more, the part that W needs.
 
     Parameters
     ----------
@@ -136,8 +137,8 @@ def interleaved_zb(
     chunks_per_rank : int
         At least 1. Chunk j of rank r is stage ``j * num_ranks + r``.
     microbatch_group_size : int, optional
-        The least number of microbatches that a chunk takes before the next chunk does; by default, and at least, the
-        number of ranks. Groups are as equal as can be.
+        The smallest number of microbatches that a rank runs through one chunk before it switches to the next chunk.
+        The number of ranks is the default and the minimum. All groups have nearly the same size.
 
     Returns
     -------

@@ -27,40 +27,40 @@ ByStage = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Costs:
-    """How long things take in any one unit of time, and what they hold in any one unit of memory.
+    """The times of actions and messages, in one unit of time, and the memory of activations, in one unit of memory.
 
-    What is given by stage is one number for every stage alike, or a sequence of one for each. A rank with several
-    chunks pays each of its stages in full.
+    A value by stage is one number for all stages, or a sequence with one number for each. A rank with several chunks
+    takes the full time of each of its stages.
 
     Attributes
     ----------
     forward, backward_input, backward_weight : float or sequence of float
-        By stage, times of F, I and W. A whole backward B takes backward_input + backward_weight.
+        By stage, the times of F, I and W. A whole backward B takes backward_input + backward_weight.
     latency : float
-        From the end of an action on one rank until its result can be used on another. Neighbouring stages on one
-        rank pay nothing.
+        The time from the end of an action until its result is available on another rank. Adjacent stages on one rank
+        have no latency between them.
     bandwidth : float
-        Units of size that a message carries in one unit of time, on top of the latency. Messages do not slow each
-        other down.
+        Units of size per unit of time. A message takes its size over the bandwidth in addition to the latency.
+        Contention between messages is not modelled.
     message_size : float or sequence of float
-        By stage, the size of its result. The gradient that comes back for it has the same.
+        By stage, the size of its activation. The gradient of the activation has the same size.
     activation : float or sequence of float
-        By stage, the memory that one microbatch holds from F until B or I.
+        By stage, the memory of one microbatch from F until B or I.
     weight_activation : float or sequence of float, optional
-        By stage, what it holds from I until W; the same as ``activation`` by default.
+        By stage, its memory from I until W. By default the same as ``activation``.
     transient_activation : float or sequence of float
-        By stage, what it holds beyond that while its B or I runs, such as what recomputation computes again.
+        By stage, the additional memory while its B or I runs, such as recomputed activations.
     overhead : float
-        What a rank spends between any two actions: bookkeeping, telling the network what to send.
+        The time of a rank between two actions: bookkeeping and the start of transfers.
     sends_block : bool
-        Whether a SEND holds its rank until the other rank has come to the RECV and the message has passed. Otherwise
-        it costs its rank nothing.
+        Whether a SEND blocks its rank until the receiver has reached the RECV and the message has been transferred.
+        Otherwise a SEND takes no time.
     unit, memory_unit : str
-        For captions: ``"s"`` or ``"units"``, ``"bytes"`` or ``"units"``.
+        The units in captions: ``"s"`` or ``"units"``, ``"bytes"`` or ``"units"``.
 
     Examples
     --------
-    A slow third stage, and messages that take a tenth of a forward.
+    A slow third stage, and messages of a tenth of a forward.
 
     >>> from minipipe import Costs, schedules, simulate
     >>> costs = Costs(forward=[1, 1, 2, 1], backward_input=[1, 1, 2, 1], latency=0.1)
@@ -85,13 +85,15 @@ class Costs:
 
     @classmethod
     def measured(cls, *timelines: Timeline) -> Costs:
-        """Return the costs that explain timelines of one model over the same stages: a run or, better, several.
+        """Return the costs fitted to one or, better, several timelines of one model over the same stages.
 
-        Times of each stage's actions, the overhead between two actions, and latency and bandwidth, fitted to the
-        messages for which their receiver waited. Means within a timeline, medians over several. On a stage that has
-        only whole backwards, B counts as ``backward_input``; on one that has both kinds, I and W are measured where
-        they stand alone. Messages of about one size do not tell latency from bandwidth: then latency is all their
-        time. What activations hold is not in a timeline; :meth:`minipipe.Pipeline.measure_costs` has it all.
+        The times of actions and the overhead are means within a timeline and medians over several. Latency and
+        bandwidth are fitted to the messages whose receivers waited for them. If all messages have
+        about the same size, the latency is their whole time: latency and bandwidth cannot be told apart.
+
+        If a stage has whole backwards only, B counts as ``backward_input``. If it has both kinds, I and W are measured
+        where the backward is split. A timeline does not contain the size of activations;
+        :meth:`minipipe.Pipeline.measure_costs` measures that, too.
 
         Parameters
         ----------
@@ -100,7 +102,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``, when there is none, or their units or numbers of stages differ.
+            Code ``costs``, if there is no timeline, or if their units or numbers of stages differ.
 
         Examples
         --------
@@ -113,10 +115,10 @@ class Costs:
         return cls(**fit_costs(timelines))
 
     def cut(self, pieces: int) -> Costs:
-        """Return the costs of stages of which each is one of several equal pieces of a stage of these.
+        """Return the costs after cutting every stage into equal pieces.
 
-        What is measured with one stage on each rank so serves for schedules that put several there, as far as layers
-        are alike. Between two pieces of one stage a message is taken to have the mean size of those that are known.
+        Costs measured with one stage on each rank then serve for schedules with several, provided that the layers are
+        alike. A message between two pieces of one stage gets the mean of the known sizes.
 
         Parameters
         ----------
@@ -135,15 +137,15 @@ class Costs:
 
     @classmethod
     def parse(cls, text: str) -> Costs:
-        """Read what a command line gives, such as ``"F=1,I=1,W=0.5:1:1:2,latency=0.1"``.
+        """Parse the costs of a command line, such as ``"F=1,I=1,W=0.5:1:1:2,latency=0.1"``.
 
-        ``F``, ``I`` and ``W`` are the times of one stage; the other names are those of the attributes. What is given
-        by stage may be several numbers with colons between them.
+        ``F``, ``I`` and ``W`` are the times of one stage. The other names are those of the attributes. A value by stage
+        may be several numbers, separated by colons.
 
         Raises
         ------
         ScheduleError
-            Code ``costs``, naming what was not understood.
+            Code ``costs``; the message quotes the invalid item.
 
         Examples
         --------
@@ -157,20 +159,21 @@ class Costs:
             if name not in _NUMBERS:
                 hint = " A whole backward B takes I + W." if key == "B" else ""
                 raise ScheduleError.of(
-                    ScheduleCode.COSTS, f"{item!r} is no cost; expected one of {', '.join([*_SHORT, *_OTHERS])}.{hint}"
+                    ScheduleCode.COSTS,
+                    f"{item!r} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}.{hint}",
                 )
             try:
                 numbers = tuple(map(float, value.split(":")))
             except ValueError:
                 raise ScheduleError.of(
-                    ScheduleCode.COSTS, f"{item!r} gives no number; expected such as {key}=1 or {key}=1:2:3."
+                    ScheduleCode.COSTS, f"{item!r} has no number; expected a form such as {key}=1 or {key}=1:2:3."
                 ) from None
             if len(numbers) > 1 and name in ("latency", "bandwidth", "overhead"):
                 raise ScheduleError.of(
-                    ScheduleCode.COSTS, f"{item!r} gives {len(numbers)} numbers; {name} is one number."
+                    ScheduleCode.COSTS, f"{item!r} has {len(numbers)} numbers; {name} is a single number."
                 )
             if name in found:
-                raise ScheduleError.of(ScheduleCode.COSTS, f"{text!r} gives {name} twice.")
+                raise ScheduleError.of(ScheduleCode.COSTS, f"{text!r} has {name} twice.")
             found[name] = numbers if len(numbers) > 1 else numbers[0]
         return cls(**found)
 
@@ -180,7 +183,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``, when a list is not as long as there are stages, or a cost is negative or not finite.
+            Code ``costs``, if a sequence does not have one value for each stage, or a cost is negative or not finite.
         """
         forward, inputs, weights = (
             self._by_stage(name, num_stages) for name in ("forward", "backward_input", "backward_weight")
@@ -188,12 +191,13 @@ class Costs:
         return {F: forward, I: inputs, W: weights, B: [i + w for i, w in zip(inputs, weights)]}
 
     def message_times(self, schedule: ActionTable) -> tuple[float, ...]:
-        """Return, by stage, how long its result takes to the next stage, and the gradient for it takes back.
+        """Return, by stage, the transfer time of its activation to the next stage, and of the gradient back.
 
         Raises
         ------
         ScheduleError
-            Code ``costs``, for a negative or infinite latency, overhead or size, and a bandwidth that is not above 0.
+            Code ``costs``, if the latency, the overhead or a size is negative or infinite, or the bandwidth is not
+            above 0.
         """
         for name in ("latency", "overhead"):
             time = getattr(self, name)
@@ -210,7 +214,7 @@ class Costs:
         )
 
     def memory(self, num_stages: int) -> Footprint:
-        """Return, by stage, the memory that one microbatch holds.
+        """Return, by stage, the activation memory of one microbatch.
 
         Raises
         ------
@@ -238,7 +242,7 @@ class Costs:
         if len(values) != num_stages:
             raise ScheduleError.of(
                 ScheduleCode.COSTS,
-                f"{name} has {len(values)} values for {num_stages} stages; expected one number, or one each.",
+                f"{name} has {len(values)} values for {num_stages} stages; expected one number, or one for each stage.",
             )
         if not all(0 <= value < inf for value in values):
             raise ScheduleError.of(ScheduleCode.COSTS, f"{name} is {given!r}; expected finite numbers, at least 0.")

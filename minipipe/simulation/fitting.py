@@ -1,4 +1,4 @@
-"""What a run says about costs: times of stages, and of messages, fitted to one timeline or several."""
+"""Fitting of costs to timelines: times of stages, latency and bandwidth of messages."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT,
 
 
 def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """Return the costs that explain timelines of one model over the same stages, by the names of Costs.
+    """Return the attributes of Costs, fitted to timelines of one model over the same stages.
 
-    Of each timeline means are taken, and of several timelines the median of those: of a step that was disturbed, by
-    another program say, nothing remains. The times of messages are fitted to those that their receiver awaited; of
-    others nobody knows when they arrived.
+    A time is the mean within each timeline and the median over several, so that one step disturbed by another program
+    has no influence. Latency and bandwidth are fitted to the messages whose receivers waited for them; the arrival
+    times of other messages are unknown.
 
     Raises
     ------
     ScheduleError
-        Code ``costs``, for none, for what is no timeline, and for timelines that do not fit each other.
+        Code ``costs``, if there is no timeline, if an argument is not one, or if the timelines do not match.
     """
     _check_alike(timelines)
     stages = _stages_of(timelines[0])
@@ -37,7 +37,7 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
     def usual(kind: ActionKind, stage: int) -> float:
         return _median(found[kind, stage] for found in times if (kind, stage) in found)
 
-    latency, bandwidth = fit_messages(list(_ways(timelines)))
+    latency, bandwidth = fit_messages(list(_message_samples(timelines)))
     return {
         "forward": [usual(F, s) for s in stages],
         "backward_input": [usual(I if any((I, s) in found for found in times) else B, s) for s in stages],
@@ -51,11 +51,11 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
 
 
 def fit_messages(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return latency and bandwidth that explain messages of (size, time).
+    """Return the latency and the bandwidth fitted to samples of (size, time).
 
-    The line of least squares through the median time of each size, neither of the two below 0. Where sizes hardly
-    differ (the largest is not twice the smallest), so that noise would decide, or larger messages took no longer, the
-    latency is all of the time: the median.
+    They come from a least-squares line through the median time of each size; neither is below 0. If the sizes hardly
+    differ (the largest is not twice the smallest), noise would determine the slope. Then, and if larger messages took
+    no longer, the latency is the median time and the bandwidth is infinite.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def fit_messages(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
         return median(time for _, time in samples), inf
     time_per_size = together / spread
     latency = middle_time - time_per_size * middle_size
-    if latency < 0:  # then the best line begins at nothing: bandwidth is all there is
+    if latency < 0:  # then the best line passes through the origin: no latency, bandwidth alone
         squares = sum(count * size * size for size, _, count in points)
         return 0.0, squares / sum(count * size * time for size, time, count in points)
     return latency, 1 / time_per_size
@@ -88,13 +88,13 @@ def _check_alike(timelines: Sequence[Timeline]) -> None:
     if not timelines:
         raise ScheduleError.of(
             ScheduleCode.COSTS,
-            "There is no timeline to take costs from; expected at least one, such as pipeline.timeline().",
+            "There is no timeline to fit costs to; expected at least one, such as pipeline.timeline().",
         )
     for item in timelines:
         if not isinstance(item, Timeline):
             raise ScheduleError.of(
                 ScheduleCode.COSTS,
-                f"{item!r:.60} is no Timeline; expected timelines, such as Costs.measured(first, second).",
+                f"{item!r:.60} is not a Timeline; expected timelines, such as Costs.measured(first, second).",
             )
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
@@ -103,9 +103,9 @@ def _check_alike(timelines: Sequence[Timeline]) -> None:
         )
     counts = sorted({len(_stages_of(timeline)) for timeline in timelines})
     if len(counts) > 1:
-        stages = " and of ".join(map(str, counts))
+        stages = " and ".join(map(str, counts))
         raise ScheduleError.of(
-            ScheduleCode.COSTS, f"These timelines are of {stages} stages; expected one model over the same stages."
+            ScheduleCode.COSTS, f"These timelines have {stages} stages; expected one model over the same stages."
         )
 
 
@@ -121,15 +121,15 @@ def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
 
 
 def _overhead(timeline: Timeline) -> float:
-    """Return the mean time between two actions of a rank of which the second had all it needed."""
+    """Return the mean time between two actions of a rank, if the second one was ready."""
     gaps = [slot.end - slot.start for slots in timeline.idle for slot in slots if slot.cause is IdleCause.OVERHEAD]
     waits = sum(slot.cause is IdleCause.WAITING for slots in timeline.idle for slot in slots)
     pairs = sum(max(0, len(row) - 1) for row in timeline.spans) - waits
     return sum(gaps) / pairs if pairs else 0.0
 
 
-def _ways(timelines: Iterable[Timeline]) -> Iterator[tuple[float, float]]:
-    """Yield for each timeline the sizes of messages that were awaited, each with the mean time of their way."""
+def _message_samples(timelines: Iterable[Timeline]) -> Iterator[tuple[float, float]]:
+    """Yield (size, mean time) of the awaited messages, for each timeline and each size."""
     for timeline in timelines:
         times: defaultdict[float, list[float]] = defaultdict(list)
         for message in timeline.messages:
@@ -139,7 +139,7 @@ def _ways(timelines: Iterable[Timeline]) -> Iterator[tuple[float, float]]:
 
 
 def _message_sizes(timelines: Iterable[Timeline], num_stages: int) -> list[float]:
-    """Return the mean size of what each stage sends forward, 0 where it sends nothing or no size is known."""
+    """Return, by stage, the mean size of its activations in messages, or 0 if no size is known."""
     sizes: defaultdict[int, list[float]] = defaultdict(list)
     for message in (message for timeline in timelines for message in timeline.messages):
         if message.value.kind is F and message.size is not None:

@@ -1,4 +1,4 @@
-"""Greedy: a schedule for any stage costs, any placement and any memory limit, built while time is simulated."""
+"""A greedy list scheduler for any stage costs, placement and memory limit."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ def greedy(
     memory_limit: int | Sequence[int] | None = None,
     priority: str = "BF",
 ) -> Schedule:
-    """Return the schedule of ranks that never wait while they could work: a list scheduler.
+    """Return a greedy schedule: no rank waits while it could work (list scheduling).
 
-    Whenever a rank is free, it takes the first kind of ``priority`` of which an action is ready and fits into its
-    memory; of these the lowest microbatch, and the lowest stage.
+    An idle rank takes the first kind of ``priority`` with an action that is ready and within the memory limit. Among
+    several of that kind it takes the lowest microbatch, then the lowest stage.
 
-    With even costs, ``"BF"`` and limits p - r it is 1F1B, and ``"FB"`` without a limit is GPipe. It looks no further
-    than the moment: where stages are uneven, try several priorities and limits, ``"IFW"`` first, and simulate them.
+    With equal costs, ``"BF"`` and limits p - r give 1F1B, and ``"FB"`` without a limit gives GPipe. The scheduler does
+    not look ahead. For uneven stages, try several priorities and limits, ``"IFW"`` first, and simulate the results.
 
     Parameters
     ----------
     num_microbatches : int
         At least 1.
     costs : Costs
-        By which times are reckoned while it is built.
+        The costs of the simulation that builds the schedule.
     placement : sequence of int
         The rank of each stage.
     memory_limit : int or sequence of int, optional
-        The most (stage, microbatch) pairs that a rank may hold, for all alike or by rank: at least as many as it holds
-        stages.
+        The largest number of (stage, microbatch) pairs that a rank may hold: one limit for all ranks, or one for each.
+        It is at least the number of stages of the rank.
     priority : str
-        The kinds, most urgent first: B and F, or I, W and F for a backward in two halves.
+        The kinds, most urgent first: B and F, or I, W and F for a split backward.
 
     Returns
     -------
     Schedule
-        Legal, and with gradients that add in ascending order.
+        A legal schedule. Gradients accumulate in ascending order of microbatches.
 
     Raises
     ------
@@ -59,9 +59,9 @@ def greedy(
 
     Notes
     -----
-    Memory can be full of microbatches none of which can end. So a forward of a later microbatch is taken only if room
-    is left for all the forwards that the oldest unfinished one still needs on that rank; then the oldest one of all
-    ranks can always go on.
+    Without a reserve, memory could fill up with microbatches of which none can finish. So a forward of a later
+    microbatch starts only if memory remains for all pending forwards of the rank's oldest unfinished microbatch. The
+    oldest microbatch of all ranks can then always make progress.
 
     References
     ----------
@@ -90,8 +90,8 @@ def greedy(
         if limit < len(own):
             raise ScheduleError.of(
                 ScheduleCode.PARAMETERS,
-                f"memory_limit is {limit} on rank {rank}, which holds {len(own)} stages and needs all of them for one "
-                f"microbatch; the nearest limit that works is {len(own)}.",
+                f"memory_limit is {limit} on rank {rank}, but one microbatch takes {len(own)} pairs on its {len(own)} "
+                f"stages; expected at least {len(own)}.",
             )
     ranks = [_Rank(own, num_microbatches, limit, priority) for own, limit in zip(stages, limits)]
     blank = Schedule("greedy", placement, num_microbatches, ((),) * num_ranks)
@@ -100,24 +100,24 @@ def greedy(
 
 
 class _Rank:
-    """One rank: what it could do now, what it holds, and what it did."""
+    """The state of one rank: ready actions, activations held, and actions started."""
 
     def __init__(self, stages: list[int], num_microbatches: int, limit: int, priority: str) -> None:
         self.limit = limit
         self.kinds = [ActionKind(letter) for letter in priority]
         self.ready: dict[ActionKind, list[tuple[int, int]]] = {kind: [] for kind in self.kinds}
         self.forwards_left = [len(stages)] * num_microbatches
-        self.oldest = 0  # the first microbatch with forwards left here
+        self.oldest = 0  # the first microbatch with pending forwards on this rank
         self.held = 0
         self.busy = False
         self.done: list[Action] = []
 
     def offer(self, action: Action) -> None:
-        """Put an action among those that could be done."""
+        """Add an action to the ready ones."""
         heappush(self.ready[action.kind], (action.microbatch, action.stage))
 
     def choose(self) -> Action | None:
-        """Take the most urgent action that fits, or none."""
+        """Start the most urgent ready action within the memory limit; return None if there is none."""
         for kind in self.kinds:
             if self.ready[kind] and (kind is not F or self._fits(self.ready[F][0][0])):
                 k, stage = heappop(self.ready[kind])
@@ -140,10 +140,10 @@ class _Rank:
 
 
 def _run(blank: Schedule, costs: Costs, ranks: list[_Rank], whole: bool) -> None:
-    """Go through time, from event to event: an action ends, or a value arrives."""
+    """Simulate event by event: an action ends, or a value arrives."""
     durations, message_times = costs.durations(blank.num_stages), costs.message_times(blank)
     gradient_kind = B if whole else I
-    events: list[tuple[float, Action, bool]] = []  # (time, action, whether it ends now rather than could begin)
+    events: list[tuple[float, Action, bool]] = []  # (time, action, whether it ends; otherwise it becomes ready)
     for k in range(blank.num_microbatches):
         heappush(events, (0.0, Action(0, F, k), False))
     while events:

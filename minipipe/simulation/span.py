@@ -1,4 +1,4 @@
-"""The parts of a timeline: spans, in which a rank does something, and idle times, each with its cause."""
+"""The parts of a timeline: spans of actions, and idle times with their causes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 class IdleCause(StrEnum):
-    """Why a rank is idle.
+    """The cause of an idle time.
 
     Examples
     --------
@@ -36,24 +36,24 @@ class IdleCause(StrEnum):
     ['warm-up', 'drain']
     """
 
-    WARM_UP = "warm-up"  # it has not begun: the pipeline fills
-    WAITING = "waiting"  # for what another rank computes, or for its message
-    SENDING = "sending"  # its send blocks
-    DRAIN = "drain"  # it has ended: the pipeline drains
-    OVERHEAD = "overhead"  # between two actions: bookkeeping, or, where measured, somebody else had the core
+    WARM_UP = "warm-up"  # before the first action: the pipeline fills
+    WAITING = "waiting"  # for a value from another rank
+    SENDING = "sending"  # in a send that blocks
+    DRAIN = "drain"  # after the last action: the pipeline drains
+    OVERHEAD = "overhead"  # between two actions: bookkeeping or, if measured, another program on the core
 
 
 class Idle(NamedTuple):
-    """A time in which a rank computes nothing, and why.
+    """An interval in which a rank computes nothing, and its cause.
 
     Attributes
     ----------
     start, end : float
     cause : IdleCause
     source : int or None
-        The rank that it waits for.
+        The rank that is waited for.
     awaited : Action or None
-        What it waits for there.
+        The action of that rank that is waited for.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A timeline: when every rank ran each of its actions. Predictions and measurements are of this one type."""
+"""Timelines: the start and the end of every action on every rank, predicted or measured."""
 
 from __future__ import annotations
 
@@ -17,37 +17,36 @@ __all__ = ["Timeline"]
 
 @dataclass(frozen=True, repr=False)
 class Timeline:
-    """When every rank ran each of its actions.
+    """The start and the end of every action on every rank, predicted or measured.
 
     Attributes
     ----------
     name : str
         The schedule's name.
     spans : tuple of tuple of Span
-        ``spans[rank]``, in the order in which they ran. SEND and RECV are among them only where sends block.
+        ``spans[rank]``, in order of execution. SEND and RECV have spans only if sends block.
     peak_activations : tuple of int
-        By rank: the most (stage, microbatch) pairs whose activations were held at once.
+        By rank: the largest number of (stage, microbatch) pairs whose activations were held at once.
     peak_memory : tuple of float or None
-        By rank: the most memory that they took, where that is known.
+        By rank: the peak memory of the activations held, if known.
     unit, memory_unit : str
         ``"s"`` for seconds, ``"bytes"`` for bytes, ``"units"`` for those of the costs.
     note : str
-        What to keep in mind when reading the times.
+        A remark on the interpretation of the times.
     message_times : tuple of float
-        By stage: the time in flight of a message to the next stage, and of the gradient that comes back. Empty where
-        it is not known.
+        By stage: the time in flight of a message to the next stage, and of the gradient back. Empty if unknown.
     sent : dict of Value to (float, int, int)
-        Of values with a SEND of their own: when the value arrived, the rank that sent it, and the index of the rank's
-        last span before the SEND.
+        For values with a SEND of their own: the arrival time, the sending rank, and the index of that rank's last span
+        before the SEND.
     memory : tuple of tuple of float or None
-        ``memory[rank][i]`` is the memory that the rank held after its span ``i``, where that is known.
+        ``memory[rank][i]`` is the memory of the activations held after span ``i`` of the rank, if known.
     memory_during : tuple of tuple of float or None
         ``memory_during[rank][i]`` is the most memory that the rank held while its span ``i`` ran, where it is known to
         be more than before and after it: a backward holds what recomputation computes again.
     measured_messages : tuple of Message
-        The messages, where they were measured.
+        The messages of a measured timeline.
     is_measured : bool
-        Whether it was measured, or is predicted.
+        Whether the timeline is measured; otherwise it is predicted.
 
     Examples
     --------
@@ -80,21 +79,21 @@ class Timeline:
 
     @cached_property
     def start(self) -> float:
-        """The first start of all ranks."""
+        """The earliest start on any rank."""
         return min((span.start for row in self.spans for span in row), default=0.0)
 
     @cached_property
     def end(self) -> float:
-        """The last end of all ranks."""
+        """The latest end on any rank."""
         return max((span.end for row in self.spans for span in row), default=0.0)
 
     @property
     def makespan(self) -> float:
-        """From the first start to the last end of all ranks."""
+        """The time from the earliest start to the latest end."""
         return self.end - self.start
 
     def busy(self, rank: int) -> float:
-        """Return the time that a rank spent computing."""
+        """Return the computing time of a rank."""
         return sum(end - start for action, start, end in self.spans[rank] if not action.kind.is_communication)
 
     def own_span(self, rank: int) -> float:
@@ -108,29 +107,29 @@ class Timeline:
 
     @property
     def bubble_fraction(self) -> float:
-        """Idle time over all time: idle / (num_ranks * makespan). GPipe and 1F1B give (p-1)/(m+p-1)."""
+        """The idle fraction of the total time, idle / (num_ranks * makespan): (p-1)/(m+p-1) for GPipe and 1F1B."""
         available = self.num_ranks * self.makespan
         return 1 - sum(map(self.busy, range(self.num_ranks))) / available if available else 0.0
 
     @property
     def bubble_over_ideal(self) -> float:
-        """Idle time over work, Megatron's convention: GPipe and 1F1B give (p-1)/m, interleaved (p-1)/(m v)."""
+        """Idle time over work, Megatron's convention: (p-1)/m for GPipe and 1F1B, (p-1)/(m v) interleaved."""
         work = sum(map(self.busy, range(self.num_ranks)))
         return self.num_ranks * self.makespan / work - 1 if work else 0.0
 
     @property
     def cost(self) -> float:
-        """The longest own span of a rank: what the zero-bubble papers call the cost."""
+        """The longest own span of any rank, the cost in the zero-bubble papers."""
         return max(map(self.own_span, range(self.num_ranks)), default=0.0)
 
     @property
     def span_bubble_rate(self) -> float:
-        """(span - work) / span of the rank whose own span is longest: the bubble rate of the zero-bubble papers."""
+        """The bubble rate of the zero-bubble papers: (span - work) / span of the rank with the longest own span."""
         spans = list(map(self.own_span, range(self.num_ranks)))
         longest = max(spans, default=0.0)
         return self.idle_within_span(spans.index(longest)) / longest if longest else 0.0
 
-    # -- who waited for whom: doors to explanation.py, the file above this one ---------------------------------------
+    # -- waits and messages: doors to explanation.py, the file above this one ----------------------------------------
 
     @cached_property
     def _explanation(self) -> Any:
@@ -140,32 +139,32 @@ class Timeline:
 
     @property
     def idle(self) -> tuple[tuple[Idle, ...], ...]:
-        """By rank, every time in which it computes nothing, with its cause, in order of time."""
+        """By rank, its idle times in chronological order, each with its cause."""
         return self._explanation.idle
 
     @property
     def critical_path(self) -> tuple[tuple[int, Span], ...]:
-        """The chain of (rank, span) that ends last, each of which could only start after the one before it.
+        """The critical path: a chain of (rank, span) up to the latest end, each dependent on the one before it.
 
-        The makespan can shrink only if one of them, or a message between two, gets shorter.
+        The makespan shrinks only if one of these spans, or a message between two of them, gets shorter.
         """
         return self._explanation.critical_path
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Every value that went from one rank to another, in the order in which they were sent."""
+        """The messages between ranks, in the order of their sends."""
         return self._explanation.messages
 
     # -- activations held --------------------------------------------------------------------------------------
 
     @property
     def is_forward_only(self) -> bool:
-        """Whether there is no backward. Then an activation is held only while its F runs."""
+        """Whether there is no backward. If so, an activation is held only while its F runs."""
         return not any(span.action.kind.is_backward for row in self.spans for span in row)
 
     @cached_property
     def held_activations(self) -> tuple[tuple[int, ...], ...]:
-        """By rank, how many (stage, microbatch) pairs it holds after each of its spans; see ``peak_activations``."""
+        """By rank, the number of (stage, microbatch) pairs held after each of its spans; see ``peak_activations``."""
         is_forward_only = self.is_forward_only
         return tuple(tuple(held_after((span.action for span in row), is_forward_only)) for row in self.spans)
 
@@ -197,7 +196,7 @@ class Timeline:
     # -- as data, and as text -----------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures, as plain data: texts, numbers and lists.
+        """Return the figures as plain data: strings, numbers and lists.
 
         Examples
         --------
@@ -257,7 +256,7 @@ class Timeline:
         return f"<Timeline {self}>"
 
     def _repr_html_(self) -> str:
-        """Return the picture that a notebook shows."""
+        """Return the picture of the timeline for a notebook."""
         from minipipe.render.notebook import picture_or_text  # a door to the room above, like those to explanation.py
 
         return picture_or_text(self)

@@ -1,4 +1,4 @@
-"""What is said of a moment of a walk through a schedule: who does, holds and awaits what; at the end, the verdict."""
+"""Snapshots of a walk in words: the states of the ranks, their activations, the messages, and the final verdict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
-    """Return a moment as a few lines: the event, a line for each rank, a line for each message; at the end the verdict.
+    """Return a snapshot as text: the event, a line for each rank, a line for each message; the last adds the verdict.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
 
 
 def describe_progress(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
-    """Say which step of how many it is, and which time of how much."""
+    """Return the number and the time of a snapshot, each with its maximum."""
     last, unit = len(walkthrough) - 2, walkthrough.timeline.unit
     end = format_time(walkthrough[-1].time, unit)
     if snapshot.number > last:
@@ -57,7 +57,7 @@ def describe_progress(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
 
 
 def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
-    """Say what has just begun.
+    """Describe the event of a snapshot.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
 
 
 def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> list[str]:
-    """Say what a rank is about, the longest sentence first.
+    """Describe the state of a rank in several lengths, the longest first.
 
     Examples
     --------
@@ -95,20 +95,20 @@ def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> l
     if state.activity is Activity.RUNS:
         if state.awaited is None:
             return [f"{state.action}{until}", f"{state.action}"]
-        whom = f"{state.awaited} on rank {state.source}"
-        return [f"{state.action} until rank {state.source} comes to {state.awaited}", f"{state.action}: {whom}?"]
+        awaited = f"{state.awaited} on rank {state.source}"
+        return [f"{state.action} until rank {state.source} reaches {state.awaited}", f"{state.action}: {awaited}?"]
     if state.awaited is None:
         return [f"between two actions{until}", "between two actions"]
-    whom = _whom(walkthrough, rank, state.source, state.awaited)
+    awaited = _describe_awaited(walkthrough, rank, state.source, state.awaited)
     if state.activity is Activity.STUCK:
-        return [f"stuck at {state.action}: needs {whom}", f"stuck: needs {whom}", f"stuck: {state.awaited}"]
+        return [f"stuck at {state.action}: needs {awaited}", f"stuck: needs {awaited}", f"stuck: {state.awaited}"]
     if any(message.used_by == state.action for message in snapshot.messages):
-        return [f"waits for the message of {whom}{until}", f"waits for the message of {state.awaited}{until}"]
-    return [f"waits for {whom}{until}", f"waits for {whom}", f"{whom}?"]
+        return [f"waits for the message of {awaited}{until}", f"waits for the message of {state.awaited}{until}"]
+    return [f"waits for {awaited}{until}", f"waits for {awaited}", f"{awaited}?"]
 
 
 def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
-    """Say how many (stage, microbatch) pairs a rank holds, and which microbatches, by stage where it has several.
+    """Return how many (stage, microbatch) pairs a rank holds, and the microbatches, by stage if it has several stages.
 
     Examples
     --------
@@ -130,12 +130,12 @@ def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
 
 
 def shows_memory(walkthrough: Walkthrough) -> bool:
-    """Tell whether memory is more than the number of pairs, because the costs say what one takes."""
+    """Tell whether to show memory beside the number of pairs: only if the costs give the size of activations."""
     return walkthrough.costs.activation != 1 or walkthrough.costs.weight_activation is not None
 
 
 def describe_transit(walkthrough: Walkthrough, snapshot: Snapshot, message: Message) -> str:
-    """Say where a message is.
+    """Describe a message and its progress: in flight, or delivered.
 
     Examples
     --------
@@ -143,70 +143,70 @@ def describe_transit(walkthrough: Walkthrough, snapshot: Snapshot, message: Mess
     >>> walkthrough = Walkthrough(schedules.one_f_one_b(2, 2))
     >>> snapshot = walkthrough[walkthrough.at_time(2)]
     >>> describe_transit(walkthrough, snapshot, snapshot.messages[0])
-    'result of 0F1, rank 0 to rank 1: lies there for 1F1'
+    'result of 0F1, rank 0 to rank 1: delivered, not yet consumed by 1F1'
     """
-    way = f"result of {message.value}, rank {message.source} to rank {message.destination}"
+    route = f"result of {message.value}, rank {message.source} to rank {message.destination}"
     if message.arrived <= snapshot.time:
-        return f"{way}: lies there for {message.used_by}"
-    return f"{way}: arrives at {format_number(message.arrived, walkthrough.timeline.unit)} for {message.used_by}"
+        return f"{route}: delivered, not yet consumed by {message.used_by}"
+    return f"{route}: arrives at {format_number(message.arrived, walkthrough.timeline.unit)} for {message.used_by}"
 
 
 def describe_verdict(walkthrough: Walkthrough) -> list[str]:
-    """Say how it ends: its figures, or what is wrong, who sticks where and why, and who waits in a circle.
+    """Return the verdict: the figures of a legal schedule, or the first problem, the cycle and the stuck ranks.
 
     Examples
     --------
     >>> from minipipe import Schedule
     >>> print("\\n".join(describe_verdict(Walkthrough(Schedule.from_text("0F0 0B0 0F1 0B1\\n1F1 1B1 1F0 1B0")))[1:]))
-    the circle: rank 0 waits for rank 1, rank 1 waits for rank 0
-    rank 0 is stuck at 0B0 (step 1 of its list): it needs 1B0, step 3 of rank 1
-    rank 1 is stuck at 1F1 (step 0 of its list): it needs 0F1, step 2 of rank 0
+    the cycle: rank 0 waits for rank 1, rank 1 waits for rank 0
+    rank 0 is stuck at 0B0 (position 1 of its list): it needs 1B0, position 3 of rank 1
+    rank 1 is stuck at 1F1 (position 0 of its list): it needs 0F1, position 2 of rank 0
     """
     figures = str(walkthrough.timeline)
     if walkthrough.is_legal:
         return [figures]
     first, *others = walkthrough.problems
     also = f" ({len(others)} more: minipipe check lists them)" if others else ""
-    lines = [f"[{first.code}] {first.message}{also}", *_circle(walkthrough.circle)]
+    lines = [f"[{first.code}] {first.message}{also}", *_cycle(walkthrough.cycle)]
     if walkthrough.is_timed:
         return [*lines, figures]
     for rank, state in walkthrough.stuck.items():
         assert state.awaited is not None
-        where = _where(walkthrough, state.source, state.awaited)
-        place = f"{state.action} (step {state.position} of its list)"
-        lines.append(f"rank {rank} is stuck at {place}: it needs {state.awaited}, {where}")
+        where = _describe_position(walkthrough, state.source, state.awaited)
+        stuck = f"{state.action} (position {state.position} of its list)"
+        lines.append(f"rank {rank} is stuck at {stuck}: it needs {state.awaited}, {where}")
     if not walkthrough.stuck:
-        lines.append(f"it ran to its end all the same, in {format_time(walkthrough[-1].time, 'rounds')}")
+        lines.append(f"it still ran to completion, in {format_time(walkthrough[-1].time, 'rounds')}")
     return lines
 
 
-def _whom(walkthrough: Walkthrough, rank: int, source: int | None, awaited: Action) -> str:
+def _describe_awaited(walkthrough: Walkthrough, rank: int, source: int | None, awaited: Action) -> str:
     if source is None:
-        return f"{awaited}, of a stage that is not there"
+        return f"{awaited}, of a stage that does not exist"
     if awaited not in walkthrough.dependencies.rank_of:
         return f"{awaited}, which is missing"
     return f"{awaited}, later in its own list" if source == rank else f"{awaited} on rank {source}"
 
 
-def _where(walkthrough: Walkthrough, source: int | None, awaited: Action) -> str:
-    """Say where what a stuck rank needs stands."""
+def _describe_position(walkthrough: Walkthrough, source: int | None, awaited: Action) -> str:
+    """Return the position of the action that a stuck rank needs."""
     if source is None:
         return "but there is no such stage"
     if awaited not in walkthrough.dependencies.rank_of:
         return "which is missing"
-    return f"step {walkthrough.program.actions[source].index(awaited)} of rank {source}"
+    return f"position {walkthrough.program.actions[source].index(awaited)} of rank {source}"
 
 
-def _circle(circle: Sequence[int]) -> Iterator[str]:
-    if len(circle) > 1:
-        waits = [f"rank {a} waits for rank {b}" for a, b in zip(circle, (*circle[1:], circle[0]))]
-        yield f"the circle: {', '.join(waits)}"
-    elif circle:
-        yield f"rank {circle[0]} waits for itself"
+def _cycle(cycle: Sequence[int]) -> Iterator[str]:
+    if len(cycle) > 1:
+        waits = [f"rank {a} waits for rank {b}" for a, b in zip(cycle, (*cycle[1:], cycle[0]))]
+        yield f"the cycle: {', '.join(waits)}"
+    elif cycle:
+        yield f"rank {cycle[0]} waits for itself"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers with their runs drawn together: ``0-3,5``."""
+    """Write ascending numbers with their runs abbreviated: ``0-3,5``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""What of a schedule runs, in which order and when: in the predicted time if it is legal, in rounds if it is not."""
+"""The events of a walk through a schedule: at predicted times if it is legal, otherwise in rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["by_rank", "events_in_rounds", "problems_of", "timed_events", "timeli
 
 
 def problems_of(schedule: ActionTable, memory_limit: int | Sequence[int] | None) -> tuple[tuple[Problem, ...], str]:
-    """Return what the verifier says; raise it where not even the walk can begin."""
+    """Return the problems and the grid of the verifier; raise its error if the walk cannot even begin."""
     try:
         verify(schedule, memory_limit)
     except ScheduleError as error:
@@ -31,7 +31,7 @@ def problems_of(schedule: ActionTable, memory_limit: int | Sequence[int] | None)
 
 
 def timed_events(program: ActionTable, timeline: Timeline, sends_block: bool) -> tuple[Event, ...]:
-    """Return the steps of a legal program; SEND and RECV take no time, and no span, unless sends block."""
+    """Return the events of a legal program. SEND and RECV take no time, and have no span, unless sends block."""
     spans = [iter(row) for row in timeline.spans]
     free, position = [0.0] * program.num_ranks, [0] * program.num_ranks
     events = []
@@ -41,12 +41,12 @@ def timed_events(program: ActionTable, timeline: Timeline, sends_block: bool) ->
         events.append(Event(rank, position[rank], action, start, end))
         free[rank] = end
         position[rank] += 1
-    # In the walk's order what is needed comes first; a stable sort keeps that where times are equal.
+    # The walk is in topological order, and a stable sort keeps this order among equal times.
     return tuple(sorted(events, key=lambda event: event.start))
 
 
 def events_in_rounds(schedule: ActionTable) -> tuple[Event, ...]:
-    """Return the steps of an illegal schedule as far as it goes, each of one round."""
+    """Return the events of an illegal schedule up to where it gets stuck, each one round long."""
     events, position = [], [0] * schedule.num_ranks
     for now, ranks in enumerate(walk(schedule).rounds):
         for rank in ranks:
@@ -57,7 +57,7 @@ def events_in_rounds(schedule: ActionTable) -> tuple[Event, ...]:
 
 
 def timeline_in_rounds(schedule: ActionTable, events: Sequence[Event]) -> Timeline:
-    """Return the timeline of what ran, each action one round long; peaks are not counted."""
+    """Return the timeline of events in rounds. Its peaks are not counted."""
     rows: list[list[Span]] = [[] for _ in schedule.actions]
     for event in events:
         rows[event.rank].append(Span(event.action, event.start, event.end))
@@ -65,7 +65,7 @@ def timeline_in_rounds(schedule: ActionTable, events: Sequence[Event]) -> Timeli
 
 
 def by_rank(events: Sequence[Event], num_ranks: int) -> list[list[int]]:
-    """Return, by rank, the indices of its steps."""
+    """Return, by rank, the indices of its events."""
     own: list[list[int]] = [[] for _ in range(num_ranks)]
     for at, event in enumerate(events):
         own[event.rank].append(at)

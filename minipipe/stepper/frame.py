@@ -1,4 +1,4 @@
-"""A moment of a walk as a screen: the grid with a cursor, a table of the ranks, the messages under way."""
+"""A snapshot of a walk as a screen: the grid with a cursor, a table of the ranks, and the messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEAST_SIZE = (39, 12)  # columns and lines
 
 
 class Frame:
-    """Draws moments of one walk, for a terminal of any size.
+    """Draws the snapshots of one walk for a terminal of any size.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Frame:
     rank 0 waits for 1B0 on rank 1 until 4  0B0          1 (0)
     rank 1>1B0 until 4                                   1 (0)
     <BLANKLINE>
-    no message under way
+    no message in flight
     """
 
     def __init__(self, walkthrough: Walkthrough, colour: bool = False) -> None:
@@ -67,14 +67,14 @@ class Frame:
         ----------
         snapshot : Snapshot
         width, height : int
-            In columns and lines, at least ``LEAST_SIZE``; what does not fit is left out, ranks far from the one in
-            focus first.
+            In columns and lines, at least ``LEAST_SIZE``. If not everything fits, the ranks far from the focus are left
+            out first.
         focus : int, optional
-            The rank to show among its neighbours where not all fit; by default the one whose action has just begun.
+            The rank that stays visible if not all fit; by default that of the action that has just begun.
         """
         is_last = snapshot.number == len(self.walkthrough) - 1
         head = self._head(snapshot, width)
-        # Beside the ranks, twice each: axis, cursor, the table's head, and at least two lines of notes.
+        # Besides two lines for each rank: the axis, the cursor, the table's head, and at least two lines of notes.
         visible = min(self.num_ranks, max(1, (height - len(head) - 5) // 2))
         blanks = [""] if height >= len(head) + 2 * visible + 7 else []
         ranks = self._visible(snapshot, visible, focus)
@@ -98,7 +98,7 @@ class Frame:
     def _messages(self, snapshot: Snapshot, width: int, room: int) -> list[str]:
         found = [describe_transit(self.walkthrough, snapshot, message) for message in snapshot.messages]
         if not found:
-            return ["no message under way"]
+            return ["no message in flight"]
         if len(found) > room:
             found[max(0, room - 1) :] = [f"and {len(found) - max(0, room - 1)} more messages"]
         return [fitted([line], width) for line in found]
@@ -116,7 +116,7 @@ class Frame:
         return paint(text, code) if self.colour else text
 
     def _visible(self, snapshot: Snapshot, count: int, focus: int | None) -> range:
-        """Return the ranks that are shown, the one in focus in their middle."""
+        """Return the visible ranks, if possible with the focus in their middle."""
         if focus is None:
             focus = snapshot.event.rank if snapshot.event else 0
         first = max(0, min(focus - count // 2, self.num_ranks - count))
@@ -151,7 +151,7 @@ class Frame:
         return lines
 
     def _coming(self, rank: int, state: RankState) -> list[str]:
-        """Return the next three actions of a rank, the next two, and the next one."""
+        """Return the next actions of a rank in several lengths: three, two and one."""
         first = state.position + (state.activity is Activity.RUNS)
         coming = list(map(str, self.walkthrough.program.actions[rank][first : first + 3]))
         return [" ".join(coming[:count]) for count in (3, 2, 1)]
@@ -169,6 +169,6 @@ class Frame:
 
 
 def fitted(texts: Sequence[str], width: int) -> str:
-    """Return the first text that fits, or the last one cut."""
+    """Return the first text that fits, or the last one truncated."""
     text = next((text for text in texts if len(text) <= width), texts[-1])
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"

@@ -1,4 +1,4 @@
-"""The grid of a walk: time as one long strip, of which the screen shows the part around the cursor."""
+"""The grid of a walk: one long strip of time, scrolled to the part around the cursor."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from minipipe.stepper.walkthrough import Walkthrough
 
 __all__ = ["Grid"]
 
-_BEYOND = 14  # columns after the end, where a rank that sticks shows at what
-_MOST_COLUMNS = 12  # for each action of the longest row: one short action must not stretch the strip without end
+_BEYOND = 14  # columns after the end, for the labels of stuck actions
+_MOST_COLUMNS = (
+    12  # for each action of the longest row, so that one short action cannot stretch the strip without limit
+)
 
 
 class Grid:
-    """Draws the part of the grid around a moment: what is done, filled; what comes, by its labels alone.
+    """Draws the part of the grid around a snapshot: past actions are filled, future ones are labels alone.
 
     Parameters
     ----------
@@ -30,20 +32,20 @@ class Grid:
         self.walkthrough = walkthrough
         self.panel = Panel(walkthrough.timeline)
         self.spans = [drawn_spans(row) for row in walkthrough.timeline.spans]
-        self.numbers: list[list[int]] = [[] for _ in self.spans]  # at which moment each of them begins
+        self.numbers: list[list[int]] = [[] for _ in self.spans]  # the snapshot in which each of them begins
         for number, event in enumerate(walkthrough.events, 1):
             if not event.action.kind.is_communication or event.end > event.start:
                 self.numbers[event.rank].append(number)
         self.room = 0
 
     def draw(self, snapshot: Snapshot, room: int, ranks: range, margin: int, colour: bool) -> list[str]:
-        """Return the axis, the line of the cursor, and a row for each rank; the rows without their margin.
+        """Return the axis, the line of the cursor, and a row for each rank; the rows have no margin.
 
         Parameters
         ----------
         snapshot : Snapshot
         room : int
-            Columns beside the margin.
+            Columns without the margin.
         ranks : range
             The ranks to draw.
         margin : int
@@ -56,7 +58,7 @@ class Grid:
             self.places = [places_of(spans, start, self.columns) for spans in self.spans]
         cursor = round(self.columns.column(snapshot.time))
         length = self.columns.total + (0 if self.walkthrough.is_timed else _BEYOND)
-        jump = max(1, room // 2)  # the strip stands still while the cursor goes half of the screen
+        jump = max(1, room // 2)  # the strip scrolls by half a screen at a time
         first = 0 if length <= room else max(0, (cursor - room // 4) // jump * jump)
         axis = draw_axis(self.columns, first, self.walkthrough.timeline.unit, margin)
         marker = " " * (margin + min(cursor, max(0, length - 1)) - first) + paint_cells([("v", "1")], colour)
@@ -64,13 +66,13 @@ class Grid:
         return [axis, marker, *rows]
 
     def _lay_out(self, room: int) -> Columns:
-        """Give every action room for its label; all on one screen where that fits."""
+        """Choose one screen for everything if that fits, otherwise columns for the label of every action."""
         fitting = fit_columns([self.panel], room)
         if fitting.total <= room:
             return fitting._replace(band=room)
         each = (label_width([self.panel], names_stages=True) + 1) / shortest_time([self.panel])
         most = (_MOST_COLUMNS * max(map(len, self.spans)) + room) / fitting.makespan
-        if fitting.makespan.is_integer():  # whole columns for a unit, as long as that is one at least
+        if fitting.makespan.is_integer():  # whole columns per unit, unless there is less than one
             each, most = ceil(each), floor(most) or most
         total = min(each, most) * fitting.makespan
         return Columns(fitting.makespan, max(ceil(total), fitting.total), room)
@@ -87,7 +89,7 @@ class Grid:
             left = max(0, begin - first)
             cells[left : left + len(visible)] = visible
         state = snapshot.ranks[rank]
-        if state.action is not None and state.until is None:  # it waits for what never comes
+        if state.action is not None and state.until is None:  # it waits for ever
             sign = [(letter, ALARM) for letter in f"{state.action}!"]
             cells[cursor - first : cursor - first + len(sign)] = sign
         return cells[: self.room]

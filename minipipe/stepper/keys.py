@@ -1,4 +1,4 @@
-"""A terminal to draw on and to read keys from: single keys where termios exists, otherwise a line and Enter."""
+"""Terminal input and output: single keys where termios exists, otherwise lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ except ImportError:  # Windows
 
 __all__ = ["KeyScreen", "LineScreen", "Screen", "screen_of_this_terminal"]
 
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, no cursor; and back
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # to the alternate screen without a cursor, and back
 _SEQUENCES = {
     "[A": "up",
     "[B": "down",
@@ -46,7 +46,7 @@ _ESCAPE = "\x1b"
 
 
 class Screen(ABC):
-    """What the loop draws on and reads from; a context in which the terminal is set up for it."""
+    """The terminal of the loop: a context manager that sets it up and restores it."""
 
     def __enter__(self) -> Screen:
         return self
@@ -55,21 +55,21 @@ class Screen(ABC):
         return None
 
     def size(self) -> tuple[int, int]:
-        """Return columns and lines that may be drawn on, as they are now."""
+        """Return the current size in columns and lines."""
         try:
             size = os.get_terminal_size(sys.stdout.fileno())
         except OSError:
             return 79, 24
-        # One column less than there is: after the last one, terminals differ in where they stand.
+        # One column less than there is: terminals differ in the position of the cursor after the last one.
         return max(1, size.columns - 1) if size.columns else 79, size.lines or 24
 
     @abstractmethod
     def show(self, lines: Sequence[str]) -> None:
-        """Draw lines, in place of what was there."""
+        """Draw lines in place of the previous ones."""
 
     @abstractmethod
     def read_key(self) -> str:
-        """Wait for a key and return its name: ``"n"``, ``"right"``, ``"enter"``; ``"eof"`` when nothing will come."""
+        """Wait for a key and return its name: ``"n"``, ``"right"``, ``"enter"``; ``"eof"`` at the end of the input."""
 
     @abstractmethod
     def ask(self, question: str) -> str:
@@ -77,12 +77,12 @@ class Screen(ABC):
 
 
 class KeyScreen(Screen):
-    """A terminal that redraws in place and gives each key as it is pressed. It is left as it was found."""
+    """A terminal that redraws in place and delivers each key as it is pressed. It is restored on exit."""
 
     def __enter__(self) -> Screen:
         self._input = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._input)
-        tty.setcbreak(self._input, termios.TCSADRAIN)  # what was typed ahead is not lost
+        tty.setcbreak(self._input, termios.TCSADRAIN)  # keep the keys that were typed ahead
         settings: list[Any] = termios.tcgetattr(self._input)
         settings[6][termios.VSUSP] = b"\0"  # else Ctrl-Z would leave the shell on this screen, without a cursor
         termios.tcsetattr(self._input, termios.TCSANOW, settings)
@@ -94,11 +94,11 @@ class KeyScreen(Screen):
         termios.tcsetattr(self._input, termios.TCSANOW, self._before)
 
     def show(self, lines: Sequence[str]) -> None:
-        """Draw over what was there, line by line, so that nothing flickers."""
+        """Overwrite the previous lines one by one, which avoids flicker."""
         self._write("\x1b[H" + "\n".join(f"{line}\x1b[K" for line in lines) + "\x1b[J")
 
     def read_key(self) -> str:
-        """Return the next key; a sequence such as that of an arrow counts as one."""
+        """Return the next key. An escape sequence, such as that of an arrow, is one key."""
         character = self._read()
         if character != _ESCAPE:
             return _NAMES.get(character, character)
@@ -110,7 +110,7 @@ class KeyScreen(Screen):
         return _SEQUENCES.get(sequence.replace("O", "["), "escape")  # some terminals write O for [
 
     def ask(self, question: str) -> str:
-        """Read a line key by key, shown on the last line of the screen; Escape takes it back."""
+        """Read a line of text on the last line of the screen, key by key; Escape cancels it."""
         typed = ""
         while True:
             _, height = self.size()
@@ -136,14 +136,14 @@ class KeyScreen(Screen):
 
 
 class LineScreen(Screen):
-    """A terminal that can only write on, or that gives its input by the line: a letter and Enter."""
+    """A terminal without a cursor to move or without single keys: it appends lines, and a key is a letter and Enter."""
 
     def show(self, lines: Sequence[str]) -> None:
-        """Write below what was there."""
+        """Append lines to the output."""
         print("\n".join(lines), flush=True)
 
     def read_key(self) -> str:
-        """Return the first letter of a line; Enter alone is a key, too."""
+        """Return the first letter of a line. Enter alone is a key, too."""
         try:
             line = input("> ").strip()
         except EOFError:
@@ -159,7 +159,7 @@ class LineScreen(Screen):
 
 
 def screen_of_this_terminal() -> Screen | None:
-    """Return the screen that standard input and output make, or None where they are no terminal."""
+    """Return the screen of standard input and output, or None if they are not a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return None
     return LineScreen() if termios is None or os.environ.get("TERM") == "dumb" else KeyScreen()

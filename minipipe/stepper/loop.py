@@ -1,4 +1,4 @@
-"""The loop of ``minipipe step``: a key, another moment, another screen."""
+"""The key loop of ``minipipe step``: each key selects the next snapshot to draw."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ __all__ = ["Stepper", "step_with_keys"]
 
 _KEYS = "n next  p back  home end  g go to  r one rank  ? help  q quit"
 _HELP = """
-  n, space, right, Enter   the next action begins
-  p, left, backspace       back
-  page down, page up       ten steps on, ten back
-  home (0), end ($)        the beginning, the end
+  n, space, right, Enter   next step: one more action begins
+  p, left, backspace       previous step
+  page down, page up       ten steps forward, ten steps back
+  home (0), end ($)        first step, last step
   g                        go to a step, 17, or to a time, t12.5
-  r                        stop only at actions of one rank; r and Enter: of all
+  r                        only one rank's actions; r and Enter: all ranks
   q                        quit
 
-  F3  forward of microbatch 3; 2F3 on stage 2, where a rank holds several, or,
-      for want of room, f3 on the second of two
-  B3  backward; or in two halves, I for the inputs and W for the weights
+  F3  forward of microbatch 3; 2F3 on stage 2, if its rank has several stages,
+      or f3 on the second of two, if there is no space for 2F3
+  B3  backward; if split, I for the inputs and W for the weights
   S3, R3  send, receive
 
-  v   now. Before it is what each rank has done, with - = ~ + filled and idle
-      time dotted; after it is what comes. The > stands where an action has
-      just begun.
+  v   now. To the left are past actions, filled with - = ~ +, and idle time,
+      dotted; to the right are the labels of future actions. The > marks the
+      rank whose action has just begun.
   holds  4 (0-3)  four microbatches, 0 to 3; 2 (0:1 7:0)  microbatch 1 of
       stage 0 and microbatch 0 of stage 7
 """.splitlines()[1:]
 
 
 def step_with_keys(walkthrough: Walkthrough, screen: Screen, colour: bool) -> bool:
-    """Walk through a schedule as keys are pressed; leave the terminal as it was, and the verdict on it.
+    """Walk through a schedule by keys; at the end, restore the terminal and print the verdict.
 
     Returns
     -------
     bool
-        Whether it was left by a key; by Ctrl-C, not.
+        True after a key to quit, False after Ctrl-C.
     """
     try:
         with screen:
@@ -50,7 +50,7 @@ def step_with_keys(walkthrough: Walkthrough, screen: Screen, colour: bool) -> bo
 
 
 class Stepper:
-    """Shows moments of a walk, one after another, as keys are pressed.
+    """Shows the snapshots of a walk, one for each key.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ class Stepper:
     Attributes
     ----------
     number : int
-        The moment that is shown.
+        The number of the current snapshot.
     rank : int or None
-        The only rank at whose actions it stops.
+        The rank whose actions it stops at; None for all ranks.
     """
 
     def __init__(self, walkthrough: Walkthrough, screen: Screen, colour: bool) -> None:
@@ -73,7 +73,7 @@ class Stepper:
         self.rank: int | None = None
 
     def run(self) -> None:
-        """Show and listen until somebody quits."""
+        """Draw snapshots and handle keys until one of them quits."""
         while True:
             self.show()
             key = self.screen.read_key()
@@ -83,7 +83,7 @@ class Stepper:
             self.press(key)
 
     def show(self) -> None:
-        """Draw the moment, and below it the keys, or what is to be said."""
+        """Draw the snapshot and, below it, a notice or the keys."""
         width, height = self.screen.size()
         if width < LEAST_SIZE[0] or height <= LEAST_SIZE[1]:
             self.screen.show(["too small; q quits"[:width]])
@@ -93,7 +93,7 @@ class Stepper:
         self.screen.show([*lines, *[""] * (height - 1 - len(lines)), (self.notice or only + _KEYS)[:width]])
 
     def press(self, key: str) -> None:
-        """Do what a key asks for."""
+        """Handle a key."""
         last = len(self.walkthrough) - 1
         if key in ("n", "space", "right", "enter", "down"):
             self.number = self.following(1)
@@ -114,17 +114,17 @@ class Stepper:
         elif key in ("?", "h"):
             self.help()
         else:
-            self.notice = f"{key!r:.20} is no key here; ? lists them"
+            self.notice = f"{key!r:.20} has no function; ? lists the keys"
 
     def following(self, direction: int) -> int:
-        """Return the next moment that way: of the chosen rank's actions, or of any; at most the first or the last."""
+        """Return the number of the next snapshot in a direction: of the chosen rank's actions, or of any."""
         last, events, number = len(self.walkthrough) - 1, self.walkthrough.events, self.number + direction
         while 0 < number < last and self.rank is not None and events[number - 1].rank != self.rank:
             number += direction
         return max(0, min(last, number))
 
     def go(self, answer: str) -> None:
-        """Go to a step, ``17``, or to a time, ``t12.5``, in the unit that is shown."""
+        """Go to a step, ``17``, or to a time, ``t12.5``, in the unit of the screen."""
         answer = answer.strip()
         scale = 1000 if self.walkthrough.timeline.unit == "s" else 1
         try:
@@ -136,18 +136,18 @@ class Stepper:
             self.notice = f"{answer!r:.20} is neither a step, such as 17, nor a time, such as t12.5"
 
     def choose(self, answer: str) -> None:
-        """Stop only at the actions of one rank, or, without an answer, at all."""
+        """Stop only at the actions of one rank; an empty answer selects all ranks."""
         answer = answer.strip()
         if not answer:
             self.rank = None
         elif answer.isdecimal() and int(answer) < self.frame.num_ranks:
             self.rank = int(answer)
         else:
-            self.notice = f"{answer!r:.20} is no rank; there are {self.frame.num_ranks}, counted from 0"
+            self.notice = f"{answer!r:.20} is not a rank; there are {self.frame.num_ranks}, counted from 0"
 
     def help(self) -> None:
-        """Show the keys and what the signs mean, until a key is pressed."""
+        """Show the keys and the notation until a key is pressed."""
         width, height = self.screen.size()
         lines = [line[:width] for line in _HELP[: height - 1]]
-        self.screen.show([*lines, *[""] * (height - 1 - len(lines)), "any key goes back"[:width]])
+        self.screen.show([*lines, *[""] * (height - 1 - len(lines)), "press any key to go back"[:width]])
         self.screen.read_key()

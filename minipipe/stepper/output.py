@@ -1,4 +1,4 @@
-"""The moments of a walk written one after another: as text to read and compare, or as JSON for programs."""
+"""The snapshots of a walk as output: as text for people, or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["chosen_snapshots", "snapshot_as_data", "write_snapshots"]
 def chosen_snapshots(
     walkthrough: Walkthrough, first: int | None = None, last: int | None = None, at: int | None = None
 ) -> range:
-    """Return the numbers of the moments that were asked for.
+    """Return the numbers of the requested snapshots.
 
     Parameters
     ----------
     walkthrough : Walkthrough
     first, last : int, optional
-        By default the first and the last there are; the last is among them.
+        By default the first and the last snapshot. Both are included.
     at : int, optional
-        Only that one. Negative numbers count from the end.
+        A single snapshot. Negative numbers count from the end.
 
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for one that is not there.
+        Code ``parameters``, if a number is out of range, or if ``at`` is combined with ``first`` or ``last``.
 
     Examples
     --------
@@ -60,14 +60,14 @@ def chosen_snapshots(
 
 
 def write_snapshots(walkthrough: Walkthrough, numbers: Iterable[int], as_json: bool) -> Iterator[str]:
-    """Yield, for each moment, its text or its line of JSON."""
+    """Yield, for each snapshot, its text or its line of JSON."""
     for number in numbers:
         snapshot = walkthrough[number]
         yield json.dumps(snapshot_as_data(walkthrough, snapshot)) if as_json else draw_snapshot(walkthrough, snapshot)
 
 
 def snapshot_as_data(walkthrough: Walkthrough, snapshot: Snapshot) -> dict[str, Any]:
-    """Return a moment as what JSON can hold; the last one with the verdict."""
+    """Return a snapshot as data for JSON; the last one has the verdict."""
     event = snapshot.event
     data: dict[str, Any] = {
         "step": snapshot.number,
@@ -111,7 +111,7 @@ def _verdict(walkthrough: Walkthrough) -> dict[str, Any]:
         "legal": walkthrough.is_legal,
         "problems": [problem._asdict() for problem in walkthrough.problems],
         "stuck": list(walkthrough.stuck),
-        "circle": list(walkthrough.circle),
+        "cycle": list(walkthrough.cycle),
     }
     if walkthrough.is_timed:
         timeline = walkthrough.timeline

@@ -1,4 +1,4 @@
-"""What is seen at one moment of a walk through a schedule."""
+"""A snapshot of a walk through a schedule: an event, the states of the ranks, and the messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Activity", "Event", "RankState", "Snapshot"]
 
 
 class Event(NamedTuple):
-    """One action that runs: on which rank, at which place of its list, and when."""
+    """The execution of one action: its rank, its position in the rank's list, its start and its end."""
 
     rank: int
     position: int
@@ -23,38 +23,38 @@ class Event(NamedTuple):
 
 
 class Activity(StrEnum):
-    """What a rank is about."""
+    """The activity of a rank."""
 
     RUNS = "runs"
-    BEGINS = "begins"  # at this very time, but a later step
+    BEGINS = "begins"  # at the same time, but in a later snapshot
     WAITS = "waits"
-    STUCK = "stuck"  # it waits, and nothing will come any more
+    STUCK = "stuck"  # it waits for ever
     DONE = "done"
 
 
 class RankState(NamedTuple):
-    """What one rank is about at one moment.
+    """The state of one rank in a snapshot.
 
     Attributes
     ----------
     activity : Activity
     action : Action or None
-        What it runs, or what it will do next; None when it has done everything.
+        The action that runs, or the next one; None after the last.
     position : int
-        The place of that action in its list.
+        The position of that action in the rank's list.
     until : float or None
-        When the action ends, or when the wait does; None where that never happens.
+        The end of the action or of the wait; None if it never ends.
     cause : IdleCause or None
-        Why it computes nothing, where it waits, sends or is done.
+        The cause of idle time, if the rank waits, sends or is done.
     source : int or None
-        The rank that it waits for.
+        The rank that is waited for.
     awaited : Action or None
-        What it waits for there. Of a SEND that runs: the RECV that the other rank has not come to.
+        The action of that rank that is waited for. For a SEND that runs, the RECV that the receiver has not reached.
     held : tuple of (int, int)
-        The (stage, microbatch) pairs whose activations it holds: each from the start of its F until the end of its B,
-        or of its W where that is split.
+        The (stage, microbatch) pairs whose activations are held, each from the start of its F until the end of its B,
+        or of its W if the backward is split.
     memory : float
-        What they take, in the memory unit of the costs.
+        The memory of these activations, in the memory unit of the costs.
     """
 
     activity: Activity
@@ -69,18 +69,18 @@ class RankState(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Everything at one moment: just after an action has begun, before the first one, or after the last.
+    """The state of all ranks and messages before the first action, at the start of an action, or after the last.
 
     Attributes
     ----------
     number : int
-        0 before anything has begun, ``i`` once the ``i``-th action has.
+        0 before the first action, ``i`` at the start of the ``i``-th action.
     time : float
     event : Event or None
         The action that has just begun.
     ranks : tuple of RankState
     messages : tuple of Message
-        Those that are on their way, and those that have arrived and are not yet used.
+        The messages in flight, and those that are delivered but not yet consumed.
     """
 
     number: int

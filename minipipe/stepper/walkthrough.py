@@ -1,7 +1,8 @@
-"""A walk through a schedule, action by action: at each moment what every rank does, holds and waits for, and why.
+"""A walk through a schedule, action by action: a snapshot of all ranks and messages for each action.
 
-A legal schedule is walked through in the time that :func:`minipipe.simulate` predicts. An illegal one goes as far as
-it can: there each action takes one round, as in :func:`minipipe.analysis.dependencies.walk`, and a SEND meets its RECV.
+The events of a legal schedule have the times that :func:`minipipe.simulate` predicts. An illegal schedule runs until it
+gets stuck. Each of its actions takes one round, as in :func:`minipipe.analysis.dependencies.walk`, and a SEND and its
+RECV are a rendezvous.
 """
 
 from __future__ import annotations
@@ -30,35 +31,35 @@ _RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
 
 
 class Walkthrough:
-    """The moments of a schedule, one for each action that begins, in order of time; a sequence.
+    """A sequence of snapshots of a schedule in chronological order, one at the start of each action.
 
     Parameters
     ----------
     schedule : Schedule
         Legal or not.
     costs : Costs, optional
-        By default F, I and W take one unit each, and messages nothing.
+        By default F, I and W take one unit each, and messages take no time.
     memory_limit : int or sequence of int, optional
         As for :func:`minipipe.verify`.
 
     Attributes
     ----------
     program : Schedule or Program
-        The table that is walked through: the schedule, and where sends block, its lowered form.
+        The table of the walk: the schedule itself or, if sends block, its lowered form.
     timeline : Timeline
-        When what has run did so: predicted, or, for an illegal schedule, in rounds.
+        The times of the events: predicted or, for an illegal schedule, in rounds.
     events : tuple of Event
-        What runs, in the order in which it begins.
+        The actions that run, in order of their starts.
     problems : tuple of Problem
-        What the verifier found, the cause first.
+        The problems that the verifier found, the cause first.
     grid : str
-        The verifier's drawing of the first.
+        The verifier's grid of the first problem.
 
     Raises
     ------
     ScheduleError
-        When the walk cannot begin, because stages or microbatches are named that are not there, or nearly everything
-        is missing; code ``costs``, when the costs do not fit.
+        If the walk cannot begin, because an action names a stage or a microbatch that does not exist, or because nearly
+        all actions are missing. Code ``costs``, if the costs do not match the schedule.
 
     Examples
     --------
@@ -67,7 +68,7 @@ class Walkthrough:
     >>> snapshot = walkthrough[1]
     >>> [state.activity.value for state in snapshot.ranks], str(snapshot.ranks[1].awaited)
     (['runs', 'waits'], '0F0')
-    >>> [str(state.action) for state in Walkthrough(Schedule.from_text("0B0 0F0"))[-1].ranks]
+    >>> [str(state.action) for state in Walkthrough(schedules.Schedule.from_text("0B0 0F0"))[-1].ranks]
     ['0B0']
     """
 
@@ -94,28 +95,28 @@ class Walkthrough:
 
     @property
     def is_legal(self) -> bool:
-        """Whether the verifier found nothing."""
+        """Whether the verifier found no problem."""
         return not self.problems
 
     @cached_property
     def stuck(self) -> dict[int, RankState]:
-        """By rank, where those that never end stick, and what they wait for."""
+        """By rank, the final states of the ranks that never finish."""
         return {rank: state for rank, state in enumerate(self[-1].ranks) if state.activity is Activity.STUCK}
 
     @cached_property
-    def circle(self) -> tuple[int, ...]:
-        """The ranks that wait for each other in a circle, the lowest first; none where nobody does."""
+    def cycle(self) -> tuple[int, ...]:
+        """The ranks that wait for each other in a cycle, starting with the lowest; empty if there is no cycle."""
         for rank in self.stuck:
             path: list[int] = []
             following: int | None = rank
             while following in self.stuck and following not in path:
                 path.append(following)
                 waits = self.stuck[following]
-                following = waits.source if waits.awaited in self.dependencies.rank_of else None  # None: it is nowhere
+                following = waits.source if waits.awaited in self.dependencies.rank_of else None  # None: it is missing
             if following in path:
-                circle = path[path.index(following) :]
-                lowest = circle.index(min(circle))
-                return (*circle[lowest:], *circle[:lowest])
+                cycle = path[path.index(following) :]
+                lowest = cycle.index(min(cycle))
+                return (*cycle[lowest:], *cycle[:lowest])
         return ()
 
     def __len__(self) -> int:
@@ -132,7 +133,7 @@ class Walkthrough:
         return map(self.__getitem__, range(len(self)))
 
     def at_time(self, time: float) -> int:
-        """Return the number of the last moment that is not later than a time."""
+        """Return the number of the last snapshot at or before a time."""
         return min(bisect_right(self._times, time), len(self) - 1)
 
     # -- one rank ------------------------------------------------------------------------------------------
@@ -165,18 +166,18 @@ class Walkthrough:
         return holdings(self.program, self.costs.memory(self.program.num_stages))
 
     def _reason(self, rank: int, action: Action, time: float) -> tuple[int | None, Action | None]:
-        """Return which rank an action that waits is waiting for, and what there; nothing, where all is there."""
+        """Return the rank and the action that a waiting action depends on; None for both if nothing is missing."""
         need = None
         for need in self.dependencies.of(action):
             if need.kind in _RECEIVES and not action.kind.is_communication and self._start(need) <= time:
-                need = self.dependencies.partner_of(need)  # the RECV is posted; the value comes when its SEND does
-            if not self._is_there(need, rank, time):
+                need = self.dependencies.partner_of(need)  # the RECV is posted; the SEND is not
+            if not self._is_available(need, rank, time):
                 return self.dependencies.home_of(need), need
         if need is None or self.is_timed:  # the overhead between two actions
             return None, None
-        return self.dependencies.home_of(need), need  # it is made twice, and the walk waits for the second one
+        return self.dependencies.home_of(need), need  # it occurs twice, and the walk waits for the second one
 
-    def _is_there(self, need: Action, rank: int, time: float) -> bool:
+    def _is_available(self, need: Action, rank: int, time: float) -> bool:
         if need not in self._first:
             return False
         event = self.events[self._first[need]]
@@ -186,7 +187,7 @@ class Walkthrough:
         return self.events[self._first[action]].start if action in self._first else inf
 
     def _receiver(self, event: Event, time: float) -> tuple[int | None, Action | None]:
-        """Return the rank that has not yet come to the RECV of a SEND that runs, and that RECV."""
+        """Return the rank and the RECV that a SEND waits for; None for both once the RECV is posted."""
         blocks = self.is_timed and event.action.kind in _SENDS and event.end > event.start
         if not blocks or self._start(receive := self.dependencies.partner_of(event.action)) <= time:
             return None, None
@@ -199,7 +200,7 @@ class Walkthrough:
 
     @cached_property
     def _messages(self) -> list[tuple[int, float, Message]]:
-        """Every value that goes to another rank, with the first snapshot after its departure and that of its use."""
+        """The messages between ranks, each with the numbers of its first snapshot and of its consumption."""
         found = []
         for at, event in enumerate(self.events):
             value = self._value_sent(event)
@@ -218,7 +219,7 @@ class Walkthrough:
         return sorted(found, key=lambda entry: (entry[2].sent, entry[2].arrived))
 
     def _value_sent(self, event: Event) -> Value | None:
-        """Return the value that leaves its stage with an event: by a SEND where the program has one for it."""
+        """Return the value that an event passes on: by a SEND if the program has one, otherwise by the computation."""
         is_sent = event.action.kind in _SENDS
         value = Value.carried_by(event.action) if is_sent else Value.produced_by(event.action)
         if value is None or not self.dependencies.exists(value):
@@ -226,7 +227,7 @@ class Walkthrough:
         return value if is_sent == self.program.message_cuts[value.cut] else None
 
     def _arrival(self, event: Event) -> float:
-        """Return when the value of an event can be used on another rank."""
+        """Return the time from which on the value of an event is available on another rank."""
         is_sent = event.action.kind in _SENDS
         if not self.is_timed or (is_sent and self.costs.sends_block):
             return event.end

@@ -145,7 +145,7 @@ def test_a_duplicated_action_is_caught_where_it_stands_again(every_schedule, dat
     (problem,) = error.problems
     code = "tag-collision" if schedule.actions[rank][step].kind.is_communication else "duplicate"
     assert (problem.code, problem.rank, problem.step) == (code, rank, again)
-    assert f"it was done at step {step}" in problem.message
+    assert f"is a duplicate of step {step}" in problem.message
 
 
 @examples(100)
@@ -159,6 +159,17 @@ def test_an_action_moved_to_another_rank_is_caught_there(every_schedule, data):
     error = refusal(changed(schedule, lambda programs: programs[other].insert(place, programs[rank].pop(step))))
     (problem,) = error.problems
     assert (problem.code, problem.rank, problem.step) == ("wrong-rank", other, place)
+    assert "replicas" not in problem.message
+
+
+def test_an_action_on_two_ranks_is_told_that_replicas_of_a_stage_are_not_supported():
+    error = refusal(table("chimera", (0, 1), 1, [["0F0", "0B0"], ["1F0", "1B0", "0F0", "0B0"]]))
+    assert [(p.code, p.rank, p.step) for p in error.problems] == [("wrong-rank", 1, 2), ("wrong-rank", 1, 3)]
+    assert error.problems[0].message == (
+        "Rank 1, step 2: 0F0 is on the wrong rank; stage 0 is on rank 0. "
+        "0F0 is on rank 0 as well: a stage lives on one rank, and replicas of a stage (Chimera, DualPipe) are not "
+        "supported."
+    )
 
 
 @examples(100)
@@ -228,7 +239,7 @@ def test_i_or_w_beside_b_is_caught(every_schedule, data):
     error = refusal(changed(schedule, lambda programs: programs[rank].insert(step + 1, Action(stage, kind, k))))
     (problem,) = error.problems
     assert (problem.code, problem.rank, problem.step) == ("mixed-backward", rank, step + 1)
-    assert f"{stage}{kind.value}{k} stands beside {stage}B{k}" in problem.message
+    assert f"{stage}{kind.value}{k} comes in addition to {stage}B{k}" in problem.message
 
 
 @examples(100)
@@ -252,8 +263,8 @@ def test_w_before_its_i_is_caught():
 @pytest.mark.parametrize(
     ("text", "stray"),
     [
-        ("0F0 0SEND_F0 0RECV_B0 0B0 0SEND_B0\n1RECV_F0 1F0 1B0 1SEND_B0", "0SEND_B0"),  # nobody before the first stage
-        ("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1SEND_F0 1B0 1SEND_B0", "1SEND_F0"),  # nobody after the last
+        ("0F0 0SEND_F0 0RECV_B0 0B0 0SEND_B0\n1RECV_F0 1F0 1B0 1SEND_B0", "0SEND_B0"),  # no stage before the first
+        ("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1SEND_F0 1B0 1SEND_B0", "1SEND_F0"),  # no stage after the last
         ("0F0 0SEND_F0 1F0 1B0 0B0", "0SEND_F0"),  # stage 1 is on the same rank
         ("0F0 0SEND_F0 0RECV_B0\n1RECV_F0 1F0", "0RECV_B0"),  # forward-only: no gradient ever comes
     ],
@@ -261,7 +272,7 @@ def test_w_before_its_i_is_caught():
 def test_a_message_without_a_partner_is_caught(text, stray):
     error = refusal(schedule_of_text(text))
     assert error.code == "no-partner"
-    assert f"{stray} has nobody to talk to" in str(error)
+    assert f"{stray} has no partner" in str(error)
 
 
 def test_two_messages_under_one_tag_collide():
@@ -270,7 +281,7 @@ def test_two_messages_under_one_tag_collide():
         ("tag-collision", 0, 3),
         ("missing", 0, None),  # the second SEND should have been that of microbatch 1
     ]
-    assert "two messages under one tag cannot be told apart" in str(error)
+    assert "Two messages with the same tag cannot be told apart" in str(error)
 
 
 def test_a_deadlock_that_buffered_sends_would_avoid_is_named_apart():
@@ -280,7 +291,7 @@ def test_a_deadlock_that_buffered_sends_would_avoid_is_named_apart():
     )
     error = refusal(schedule_of_text(both_send))
     assert error.code == "rendezvous-deadlock"
-    assert "It would end only if every send were buffered" in str(error)
+    assert "It would finish only if every send were buffered" in str(error)
     # Each waits to receive before it sends: no buffer helps.
     both_receive = "0RECV_B0 0F0 0SEND_F0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0"
     error = refusal(schedule_of_text(both_receive))
@@ -323,27 +334,27 @@ def test_a_memory_limit_that_is_none_is_refused(wrong):
 # -- pointing at the cause -------------------------------------------------------------------------------------
 
 
-def test_a_deadlock_names_the_circle_of_ranks_and_the_grid_marks_the_step():
+def test_a_deadlock_names_the_cycle_of_ranks_and_the_grid_marks_the_step():
     # Rank 0 wants the gradient of microbatch 0 before it sends microbatch 1; rank 1 wants 1 before 0.
     error = refusal(schedule_of_text("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"))
     (problem,) = error.problems
     assert (problem.code, problem.rank, problem.step) == ("deadlock", 0, 1)
     assert problem.message == (
-        "These ranks wait for each other in a circle: "
-        "rank 0 cannot do 0B0 (step 1) before 1B0, which rank 1 does later; "
-        "rank 1 cannot do 1F1 (step 0) before 0F1, which rank 0 does later."
+        "These ranks wait for each other in a cycle: "
+        "rank 0 cannot run 0B0 (step 1) before 1B0, which rank 1 runs later; "
+        "rank 1 cannot run 1F1 (step 0) before 0F1, which rank 0 runs later."
     )
     assert str(error) == (
         f"[deadlock] {problem.message}\n\nrank 0:  0F0  >0B0<  0F1   0B1\nrank 1: >1F1<  1B1   1F0   1B0"
     )
 
 
-def test_a_deadlock_is_blamed_on_the_circle_and_not_on_a_rank_that_only_waits_for_it():
+def test_a_deadlock_is_blamed_on_the_cycle_and_not_on_a_rank_that_only_waits_for_it():
     # Rank 0 waits too, for 1B0; but it is ranks 1 and 2 that wait for each other.
     error = refusal(schedule_of_text("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n2F1 2B1 2F0 2B0"))
     (problem,) = error.problems
     assert (problem.code, problem.rank, problem.step) == ("deadlock", 1, 1)
-    assert "rank 1 cannot do 1B0" in problem.message and "rank 2 cannot do 2F1" in problem.message
+    assert "rank 1 cannot run 1B0" in problem.message and "rank 2 cannot run 2F1" in problem.message
     assert "rank 0" not in problem.message
 
 
@@ -358,7 +369,7 @@ def test_a_rank_that_waits_for_itself_is_named_although_another_waits_for_it():
 def test_a_wait_for_a_split_backward_names_i():
     # What rank 0 lacks is the gradient that 1I0 sends; there is no 1B0 in this schedule.
     error = refusal(schedule_of_text("0F0 0I0 0F1 0I1 0W0 0W1\n1F1 1I1 1F0 1I0 1W0 1W1"))
-    assert "rank 0 cannot do 0I0 (step 1) before 1I0, which rank 1 does later" in str(error)
+    assert "rank 0 cannot run 0I0 (step 1) before 1I0, which rank 1 runs later" in str(error)
 
 
 def test_all_problems_are_listed_and_the_message_counts_them():

@@ -152,7 +152,7 @@ def test_what_is_missing_is_told_by_microbatch_and_a_repetition_by_its_first_pla
     error = refusal(verify, table("s", (0, 1), 2, [["0F0", "0B0"], ["1F1", "1B1"]]))
     assert [problem.message[:3] for problem in error.problems] == ["1F0", "1B0", "0F1", "0B1"]
     error = refusal(verify, schedule_of_text("0F0 0F0 0F0 0B0"))
-    assert ["done at step 0" in problem.message for problem in error.problems] == [True, True]
+    assert ["duplicate of step 0" in problem.message for problem in error.problems] == [True, True]
 
 
 def test_an_order_that_cannot_be_is_told_before_the_memory_it_takes():
@@ -220,10 +220,10 @@ def test_measured_costs_are_means_and_of_mixed_backwards_those_of_the_halves():
 def test_the_corners_of_csv():
     assert Schedule.from_csv("0UNSHARD0,0F0,0B0,0RESHARD12", ignore_sharding=True) == Schedule.from_csv("0F0,0B0")
     assert Schedule.from_csv("0F0,( 0F1 ; 0B0 )OVERLAP_F_B,0B1") == Schedule.from_csv("0F0,0F1,0B0,0B1")
-    assert "overlaps in another way" in str(refusal(Schedule.from_csv, "0F0,0I0,(0F1;0W0)OVERLAP_F_B,0B1"))
+    assert "is not a supported overlap" in str(refusal(Schedule.from_csv, "0F0,0I0,(0F1;0W0)OVERLAP_F_B,0B1"))
     assert refusal(Schedule.from_csv, "0F0,(0F1;0B0)OVERLAP_F_Bjunk,0B1").code == "syntax"
     assert refusal(Schedule.from_text, "0F0 0B0 0F3").code == "missing"
-    assert "bandwidth is one number" in str(refusal(Costs.parse, "bandwidth=1:2"))
+    assert "bandwidth is a single number" in str(refusal(Costs.parse, "bandwidth=1:2"))
 
 
 def test_labels_have_room_for_the_longest_and_bands_tell_milliseconds():

@@ -244,7 +244,7 @@ def test_an_illegal_file_exits_1_with_the_sentence_and_the_grid(ask, file):
     path = file("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
     status, out, err = ask("check", path)
     assert (status, out) == (1, "")
-    assert "[deadlock] These ranks wait for each other in a circle: rank 0 cannot do 0B0 (step 1)" in err
+    assert "[deadlock] These ranks wait for each other in a cycle: rank 0 cannot run 0B0 (step 1)" in err
     assert "rank 0:  0F0  >0B0<  0F1   0B1" in err
     status, out, _ = ask("check", path, "--json")
     verdict = json.loads(out)
@@ -316,7 +316,7 @@ def test_a_schedule_that_adds_gradients_in_another_order_is_legal_and_says_so(as
         (["show", "."], "neither a schedule nor a file '.'"),
         (["show", "gpipe", "--ranks", "0"], "num_ranks is 0; expected a whole number, at least 1"),
         (["schedules", "--ranks", "0"], "num_ranks is 0"),
-        (["show", "zb-v", "--chunks", "3"], "chunks_per_rank is 3; zb-v goes over the ranks there and back"),
+        (["show", "zb-v", "--chunks", "3"], "chunks_per_rank is 3; zb-v is V-shaped, with exactly 2 chunks"),
         (
             ["show", "gpipe", "--group", "4"],
             "gpipe takes no microbatch_group_size; leave it out.",
@@ -335,10 +335,10 @@ def test_a_schedule_that_adds_gradients_in_another_order_is_legal_and_says_so(as
         (["show", "gpipe", "--json", "--format", "svg"], "--json and --format svg are two formats; choose one"),
         (
             ["show", "gpipe", "--costs", "F=1e13", "--format", "perfetto"],
-            "a trace holds at most 1.13e+12; choose another",
+            "a trace may last at most 1.13e+12; choose another",
         ),
         (["simulate", "gpipe", "--costs", "F=1:2"], "forward has 2 values for 4 stages"),
-        (["simulate", "gpipe", "--costs", "speed=9"], "'speed=9' is no cost; expected one of F, I, W, latency"),
+        (["simulate", "gpipe", "--costs", "speed=9"], "'speed=9' is not a cost; expected one of F, I, W, latency"),
         (["check", "gpipe", "--memory-limit", "0"], "memory_limit is 0; expected a whole number, at least 1"),
     ],
 )

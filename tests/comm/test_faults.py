@@ -134,7 +134,7 @@ def test_a_large_array_that_nobody_takes_is_a_timeout(style):
         slowly("disagrees_about_the_seed", "The seed of rank 3 differs from that of rank 0"),
         slowly("disagrees_about_the_schedule", "The schedule of rank 0 differs from that of rank 1"),
         ("sends_another_dtype", "sent float64 (3,) to rank 1, which expects float32 (3,)"),
-        ("has_a_schedule_that_deadlocks", "These ranks wait for each other in a circle"),
+        ("has_a_schedule_that_deadlocks", "These ranks wait for each other in a cycle"),
         slowly("too_few_layers", "1 layers cannot make 4 stages"),
         slowly("too_few_samples", "A batch of 3 samples cannot make 4 microbatches"),
         slowly("wrong_number_of_ranks", "gpipe is made for 2 ranks, but there are 4"),

@@ -58,7 +58,7 @@ def test_smaller_groups_would_deadlock():
         forwards = order_table(schedules.ActionKind.FORWARD, stages, groups)
         backwards = order_table(schedules.ActionKind.BACKWARD, stages[::-1], groups)
         rows.append(warmup_then_pairs(forwards, backwards, min(2 * (2 - rank) + 1, 6)))
-    with pytest.raises(ScheduleError, match="circle|cycle"):
+    with pytest.raises(ScheduleError, match="cycle"):
         verify(schedules.Schedule("small groups", (0, 1, 2, 0, 1, 2), 3, rows))
 
 

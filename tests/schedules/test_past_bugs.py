@@ -70,7 +70,7 @@ def test_the_critical_path_of_a_timeline_that_goes_round_ends():
     """Two actions that were each said to come after the other were followed for ever."""
     forward = Span(Action.parse("0F0"), 0, 5), Span(Action.parse("1F0"), 0, 5)
     backward = Span(Action.parse("1B0"), 0, 5), Span(Action.parse("0B0"), 0, 5)
-    path = Timeline("circle", (forward[1:] + backward[1:], backward[:1] + forward[:1]), (1, 1)).critical_path
+    path = Timeline("cycle", (forward[1:] + backward[1:], backward[:1] + forward[:1]), (1, 1)).critical_path
     assert len(path) <= 4
 
 

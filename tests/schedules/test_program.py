@@ -87,5 +87,5 @@ def test_cells_without_a_stage_are_read_where_each_rank_has_one():
 
 @pytest.mark.parametrize("text", ["F0 0B0", "0F0 B0", "F0 B0\n1F0 1B0"])
 def test_cells_with_and_without_a_stage_do_not_mix(text):
-    with pytest.raises(ScheduleError, match="A cell without a stage is read only where no cell of the text names one"):
+    with pytest.raises(ScheduleError, match="The stage may be left out only if no cell of the text has one"):
         Schedule.from_text(text)

@@ -76,6 +76,15 @@ def test_a_schedule_of_nothing_or_on_a_rank_that_is_not_there_is_refused(placeme
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize("placement", [((0, 3), (1, 2)), [[0, 3], [1, 2]]])
+def test_a_placement_of_a_stage_on_several_ranks_is_refused_as_replicas(placement):
+    with pytest.raises(ScheduleError) as caught:
+        Schedule("chimera", placement, 1, ((),) * 4)
+    assert caught.value.code == "placement"
+    assert f"Stage 0 is placed on {placement[0]}. A stage lives on one rank; replicas of a stage" in str(caught.value)
+    assert "are not supported" in str(caught.value)
+
+
 # -- reproducible ----------------------------------------------------------------------------------------------
 
 
@@ -172,7 +181,7 @@ def test_a_rank_without_actions_survives_its_text_and_its_csv():
     [
         (Schedule.from_text, "rank 0: 0F0 0B0\n\n# rank 1\nrank 1: 1F0 1X0 1B0", "Line 4, cell 2: '1X0'"),
         (Schedule.from_text, "0F0 0B0\n1F0 1B0junk", "Line 2, cell 2: '1B0junk'"),
-        (Schedule.from_text, "0F0,0B0", "Line 1 has commas: that is CSV, which Schedule.from_csv reads"),
+        (Schedule.from_text, "0F0,0B0", "Line 1 has commas; if this is CSV, read it with Schedule.from_csv"),
         (Schedule.from_csv, "0F0,0B0\n1F0,,1F-1,1B0\n", "Line 2, cell 3: '1F-1'"),
         (Schedule.from_csv, "0F0 0B0\n", "Line 1, cell 1: '0F0 0B0'"),
         (Schedule.from_csv, "0F0,0B0\n\n1F0,?\n", "Line 3, cell 2: '?'"),
@@ -187,7 +196,7 @@ def test_junk_is_refused_with_its_line_and_its_cell(read, text, place):
 def test_a_line_that_names_another_rank_is_refused():
     error = refusal(Schedule.from_text, "rank 0: 0F0 0B0\nrank 2: 1F0 1B0")
     assert error.code == "syntax"
-    assert "Line 2 says rank 2, but it is the line of rank 1" in str(error)
+    assert "Line 2 is labelled rank 2, but the next rank is 1" in str(error)
 
 
 @pytest.mark.parametrize("read", [Schedule.from_text, Schedule.from_csv])
@@ -200,7 +209,7 @@ def test_text_that_leaves_out_a_stage_or_nearly_every_microbatch_is_refused():
     error = refusal(Schedule.from_text, "0F0 0B0\n2F0 2B0")
     assert error.code == "missing" and "stage 1" in str(error)
     error = refusal(Schedule.from_text, "1F0 8F0")
-    assert error.code == "missing" and "Stage 8 occurs, but stage 0 does not" in str(error)
+    assert error.code == "missing" and "Stage 8 occurs without stage 0" in str(error)
     error = refusal(Schedule.from_text, "0F0 0F999999999")
     assert error.code == "missing" and "0F999999999 names microbatch 999999999" in str(error)
 
@@ -301,13 +310,13 @@ def test_what_shards_parameters_is_left_out_on_request_and_otherwise_refused():
         ("0F0,0B0\n1FOO,1B0", "Line 2, cell 1: '1FOO' is not an action"),
         ("0F0,,0F-1", "Line 1, cell 3: '0F-1' is not an action"),
         ("0F0,0B٣", "Line 1, cell 2"),
-        ("0F0,(0F1;0F2)OVERLAP_F_B", "Line 1, cell 2: (0F1;0F2)OVERLAP_F_B overlaps in another way"),
+        ("0F0,(0F1;0F2)OVERLAP_F_B", "Line 1, cell 2: (0F1;0F2)OVERLAP_F_B is not a supported overlap"),
         ("0F0,(0B0;0F1)OVERLAP_F_B", "expected a forward, then a backward, such as"),
         ("0F0,(0F1)OVERLAP_F_B", "'(0F1)OVERLAP_F_B' is not an action"),
         ("0F0,(0F1;0B0;0F2)OVERLAP_F_B", "Line 1, cell 2"),
         ("0F0,(0F1;junk)OVERLAP_F_B", "'junk' is not an action"),
         ("0F0,0UNSHARDED", "'0UNSHARDED' is not an action"),
-        ("0F0 0F1, 0B0", "'0F0 0F1' is not an action. Where there are commas, they alone separate cells"),
+        ("0F0 0F1, 0B0", "'0F0 0F1' is not an action. In CSV, only commas separate cells"),
         (f"{'nonsense' * 99},0F0", "Line 1, cell 1: 'nonsensenonsensenonsensenonsensenonsense…' is not an action"),
     ],
 )
@@ -365,10 +374,10 @@ def test_a_path_in_place_of_a_text_is_refused_with_what_reads_files(read, wrong)
         (
             Schedule.from_text,
             "rank 1: 0F0",
-            "Line 1 says rank 1, but it is the line of rank 0; ranks are counted from 0",
+            "Line 1 is labelled rank 1, but the next rank is 0; ranks are counted from 0",
         ),
-        (Schedule.from_text, "1F0\n2F0", "Stage 2 occurs, but stage 0 does not; stages count from 0"),
-        (Schedule.from_csv, "0f0,0B0", "'0f0' is not an action. Did you mean capitals?"),
+        (Schedule.from_text, "1F0\n2F0", "Stage 2 occurs without stage 0; stages are counted from 0"),
+        (Schedule.from_csv, "0f0,0B0", "'0f0' is not an action. Did you mean upper case?"),
     ],
 )
 def test_a_common_slip_is_named(read, text, words):

@@ -127,9 +127,9 @@ def test_a_backward_that_is_whole_and_one_in_halves_are_told_apart_even_if_the_f
 @pytest.mark.parametrize(
     ("timelines", "words"),
     [
-        ([[simulate(schedules.gpipe(2, 2))]], r"is no Timeline; expected timelines, such as"),
-        ([schedules.gpipe(2, 2)], r"is no Timeline"),
-        ([simulate(schedules.gpipe(2, 2)), simulate(schedules.gpipe(3, 2))], r"of 2 and of 3 stages; expected one"),
+        ([[simulate(schedules.gpipe(2, 2))]], r"is not a Timeline; expected timelines, such as"),
+        ([schedules.gpipe(2, 2)], r"is not a Timeline"),
+        ([simulate(schedules.gpipe(2, 2)), simulate(schedules.gpipe(3, 2))], r"have 2 and 3 stages; expected one"),
         (
             [simulate(schedules.gpipe(2, 2), Costs(unit=unit)) for unit in ("s", "units")],
             r"in s and in units; expected",
@@ -143,7 +143,7 @@ def test_timelines_that_do_not_fit_each_other_are_refused(timelines, words):
 
 
 def test_without_a_timeline_there_is_nothing_to_fit():
-    with pytest.raises(ScheduleError, match=r"no timeline to take costs from; expected at least one"):
+    with pytest.raises(ScheduleError, match=r"no timeline to fit costs to; expected at least one"):
         Costs.measured()
 
 

@@ -100,7 +100,7 @@ def test_it_beats_1f1b_where_stages_are_uneven():
         ((4, Costs(), ()), "num_ranks is 0"),
         (
             (4, Costs(), (0, 1, 0), 1),
-            "holds 2 stages and needs all of them for one microbatch; the nearest limit that works is 2",
+            "memory_limit is 1 on rank 0, but one microbatch takes 2 pairs on its 2 stages; expected at least 2",
         ),
         (
             (4, Costs(), (0, 1), [1]),

@@ -276,10 +276,10 @@ def test_costs_are_read_from_a_line():
     ("text", "words"),
     [
         ("B=2", "A whole backward B takes I + W"),
-        ("X=1", "'X=1' is no cost; expected one of F, I, W, latency, bandwidth"),
-        ("F", "'F' gives no number; expected such as F=1 or F=1:2:3"),
-        ("F=fast", "gives no number"),
-        ("latency=1:2", "gives 2 numbers; latency is one number"),
+        ("X=1", "'X=1' is not a cost; expected one of F, I, W, latency, bandwidth"),
+        ("F", "'F' has no number; expected a form such as F=1 or F=1:2:3"),
+        ("F=fast", "has no number"),
+        ("latency=1:2", "has 2 numbers; latency is a single number"),
     ],
 )
 def test_a_line_that_gives_no_costs_is_refused(text, words):
@@ -418,4 +418,4 @@ def test_what_cannot_end_has_no_timeline():
     with pytest.raises(ScheduleError) as caught:
         simulate(schedule_of_text("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"))
     assert caught.value.code == "deadlock"
-    assert "rank 0 cannot do 0B0 (step 1) before 1B0, which rank 1 does later" in str(caught.value)
+    assert "rank 0 cannot run 0B0 (step 1) before 1B0, which rank 1 runs later" in str(caught.value)

@@ -104,14 +104,14 @@ def test_every_step_of_a_small_schedule_as_on_paper(ask):
     )
 
 
-def test_messages_that_are_under_way_and_that_lie_there_and_memory_are_told(ask):
+def test_messages_in_flight_messages_delivered_and_memory_are_told(ask):
     _, out, _ = ask("1f1b", "--ranks", 2, "--microbatches", 2, "--costs", "latency=1.5,activation=2.5", "--at", 2)
     assert "  rank 1: waits for 0F0 on rank 0 until 2.5; holds nothing; next 1F0\n" not in out
     assert "waits for the message of 0F0 on rank 0 until 2.5" in out
     assert "  message: result of 0F0, rank 0 to rank 1: arrives at 2.5 for 1F0\n" in out
     assert "holds 2 (0,1) 5 units" in out
     _, out, _ = ask("1f1b", "--ranks", 2, "--microbatches", 2, "--at", 4)
-    assert "  message: result of 0F1, rank 0 to rank 1: lies there for 1F1\n" in out
+    assert "  message: result of 0F1, rank 0 to rank 1: delivered, not yet consumed by 1F1\n" in out
 
 
 @pytest.mark.parametrize("name", schedules.REGISTRY)
@@ -187,32 +187,32 @@ def test_of_each_kind_of_mistake_the_problem_is_told_and_the_walk_goes_up_to_whe
     walkthrough = Walkthrough(schedule_of_text(ILLEGAL[code]))
     for rank, state in walkthrough.stuck.items():
         assert f"  rank {rank}: stuck at {state.action}: needs {state.awaited}" in ending
-        assert f"rank {rank} is stuck at {state.action} (step {state.position} of its list)" in ending
+        assert f"rank {rank} is stuck at {state.action} (position {state.position} of its list)" in ending
     if not walkthrough.stuck:
-        assert "it ran to its end all the same" in ending
+        assert "it still ran to completion" in ending
     status, out, _ = ask(file(ILLEGAL[code]), "--json", "--at", -1)
     verdict = json.loads(out)["verdict"]
     assert status == 1 and verdict["legal"] is False and verdict["problems"][0]["code"] == code
-    assert verdict["stuck"] == list(walkthrough.stuck) and verdict["circle"] == list(walkthrough.circle)
+    assert verdict["stuck"] == list(walkthrough.stuck) and verdict["cycle"] == list(walkthrough.cycle)
 
 
-def test_the_naive_order_of_messages_ends_with_the_circle_named(ask, file):
+def test_the_naive_order_of_messages_ends_with_the_cycle_named(ask, file):
     _, out, _ = ask(file(NAIVE), "--at", -1)
     assert out.startswith(
         "end, time 4 rounds: ranks 0, 1 are stuck\n  rank 0: stuck at 0SEND_F1: needs 1RECV_F1 on rank 1"
     )
-    assert "\nthe circle: rank 0 waits for rank 1, rank 1 waits for rank 0\n" in out
-    assert "rank 1 is stuck at 1SEND_B0 (step 3 of its list): it needs 0RECV_B0, step 4 of rank 0\n" in out
+    assert "\nthe cycle: rank 0 waits for rank 1, rank 1 waits for rank 0\n" in out
+    assert "rank 1 is stuck at 1SEND_B0 (position 3 of its list): it needs 0RECV_B0, position 4 of rank 0\n" in out
 
 
 def test_what_is_missing_or_later_in_the_own_list_or_of_no_stage_is_said_so(ask, file):
     out = ask(file("0F0 0B0\n1F0"), "--at", -1)[1]
-    assert "needs 1B0, which is missing" in out and "itself" not in out and "circle" not in out
+    assert "needs 1B0, which is missing" in out and "itself" not in out and "cycle" not in out
     out = ask(file("0F0 0B0\n1B0"), "--at", -1)[1]  # rank 1 lacks an action of its own, and waits for nobody
-    assert "needs 1F0, which is missing" in out and "itself" not in out and "circle" not in out
+    assert "needs 1F0, which is missing" in out and "itself" not in out and "cycle" not in out
     out = ask(file("0B0 0F0"), "--at", -1)[1]
     assert "needs 0F0, later in its own list" in out and "rank 0 waits for itself" in out
-    assert "of a stage that is not there" in ask(file("0F0 0SEND_F0 0B0"), "--at", -1)[1]
+    assert "of a stage that does not exist" in ask(file("0F0 0SEND_F0 0B0"), "--at", -1)[1]
 
 
 def test_where_not_even_the_first_step_is_there_the_problem_is_the_answer(ask, file):
@@ -285,7 +285,8 @@ def test_one_rank_may_be_followed():
 
 
 @pytest.mark.parametrize(
-    ("key", "answer", "words"), [("z", "", "'z' is no key"), ("g", "soon", "neither a step"), ("r", "9", "is no rank")]
+    ("key", "answer", "words"),
+    [("z", "", "'z' has no function"), ("g", "soon", "neither a step"), ("r", "9", "is not a rank")],
 )
 def test_a_wrong_key_and_a_wrong_answer_are_told_and_change_nothing(key, answer, words):
     stepper, screen = pressed(Walkthrough(schedules.gpipe(2, 2)), "n", key, answers=[answer])
@@ -339,8 +340,8 @@ def test_a_screen_of_1f1b_as_on_paper():
         "rank 2>2B1 until 11                           2F3 2B2 2F4  2 (1,2)",
         "rank 3 begins 3F2 now                         3F2 3B2 3F3",
         "",
-        "result of 0F3, rank 0 to rank 1: lies there for 1F3",
-        "result of 2F2, rank 2 to rank 3: lies there for 3F2",
+        "result of 0F3, rank 0 to rank 1: delivered, not yet consumed by 1F3",
+        "result of 2F2, rank 2 to rank 3: delivered, not yet consumed by 3F2",
     ]
 
 
@@ -496,7 +497,7 @@ def test_in_a_terminal_keys_walk_back_and_forth_and_it_is_left_as_it_was(termina
     window.press("2x\x7f0\r", "step 20 of 64")
     window.press("gt9\r", "step 18 of 64, time 9 of 33 units")
     window.press("r2\rn", "only rank 2")
-    window.press("?", "any key goes back")
+    window.press("?", "press any key to go back")
     window.press(" ", "rank 2 begins")
     screen = window.press("\x1b[F", "end, time 33 units")
     assert "1f1b: makespan 33 units, bubble 27.3 %, peak activations by rank 4, 3, 2, 1" in screen
@@ -535,8 +536,8 @@ def test_ctrl_c_restores_the_terminal_and_ends_with_130(terminal):
 def test_an_illegal_one_is_shown_in_a_terminal_with_its_problem_and_ends_with_1(terminal, file):
     window = terminal(file(NAIVE))
     screen = window.press("", "n next")
-    assert screen[2].startswith("[rendezvous-deadlock] These ranks wait for each other in a circle")
-    screen = window.press("\x1b[F", "the circle: rank 0 waits for rank 1, rank 1 waits for rank 0")
+    assert screen[2].startswith("[rendezvous-deadlock] These ranks wait for each other in a cycle")
+    screen = window.press("\x1b[F", "the cycle: rank 0 waits for rank 1, rank 1 waits for rank 0")
     assert any(line.endswith("0SEND_F1!") for line in screen) and any(
         "stuck: needs 0RECV_B0" in line for line in screen
     )

@@ -258,17 +258,17 @@ def test_whatever_is_wrong_the_walk_goes_as_far_as_it_can_and_says_who_waits_for
 
 @examples(100)
 @given(broken() | scribbled())
-def test_the_circle_is_one_in_which_each_waits_for_the_next_and_the_verifier_says_so(schedule):
+def test_the_cycle_is_one_in_which_each_waits_for_the_next_and_the_verifier_says_so(schedule):
     try:
         walkthrough = Walkthrough(schedule)
     except ScheduleError:
         return
-    circle = walkthrough.circle
-    for rank, following in zip(circle, (*circle[1:], *circle[:1])):
+    cycle = walkthrough.cycle
+    for rank, following in zip(cycle, (*cycle[1:], *cycle[:1])):
         assert walkthrough.stuck[rank].source == following
     code = walkthrough.problems[0].code if walkthrough.problems else None
     if code in ("order", "deadlock", "rendezvous-deadlock"):
-        assert circle and (len(circle) == 1) == (code == "order")
+        assert cycle and (len(cycle) == 1) == (code == "order")
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_the_naive_order_of_messages_sticks_with_both_neighbours_sending():
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"
     )
     walkthrough = Walkthrough(naive)
-    assert walkthrough.problems[0].code == "rendezvous-deadlock" and walkthrough.circle == (0, 1)
+    assert walkthrough.problems[0].code == "rendezvous-deadlock" and walkthrough.cycle == (0, 1)
     states = walkthrough.stuck
     assert {rank: (str(s.action), str(s.awaited)) for rank, s in states.items()} == {
         0: ("0SEND_F1", "1RECV_F1"),
