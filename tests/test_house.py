@@ -238,7 +238,7 @@ def belongs(module, rooms):
 
 
 @pytest.mark.parametrize("name", BUDGETS)
-def test_the_code_of_the_core_and_of_the_first_path_keeps_its_budget(name, record_property):
+def test_the_code_of_the_core_and_of_the_first_path_keeps_its_budget(name):
     rooms, budget, still_over = BUDGETS[name]
     lines = {module: len(code_lines(SOURCES[module])) for module in FILES if belongs(module, rooms)}
     assert set(rooms) <= {room for room in rooms if any(belongs(module, [room]) for module in lines)}
@@ -257,6 +257,17 @@ def test_no_file_and_no_function_is_long(path):
         assert len(code_lines(source)) <= MOST_IN_A_FILE
     long = {function: lines for function, lines in functions(source) if lines > MOST_IN_A_FUNCTION}
     assert set(long) <= {entry.split(":")[1] for entry in NOT_YET_REBUILT if entry.startswith(f"{name}:")}, long
+
+
+TESTS = PACKAGE.parent / "tests"
+
+
+def test_tests_follow_the_rooms_in_files_of_at_most_400_lines():
+    folders = {path.parent.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/*.py")}
+    beside_rooms = {"numerics", "benchmarks", "browser", "gpu", "slow", "tutorials"}
+    assert folders - beside_rooms <= {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    long = {str(path): count for path in TESTS.rglob("*.py") if (count := path.read_text().count("\n")) > 400}
+    assert not long
 
 
 def test_lines_of_code_are_neither_docstrings_nor_comments_nor_blank():

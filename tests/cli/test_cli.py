@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -12,25 +11,11 @@ import pytest
 
 from minipipe import Program, schedules
 from minipipe.analysis.lowering import lower
-from minipipe.cli import main
-from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
+from minipipe.render import draw_html, draw_svg, perfetto_trace
 from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
-from tests.launch import ROOT, run
-
-
-@pytest.fixture
-def ask(capsys):
-    """Return a function that runs one command and returns (exit status, what it printed, what it complained)."""
-
-    def asked(*arguments):
-        status = main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return asked
-
+from tests.launch import ROOT
 
 # -- what it answers -------------------------------------------------------------------------------------------
 
@@ -221,16 +206,6 @@ def test_info_names_versions_mpi_and_blas(ask):
 # -- files -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def file(tmp_path):
-    def written(content, name="mine.csv"):
-        path = tmp_path / name
-        path.write_text(content)
-        return path
-
-    return written
-
-
 def test_a_legal_file_is_one_line_of_figures(ask, file):
     status, out, err = ask("check", file(schedules.one_f_one_b(4, 8).to_csv()))
     assert (status, err) == (0, "")
@@ -300,187 +275,3 @@ def test_a_schedule_without_a_backward_is_legal_and_said_not_to_train(ask, file)
 def test_a_schedule_that_adds_gradients_in_another_order_is_legal_and_says_so(ask, file):
     status, out, _ = ask("check", file("0F0,0F1,0B1,0B0\n"))
     assert status == 0 and "adds gradients in another order than one process" in out
-
-
-# -- mistakes --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ["show", "1f2b"],
-            "There is neither a schedule nor a file '1f2b'; did you mean 1f1b? expected one of sequential",
-        ),
-        (["show", "nowhere.csv"], "neither a schedule nor a file 'nowhere.csv'"),
-        (["show", "."], "neither a schedule nor a file '.'"),
-        (["show", "gpipe", "--ranks", "0"], "num_ranks is 0; expected a whole number, at least 1"),
-        (["schedules", "--ranks", "0"], "num_ranks is 0"),
-        (["show", "zb-v", "--chunks", "3"], "chunks_per_rank is 3; zb-v is V-shaped, with exactly 2 chunks"),
-        (
-            ["show", "gpipe", "--group", "4"],
-            "gpipe takes no microbatch_group_size; leave it out.",
-        ),
-        (["show", "gpipe", "1f1b", "--format", "csv"], "--format csv writes one schedule; 2 were given"),
-        (["show", "gpipe", "-o", "a.doc"], "a.doc ends in .doc; expected .csv, .txt, .json, .svg, .pdf, .png, .html"),
-        (["show", "gpipe", "-o", "no-ending"], "no-ending ends in nothing; expected"),
-        (["show", "gpipe", "--title", "mine"], "--title is for drawings other than text"),
-        (["show", "gpipe", "--format", "png"], "--format png needs a file to write to: -o FILE"),
-        (["show", "gpipe", "--width", "10"], "--width is 10; expected at least 40"),
-        (["show", "gpipe", "--json", "--format", "csv"], "--json and --format csv are two formats; choose one"),
-        (["show", "gpipe", "--messages"], "--messages is for another --format"),
-        (["show", "zb_v"], "did you mean zb-v?"),
-        (["show", "gpipe", "-o", "no/such/folder.txt"], "no/such/folder.txt cannot be written: No such file"),
-        (["show", "gpipe", "--format", "svg", "-o", "."], ". cannot be written: Is a directory"),
-        (["show", "gpipe", "--json", "--format", "svg"], "--json and --format svg are two formats; choose one"),
-        (
-            ["show", "gpipe", "--costs", "F=1e13", "--format", "perfetto"],
-            "a trace may last at most 1.13e+12; choose another",
-        ),
-        (["simulate", "gpipe", "--costs", "F=1:2"], "forward has 2 values for 4 stages"),
-        (["simulate", "gpipe", "--costs", "speed=9"], "'speed=9' is not a cost; expected one of F, I, W, latency"),
-        (["check", "gpipe", "--memory-limit", "0"], "memory_limit is 0; expected a whole number, at least 1"),
-    ],
-)
-def test_a_question_that_is_wrong_exits_2_and_says_what_would_be_right(arguments, words, ask):
-    status, out, err = ask(*arguments)
-    assert (status, out) == (2, "") or ("--json" in arguments and json.loads(out)["error"] == "parameters")
-    assert words in err and err.startswith("minipipe: ") and "Traceback" not in err
-
-
-def test_sizes_that_contradict_a_file_are_refused(ask, file):
-    path = file(schedules.gpipe(2, 3).to_csv())
-    for option, words in (("--ranks", "--ranks is 4, but"), ("--chunks", "has 1; leave --chunks out")):
-        status, _, err = ask("show", path, option, 4)
-        assert status == 2 and words in err
-    assert ask("show", path, "--ranks", 2, "--microbatches", 3, "--chunks", 1)[0] == 0
-
-
-def test_what_is_no_schedule_at_all_is_refused_with_line_and_cell(ask, file, tmp_path):
-    status, _, err = ask("check", file("0F0,hello\n"))
-    assert status == 1 and "Line 1, cell 2: 'hello' is not an action" in err
-    (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
-    status, _, err = ask("check", tmp_path / "picture.png")
-    assert status == 2 and "cannot be read" in err
-
-
-def test_an_unknown_verb_or_option_is_bad_usage():
-    for arguments in (["frobnicate"], [], ["show"], ["show", "gpipe", "--rank", "3"]):
-        done = run([sys.executable, "-m", "minipipe", *arguments])
-        assert done.code == 2 and "usage: minipipe" in done.err and "Traceback" not in done.err
-
-
-# -- as a program ----------------------------------------------------------------------------------------------
-
-
-def test_as_a_module_it_exits_with_its_status():
-    done = run([sys.executable, "-m", "minipipe", "simulate", "1f1b", "--json"])
-    assert done.code == 0 and json.loads(done.out)["makespan"] == 33
-    assert run([sys.executable, "-m", "minipipe", "show", "1f2b"]).code == 2
-
-
-@pytest.mark.skipif(shutil.which("minipipe") is None, reason="minipipe is not installed: pip install -e .")
-def test_installed_it_is_a_command():
-    done = run(["minipipe", "check", "zb-v"])
-    assert done.code == 0 and done.out.startswith("legal: zb-v")
-
-
-def test_a_pipe_is_as_good_as_a_file_and_a_narrow_terminal_as_a_wide_one():
-    minipipe = f"{sys.executable} -m minipipe"
-    done = run(["bash", "-c", f"{minipipe} check <({minipipe} show 1f1b --format csv)"])
-    assert done.code == 0 and done.out.startswith("legal: ")
-    assert run([sys.executable, "-m", "minipipe", "show", "1f1b"], COLUMNS="30").code == 0
-
-
-def test_costs_that_are_not_needed_are_read_all_the_same(ask):
-    assert ask("show", "gpipe", "--format", "csv", "--costs", "nonsense=3")[0] == 2
-
-
-def test_costs_by_stage_are_refused_only_where_they_do_not_fit(ask):
-    status, out, _ = ask("schedules", "--costs", "F=1:2:1:1")
-    assert status == 0 and "forward has 4 values for 8 stages" in out
-    assert re.search(r"^1f1b +1 +\d+ ", out, re.MULTILINE)
-
-
-def test_a_colon_in_a_files_name_is_no_harm(ask, tmp_path):
-    path = tmp_path / "a: b.csv"
-    path.write_text("0F0,0B0\n")
-    assert ask("check", path)[1].startswith("legal: a: b, 1 rank, 1 stage, 1 microbatch; makespan 3 units")
-
-
-def test_a_terminal_without_the_signs_shows_others():
-    done = run([sys.executable, "-m", "minipipe", "show", "1f1b"], PYTHONIOENCODING="ascii")
-    assert done.code == 0 and done.out.startswith("rank 0 F0F1F2F3????")
-
-
-def test_a_reader_that_stops_after_the_first_line_is_no_error():
-    command = f"{sys.executable} -m minipipe show gpipe --microbatches 3000 --format csv | head -c 10"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0F0,0F1,0F", "")
-    closed = f"{sys.executable} -m minipipe check no-such-file --json | true"
-    done = subprocess.run(["bash", "-c", closed], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert "Traceback" not in done.stderr
-
-
-# -- what mutants survived -------------------------------------------------------------------------------------
-
-
-def test_a_file_that_is_not_there_is_neither_legal_nor_illegal(ask):
-    status, out, _ = ask("check", "nowhere.csv", "--json")
-    verdict = json.loads(out)
-    assert status == 2 and "legal" not in verdict and verdict["error"] == "unknown"
-
-
-def test_the_options_of_show_are_not_ignored(ask):
-    _, out, _ = ask("show", "gpipe", "--ranks", 2, "--microbatches", 1, "--messages", "--json")
-    assert json.loads(out)["actions"][0] == ["0F0", "0SEND_F0", "0RECV_B0", "0B0"]
-    _, out, _ = ask("show", "1f1b", "--width", 60, "--costs", "F=2,latency=1")
-    assert out == draw_text(simulate(schedules.one_f_one_b(4, 8), Costs(2, latency=1)), width=60) + "\n"
-
-
-def test_the_table_is_timed_with_the_costs(ask):
-    entries = {entry["schedule"]: entry for entry in json.loads(ask("schedules", "--costs", "latency=1", "--json")[1])}
-    assert entries["1f1b"]["makespan"] == simulate(schedules.one_f_one_b(4, 8), Costs(latency=1)).makespan
-
-
-def test_a_number_of_microbatches_that_contradicts_a_file_is_refused(ask, file):
-    path = file(schedules.gpipe(2, 3).to_csv())
-    for option, wrong in (("--ranks", 1), ("--ranks", 4), ("--microbatches", 1), ("--microbatches", 4)):
-        assert ask("show", path, option, wrong)[0] == 2
-
-
-def test_the_figures_for_machines_are_those_of_the_file(ask, file):
-    found = json.loads(ask("simulate", file("0F0,0F1,0B1,0B0\n"), "--json")[1])
-    assert found["is_reproducible"] is False and found["bubble_over_ideal"] == 0
-    assert json.loads(ask("check", "zb-h1", "--json")[1]).items() >= {"legal": True, "makespan": 27}.items()
-    assert "4 ranks, 4 stages, 1 microbatch;" in ask("check", "gpipe", "--microbatches", 1)[1]
-
-
-def test_each_column_of_simulate_stands_under_its_name(ask):
-    _, out, _ = ask(
-        "simulate", "eager-1f1b", "--ranks", 2, "--microbatches", 2, "--costs", "F=2,latency=1,activation=7"
-    )
-    lines = out.splitlines()
-    names = ["rank", "busy", "warm-up", "waiting", "drain", "peak", "activations", "peak", "memory"]
-    assert lines[2].split() == names
-    timeline = simulate(schedules.eager_1f1b(2, 2), Costs(2, latency=1, activation=7))
-    for rank in (0, 1):
-        idle = [sum(s.end - s.start for s in timeline.idle[rank] if s.cause == cause) for cause in names[2:5]]
-        held = [timeline.peak_activations[rank], timeline.peak_memory[rank]]
-        assert [float(cell) for cell in lines[3 + rank].split()] == [rank, timeline.busy(rank), *idle, *held]
-    assert f"critical path: {' '.join(str(span.action) for _, span in timeline.critical_path)}\n" in out
-
-
-def test_a_long_critical_path_is_shown_by_its_ends_and_each_bubble_has_its_name(ask):
-    _, out, _ = ask("simulate", "zb-v")
-    assert "bubble 5.9 % of all time, 6.2 % over ideal, 0.0 % within ranks' own spans" in out
-    whole = [str(span.action) for _, span in simulate(schedules.zb_v(4, 8)).critical_path]
-    assert f"critical path: {' '.join([*whole[:6], '…', *whole[-6:]])}\n" in out
-
-
-@pytest.mark.parametrize("verb", ["show", "simulate"])
-def test_an_illegal_file_is_neither_drawn_nor_timed(ask, file, verb):
-    status, out, err = ask(verb, file("0F0,0F1,0B0\n"))
-    assert (status, out) == (1, "") and "[missing] 0B1" in err
