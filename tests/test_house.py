@@ -74,7 +74,7 @@ FIRST_PATH = [
     *("pipeline.stage", "functional.linear", "tensor", "autograd", "comm.thread"),
 ]
 # Lines of code. Engine and pipeline are still to be rebuilt: until then they may be over by what they are over today.
-BUDGETS = {"core": (CORE, 4000, 700), "first path": (FIRST_PATH, 1000, 270)}
+BUDGETS = {"core": (CORE, 4000, 710), "first path": (FIRST_PATH, 1000, 270)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 NOT_YET_REBUILT = {"comm/mpi.py", "pipeline/pipeline.py:__init__", "testing.py:check_same_as_one_process"}
 

@@ -207,6 +207,8 @@ def _unexpected(action: Action, rank: int, step: int) -> Problem:
         sentence = f"{where} has no partner: stage {action.stage} has no such value to exchange with another rank."
         return Problem(ScheduleCode.NO_PARTNER, sentence, rank, step)
     sentence = f"{where} comes in addition to {Action(action.stage, B, action.microbatch)}, which includes I and W."
+    if action.kind is W:
+        sentence += " Zero-bubble papers write B for the half that is I here."
     return Problem(ScheduleCode.MIXED_BACKWARD, sentence, rank, step)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ __all__ = [
     "costs_of",
     "misuse",
     "schedule_of",
+    "schedules_of",
     "sizes_of",
 ]
 
@@ -64,9 +66,9 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sends-block", action="store_true", help="a send holds its rank until it is received")
 
 
-def add_memory_limit(parser: argparse.ArgumentParser, unit: str) -> None:
+def add_memory_limit(parser: argparse.ArgumentParser, unit: str, kind: type = int) -> None:
     """Declare a limit of memory."""
-    parser.add_argument("--memory-limit", type=int, metavar="N", help=f"most {unit} a rank may hold")
+    parser.add_argument("--memory-limit", type=kind, metavar="N", help=f"most {unit} a rank may hold")
 
 
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
@@ -95,6 +97,16 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
             message = f"{option} is {wanted}, but {given} has {own:g}; leave {option} out."
             raise misuse(ScheduleCode.PARAMETERS, message)
     return schedule
+
+
+def schedules_of(given: Sequence[str], options: argparse.Namespace) -> list[Schedule | Program]:
+    """Return several schedules. Named ones have the sizes of the file beside them, unless the command gives others."""
+    files = {name: schedule_of(name, options) for name in given if name not in REGISTRY}
+    for schedule in list(files.values())[:1]:
+        options.ranks = schedule.num_ranks if options.ranks is None else options.ranks
+        if options.microbatches is None:
+            options.microbatches = schedule.num_microbatches
+    return [files[name] if name in files else schedule_of(name, options) for name in given]
 
 
 def sizes_of(options: argparse.Namespace) -> tuple[int, int]:

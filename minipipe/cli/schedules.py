@@ -24,26 +24,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_sizes(parser)
     add_costs(parser)
-    add_memory_limit(parser, "microbatches, each counted for all its layers, that")
+    add_memory_limit(parser, "microbatches, each counted for all layers of its rank, that", kind=float)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print what each named schedule costs and trades."""
     ranks, microbatches = sizes_of(options)
     rows = comparison(ranks, microbatches, costs_of(options), options.memory_limit)
+    status = ExitStatus.YES if rows else ExitStatus.NO
     if options.json:
         print(json.dumps(rows))
-        return ExitStatus.YES
-    limit = "" if options.memory_limit is None else f", at most {options.memory_limit} held"
+        return status
+    limit = "" if options.memory_limit is None else f", at most {options.memory_limit:g} held"
     print(f"{ranks} ranks, {microbatches} microbatches, {options.costs or 'F, I and W one unit each'}{limit}\n")
+    if not rows:
+        print(f"No named schedule holds at most {options.memory_limit:g} microbatches on each rank.")
+        return status
     cells = [["schedule", "v", "time", "bubble", "peak", "what it trades"]]
     for row in rows:
-        if "error" in row:
+        if row["error"] is not None:
             cells.append([row["schedule"], "-", "-", "-", "-", row["error"]])
             continue
         time, bubble = f"{row['makespan']:g}", f"{100 * row['bubble_fraction']:.1f} %"
-        peak = f"{max(row['peak_activations']):g}"
-        cells.append([row["schedule"], str(row["chunks_per_rank"]), time, bubble, peak, row["trades"]])
+        cells.append([row["schedule"], str(row["chunks_per_rank"]), time, bubble, f"{row['peak']:g}", row["trades"]])
     print(table(cells, right=(1, 2, 3, 4)))
     print(_NOTE)
-    return ExitStatus.YES
+    return status

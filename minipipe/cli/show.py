@@ -12,7 +12,7 @@ from typing import Any
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.cli.options import add_costs, add_schedule, add_sizes, costs_of, misuse, schedule_of
+from minipipe.cli.options import add_costs, add_schedule, add_sizes, costs_of, misuse, schedules_of
 from minipipe.cli.output import sizes_as_data
 from minipipe.errors import ScheduleCode
 from minipipe.schedules.action_table import ActionTable
@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Draw schedules above each other, or write one in a format that can be read again."""
-    schedules, costs = [schedule_of(given, options) for given in options.schedule], costs_of(options)
+    schedules, costs = schedules_of(options.schedule, options), costs_of(options)
     options.format = _format(options)
     _check(options)
     content: str | bytes
@@ -154,7 +154,8 @@ def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str 
     try:
         return _DRAWN[options.format](timelines, options)
     except ValueError as error:  # times that a format cannot hold
-        raise misuse(ScheduleCode.COSTS, str(error)) from None
+        code = ScheduleCode.PARAMETERS if options.format in _PICTURES else ScheduleCode.COSTS
+        raise misuse(code, str(error)) from None
 
 
 def _format(options: argparse.Namespace) -> str:
@@ -187,8 +188,8 @@ def _check(options: argparse.Namespace) -> None:
         _check_converter(options.output)
     if options.title is not None and options.format not in (*_PICTURES, "html", "perfetto"):
         _refuse("--title is for drawings other than text: --format svg, pdf, png, html or perfetto.")
-    if options.font_size is not None and not is_picture:
-        _refuse("--font-size is for pictures: --format svg, pdf or png.")
+    if (options.font_size is not None or options.no_legend) and not is_picture:
+        _refuse("--font-size and --no-legend are for pictures: --format svg, pdf or png.")
 
 
 def _check_converter(path: Path) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from minipipe.simulation.span import Idle, IdleCause, Span
     from minipipe.simulation.timeline import Timeline
 
-__getattr__, __dir__, _ABOVE = names_on_demand(
+__getattr__ = names_on_demand(
     __name__,
     {
         "minipipe.analysis.theory": [],
@@ -52,7 +52,7 @@ __getattr__, __dir__, _ABOVE = names_on_demand(
         "minipipe.simulation.span": ["Idle", "IdleCause", "Span"],
         "minipipe.simulation.timeline": ["Timeline"],
     },
-)
+)[0]
 
 __all__ = [
     "REGISTRY",
@@ -98,3 +98,7 @@ __all__ = [
     "zb_h2",
     "zb_v",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
+from minipipe.schedules.placement import check_placement
 from minipipe.schedules.text import (
     Cells,
     describe_sizes,
@@ -62,26 +63,16 @@ class ActionTable:
     def __post_init__(self) -> None:
         object.__setattr__(self, "placement", tuple(self.placement))
         object.__setattr__(self, "actions", tuple(map(_as_actions, self.actions)))
-        for stage, rank in enumerate(self.placement):
-            if isinstance(rank, list | tuple):
-                hint = "A stage lives on one rank; replicas of a stage (Chimera, DualPipe) are not supported."
-                raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on {rank!r:.60}. {hint}")
-        numbers = (self.num_microbatches, *self.placement)
-        if not all(isinstance(number, Integral) for number in numbers):
-            raise ScheduleError.of(
-                ScheduleCode.PLACEMENT, f"{self.name!r} has {numbers!r:.60} microbatches and ranks; expected integers."
-            )
+        if not isinstance(self.num_microbatches, Integral):
+            message = f"{self.name!r} has {self.num_microbatches!r:.60} microbatches; expected a whole number."
+            raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
         if not self.actions or not self.placement or self.num_microbatches < 1:
             raise ScheduleError.of(
                 ScheduleCode.EMPTY,
                 f"A schedule needs at least one rank, one stage and one microbatch; {self.name!r} has "
                 f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}.",
             )
-        for stage, rank in enumerate(self.placement):
-            if not 0 <= rank < self.num_ranks:
-                raise ScheduleError.of(
-                    ScheduleCode.PLACEMENT, f"Stage {stage} is placed on rank {rank} of {self.num_ranks}."
-                )
+        check_placement(self.placement, self.num_ranks)
 
     @property
     def num_ranks(self) -> int:

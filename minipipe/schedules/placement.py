@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
+from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
 
 __all__ = [
     "check_counts",
+    "check_placement",
     "check_two_chunks",
     "looped_placement",
     "neighbouring_placement",
@@ -61,12 +63,37 @@ def stages_by_rank(placement: Sequence[int], num_ranks: int) -> list[list[int]]:
     >>> stages_by_rank(v_placement(3), num_ranks=3)
     [[0, 5], [1, 4], [2, 3]]
     """
+    check_placement(placement, num_ranks)
     stages: list[list[int]] = [[] for _ in range(num_ranks)]
     for stage, rank in enumerate(placement):
-        if not 0 <= rank < num_ranks:
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
         stages[rank].append(stage)
     return stages
+
+
+def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
+    """Refuse a placement that names anything but one rank for each stage.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``placement``.
+
+    Examples
+    --------
+    >>> check_placement((0, 2), num_ranks=2)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ScheduleError: [placement] Stage 1 is placed on rank 2 of 2.
+    """
+    for stage, rank in enumerate(placement):
+        if isinstance(rank, list | tuple):
+            hint = "A stage lives on one rank; replicas of a stage (Chimera, DualPipe) are not supported."
+            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on {rank!r:.60}. {hint}")
+        if not isinstance(rank, Integral):
+            message = f"Stage {stage} is placed on {rank!r:.60}; expected the number of a rank, 0 to {num_ranks - 1}."
+            raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
+        if not 0 <= int(rank) < num_ranks:
+            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
 
 
 def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:

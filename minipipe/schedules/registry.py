@@ -104,6 +104,10 @@ def builder_of(name: str) -> Callable[..., Schedule]:
     'gpipe'
     """
     builder = REGISTRY.get(name) if isinstance(name, str) else None
+    if builder is None and callable(name):
+        function = getattr(name, "__name__", name)
+        message = f"{function} is a function; call it with the numbers of ranks and microbatches."
+        raise ScheduleError.of(ScheduleCode.UNKNOWN, message)
     if builder is None:
         raise ScheduleError.of(ScheduleCode.UNKNOWN, f"There is no schedule {name!r}; {expected_names(name)}.")
     return builder

@@ -35,6 +35,7 @@ _SHARDING = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)(\d{0,9})", re.ASCI
 
 # Papers omit the stage if each rank has only one.
 _WITHOUT_STAGE = re.compile(r"[FBIW]\d{1,9}", re.ASCII)
+_WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
 
 
 class Cells(NamedTuple):
@@ -135,8 +136,8 @@ def read_file(path: str | Path) -> str:
 
 
 def _from_cells(rows: Sequence[Sequence[_Cell]], ignore_sharding: bool) -> Cells:
-    if any(rows) and all(_WITHOUT_STAGE.fullmatch(cell.text) for row in rows for cell in row):
-        rows = [[cell._replace(text=f"{rank}{cell.text}") for cell in row] for rank, row in enumerate(rows)]
+    if not any(_WITH_STAGE.match(cell.text) for row in rows for cell in row):  # of a typo, the other cells are read
+        rows = [[_with_stage(rank, cell) for cell in row] for rank, row in enumerate(rows)]
     actions = [[action for cell in row for action in _actions_of(cell, ignore_sharding)] for row in rows]
     everything = [action for program in actions for action in program]
     if not everything:
@@ -150,6 +151,10 @@ def _from_cells(rows: Sequence[Sequence[_Cell]], ignore_sharding: bool) -> Cells
             ScheduleCode.MISSING, f"{largest} names microbatch {largest.microbatch}, but most lower ones are missing."
         )
     return Cells(_placement(actions), num_microbatches, tuple(map(tuple, actions)))
+
+
+def _with_stage(stage: int, cell: _Cell) -> _Cell:
+    return cell._replace(text=f"{stage}{cell.text}") if _WITHOUT_STAGE.fullmatch(cell.text) else cell
 
 
 def _actions_of(cell: _Cell, ignore_sharding: bool) -> Iterator[Action]:

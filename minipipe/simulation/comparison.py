@@ -12,6 +12,11 @@ from minipipe.simulation.simulator import simulate
 
 __all__ = ["comparison"]
 
+_KEYS = (
+    *("num_stages", "num_microbatches", "chunks_per_rank", "makespan", "bubble_fraction", "bubble_over_ideal"),
+    *("span_bubble_rate", "peak", "peak_activations", "peak_memory", "is_reproducible", "trades", "error"),
+)
+
 
 def comparison(
     num_ranks: int, num_microbatches: int, costs: Costs | None = None, memory_limit: float | None = None
@@ -32,9 +37,10 @@ def comparison(
     Returns
     -------
     list of dict
-        Keys ``schedule``, ``num_ranks``, ``num_stages``, ``num_microbatches``, ``chunks_per_rank``, ``makespan``,
-        ``bubble_fraction``, ``bubble_over_ideal``, ``span_bubble_rate``, ``peak_activations`` and ``peak_memory`` (by
-        rank), ``is_reproducible`` and ``trades``; for a schedule that these sizes or costs do not fit ``error``.
+        The same keys in each: ``schedule``, ``num_ranks``, ``num_stages``, ``num_microbatches``, ``chunks_per_rank``,
+        ``makespan``, ``bubble_fraction``, ``bubble_over_ideal``, ``span_bubble_rate``, ``peak`` (of all ranks),
+        ``peak_activations`` and ``peak_memory`` (by rank), ``is_reproducible``, ``trades`` and ``error``. Where these
+        sizes or costs do not fit a schedule, ``error`` says why, and the figures are None.
 
     Examples
     --------
@@ -46,28 +52,29 @@ def comparison(
     rows = [_row(name, num_ranks, num_microbatches, costs) for name in REGISTRY]
     if memory_limit is None:
         return rows
-    return [row for row in rows if "error" not in row and max(row["peak_activations"]) <= memory_limit]
+    return [row for row in rows if row["error"] is None and row["peak"] <= memory_limit]
 
 
 def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"schedule": name, "num_ranks": num_ranks, **dict.fromkeys(_KEYS), "trades": TRADES[name]}
     try:
         schedule = build(name, num_ranks, num_microbatches)
         summary = simulate(schedule, costs).summary()
     except ScheduleError as error:
-        if error.code not in ("parameters", "costs"):
+        if not error.problems[0].code.is_misuse:
             raise
-        return {"schedule": name, "error": error.problems[0].message, "trades": TRADES[name]}
+        return {**row, "error": error.problems[0].message}
     chunks = schedule.num_stages // num_ranks
+    peaks = [peak / chunks for peak in summary["peak_activations"]]
     return {
-        "schedule": name,
-        "num_ranks": num_ranks,
+        **row,
         "num_stages": schedule.num_stages,
         "num_microbatches": num_microbatches,
         "chunks_per_rank": chunks,
         "makespan": summary["makespan"] / chunks,
         **{key: summary[key] for key in ("bubble_fraction", "bubble_over_ideal", "span_bubble_rate")},
-        "peak_activations": [peak / chunks for peak in summary["peak_activations"]],
+        "peak": max(peaks),
+        "peak_activations": peaks,
         "peak_memory": [peak / chunks for peak in summary["peak_memory"]],
         "is_reproducible": schedule.is_reproducible,
-        "trades": TRADES[name],
     }

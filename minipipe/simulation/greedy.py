@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from numbers import Integral
 
 from minipipe.analysis.activations import CHANGE, per_rank
 from minipipe.analysis.dependencies import Value
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.placement import check_counts, stages_by_rank
+from minipipe.schedules.placement import check_counts, check_placement, stages_by_rank
 from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.costs import Costs
 
@@ -75,8 +76,12 @@ def greedy(
     rank 0: 0F0 0F1 0B0 0B1
     rank 1: 1F0 1B0 1F1 1B1
     """
+    if not isinstance(placement, Sequence) or not placement:
+        message = f"placement is {placement!r:.60}; expected the rank of each stage, such as (0, 1, 2, 3)."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     placement = tuple(placement)
-    num_ranks = max(placement, default=-1) + 1
+    num_ranks = 1 + max((int(rank) for rank in placement if isinstance(rank, Integral)), default=0)
+    check_placement(placement, num_ranks)
     check_counts(num_ranks, num_microbatches)
     if not isinstance(priority, str) or sorted(priority) not in (["B", "F"], ["F", "I", "W"]):
         raise ScheduleError.of(

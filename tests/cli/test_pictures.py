@@ -31,6 +31,21 @@ def test_several_schedules_are_drawn_above_each_other_on_one_axis(ask):
     assert picture == render.draw_svg(*timelines)
 
 
+def test_named_schedules_beside_a_file_have_its_sizes(ask, tmp_path):
+    """The story: two ranks and four microbatches were drawn above four and eight, and compared by eye."""
+    path = tmp_path / "mine.txt"
+    path.write_text("F0 F1 F2 B0 B1 B2\nF0 B0 F1 B1 F2 B2")
+    drawn = ask("show", path, "1f1b", "--width", 100)[1]
+    assert (
+        drawn
+        == render.draw_text(
+            simulate(schedules.Schedule.from_file(path)), simulate(schedules.one_f_one_b(2, 3)), width=100
+        )
+        + "\n"
+    )
+    assert "1f1b, predicted: makespan 12 units" in drawn
+
+
 def test_an_illegal_schedule_among_several_is_refused(ask, tmp_path):
     (tmp_path / "mine.txt").write_text("0B0 0F0")
     status, out, err = ask("show", "gpipe", tmp_path / "mine.txt")

@@ -85,6 +85,13 @@ def test_cells_without_a_stage_are_read_where_each_rank_has_one():
     assert Schedule.from_text("F0 I0 W0").actions == Schedule.from_text("0F0 0I0 0W0").actions
 
 
+@pytest.mark.parametrize(("text", "cell"), [("F0 Fl B0 B1", "cell 2: 'Fl'"), ("F0 - B0", "cell 2: '-'")])
+def test_a_typo_among_cells_without_a_stage_is_blamed_itself(text, cell):
+    """The story: one bad cell made the whole notation unreadable, and the first good cell was blamed."""
+    with pytest.raises(ScheduleError, match=cell):
+        Schedule.from_text(text)
+
+
 @pytest.mark.parametrize("text", ["F0 0B0", "0F0 B0", "F0 B0\n1F0 1B0"])
 def test_cells_with_and_without_a_stage_do_not_mix(text):
     with pytest.raises(ScheduleError, match="The stage may be left out only if no cell of the text has one"):
