@@ -26,11 +26,11 @@ from minipipe.schedules.action_table import ActionTable
 __all__ = [
     "CHANGE",
     "Footprint",
-    "Holding",
+    "Held",
     "Lifetime",
     "held_after",
     "held_over_time",
-    "holdings",
+    "held_pairs",
     "lifetimes",
     "memory_after",
     "memory_during",
@@ -159,40 +159,38 @@ def memory_peaks(table: ActionTable, footprint: Footprint) -> tuple[float, ...]:
 # -- pairs, named -----------------------------------------------------------------------------------------------------
 
 
-class Holding(NamedTuple):
+class Held(NamedTuple):
     """(stage, microbatch) pairs, in the order of their F, and the memory that they take."""
 
     pairs: tuple[Pair, ...]
     memory: float
 
 
-def holdings(table: ActionTable, footprint: Footprint) -> list[list[tuple[Holding, Holding]]]:
+def held_pairs(table: ActionTable, footprint: Footprint) -> list[list[tuple[Held, Held]]]:
     """Return, by rank, what it holds while each of its actions runs, and after it. The schedule may be illegal.
 
     Examples
     --------
     >>> from minipipe import schedules
-    >>> rank = holdings(schedules.one_f_one_b(2, 2), Footprint([1, 1], [1, 1], [0, 0]))[1]
+    >>> rank = held_pairs(schedules.one_f_one_b(2, 2), Footprint([1, 1], [1, 1], [0, 0]))[1]
     >>> [during.pairs for during, _ in rank]
     [((1, 0),), ((1, 0),), ((1, 1),), ((1, 1),)]
     """
-    return [list(_holdings_of(row, table.is_forward_only, footprint)) for row in table.actions]
+    return [list(_held_pairs_of(row, table.is_forward_only, footprint)) for row in table.actions]
 
 
-def _holdings_of(
-    row: Sequence[Action], is_forward_only: bool, footprint: Footprint
-) -> Iterator[tuple[Holding, Holding]]:
+def _held_pairs_of(row: Sequence[Action], is_forward_only: bool, footprint: Footprint) -> Iterator[tuple[Held, Held]]:
     taken: dict[Pair, float] = {}
     for stage, kind, k in row:
         if kind is F:
             taken[stage, k] = footprint.activation[stage]
         transient = footprint.transient[stage] if kind in (B, I) else 0.0
-        during = Holding(tuple(taken), sum(taken.values()) + (transient or 0))
+        during = Held(tuple(taken), sum(taken.values()) + (transient or 0))
         if kind is I and (stage, k) in taken:
             taken[stage, k] = footprint.weight_activation[stage]
         elif _releases(kind, is_forward_only):
             taken.pop((stage, k), None)
-        yield during, Holding(tuple(taken), sum(taken.values()))
+        yield during, Held(tuple(taken), sum(taken.values()))
 
 
 def _releases(kind: ActionKind, is_forward_only: bool) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import inf
 
-from minipipe.analysis.activations import Holding, holdings
+from minipipe.analysis.activations import Held, held_pairs
 from minipipe.analysis.dependencies import Dependencies, Value
 from minipipe.analysis.lowering import lower
 from minipipe.schedules.action import Action, ActionKind
@@ -145,9 +145,9 @@ class Walkthrough:
         if last and (last.end > time or own[begun - 1] == number - 1):
             source, awaited = self._receiver(last, time)
             cause = IdleCause.SENDING if last.action.kind in _SENDS and last.end > last.start else None
-            held, _ = self._holdings[rank][begun - 1]
+            held, _ = self._held_pairs[rank][begun - 1]
             return RankState(Activity.RUNS, last.action, last.position, last.end, cause, source, awaited, *held)
-        held = self._holdings[rank][begun - 1][1] if begun else Holding((), 0.0)
+        held = self._held_pairs[rank][begun - 1][1] if begun else Held((), 0.0)
         if begun == len(row):
             return RankState(Activity.DONE, None, begun, None, IdleCause.DRAIN, None, None, *held)
         coming = self.events[own[begun]].start if begun < len(own) else None
@@ -162,8 +162,8 @@ class Walkthrough:
         return RankState(activity, row[begun], begun, coming, cause, source, awaited, *held)
 
     @cached_property
-    def _holdings(self) -> list[list[tuple[Holding, Holding]]]:
-        return holdings(self.program, self.costs.memory(self.program.num_stages))
+    def _held_pairs(self) -> list[list[tuple[Held, Held]]]:
+        return held_pairs(self.program, self.costs.memory(self.program.num_stages))
 
     def _reason(self, rank: int, action: Action, time: float) -> tuple[int | None, Action | None]:
         """Return the rank and the action that a waiting action depends on; None for both if nothing is missing."""

@@ -1,6 +1,6 @@
 """How tests read the page of the player: what it shows, the colours of its pixels, its clock."""
 
-from tests.browser import as_told
+from tests.browser import oracle
 
 DASH = "\N{EN DASH}"
 # Goes to each of some times and returns what the page then shows.
@@ -46,12 +46,12 @@ def frame(page):
 
 def difference(timeline, shown, time):
     """Return the first thing in which the page and the timeline differ at a time, or None."""
-    expected = as_told.told(timeline, time)
+    expected = oracle.told(timeline, time)
     if sorted(shown["messages"]) != expected["messages"]:
         return time, "messages", shown["messages"], expected["messages"]
     for rank, (row, told) in enumerate(zip(shown["rows"], expected["rows"], strict=True)):
         stages = {span.action.stage for span in timeline.spans[rank]}
-        holds = as_told.read_holds(row["holds"], min(stages))
+        holds = oracle.read_holds(row["holds"], min(stages))
         for name, seen in (("doing", row["doing"]), ("holds", holds), ("memory", row["memory"])):
             if seen != told[name]:
                 return time, rank, name, seen, told[name]

@@ -5,8 +5,8 @@ import pytest
 from minipipe import Costs, schedules, simulate
 from minipipe.render.descriptions import describe_action, format_time
 from minipipe.render.html import draw_html
-from tests.browser import as_told
-from tests.browser.as_told import TIMELINES
+from tests.browser import oracle
+from tests.browser.oracle import TIMELINES
 from tests.browser.player_page import DASH, SHOW, clock, difference, frame, wait_until_played
 
 
@@ -14,7 +14,7 @@ from tests.browser.player_page import DASH, SHOW, clock, difference, frame, wait
 def test_what_is_shown_is_what_the_timeline_says(open_page, name):
     timeline = TIMELINES[name]
     page = open_page(draw_html(timeline))
-    times = as_told.moments(timeline, 24, seed=0)
+    times = oracle.moments(timeline, 24, seed=0)
     shown = page.evaluate(SHOW, times)
     assert [difference(timeline, moment[0], time) for moment, time in zip(shown, times)] == [None] * len(times)
     facts = page.inner_text(".facts").replace("\n", " ")
@@ -48,7 +48,7 @@ def test_microbatches_that_follow_each_other_are_listed_as_one(open_page):
 def test_the_comparison_notices_another_timeline(open_page):
     page = open_page(draw_html(schedules.gpipe(4, 8)))
     other = simulate(schedules.one_f_one_b(4, 8))
-    times = as_told.moments(other, 10, seed=0)
+    times = oracle.moments(other, 10, seed=0)
     assert any(difference(other, moment[0], time) for moment, time in zip(page.evaluate(SHOW, times), times))
 
 
@@ -85,7 +85,7 @@ def test_headings_skip_no_level(open_page):
 def test_stepping_visits_every_event_once_forwards_and_back(open_page):
     timeline = simulate(schedules.interleaved_1f1b(2, 2, 2), Costs(latency=0.5))
     page = open_page(draw_html(timeline))
-    expected = [f"{time:g} of {timeline.makespan:g} units" for time in as_told.events(timeline)]
+    expected = [f"{time:g} of {timeline.makespan:g} units" for time in oracle.events(timeline)]
     seen = [clock(page)]
     for key, count in (("ArrowRight", len(expected)), ("ArrowLeft", len(expected))):
         for _ in range(count - 1):
@@ -97,8 +97,8 @@ def test_stepping_visits_every_event_once_forwards_and_back(open_page):
 
 def test_what_differs_by_rounding_only_is_one_event(open_page):
     timeline = simulate(schedules.one_f_one_b(3, 3), Costs(0.1, 0.1, 0.1))
-    events = sorted({round(time, 6) for time in as_told.events(timeline)})
-    assert len(events) < len(as_told.events(timeline))
+    events = sorted({round(time, 6) for time in oracle.events(timeline)})
+    assert len(events) < len(oracle.events(timeline))
     page = open_page(draw_html(timeline))
     for time in events[1:]:
         page.keyboard.press("ArrowRight")
@@ -270,4 +270,4 @@ def test_without_wish_for_motion_only_events_are_shown(open_page):
     wait_until_played(page)
     seen = page.evaluate("window.seen")
     assert len(seen) > 3
-    assert set(seen) <= {f"{time:g} of {timeline.makespan:g} units" for time in as_told.events(timeline)}
+    assert set(seen) <= {f"{time:g} of {timeline.makespan:g} units" for time in oracle.events(timeline)}

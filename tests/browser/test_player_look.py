@@ -12,7 +12,7 @@ from minipipe.render.html import draw_html
 from minipipe.render.palette import DARK, FILL, LIGHT
 from minipipe.schedules.action import ActionKind
 from minipipe.simulation.span import Span
-from tests.browser.as_told import TIMELINES
+from tests.browser.oracle import TIMELINES
 from tests.browser.player_page import COLOUR, SHOW, clock, difference, frame
 
 

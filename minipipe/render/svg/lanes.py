@@ -12,7 +12,7 @@ from minipipe.render.lettering import number
 from minipipe.render.panel import Panel
 from minipipe.render.svg.hatching import hatch_path
 from minipipe.render.svg.letters import Letters
-from minipipe.render.svg.strip import Holding, strip_path
+from minipipe.render.svg.strip import Strip, strip_path
 from minipipe.render.svg.style import box_paint, paint
 from minipipe.schedules.action import ActionKind
 from minipipe.simulation.duration import format_number
@@ -149,14 +149,14 @@ def draw_idle(panel: Panel, rank: int, axis: Axis, size: LaneSize) -> Iterator[s
 
 
 def draw_strip(
-    panel: Panel, rank: int, axis: Axis, size: LaneSize, holding: Holding, most: float, letters: Letters
+    panel: Panel, rank: int, axis: Axis, size: LaneSize, strip: Strip, most: float, letters: Letters
 ) -> Iterator[str]:
     """Yield the strip of a rank's memory, and its peak as text to the right."""
-    path, top = strip_path(panel.timeline, holding, rank, axis, size.strip, most), size.box + 2
+    path, top = strip_path(panel.timeline, strip, rank, axis, size.strip, most), size.box + 2
     base = f"M{number(axis.left)} {size.strip}H{number(axis.x(panel.timeline.makespan))}"
     yield f'<g transform="translate(0 {top})">'
     if path:
         yield f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
     yield f'<path {paint("grid")} d="{base}"/></g>'
     baseline = top + size.strip / 2 + 0.35 * letters.size_of("peak")
-    yield letters.draw("peak", axis.right + 8, baseline, holding.peak_label(rank))
+    yield letters.draw("peak", axis.right + 8, baseline, strip.peak_label(rank))

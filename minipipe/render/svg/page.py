@@ -16,7 +16,7 @@ from minipipe.render.svg.lanes import LaneSize, draw_boxes, draw_idle, draw_stri
 from minipipe.render.svg.legend import Entry, Legend
 from minipipe.render.svg.letters import Letters
 from minipipe.render.svg.messages import WAYS, draw_messages, way_of
-from minipipe.render.svg.strip import Holding, holding_of
+from minipipe.render.svg.strip import Strip, strip_of
 from minipipe.render.svg.style import FONT_FAMILY, paint, style_sheet
 from minipipe.simulation.span import IdleCause
 from minipipe.simulation.timeline import Timeline
@@ -53,7 +53,7 @@ class Page:
         timelines = [panel.timeline for panel in panels]
         self.margin = letters.scaled(_MARGIN)
         self.size = LaneSize.of(sum(timeline.num_ranks for timeline in timelines), options.memory, letters)
-        self.holdings = [holding_of(timeline) for timeline in timelines] if options.memory else []
+        self.strips = [strip_of(timeline) for timeline in timelines] if options.memory else []
         left, right = self._margins()
         duration, room = max(timeline.makespan for timeline in timelines), options.width - left - right
         self.axis = Axis(duration, timelines[0].unit, left, room, letters.size_of("tick"))
@@ -90,7 +90,7 @@ class Page:
         """Return the room for names at the left, and for peaks at the right."""
         letters, gap = self.letters, self.letters.scaled(8)
         ranks = [f"rank {max(0, panel.timeline.num_ranks - 1)}" for panel in self.panels]
-        peaks = [h.peak_label(rank) for h in self.holdings for rank in range(len(h.curves))]
+        peaks = [h.peak_label(rank) for h in self.strips for rank in range(len(h.curves))]
         left = max(letters.width("rank", text) for text in ranks) + gap
         right = max((letters.width("peak", text) + gap for text in peaks), default=0.0)
         return round(left) + self.margin, round(right) + self.margin
@@ -145,14 +145,14 @@ class Page:
         parts = [letters.draw("rank", self.axis.left - letters.scaled(8), baseline, f"rank {rank}")]
         parts += draw_idle(panel, rank, self.axis, size)
         parts += draw_boxes(panel, rank, self.axis, size)
-        if self.holdings:
-            holding = self.holdings[index]
-            parts += draw_strip(panel, rank, self.axis, size, holding, self._most(holding), letters)
+        if self.strips:
+            strip = self.strips[index]
+            parts += draw_strip(panel, rank, self.axis, size, strip, self._most(strip), letters)
         return _moved_down(top, parts)
 
-    def _most(self, holding: Holding) -> float:
+    def _most(self, strip: Strip) -> float:
         """Return the full scale of a strip: the highest peak of all ranks, in all panels with the same quantity."""
-        alike = (other for other in self.holdings if other.is_memory == holding.is_memory)
+        alike = (other for other in self.strips if other.is_memory == strip.is_memory)
         return max((other.peak(rank) for other in alike for rank in range(len(other.curves))), default=0.0)
 
     # -- axis, legend and document ------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Page:
             yield legend.runs()
         causes = {slot.cause for panel, rank in self.rows for slot in shown_idle(panel, rank, self.axis)}
         yield from legend.idle(cause for cause in IdleCause if cause in causes)
-        for is_memory in sorted({holding.is_memory for holding in self.holdings if any(holding.curves)}):
+        for is_memory in sorted({strip.is_memory for strip in self.strips if any(strip.curves)}):
             yield legend.strip(is_memory, any(panel.recomputes for panel in self.panels))
         if self.options.messages:
             ways = {way_of(message) for panel in self.panels for message in panel.timeline.messages}

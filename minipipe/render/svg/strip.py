@@ -9,11 +9,11 @@ from minipipe.render.descriptions import format_memory
 from minipipe.render.lettering import number
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["Holding", "holding_of", "strip_path"]
+__all__ = ["Strip", "strip_of", "strip_path"]
 
 
 @dataclass(frozen=True)
-class Holding:
+class Strip:
     """The memory or the activations that the ranks of a timeline hold.
 
     Attributes
@@ -41,27 +41,27 @@ class Holding:
         return f"peak {format_memory(self.peak(rank), self.unit)}"
 
 
-def holding_of(timeline: Timeline) -> Holding:
+def strip_of(timeline: Timeline) -> Strip:
     """Return the bytes that the ranks hold, if the timeline knows them, and otherwise their held activations.
 
     Examples
     --------
     >>> from minipipe import schedules, simulate
-    >>> holding_of(simulate(schedules.gpipe(1, 1))).curves
+    >>> strip_of(simulate(schedules.gpipe(1, 1))).curves
     ([(0.0, 1), (1.0, 1), (1.0, 1), (3.0, 0)],)
     """
     ranks = range(timeline.num_ranks)
     if timeline.memory is not None and timeline.memory_unit != "units":
-        return Holding(tuple(map(timeline.memory_over_time, ranks)), is_memory=True)
-    return Holding(tuple(map(timeline.activations_over_time, ranks)), is_memory=False)
+        return Strip(tuple(map(timeline.memory_over_time, ranks)), is_memory=True)
+    return Strip(tuple(map(timeline.activations_over_time, ranks)), is_memory=False)
 
 
-def strip_path(timeline: Timeline, holding: Holding, rank: int, axis: Axis, height: float, most: float) -> str:
+def strip_path(timeline: Timeline, strip: Strip, rank: int, axis: Axis, height: float, most: float) -> str:
     """Return the outline of a strip as path data: ``height`` pixels stand for ``most``, 0 is at the lower edge."""
     if not most:
         return ""
     heights: dict[str, str] = {}  # by x: of two changes at one x, only the later one is visible
-    for time, level in holding.curves[rank]:
+    for time, level in strip.curves[rank]:
         heights[number(axis.x(time - timeline.start))] = number(height * (1 - level / most))
     bottom = drawn = number(height)
     path = []
