@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from minipipe.lazy import names_on_demand
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
-    from minipipe import data, functional, nn, optim, render, schedules, testing
+    from minipipe import comm, data, errors, functional, nn, optim, pipeline, render, schedules, testing
     from minipipe.comm import ProcessGroup, init_process_group, spawn
     from minipipe.pipeline import Pipeline, partition_by_cost, partition_evenly, split_microbatches
     from minipipe.place import random_key
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
 __getattr__, __dir__, __all__ = names_on_demand(
     __name__,
     {
-        **{f"minipipe.{room}": () for room in ["data", "functional", "nn", "optim", "render", "schedules", "testing"]},
         "minipipe.comm": ["ProcessGroup", "init_process_group", "spawn"],
         "minipipe.pipeline": ["Pipeline", "partition_by_cost", "partition_evenly", "split_microbatches"],
         "minipipe.place": ["random_key"],
@@ -38,4 +37,16 @@ __getattr__, __dir__, __all__ = names_on_demand(
         "minipipe.tensor": ["Tensor"],
         "minipipe.version": ["__version__"],
     },
+    modules=[
+        "minipipe.comm",
+        "minipipe.data",
+        "minipipe.errors",
+        "minipipe.functional",
+        "minipipe.nn",
+        "minipipe.optim",
+        "minipipe.pipeline",
+        "minipipe.render",
+        "minipipe.schedules",
+        "minipipe.testing",
+    ],
 )

@@ -10,7 +10,7 @@ __all__ = ["names_on_demand"]
 
 
 def names_on_demand(
-    package: str, names: Mapping[str, Sequence[str]]
+    package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and the list of names for a package.
 
@@ -19,7 +19,9 @@ def names_on_demand(
     package : str
         Its ``__name__``.
     names : mapping of str to sequence of str
-        By module, the public names that it defines; none for a module that is public itself, by its own name.
+        By module, the public names that it defines.
+    modules : sequence of str
+        The modules that are public themselves, each by the last part of its name.
 
     Examples
     --------
@@ -28,14 +30,14 @@ def names_on_demand(
     ('simulate', ['simulate'])
     """
     home_of = {name: module for module, defined in names.items() for name in defined}
-    modules = {module.rpartition(".")[2]: module for module, defined in names.items() if not defined}
+    module_of = {module.rpartition(".")[2]: module for module in modules}
 
     def load(name: str) -> Any:
-        if name in modules:
-            return import_module(modules[name])
+        if name in module_of:
+            return import_module(module_of[name])
         if name in home_of:
             return getattr(import_module(home_of[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    public = sorted({*home_of, *modules})
+    public = sorted({*home_of, *module_of})
     return load, lambda: public, public

@@ -1,6 +1,7 @@
 """The rules of the house: who imports whom, where a truth is stated, and how much code a reader has to read."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +75,7 @@ FIRST_PATH = [
     *("pipeline.stage", "functional.linear", "tensor", "autograd", "comm.thread"),
 ]
 # Lines of code. Engine and pipeline are still to be rebuilt: until then they may be over by what they are over today.
-BUDGETS = {"core": (CORE, 4000, 710), "first path": (FIRST_PATH, 1000, 270)}
+BUDGETS = {"core": (CORE, 4000, 720), "first path": (FIRST_PATH, 1000, 275)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 NOT_YET_REBUILT = {"comm/mpi.py", "pipeline/pipeline.py:__init__", "testing.py:check_same_as_one_process"}
 
@@ -152,9 +153,26 @@ def test_files_import_one_way():
     assert_no_circle(graph)
 
 
-def test_every_door_is_used_and_opens_upwards():
-    used = {(module, imported) for module in FILES for imported, is_inside in imports_of(module) if is_inside}
-    assert used >= DOORS
+def test_every_door_is_used_and_without_the_doors_not_even_inner_imports_make_a_circle():
+    inner = {(module, imported) for module in FILES for imported, is_inside in imports_of(module) if is_inside}
+    assert inner >= DOORS
+    assert_no_circle(
+        {
+            module: {other for other, _ in imports_of(module) if other in FILES and (module, other) not in DOORS}
+            for module in FILES
+            if not is_for_type_checkers(module)
+        }
+    )
+
+
+def test_schedules_need_neither_analysis_nor_simulation():
+    modules = [f"minipipe.{module}" for module in FILES if room_of(module) == "schedules"]
+    program = (
+        f"import sys, importlib\nfor name in {modules}: importlib.import_module(name)\n"
+        "from minipipe import schedules\n[schedules.build(name, 3, 6) for name in schedules.REGISTRY]\n"
+        "assert not [m for m in sys.modules if m.startswith(('minipipe.analysis', 'minipipe.simulation'))]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, check=True)
 
 
 def assert_no_circle(graph):
@@ -182,13 +200,13 @@ def test_a_circle_is_found(graph):
 
 
 def lazy_names(module):
-    """Return {module: names} as the package loads them on demand."""
+    """Return {module: names} as the package loads them on demand, and the modules that it loads so themselves."""
     call = next(n for n in ast.walk(TREES[module]) if getattr(getattr(n, "func", None), "id", "") == "names_on_demand")
-    package = "minipipe" if module == "__init__" else f"minipipe.{module}"
-    return eval(compile(ast.Expression(call.args[1]), module, "eval"), {"__name__": package})
+    names, modules = call.args[1], [keyword.value for keyword in call.keywords if keyword.arg == "modules"]
+    return ast.literal_eval(names), ast.literal_eval(modules[0]) if modules else []
 
 
-ALL_LAZY = {module: {m.removeprefix("minipipe.") for m in lazy_names(module)} for module in LAZY}
+ALL_LAZY = {module: {m.removeprefix("minipipe.") for listed in lazy_names(module) for m in listed} for module in LAZY}
 
 
 @pytest.mark.parametrize("package", ["minipipe", "minipipe.schedules", "minipipe.render"])
@@ -196,11 +214,12 @@ def test_what_a_package_loads_on_demand_is_what_it_shows_to_type_checkers(packag
     module = "__init__" if package == "minipipe" else package.removeprefix("minipipe.")
     block = next(n for n in TREES[module].body if isinstance(n, ast.If) and n.test.id == "TYPE_CHECKING")
     shown = {alias.name for node in block.body for alias in node.names}
-    found = lazy_names(module).items()
-    loaded = {name for home, names in found for name in names or [home.rpartition(".")[2]]}
+    found, modules = lazy_names(module)
+    defined = {name for names in found.values() for name in names}
+    loaded = {*defined, *(home.rpartition(".")[2] for home in modules)}
     assert shown == loaded
     files = {path.stem for path in FILES[module].parent.glob("*.py")}
-    assert not files & {name for _, names in found for name in names}, "the import of a file would hide the name"
+    assert not files & defined, "the import of a file would hide the name"
     program = (
         f"import {package} as p; names = {sorted(loaded)}; assert all(hasattr(p, n) and n in dir(p) for n in names)"
     )
@@ -215,8 +234,8 @@ def neighbours_in(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
             for stage, one in ((node.left, node.right), (node.right, node.left)):
-                name = getattr(stage, "id", getattr(stage, "attr", ""))
-                if isinstance(one, ast.Constant) and one.value == 1 and (name == "s" or name.endswith("stage")):
+                name = ast.unparse(stage)
+                if isinstance(one, ast.Constant) and one.value == 1 and re.search(r"\bs\b|stage\b(?! for)", name):
                     yield ast.unparse(node)
 
 
@@ -225,7 +244,9 @@ def test_the_neighbour_of_a_stage_is_computed_in_one_file():
     assert [module for module, expressions in found.items() if expressions] == ["analysis.dependencies"], found
 
 
-@pytest.mark.parametrize("text", ["stage + 1", "1 + stage", "action.stage - 1", "first_stage - 1", "[s + 1]"])
+@pytest.mark.parametrize(
+    "text", ["stage + 1", "1 + stage", "action.stage - 1", "first_stage - 1", "[s + 1]", "int(a.stage) + 1"]
+)
 def test_the_neighbour_of_a_stage_is_found_wherever_it_is_computed(text):
     assert list(neighbours_in(ast.parse(text)))
 
@@ -248,6 +269,14 @@ def test_the_code_of_the_core_and_of_the_first_path_keeps_its_budget(name):
     assert not still_over or total > budget + still_over - 50, (
         f"{name} has shrunk: set what it is over to {total - budget}"
     )
+
+
+def test_what_is_not_yet_rebuilt_is_still_long():
+    for entry in NOT_YET_REBUILT:
+        name, _, function = entry.partition(":")
+        source = (PACKAGE / name).read_text()
+        lines = dict(functions(source))[function] if function else len(code_lines(source))
+        assert lines > (MOST_IN_A_FUNCTION if function else MOST_IN_A_FILE), f"{entry} needs no exemption any more"
 
 
 @pytest.mark.parametrize("path", FILES.values(), ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -184,13 +184,14 @@ def _held_pairs_of(row: Sequence[Action], is_forward_only: bool, footprint: Foot
     for stage, kind, k in row:
         if kind is F:
             taken[stage, k] = footprint.activation[stage]
-        transient = footprint.transient[stage] if kind in (B, I) else 0.0
-        during = Held(tuple(taken), sum(taken.values()) + (transient or 0))
+        before = Held(tuple(taken), sum(taken.values()))
         if kind is I and (stage, k) in taken:
             taken[stage, k] = footprint.weight_activation[stage]
         elif _releases(kind, is_forward_only):
             taken.pop((stage, k), None)
-        yield during, Held(tuple(taken), sum(taken.values()))
+        after = Held(tuple(taken), sum(taken.values()))
+        transient = footprint.transient[stage] if kind in (B, I) else 0
+        yield before._replace(memory=max(before.memory + transient, after.memory)), after
 
 
 def _releases(kind: ActionKind, is_forward_only: bool) -> bool:

@@ -242,6 +242,8 @@ class Dependencies:
 
         A SEND and its RECV depend on each other: they meet.
         """
+        if action.kind is W:  # of the two that make the gradient, the half that leaves the weights to it
+            return [action._replace(kind=I)]
         own, _, awaits, _ = self.rules[action.kind][action.stage]
         found = [self.action_of(event + action.microbatch) for event in (own, awaits) if event >= 0]
         return [self.partner_of(action) if needed is None else self.as_written(needed) for needed in found]
@@ -428,7 +430,7 @@ class _Walker:
             if now > len(rounds):
                 rounds.append([])
             rounds[now - 1].append(rank)
-            if completes >= 0:  # [4]
+            if completes >= 0 and not happened[completes + k]:  # [4]
                 happened[completes + k] = now
                 if completes + k in waiting:
                     woken += waiting.pop(completes + k)

@@ -11,8 +11,8 @@ import numpy as np
 from minipipe.errors import ModelError, RankError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Sequential
 from minipipe.pipeline.partition import check_partition, partition_by_cost
-from minipipe.schedules.chunks import first_stages
-from minipipe.schedules.placement import check_counts
+from minipipe.schedules.chunks import first_stages, spread_stages
+from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.program import Program, read_schedule
 from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.schedule import Schedule
@@ -85,8 +85,8 @@ def schedule_of_modules(
 ) -> Schedule | Program:
     """Return a schedule with a stage for each module; by default 1F1B, interleaved where ranks hold several.
 
-    A named schedule is built with as many chunks on each rank as the fullest rank needs; stages beyond the modules are
-    left out.
+    A named schedule is built with as many chunks on each rank as the fullest rank needs. In a straight schedule the
+    modules are spread over the ranks, neighbours together; in others the stages beyond the modules are left out.
 
     Raises
     ------
@@ -101,7 +101,10 @@ def schedule_of_modules(
     if isinstance(schedule, str) and schedule in REGISTRY:
         if num_microbatches is None:
             num_microbatches = 4 * num_modules
-        return first_stages(_built(schedule, num_ranks, num_microbatches, chunks, num_modules), num_modules)
+        built = _built(schedule, num_ranks, num_microbatches, chunks, num_modules)
+        if chunks > 1 and built.placement == neighbouring_placement(num_ranks, chunks):
+            return spread_stages(build(schedule, num_ranks, num_microbatches, 1), num_modules)
+        return first_stages(built, num_modules)
     resolved = resolve_schedule(schedule, num_ranks, num_microbatches, None)
     if resolved.num_stages != num_modules:
         raise RankError(

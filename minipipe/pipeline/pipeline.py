@@ -167,7 +167,7 @@ class Pipeline(PartOfModel, Measuring):
         """Make a pipeline whose stages are given: module i is stage i.
 
         Collective. The same as their ``Sequential``, cut between them. Stage i is on rank ``i % num_ranks``, unless the
-        schedule places it elsewhere.
+        schedule places it elsewhere: straight schedules, such as ``"gpipe"``, keep neighbours together.
 
         Parameters
         ----------

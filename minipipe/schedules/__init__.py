@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
 __getattr__ = names_on_demand(
     __name__,
     {
-        "minipipe.analysis.theory": [],
         "minipipe.analysis.activations": ["peak_activations"],
         "minipipe.analysis.lowering": ["lower"],
         "minipipe.analysis.tick_grid": ["tick_grid"],
@@ -52,6 +51,7 @@ __getattr__ = names_on_demand(
         "minipipe.simulation.span": ["Idle", "IdleCause", "Span"],
         "minipipe.simulation.timeline": ["Timeline"],
     },
+    modules=["minipipe.analysis.theory"],
 )[0]
 
 __all__ = [

@@ -1,14 +1,15 @@
-"""Other numbers of stages for a schedule: each stage cut into several, or the last stages left out."""
+"""Other numbers of stages for a schedule: stages cut into several, equally or not, or the last ones left out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.schedule import Schedule, check_schedule
 
-__all__ = ["cut_stages", "first_stages"]
+__all__ = ["cut_stages", "first_stages", "spread_stages"]
 
 
 def cut_stages(rows: Iterable[Sequence[Action]], pieces: int) -> tuple[tuple[Action, ...], ...]:
@@ -30,9 +31,39 @@ def cut_stages(rows: Iterable[Sequence[Action]], pieces: int) -> tuple[tuple[Act
 
 
 def _cut(row: Sequence[Action], pieces: int) -> Iterator[Action]:
-    for stage, kind, k in row:
-        stages = range(stage * pieces, stage * pieces + pieces)
-        yield from (Action(s, kind, k) for s in (stages if kind is ActionKind.FORWARD else reversed(stages)))
+    for action in row:
+        yield from _on_each(action, range(action.stage * pieces, action.stage * pieces + pieces))
+
+
+def _on_each(action: Action, stages: range) -> Iterator[Action]:
+    _, kind, k = action
+    return (Action(s, kind, k) for s in (stages if kind is ActionKind.FORWARD else reversed(stages)))
+
+
+def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
+    """Cut a schedule with one stage on each rank into more stages, as equally as can be: first ranks take one more.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Stage r is on rank r.
+    num_stages : int
+        At least as many as there are ranks.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(spread_stages(schedules.gpipe(2, 1), num_stages=3))
+    # gpipe: 2 ranks, 3 stages, 1 microbatch
+    rank 0: 0F0 1F0 1B0 0B0
+    rank 1: 2F0 2B0
+    """
+    p = schedule.num_ranks
+    ends = [0, *accumulate(num_stages // p + (rank < num_stages % p) for rank in range(p))]
+    own = [range(start, end) for start, end in pairwise(ends)]
+    rows = tuple(tuple(a for action in row for a in _on_each(action, own[action.stage])) for row in schedule.actions)
+    placement = tuple(rank for rank, stages in enumerate(own) for _ in stages)
+    return Schedule(schedule.name, placement, schedule.num_microbatches, rows)
 
 
 def first_stages(schedule: Schedule, num_stages: int) -> Schedule:

@@ -110,7 +110,7 @@ def _check_alike(timelines: Sequence[Timeline]) -> None:
 
 
 def _stages_of(timeline: Timeline) -> range:
-    return range(1 + max((span.action.stage for row in timeline.spans for span in row), default=0))
+    return range(max((span.action.stage for row in timeline.spans for span in row), default=0) + 1)
 
 
 def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:

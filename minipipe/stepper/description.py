@@ -131,7 +131,8 @@ def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
 
 def shows_memory(walkthrough: Walkthrough) -> bool:
     """Tell whether to show memory beside the number of pairs: only if the costs give the size of activations."""
-    return walkthrough.costs.activation != 1 or walkthrough.costs.weight_activation is not None
+    costs = walkthrough.costs
+    return costs.activation != 1 or costs.weight_activation is not None or costs.transient_activation != 0
 
 
 def describe_transit(walkthrough: Walkthrough, snapshot: Snapshot, message: Message) -> str:

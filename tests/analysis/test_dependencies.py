@@ -84,6 +84,17 @@ def test_the_walk_runs_every_action_after_all_that_it_depends_on(named, is_progr
                 assert rounds[needed] < number
 
 
+def test_of_an_action_on_two_ranks_the_first_one_counts():
+    schedule = schedules.Schedule("x", (0, 1), 1, [["0F0", "0F0", "0F0"], ["1F0", "0F0"]])
+    assert Dependencies(schedule).rank_of[Action.parse("0F0")] == 0
+    assert walk(schedule).rounds == [[0], [0, 1], [0, 1]]  # 1F0 is ready once 0F0 has run, not once it has run thrice
+
+
+def test_a_weight_gradient_depends_on_its_own_half_even_where_that_is_missing():
+    for text in ("0F0 0W0", "0W0 0B0"):
+        assert cells(Dependencies(schedule_of_text(text)).of(Action.parse("0W0"))) == ["0I0"]
+
+
 @pytest.mark.parametrize("cell", ["0SEND_B0", "1RECV_F0", "0RECV_F0"])
 def test_a_message_to_a_stage_that_is_not_there_depends_on_it_and_never_runs(cell):
     stage = 1 if cell == "1RECV_F0" else 0

@@ -52,6 +52,15 @@ def test_every_straight_and_looped_schedule_takes_any_number_of_modules(schedule
     assert sorted(stage for own in stages for stage in own) == list(range(count))
 
 
+@pytest.mark.parametrize(("count", "num_ranks", "sizes"), [(4, 3, [2, 1, 1]), (9, 8, [2] + [1] * 7), (7, 3, [3, 2, 2])])
+@pytest.mark.parametrize("schedule", STRAIGHT)
+def test_over_a_straight_schedule_modules_spread_evenly_and_no_rank_is_idle(schedule, count, num_ranks, sizes):
+    """The story: 4 modules on 3 ranks were 2, 2 and none, and the last rank idled without a word."""
+    found = schedule_of_modules(count, num_ranks, schedule, 6)
+    verify(found)
+    assert [len(found.stages_of(rank)) for rank in range(num_ranks)] == sizes and found.is_reproducible
+
+
 @pytest.mark.parametrize(("count", "num_ranks"), [(4, 2), (3, 2)])
 def test_over_a_v_the_placement_is_that_of_the_schedule(count, num_ranks):
     assert check_same(count, num_ranks, schedule="zb-v") == ([(0, 3), (1, 2)] if count == 4 else [(0,), (1, 2)])
@@ -66,6 +75,11 @@ def test_the_schedule_of_any_number_of_modules_is_legal_and_reproducible(count, 
     assert schedule.is_reproducible
 
 
+@pytest.mark.parametrize(("count", "microbatches"), [(2, 8), (5, 20)])
+def test_by_default_there_are_four_microbatches_for_each_module(count, microbatches):
+    assert schedule_of_modules(count, 2, None, None).num_microbatches == microbatches
+
+
 def test_chunks_of_one_are_honoured_where_the_schedule_has_two_by_default():
     assert schedule_of_modules(2, 2, "interleaved-1f1b", 4).num_stages == 2
     stages = spawn(lambda group: step(group, 2, schedule="interleaved-1f1b")[2], 2)
@@ -76,7 +90,7 @@ def test_no_module_and_a_v_of_another_length_are_refused_with_what_fits():
     with pytest.raises(RankError, match="There is no module"):
         schedule_of_modules(0, 2, None, None)
     for count, chunks in ((5, 3), (2, 1)):
-        words = f"{count} modules on 2 ranks are up to {chunks} on a rank.*that fits is 2.*Expected 3 to 4 modules"
+        words = f"{count} modules on 2 ranks are up to {chunks} on a rank.*exactly 2 chunks.*Expected 3 to 4 modules"
         with pytest.raises(RankError, match=words):
             schedule_of_modules(count, 2, "zb-v", None)
 
