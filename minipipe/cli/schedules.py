@@ -8,7 +8,7 @@ import json
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_memory_limit, add_sizes, costs_of, sizes_of
 from minipipe.cli.output import table
-from minipipe.simulation.comparison import comparison
+from minipipe.simulation import comparison
 
 __all__ = ["add_options", "run"]
 
@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print what each named schedule costs and trades."""
     ranks, microbatches = sizes_of(options)
-    rows = comparison(ranks, microbatches, costs_of(options), options.memory_limit)
+    rows = comparison.table(ranks, microbatches, costs_of(options), options.memory_limit)
     status = ExitStatus.YES if rows else ExitStatus.NO
     if options.json:
         print(json.dumps(rows))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from minipipe.analysis.lowering import lower
     from minipipe.analysis.tick_grid import tick_grid
     from minipipe.analysis.verifier import verify
-    from minipipe.simulation.comparison import comparison
+    from minipipe.simulation.comparison import table
     from minipipe.simulation.costs import Costs
     from minipipe.simulation.explanation import explain
     from minipipe.simulation.greedy import greedy
@@ -42,7 +42,7 @@ __getattr__ = names_on_demand(
         "minipipe.analysis.lowering": ["lower"],
         "minipipe.analysis.tick_grid": ["tick_grid"],
         "minipipe.analysis.verifier": ["verify"],
-        "minipipe.simulation.comparison": ["comparison"],
+        "minipipe.simulation.comparison": ["table"],
         "minipipe.simulation.costs": ["Costs"],
         "minipipe.simulation.explanation": ["explain"],
         "minipipe.simulation.greedy": ["greedy"],
@@ -68,7 +68,6 @@ __all__ = [
     "Span",
     "Timeline",
     "build",
-    "comparison",
     "dualpipe_v",
     "eager_1f1b",
     "explain",
@@ -89,6 +88,7 @@ __all__ = [
     "sequential",
     "simulate",
     "split_backward",
+    "table",
     "theory",
     "tick_grid",
     "v_half",

@@ -10,7 +10,7 @@ from minipipe.schedules.registry import REGISTRY, TRADES, build
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
 
-__all__ = ["comparison"]
+__all__ = ["table"]
 
 _KEYS = (
     *("num_stages", "num_microbatches", "chunks_per_rank", "makespan", "bubble_fraction", "bubble_over_ideal"),
@@ -18,7 +18,7 @@ _KEYS = (
 )
 
 
-def comparison(
+def table(
     num_ranks: int, num_microbatches: int, costs: Costs | None = None, memory_limit: float | None = None
 ) -> list[dict[str, Any]]:
     """Return a plain dictionary for each named schedule, in the order of the registry: for csv, JSON or a data frame.
@@ -44,7 +44,7 @@ def comparison(
 
     Examples
     --------
-    >>> rows = comparison(4, 8, memory_limit=3)
+    >>> rows = table(4, 8, memory_limit=3)
     >>> [(row["schedule"], row["makespan"]) for row in rows]
     [('sequential', 96.0), ('v-half', 26.5), ('v-min', 29.5), ('forward-only', 11.0)]
     """

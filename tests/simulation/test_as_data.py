@@ -9,7 +9,7 @@ from hypothesis import given
 
 from minipipe import Costs, schedules, simulate
 from minipipe.errors import ScheduleError
-from minipipe.schedules import comparison, explain, theory
+from minipipe.schedules import explain, table, theory
 from tests.strategies import examples, named_schedules
 
 PLAIN = (str, int, float, list, type(None), bool)
@@ -53,7 +53,7 @@ def test_the_explanation_of_a_timeline_is_what_its_properties_show():
 
 
 def test_the_comparison_is_of_a_ranks_whole_share():
-    rows = {row["schedule"]: row for row in comparison(4, 8)}
+    rows = {row["schedule"]: row for row in table(4, 8)}
     assert list(rows) == list(schedules.REGISTRY)
     for name, row in rows.items():
         try:
@@ -65,13 +65,13 @@ def test_the_comparison_is_of_a_ranks_whole_share():
 
 
 def test_a_comparison_keeps_to_its_memory_limit_and_says_what_does_not_fit():
-    assert [row["schedule"] for row in comparison(4, 8, memory_limit=2)] == ["sequential", "v-min", "forward-only"]
-    rows = comparison(4, 8, Costs([1, 2, 3, 4]))
+    assert [row["schedule"] for row in table(4, 8, memory_limit=2)] == ["sequential", "v-min", "forward-only"]
+    rows = table(4, 8, Costs([1, 2, 3, 4]))
     assert len({tuple(sorted(row)) for row in rows}) == 1  # csv.DictWriter wants the same keys in all
     errors = {row["schedule"]: row["error"] for row in rows if row["error"] is not None}
     assert "forward has 4 values for 8 stages" in errors["zb-v"] and "gpipe" not in errors
     with pytest.raises(ScheduleError, match="num_ranks is 0"):
-        comparison(0, 8)
+        table(0, 8)
 
 
 def test_an_illegal_schedule_is_not_timed():
