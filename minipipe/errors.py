@@ -67,6 +67,15 @@ class TensorError(MinipipeError, ValueError):
     """An operation cannot be computed or differentiated.
 
     Codes: shape, dtype, not-scalar, no-graph, backward-twice, range, no-gradient, changed-in-place.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor
+    >>> try:
+    ...     Tensor([1.0, 2.0], requires_grad=True).backward()
+    ... except TensorError as error:
+    ...     print(error.code)
+    not-scalar
     """
 
 
@@ -74,39 +83,110 @@ class ParameterError(MinipipeError, ValueError):
     """A parameter has no values, unfit ones or a useless gradient.
 
     Codes: uninitialised, missing, unexpected, shape, not-finite.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> try:
+    ...     nn.Linear(2, 3).load_state_dict({})
+    ... except ParameterError as error:
+    ...     print(error.code)
+    missing
     """
 
 
 class ModelError(MinipipeError, TypeError):
-    """A model cannot be cut into stages (not-a-sequence, loss, loss-with-parameters)."""
+    """A model cannot be cut into stages (not-a-sequence, loss, loss-with-parameters).
+
+    Examples
+    --------
+    >>> from minipipe import Pipeline, functional, nn, spawn
+    >>> try:
+    ...     spawn(lambda group: Pipeline(nn.Linear(2, 3), group, loss=functional.cross_entropy), 1)
+    ... except ModelError as error:
+    ...     print(error.code)
+    not-a-sequence
+    """
 
 
 class PartitionError(MinipipeError, ValueError):
-    """Layers cannot be divided among the stages (zero-stages, too-few-layers, invalid-cost, not-a-partition)."""
+    """Layers cannot be divided among the stages (zero-stages, too-few-layers, invalid-cost, not-a-partition).
+
+    Examples
+    --------
+    >>> from minipipe import partition_evenly
+    >>> try:
+    ...     partition_evenly(num_layers=2, num_stages=3)
+    ... except PartitionError as error:
+    ...     print(error.code)
+    too-few-layers
+    """
 
     is_self_explaining = True
 
 
 class MicrobatchError(MinipipeError, ValueError):
-    """A batch cannot be divided into microbatches (too-few-samples, out-of-range, unequal-lengths)."""
+    """A batch cannot be divided into microbatches (too-few-samples, out-of-range, unequal-lengths).
+
+    Examples
+    --------
+    >>> from minipipe import split_microbatches
+    >>> try:
+    ...     split_microbatches(num_samples=2, num_microbatches=3)
+    ... except MicrobatchError as error:
+    ...     print(error.code)
+    too-few-samples
+    """
 
     is_self_explaining = True
 
 
 class RankError(MinipipeError, ValueError):
-    """A rank does not exist, or there are too many or too few of them (out-of-range, wrong-number, disagreement)."""
+    """A rank does not exist, or there are too many or too few of them (out-of-range, wrong-number, disagreement).
+
+    Examples
+    --------
+    >>> from minipipe import spawn
+    >>> try:
+    ...     spawn(lambda group: group.rank, 0)
+    ... except RankError as error:
+    ...     print(error.code)
+    wrong-number
+    """
 
     is_self_explaining = True
 
 
 class MessageError(MinipipeError, RuntimeError):
-    """A message is late, lost or not what was expected (shape, dtype, step, header, timeout, deadlock, peer-left)."""
+    """A message is late, lost or not what was expected (shape, dtype, step, header, timeout, deadlock, peer-left).
+
+    Examples
+    --------
+    >>> from minipipe import spawn
+    >>> try:
+    ...     spawn(lambda group: group.recv(1 - group.rank), 2)  # each waits for the other
+    ... except MessageError as error:
+    ...     print(error.code)
+    deadlock
+    """
 
     is_self_explaining = True
 
 
 class LaunchError(MinipipeError, RuntimeError):
-    """The ranks cannot be started as asked (no-mpi4py, wrong-mpi, no-gpu, closed)."""
+    """The ranks cannot be started as asked (no-mpi4py, wrong-mpi, no-gpu, closed).
+
+    Examples
+    --------
+    >>> from minipipe import init_process_group
+    >>> with init_process_group() as group:
+    ...     rank = group.rank
+    >>> try:
+    ...     group.barrier()
+    ... except LaunchError as error:
+    ...     print(error.code)
+    closed
+    """
 
     is_self_explaining = True
 
@@ -115,6 +195,15 @@ class CourseworkError(MinipipeError, ValueError):
     """Coursework cannot be written or graded as asked.
 
     Codes: no-source, markers, not-empty, not-written, wrong-directory, unknown-task, time-limit.
+
+    Examples
+    --------
+    >>> from minipipe.coursework import grade
+    >>> try:
+    ...     grade("coursework", only="no such task")
+    ... except CourseworkError as error:
+    ...     print(error.code)
+    unknown-task
     """
 
     is_self_explaining = True

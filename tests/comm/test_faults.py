@@ -77,7 +77,7 @@ def test_a_send_that_its_rank_leaves_behind_arrives_without_cma(style):
 
 def test_a_rank_that_dies_before_there_is_a_group_hangs_nobody(style):
     code, _ = break_down("raises_before_there_is_a_group", style, TIMEOUT + PROMISED)
-    assert code == 1
+    assert code in (1, 9)  # the launcher ends the job: it answers with the rank's status, or with its own SIGKILL
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -16,6 +17,12 @@ import pytest
 
 from tests.launch import ROOT, environment
 from tests.stepper.screens import NAIVE, plain
+
+
+def heed_ctrl_c():
+    """Take the terminal, which then sends SIGINT on Ctrl-C; a shell that starts tests with & has it ignored."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Terminal:
@@ -34,7 +41,7 @@ class Terminal:
             cwd=ROOT,
             env=environment(**{"TERM": "xterm-256color", **changes}),
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
+            preexec_fn=heed_ctrl_c,
         )
 
     def resize(self, columns, lines):
