@@ -73,6 +73,7 @@ def test_a_rank_may_have_nothing_to_do():
     verify(table("idle", (0, 2), 1, [[Action(0, F, 0)], [], [Action(1, F, 0)]]))
 
 
+@pytest.mark.slow
 def test_every_backward_may_be_split_and_the_schedule_is_never_slower_for_it(every_schedule):
     # The gradient leaves when I ends, not when B ends.
     for schedule in every_schedule:

@@ -85,7 +85,7 @@ def test_a_rank_that_dies_before_there_is_a_group_hangs_nobody(style):
     [
         "catches_an_exit_and_goes_on",
         "exits_with_zero_at_the_end",
-        "works_on_alone_after_the_others",
+        slowly("works_on_alone_after_the_others"),
         slowly("leaves_a_large_send_behind"),  # where ranks read each other's memory; above where they do not
     ],
 )
@@ -104,7 +104,7 @@ def test_a_rank_that_stops_answering_is_named_after_the_timeout(style):
     )
 
 
-@pytest.mark.parametrize("patience", [2, slowly(10)])
+@pytest.mark.parametrize("patience", [slowly(2), slowly(10)])
 def test_a_rank_that_stops_at_its_end_is_named_after_ten_timeouts(style, patience):
     """With two timeouts instead of ten it is the same code, and ends 12 s earlier."""
     _, said = break_down("stops_at_the_end", style, patience * TIMEOUT + PROMISED, PATIENCE=str(patience))
@@ -122,6 +122,7 @@ def test_a_message_with_another_tag_is_a_timeout_that_names_both_sides(style):
     assert re.search(r"Rank (0|1) has waited .* for a message with tag (9|6) from rank (1|0)", "\n".join(said)), said
 
 
+@pytest.mark.slow
 def test_a_large_array_that_nobody_takes_is_a_timeout(style):
     _, said = break_down("sends_a_large_array_that_nobody_takes", style, TIMEOUT + PROMISED, num_ranks=2)
     assert "for rank 1 to take float64 (1048576,) with tag 0" in said[0]

@@ -38,6 +38,7 @@ def is_running(pid):
     return state != "Z"  # whoever adopts it has not looked yet
 
 
+@pytest.mark.slow
 def test_a_loop_at_import_is_stopped(course):
     task = course("while True: pass", time_limit=2)
     assert task.points == 0 and task.problem == (
@@ -104,6 +105,7 @@ def test_it_does_not_see_the_environment_of_the_one_who_grades(course, monkeypat
     assert "None" in course(double("import os\nprint(os.environ.get('GRADER_TOKEN'))\nreturn 0")).output
 
 
+@pytest.mark.slow
 def test_many_gradings_leave_nothing_behind(course, tmp_path, monkeypatch):
     """A course has hundreds of students: no process, thread, open file or directory is left of any of them."""
     temporary = tmp_path / "temporary"

@@ -74,6 +74,7 @@ def test_the_readme_lists_every_task_with_its_points_and_title(copy):
     assert f"{sum(len(exercise.tests) for exercise in EXERCISES)} points in all" in readme
 
 
+@pytest.mark.slow
 def test_pytest_runs_it_from_anywhere(copy, tmp_path):
     """Its stubs fail, a solution passes; also where the directory lies inside a clone with settings of its own."""
     (tmp_path / "setup.cfg").write_text("[tool:pytest]\naddopts = --import-mode=importlib --doctest-modules\n")

@@ -98,7 +98,7 @@ def values_through_mpirun(num_ranks, num_steps):
 
 
 @needs_mpi
-@pytest.mark.parametrize(("num_ranks", "num_steps"), [(2, 2), slowly(2, 20), slowly(4, 20)])
+@pytest.mark.parametrize(("num_ranks", "num_steps"), [slowly(2, 2), slowly(2, 20), slowly(4, 20)])
 def test_many_steps_through_mpirun_have_the_losses_of_one_process(num_ranks, num_steps):
     values = values_through_mpirun(num_ranks, num_steps)
     assert len(values) == (len(NAMES) + 2) * (num_steps + 2)  # of each schedule a loss for each step, and what is left

@@ -16,6 +16,7 @@ from minipipe.render.descriptions import LATE_RECEIPTS, describe_message, figure
 from minipipe.render.html import draw_html
 from minipipe.simulation.message import Message
 from minipipe.simulation.span import IdleCause, Span
+from tests.launch import slowly
 from tests.render.picture import Picture, timelines
 from tests.strategies import examples
 
@@ -253,7 +254,7 @@ def test_odd_timelines_can_be_drawn(timeline):
     assert picture.root.get("viewBox").startswith("0 0 960 ")
 
 
-@pytest.mark.parametrize("size", [(64, 78), (4, 1250)], ids=lambda size: f"{size[0]} ranks")
+@pytest.mark.parametrize("size", [slowly((64, 78), id="64 ranks"), pytest.param((4, 1250), id="4 ranks")])
 def test_ten_thousand_actions_make_a_small_file_whose_areas_still_are_times(size):
     timeline = simulate(schedules.one_f_one_b(*size))
     assert sum(map(len, timeline.spans)) >= 9984

@@ -117,6 +117,7 @@ def test_a_schedule_is_reproducible_when_every_stage_adds_in_ascending_order(rep
 # -- text ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_schedule_survives_its_text_and_its_csv(every_schedule):
     for schedule in every_schedule:
         for written in (schedule, lower(schedule)):

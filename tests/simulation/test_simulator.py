@@ -359,6 +359,7 @@ def test_what_takes_no_time_has_no_bubble():
     assert (timeline.makespan, timeline.bubble_fraction) == (0, 0)
 
 
+@pytest.mark.slow
 def test_sends_and_receives_take_no_time_of_their_own(every_schedule):
     costs = Costs(2, 1, 3, latency=1)
     for schedule in every_schedule:

@@ -54,7 +54,7 @@ def traces(tmp_path_factory):
 
 
 @needs_mpi
-@pytest.mark.parametrize(("num_ranks", "schedule"), [(2, "zb-v"), slowly(4, "zb-h1")])
+@pytest.mark.parametrize(("num_ranks", "schedule"), [slowly(2, "zb-v"), slowly(4, "zb-h1")])
 def test_so_they_do_with_dropout_tied_embeddings_and_recomputation(num_ranks, schedule, traces):
     one = result(on_ranks(1, *WITH_ALL))
     options = ("--recompute", "--schedule", schedule, "--trace", traces / f"{schedule}.json")
@@ -79,6 +79,7 @@ def test_it_shows_progress_the_result_and_a_timeline():
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_the_numbers_in_the_trace_are_those_that_are_printed(traces):
     path = traces / "zb-v.json"
     found = result(on_ranks(2, *WITH_ALL, "--recompute", "--schedule", "zb-v", "--trace", path))
