@@ -59,3 +59,15 @@ def every_schedule():
                     except ScheduleError as error:
                         assert error.code == "parameters", (name, num_ranks, num_microbatches, chunks)
     return found
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Return a function that writes a file of text, by default ``mine.csv``, and returns its path."""
+
+    def written(content, name="mine.csv"):
+        path = tmp_path / name
+        path.write_text(content)
+        return path
+
+    return written

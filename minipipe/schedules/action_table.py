@@ -42,15 +42,7 @@ _GRADIENT_KINDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 class ActionTable:
     """What every rank does, in order. It may be legal or not; :func:`minipipe.verify` tells.
 
-    Attributes
-    ----------
-    name : str
-        The name in drawings and reports.
-    placement : tuple of int
-        ``placement[stage]`` is the rank that holds the stage.
-    num_microbatches : int
-    actions : tuple of tuple of Action
-        ``actions[rank]`` are the actions of a rank. Cells such as ``"0F0"`` are read as actions.
+    Its attributes are those of :class:`~minipipe.Schedule`.
     """
 
     name: str

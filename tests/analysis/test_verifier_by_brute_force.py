@@ -244,17 +244,11 @@ def test_both_accept_what_mutants_are_made_of(original):
     assert is_legal(lower(original)) and is_accepted(lower(original))
 
 
+@pytest.mark.parametrize("lowered", [False, True], ids=["schedule", "program"])
 @examples(400)
-@given(mutants(lowered=False))
-def test_both_agree_on_any_mutant_of_a_schedule(mutant):
-    legal = is_legal(mutant)
-    event("legal" if legal else "illegal")
-    assert is_accepted(mutant) is legal
-
-
-@examples(400)
-@given(mutants(lowered=True))
-def test_both_agree_on_any_mutant_of_a_program_with_messages(mutant):
+@given(st.data())
+def test_both_agree_on_any_mutant(lowered, data):
+    mutant = data.draw(mutants(lowered=lowered))
     legal = is_legal(mutant)
     event("legal" if legal else "illegal")
     assert is_accepted(mutant) is legal

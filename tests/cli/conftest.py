@@ -1,4 +1,4 @@
-"""What the tests of the command line share: running a command, and writing a file."""
+"""What the tests of the command line share: running a command."""
 
 import pytest
 
@@ -15,13 +15,3 @@ def ask(capsys):
         return status, printed.out, printed.err
 
     return asked
-
-
-@pytest.fixture
-def file(tmp_path):
-    def written(content, name="mine.csv"):
-        path = tmp_path / name
-        path.write_text(content)
-        return path
-
-    return written
