@@ -20,6 +20,7 @@ from functools import partial
 from minipipe.analysis.dependencies import Value, complete_walk
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table
+from minipipe.schedules.garbage import collector_paused
 from minipipe.schedules.program import Program
 
 __all__ = ["lower"]
@@ -61,15 +62,16 @@ def lower(schedule: ActionTable) -> Program:
         return schedule
     rows: list[list[Action]] = [[] for _ in range(schedule.num_ranks)]
     messages = {kind: [_message(schedule, stage, kind) for stage in range(schedule.num_stages)] for kind in ActionKind}
-    for rank, action in complete_walk(schedule).order():
-        stage, kind, k = action
-        row = rows[rank]
-        row.append(action)  # [1]
-        message = messages[kind][stage]
-        if message is not None:
-            send, consumer, receive, destination = message
-            row.append(_new_action((stage, send, k)))  # [2]
-            rows[destination].append(_new_action((consumer, receive, k)))  # [3]
+    with collector_paused():
+        for rank, action in complete_walk(schedule).order():
+            stage, kind, k = action
+            row = rows[rank]
+            row.append(action)  # [1]
+            message = messages[kind][stage]
+            if message is not None:
+                send, consumer, receive, destination = message
+                row.append(_new_action((stage, send, k)))  # [2]
+                rows[destination].append(_new_action((consumer, receive, k)))  # [3]
     return schedule.with_rows(Program, rows)
 
 

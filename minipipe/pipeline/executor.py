@@ -144,9 +144,7 @@ class Executor:
     def run(self, batch: Batch) -> Record:
         """Run the program once. Collective: every rank runs its own, and talks to those of neighbouring stages."""
         with no_grad() if self.program.is_forward_only else enable_grad():
-            run = _Run(self, batch)
-            run.all_actions()
-        return run.record
+            return _Run(self, batch).all_actions()
 
 
 class _Run:
@@ -176,8 +174,8 @@ class _Run:
             ActionKind.RECV_B: self._receive,
         }
 
-    def all_actions(self) -> None:
-        """Run every action in its order, and finish the sends."""
+    def all_actions(self) -> Record:
+        """Run every action in its order, finish the sends, and return the record."""
         for action in self._executor.program.actions[self._executor.group.rank]:
             try:
                 self._methods[action.kind](action)
@@ -189,12 +187,14 @@ class _Run:
                 raise
         for send in self._sends:
             send.wait(self._executor.timeout)
+        return self.record
 
     # -- computing ------------------------------------------------------------------------------------------
 
     def _forward(self, action: Action) -> None:
         stage, k = self._executor.stages[action.stage], action.microbatch
-        received = self._first_parcel(k) if stage.is_first else self._take(action)
+        inputs = self._batch.inputs
+        received = Parcel([self._microbatch(inputs, k)], [False]) if stage.is_first else self._take(action)
         start = self._executor.group.time()
         with random_key(self._executor.seed, self._batch.training_step, k):
             if not stage.is_last:
@@ -223,9 +223,6 @@ class _Run:
         start = self._executor.group.time()
         self._executor.stages[action.stage].backward_weight(action.microbatch)
         self._note(action, start)
-
-    def _first_parcel(self, k: int) -> Parcel:
-        return Parcel([self._microbatch(self._batch.inputs, k)], [False])
 
     def _microbatch(self, array: Array | None, k: int) -> Array:
         assert array is not None

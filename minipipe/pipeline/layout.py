@@ -71,13 +71,11 @@ def divide_layers(
         Codes ``zero-stages``, ``too-few-layers``, ``invalid-cost`` and ``not-a-partition``.
     """
     if partition is not None:
-        parts = check_partition(partition, len(model), num_stages)
-    else:
-        costs = [layer.num_parameters for layer in model] if layer_costs is None else layer_costs
-        if len(costs) != len(model):
-            raise ValueError(f"layer_costs has {len(costs)} values; expected one for each of {len(model)} layers.")
-        parts = partition_by_cost(costs, num_stages)
-    return parts
+        return check_partition(partition, len(model), num_stages)
+    costs = [layer.num_parameters for layer in model] if layer_costs is None else layer_costs
+    if len(costs) != len(model):
+        raise ValueError(f"layer_costs has {len(costs)} values; expected one for each of {len(model)} layers.")
+    return partition_by_cost(costs, num_stages)
 
 
 def schedule_of_modules(

@@ -8,6 +8,7 @@ from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.controllable_memory import v_half, v_min
+from minipipe.schedules.garbage import collector_paused
 from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.interleaved import interleaved_1f1b, looped_bfs
 from minipipe.schedules.one_f_one_b import eager_1f1b, one_f_one_b
@@ -87,7 +88,8 @@ def build(
     if num_microbatches is None:
         check_counts(num_ranks, 1, chunks)
         num_microbatches = 4 * num_ranks * chunks
-    return builder(num_ranks, num_microbatches, **options)
+    with collector_paused():
+        return builder(num_ranks, num_microbatches, **options)
 
 
 def builder_of(name: str) -> Callable[..., Schedule]:

@@ -24,6 +24,7 @@ from minipipe.analysis.verifier import verify
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table
+from minipipe.schedules.garbage import collector_paused
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.span import Span
 from minipipe.simulation.timeline import Timeline
@@ -73,7 +74,8 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
         raise ScheduleError.of(ScheduleCode.COSTS, message)
     _check_legal(schedule, costs)
     simulation = _Simulation(lower(schedule) if costs.sends_block else schedule, costs)
-    spans = simulation.run()
+    with collector_paused():
+        spans = simulation.run()
     if not max(simulation.free) < inf:
         raise ScheduleError.of(
             ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."

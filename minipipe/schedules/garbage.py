@@ -1,0 +1,35 @@
+"""Allocating a million small tuples without the garbage collector looking through them again and again."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["collector_paused"]
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause Python's cyclic garbage collector inside this block.
+
+    Actions and spans are tuples of numbers and strings, and can form no cycle; yet the collector counts them, and goes
+    through all of them each time that their number has grown by a quarter. For a schedule of 1.5 million actions and
+    messages that was more than half of the time to build, verify, lower and simulate it.
+
+    The collector belongs to the process. Whoever found it on turns it on again, so it never stays off after the last
+    of several threads has left.
+
+    Examples
+    --------
+    >>> with collector_paused():
+    ...     print(gc.isenabled())
+    False
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
