@@ -11,11 +11,25 @@ from typing import TYPE_CHECKING
 from minipipe.lazy import names_on_demand
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
-    from minipipe import comm, data, errors, functional, nn, optim, pipeline, render, schedules, testing
+    from minipipe import (
+        autograd,
+        comm,
+        data,
+        errors,
+        functional,
+        nn,
+        optim,
+        pipeline,
+        render,
+        schedules,
+        tensor,
+        testing,
+    )
+    from minipipe.autograd.grad_mode import no_grad
+    from minipipe.autograd.random_key import random_key
+    from minipipe.autograd.watch import watch_everything
     from minipipe.comm import ProcessGroup, init_process_group, spawn
     from minipipe.pipeline import Pipeline, partition_by_cost, partition_evenly, split_microbatches
-    from minipipe.place import random_key
-    from minipipe.recording import no_grad, watch_everything
     from minipipe.schedules import Action, ActionKind, Costs, Program, Schedule, Timeline, simulate, verify
     from minipipe.tensor import Tensor
     from minipipe.version import __version__
@@ -25,8 +39,9 @@ __getattr__, __dir__, __all__ = names_on_demand(
     {
         "minipipe.comm": ["ProcessGroup", "init_process_group", "spawn"],
         "minipipe.pipeline": ["Pipeline", "partition_by_cost", "partition_evenly", "split_microbatches"],
-        "minipipe.place": ["random_key"],
-        "minipipe.recording": ["no_grad", "watch_everything"],
+        "minipipe.autograd.random_key": ["random_key"],
+        "minipipe.autograd.grad_mode": ["no_grad"],
+        "minipipe.autograd.watch": ["watch_everything"],
         "minipipe.schedules.action": ["Action", "ActionKind"],
         "minipipe.schedules.program": ["Program"],
         "minipipe.schedules.schedule": ["Schedule"],
@@ -38,6 +53,7 @@ __getattr__, __dir__, __all__ = names_on_demand(
         "minipipe.version": ["__version__"],
     },
     modules=[
+        "minipipe.autograd",
         "minipipe.comm",
         "minipipe.data",
         "minipipe.errors",
@@ -47,6 +63,7 @@ __getattr__, __dir__, __all__ = names_on_demand(
         "minipipe.pipeline",
         "minipipe.render",
         "minipipe.schedules",
+        "minipipe.tensor",
         "minipipe.testing",
     ],
 )

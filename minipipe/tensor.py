@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minipipe import autograd, backend
-from minipipe.autograd import Edge, Leaf, Node, StageInput, Vjp
+from minipipe.autograd.grad_mode import mode
+from minipipe.autograd.graph import Edge, Leaf, Node, StageInput, Vjp
 from minipipe.backend import Array
 from minipipe.errors import TensorError
-from minipipe.recording import mode
 
 __all__ = ["Operand", "Tensor", "as_constant", "as_real", "as_tensor", "operands", "record"]
 
@@ -295,26 +295,23 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
         data = np.asarray(data)
     result.data = data
     result.node = None
-    is_enabled, creation, watched_size = mode()
+    is_enabled, creation, watch = mode()
     order = next(creation)
     if not is_enabled:
         return result
     edges: list[Edge] = []
-    needs_gradient = is_activation = False
+    is_activation = False
     for tensor, vjp in inputs:
         node = tensor.node
         if node is not None:
             if node.is_activation:
                 is_activation = True
             if node.needs_gradient:
-                needs_gradient = True
                 edges.append((node, vjp))
-            else:
-                edges.append((node, None))
-    if edges:
-        result.node = Node(edges, order, needs_gradient, is_activation)
-        if data.size <= watched_size:
-            result.node.watch([data, *(tensor.data for tensor, _ in inputs)])
+    if edges or is_activation:
+        result.node = Node(edges, order, bool(edges), is_activation)
+        if watch is not None:
+            result.node = watch(result.node, [data, *(tensor.data for tensor, _ in inputs)])
     return result
 
 

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minipipe.autograd.random_key import random_key
+from minipipe.autograd.watch import watch_everything
 from minipipe.backend import module_for, moved, to_numpy
 from minipipe.comm import spawn
 from minipipe.comm.host import limit_blas_threads
 from minipipe.nn import Parameter, Sequential
 from minipipe.pipeline import Pipeline, split_microbatches
 from minipipe.pipeline.stage import Loss
-from minipipe.place import random_key
 from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor
 
@@ -191,6 +192,7 @@ def check_same_as_one_process(
     """
 
     def pipelined(group: Any) -> StepResult:
+        watch_everything()
         pipeline = Pipeline(
             model,
             group,

@@ -12,7 +12,7 @@ import tempfile
 import pytest
 from hypothesis import HealthCheck, settings
 
-from minipipe import schedules
+from minipipe import schedules, watch_everything
 from minipipe.errors import ScheduleError
 from tests.strategies import ANY_CHUNKS
 
@@ -41,6 +41,13 @@ def pytest_collection_finish():
     """Let no collection of garbage look at what stays until the end: thousands of tests, and their parameters."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def watching():
+    """Notice arrays that are changed in place between forward and backward."""
+    with watch_everything():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,10 @@
 # %%
 import numpy as np
 
-from minipipe import Tensor, functional
+from minipipe import Tensor, functional, watch_everything
 from minipipe.testing import check_gradients
+
+watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
 
 # %% [markdown]
 # ## Slopes by trying

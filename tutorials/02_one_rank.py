@@ -11,8 +11,10 @@ import math
 
 import numpy as np
 
-from minipipe import data, init_process_group, nn, no_grad, optim
+from minipipe import data, init_process_group, nn, no_grad, optim, watch_everything
 from minipipe.testing import same_bits
+
+watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
 
 # %% [markdown]
 # ## The data

@@ -9,8 +9,10 @@
 # %%
 import numpy as np
 
-from minipipe import Pipeline, Tensor, data, nn, optim, render, schedules, simulate, spawn
+from minipipe import Pipeline, Tensor, data, nn, optim, render, schedules, simulate, spawn, watch_everything
 from minipipe.testing import same_bits
+
+watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
 
 # %% [markdown]
 # ## Without a cut

@@ -25,8 +25,11 @@ from minipipe import (
     spawn,
     split_microbatches,
     verify,
+    watch_everything,
 )
 from minipipe.testing import same_bits
+
+watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
 
 # %% [markdown]
 # ## Four ranks, one batch

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from minipipe.autograd.watch import watch_everything
 from minipipe.coursework.checking import load, outcome_of, run_test
 
 try:
@@ -31,6 +32,7 @@ def main() -> None:
     tell = _channel(job["nonce"])
     _limit_memory(job["memory_limit"])
     checks = load(f"checks_of_{job['task']}", job["checks"], job["checks_path"])
+    watch_everything()
     tests = [(name, getattr(checks, name)) for name in job["tests"]]
     file = Path(f"{job['task']}.py")
     text = file.read_text("utf-8")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from minipipe import backend
+from minipipe.autograd.random_key import next_key
 from minipipe.errors import TensorError
-from minipipe.place import next_key
 from minipipe.tensor import Operand, Tensor, as_real, record
 
 __all__ = ["dropout"]

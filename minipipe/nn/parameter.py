@@ -9,10 +9,10 @@ import numpy as np
 
 from minipipe import backend
 from minipipe.autograd import Leaf
+from minipipe.autograd.grad_mode import next_order
 from minipipe.backend import Array
 from minipipe.errors import ParameterError, TensorError
 from minipipe.nn.initialisers import Initialiser, constant, generator_for
-from minipipe.recording import next_order
 from minipipe.tensor import Tensor
 
 __all__ = ["Parameter"]

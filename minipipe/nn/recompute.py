@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from minipipe import backend, recording
-from minipipe.autograd import Node, Recomputation, RecomputedNode
-from minipipe.bundle import rebuilt, tensors_in
+from minipipe import backend
+from minipipe.autograd import Node
+from minipipe.autograd.grad_mode import mode, next_order, no_grad, record_again
+from minipipe.autograd.random_key import at, current_place
+from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
-from minipipe.place import at, current_place
+from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor, record
 
 __all__ = ["Recompute"]
@@ -68,8 +70,9 @@ class Recompute(Module):
         inputs = [record(tensor.data) for tensor in given]  # new ones: nobody changes what they are later
         for own, tensor in zip(inputs, given):
             own.node = tensor.node
-        again = self._again(rebuilt(x, inputs), first=recording.next_order())
-        with recording.no_grad():
+        again = self._again(rebuilt(x, inputs), first=next_order())
+        here = mode()
+        with no_grad():
             computed = self.module(x)
         recomputation = Recomputation([tensor.node for tensor in given if tensor.node is not None], again)
         parameters = [parameter.data for parameter in self.module.parameters()]
@@ -81,11 +84,12 @@ class Recompute(Module):
             if id(tensor) in results or tensor.node is not None:
                 results.setdefault(id(tensor), tensor)
                 continue
-            result, order = record(tensor.data), recording.next_order()
-            if recording.is_grad_enabled() and (recomputation.parents or parameters):
+            result, order = record(tensor.data), next_order()
+            if here.is_enabled and (recomputation.parents or parameters):
                 wants = needs_gradient and backend.is_floating(tensor.dtype)
                 result.node = RecomputedNode(recomputation, number, order, wants)
-                result.node.watch([tensor.data, *parameters, *(own.data for own in inputs)])
+                if here.watch is not None:
+                    result.node = here.watch(result.node, [tensor.data, *parameters, *(own.data for own in inputs)])
             results[id(tensor)] = result
         return rebuilt(computed, [results[id(tensor)] for tensor in tensors_in(computed)])
 
@@ -98,7 +102,7 @@ class Recompute(Module):
             later = _state(module)
             _set(now)
             try:
-                with recording.recording_again(first), here:
+                with record_again(first), here:
                     return [tensor.node for tensor in tensors_in(module(x))]
             finally:
                 _set(later)

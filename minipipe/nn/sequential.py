@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from minipipe import functional
-from minipipe.bundle import rebuilt, tensors_in
+from minipipe.autograd.random_key import Place, current_place
 from minipipe.errors import MinipipeError
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
-from minipipe.place import Place, current_place
+from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor
 
 __all__ = ["Sequential", "boundary", "shared_parameters"]

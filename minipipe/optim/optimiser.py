@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from minipipe.autograd.grad_mode import next_order
 from minipipe.backend import Array
 from minipipe.errors import ParameterError
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.optim.parameter_group import ParameterGroup
-from minipipe.recording import next_order
 
 __all__ = ["Optimiser"]
 

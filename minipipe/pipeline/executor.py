@@ -13,13 +13,13 @@ import numpy as np
 from minipipe import backend
 from minipipe.analysis.dependencies import Direction, Value
 from minipipe.autograd import Node, WeightWork
+from minipipe.autograd.grad_mode import enable_grad, no_grad
+from minipipe.autograd.memory import held_bytes, observe_recomputation
+from minipipe.autograd.random_key import random_key
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup, Request
-from minipipe.held import held_bytes, observe_recomputation
 from minipipe.pipeline.parcel import Parcel
 from minipipe.pipeline.stage import Stage
-from minipipe.place import random_key
-from minipipe.recording import enable_grad, no_grad
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.program import Program
 from minipipe.simulation.span import Span

@@ -16,7 +16,7 @@ import numpy as np
 
 from minipipe import backend
 from minipipe.backend import Array
-from minipipe.bundle import Bundle, rebuilt, tensors_in
+from minipipe.pytree import Bundle, rebuilt, tensors_in
 from minipipe.tensor import Tensor
 
 __all__ = ["Parcel"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from minipipe import autograd, recording
+from minipipe import autograd
 from minipipe.autograd import Node, StageInput, WeightWork
+from minipipe.autograd.grad_mode import is_grad_enabled
 from minipipe.backend import Array
-from minipipe.bundle import tensors_in
 from minipipe.errors import MessageError, TensorError
 from minipipe.nn import Parameter, Recompute, Sequential
 from minipipe.nn.sequential import boundary
 from minipipe.pipeline.parcel import Parcel
+from minipipe.pytree import tensors_in
 from minipipe.tensor import Tensor
 
 __all__ = ["Stage"]
@@ -168,7 +169,7 @@ class Stage:
         return inputs, self._forward(received.rebuilt(tensors))
 
     def _hold(self, microbatch: int, inputs: list[StageInput], result: Any, seed: Array | None) -> None:
-        if recording.is_grad_enabled():
+        if is_grad_enabled():
             results = [_Result(tensor.node, tensor.shape) for tensor in tensors_in(result)]
             self._held[microbatch] = _Held(inputs, results, seed)
 

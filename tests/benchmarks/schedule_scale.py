@@ -1,4 +1,4 @@
-"""How long building, verifying, lowering and simulating take as schedules grow. Aim: 1.57 million in under 5 s.
+"""How long building, verifying, lowering and simulating take as schedules grow. Aim: 1.57 million in under 3 s.
 
     OPENBLAS_NUM_THREADS=1 python tests/benchmarks/schedule_scale.py
 

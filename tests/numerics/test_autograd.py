@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Tensor, functional, no_grad, recording
+from minipipe import Tensor, functional, no_grad
+from minipipe.autograd import grad_mode
+from minipipe.autograd.memory import held_bytes
 from minipipe.errors import TensorError
-from minipipe.held import held_bytes
 from minipipe.tensor import record
 from minipipe.testing import check_gradients
 from tests.strategies import examples
@@ -197,10 +198,10 @@ def test_no_grad_records_nothing():
     x = leaf(3)
     with no_grad():
         y = functional.relu(x * x + 1)
-        assert not recording.is_grad_enabled()
+        assert not grad_mode.is_grad_enabled()
     assert y.node is None and not y.requires_grad
     assert x.requires_grad
-    assert (x * 1).requires_grad and recording.is_grad_enabled()
+    assert (x * 1).requires_grad and grad_mode.is_grad_enabled()
 
 
 def test_no_grad_ends_with_its_block_also_by_an_exception_and_nested():

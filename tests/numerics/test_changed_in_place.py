@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextvars import Context
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 
-from minipipe import Tensor, autograd, nn, optim, random_key, recording, spawn
+from minipipe import Tensor, autograd, nn, optim, random_key, spawn, watch_everything
 from minipipe.autograd import Node, StageInput
+from minipipe.autograd.grad_mode import enable_grad, mode
+from minipipe.autograd.watch import WatchedNode
 from minipipe.errors import TensorError
 from minipipe.nn.sequential import Sequential
 from minipipe.pipeline import Pipeline
@@ -21,7 +23,7 @@ from minipipe.testing import check_same_as_one_process
 from tests.numerics.stages import fresh_weights, numbers, programs, run
 from tests.strategies import batch, examples, steps
 
-SMALL, LARGE = (4, 4), (40, 40)  # 16 elements are watched, 1600 are not
+SMALL, LARGE = (4, 4), (40, 40)
 
 
 def raises_changed_in_place() -> Any:
@@ -81,34 +83,36 @@ def change_and_walk_back(
 
 @pytest.mark.parametrize("walk", ["backward", "backward_input"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_small_array_that_was_changed_before_backward_raises_changed_in_place(change, walk):
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_an_array_that_was_changed_before_backward_raises_changed_in_place(change, walk, shape):
     with raises_changed_in_place() as caught:
-        change_and_walk_back(change, SMALL, walk)
+        change_and_walk_back(change, shape, walk)
     assert caught.value.code == "changed-in-place"
-    assert "(4, 4)" in str(caught.value)
+    assert str(shape) in str(caught.value)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_large_array_is_watched_where_everything_is(change):
-    change_and_walk_back(change, LARGE)  # unnoticed, and wrong
-    with recording.watch_everything(), raises_changed_in_place():
-        change_and_walk_back(change, LARGE)
-    change_and_walk_back(change, LARGE)  # the watch ends with its block
+def unwatched(function: Callable[[], Any]) -> Any:
+    """Call a function where nothing is watched: in a context of its own, that of a new thread."""
+    return Context().run(function)
 
 
-def test_up_to_256_elements_are_watched():
-    for shape, watch in (((16, 16), raises_changed_in_place()), ((257,), nullcontext())):
-        with watch:
-            change_and_walk_back(lambda x, *others: x.data.fill(1), shape)
+def test_nothing_is_watched_unless_it_was_asked_for_and_after_the_block_it_was_asked_for():
+    def change_before_in_and_after_a_block() -> None:
+        change_and_walk_back(change_a_result, SMALL)  # unnoticed, and wrong
+        with watch_everything(), raises_changed_in_place():
+            change_and_walk_back(change_a_result, SMALL)
+        change_and_walk_back(change_a_result, SMALL)
+
+    unwatched(change_before_in_and_after_a_block)
 
 
-@pytest.mark.parametrize("num_large", [1, 2])
-def test_a_small_array_beside_a_large_one_is_watched_where_the_result_is_small(num_large):
-    x, large = leaf((40,)), Tensor(numbers(40, 40, seed=1), requires_grad=True)
-    result = (large @ x) if num_large == 1 else (large @ x).sum()
-    x.data[3] = 0
-    with raises_changed_in_place():
-        result.backward(np.ones(result.shape, np.float32))
+def test_a_call_without_a_block_watches_from_then_on():
+    def change_after_a_call() -> None:
+        watch_everything()
+        with raises_changed_in_place():
+            change_and_walk_back(change_a_result, SMALL)
+
+    unwatched(change_after_a_call)
 
 
 def test_a_value_that_is_put_back_before_backward_is_no_change():
@@ -205,26 +209,16 @@ def test_what_will_be_computed_again_is_watched_too(changed):
         result.sum().backward()
 
 
-def test_a_large_input_of_a_recomputation_is_watched_where_everything_is():
-    for watch, outcome in ((nullcontext(), nullcontext()), (recording.watch_everything(), raises_changed_in_place())):
-        with watch, outcome:
-            x = leaf(LARGE)
-            result = nn.Recompute(nn.Tanh())(x).sum()
-            x.data[0, 0] += 1
-            result.backward()
-
-
 # -- no false alarm ----------------------------------------------------------------------------------------------
 
 
 @examples(100)
 @given(programs)
 def test_no_program_changes_what_it_has_recorded(program):
-    with recording.watch_everything():
-        weights, x = fresh_weights(), Tensor(numbers(5, 4, seed=100), requires_grad=True)
-        for _ in range(2):  # the second time there are gradients to add to
-            result = run(program, x, weights)
-            result.backward(numbers(*result.shape, seed=200))
+    weights, x = fresh_weights(), Tensor(numbers(5, 4, seed=100), requires_grad=True)
+    for _ in range(2):  # the second time there are gradients to add to
+        result = run(program, x, weights)
+        result.backward(numbers(*result.shape, seed=200))
 
 
 @examples(30)
@@ -235,7 +229,7 @@ def test_no_pipelined_step_raises_a_false_alarm(step):
 
 
 @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
-def test_training_as_it_should_be_raises_no_alarm_though_everything_is_watched(kind):
+def test_training_as_it_should_be_raises_no_alarm(kind):
     tied = nn.Embedding(11, 8)
     model: Sequential = nn.Sequential(
         tied,
@@ -247,14 +241,13 @@ def test_training_as_it_should_be_raises_no_alarm_though_everything_is_watched(k
     optimiser, loss = kind(model.parameters(), 0.01), nn.CrossEntropyLoss()
     before = {name: parameter.numpy().copy() for name, parameter in model.named_parameters()}
     ids = np.random.default_rng(0).integers(0, 11, (4, 5))
-    with recording.watch_everything():
-        for step in range(4):
-            for part in (slice(2), slice(2, 4)):
-                with random_key(0, step, part.start or 0):
-                    loss(model(ids[part]), ids[part]).backward(0.5)
-            optim.clip_grad_norm(model.parameters(), 0.1)
-            optimiser.step()
-            optimiser.zero_grad()
+    for step in range(4):
+        for part in (slice(2), slice(2, 4)):
+            with random_key(0, step, part.start or 0):
+                loss(model(ids[part]), ids[part]).backward(0.5)
+        optim.clip_grad_norm(model.parameters(), 0.1)
+        optimiser.step()
+        optimiser.zero_grad()
     assert not [name for name, parameter in model.named_parameters() if (parameter.numpy() == before[name]).all()]
 
 
@@ -279,6 +272,7 @@ def test_a_pipeline_that_trains_raises_no_alarm():
     inputs, targets = batch(8, 4)
 
     def losses(group: Any) -> list[float]:
+        watch_everything()
         model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
         pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule="zb-h1", num_microbatches=4)
         optimiser = optim.AdamW(pipeline.parameters(), 0.1)
@@ -297,9 +291,8 @@ def test_a_pipeline_that_trains_raises_no_alarm():
 
 def test_a_watched_array_dies_as_if_nobody_watched_it():
     x = leaf()
-    with recording.watch_everything():
-        hidden = x + 1  # whose values no vjp needs
-        result = hidden + 2
+    hidden = x + 1  # whose values no vjp needs
+    result = hidden + 2
     array = weakref.ref(hidden.data)
     del hidden
     assert array() is None
@@ -316,20 +309,20 @@ def test_an_array_that_is_gone_may_give_its_memory_to_another():
     assert len(others) == 50
 
 
-def test_large_results_are_not_watched_unless_everything_is():
-    x = leaf(LARGE)
-    assert (x * x).node.watched is None
-    with recording.watch_everything():
-        assert len((x * x).node.watched) == 3
-        with recording.enable_grad():
-            assert (x * x).node.watched is not None
+def test_the_watch_is_a_node_in_front_of_that_of_the_operation_and_costs_nothing_where_it_is_off():
+    x = leaf()
+    with enable_grad():  # keeps the watch
+        watched = (x * x).node
+    assert isinstance(watched, WatchedNode) and len(watched.before) == 3
+    ((inner, _),) = watched.edges
+    assert type(inner) is type(unwatched(lambda: (x * x).node)) is Node
+    assert unwatched(mode).watch is None
 
 
-# -- a mutant ----------------------------------------------------------------------------------------------------
+# -- without it --------------------------------------------------------------------------------------------------
 
 
-def test_without_the_watch_a_wrong_gradient_would_go_unnoticed(monkeypatch):
+def test_without_the_watch_a_wrong_gradient_goes_unnoticed():
     right = change_and_walk_back(change_nothing, SMALL)
-    monkeypatch.setattr(Node, "watch", lambda self, arrays: None)
-    wrong = [change_and_walk_back(change, SMALL) != right for change in CHANGES]
+    wrong = [unwatched(lambda change=change: change_and_walk_back(change, SMALL)) != right for change in CHANGES]
     assert wrong == [False, True, True, False, False]  # the product keeps the constant, tanh and the square the result

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from minipipe import Tensor, nn
 from minipipe import functional as F
 from minipipe.autograd import StageInput, backward, backward_input
+from minipipe.autograd.memory import held_bytes
 from minipipe.errors import TensorError
-from minipipe.held import held_bytes
 from minipipe.testing import check_gradients
 from tests.strategies import examples
 

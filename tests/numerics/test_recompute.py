@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Tensor, autograd, nn, no_grad, random_key, recording
+from minipipe import Tensor, autograd, nn, no_grad, random_key
 from minipipe import functional as F
-from minipipe.autograd import StageInput
+from minipipe.autograd import StageInput, grad_mode
 from minipipe.errors import TensorError
 from minipipe.nn import recompute
 from tests.numerics.recomputed import (
@@ -252,13 +252,13 @@ def test_a_mask_that_is_not_that_of_the_first_time_is_noticed(monkeypatch):
 
 
 def test_a_place_that_was_not_copied_is_noticed(monkeypatch):
-    monkeypatch.setattr("minipipe.place.Place.copy", lambda self: self)
+    monkeypatch.setattr("minipipe.autograd.random_key.Place.copy", lambda self: self)
     assert everything(USED_EVERYWHERE, nn.Recompute) != everything(USED_EVERYWHERE, unchanged)
 
 
 def test_what_is_numbered_as_if_it_were_computed_now_is_noticed(monkeypatch):
     right = everything(USED_EVERYWHERE, unchanged, is_split=True)
-    monkeypatch.setattr(recording, "recording_again", lambda first: recording.enable_grad())
+    monkeypatch.setattr(recompute, "record_again", lambda first: grad_mode.enable_grad())
     wrong = everything(USED_EVERYWHERE, nn.Recompute, is_split=True)
     assert wrong != right
     where = [a != b for a, b in zip(wrong, right)]
@@ -297,7 +297,7 @@ def test_a_module_that_does_more_the_second_time_is_no_error():
             self.layer = nn.Linear(WIDTH, WIDTH)
 
         def forward(self, x: Tensor) -> Tensor:
-            for _ in range(5 if recording.is_grad_enabled() else 1):
+            for _ in range(5 if grad_mode.is_grad_enabled() else 1):
                 x = self.layer(x) * 1.0
             return x
 

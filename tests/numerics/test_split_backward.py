@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from minipipe import Tensor, nn
 from minipipe import functional as F
 from minipipe.autograd import Leaf, Node, StageInput, WeightWork, backward, backward_input
+from minipipe.autograd.memory import held_bytes
 from minipipe.errors import TensorError
-from minipipe.held import held_bytes
 from minipipe.tensor import record
 from tests.numerics.stages import (
     ROWS,
@@ -143,8 +143,10 @@ def test_the_programs_really_reach_weights_and_inputs():
 def earliest_consumer_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let W add the contributions in the order of the forward pass, and not latest first."""
 
-    def postpone(self: WeightWork, node: Node, edges: list, gradient: np.ndarray) -> None:
-        self.postponed[Node(edges, 10**9 - node.order)] = gradient
+    def postpone(self: WeightWork, node: Node, gradient: np.ndarray, edges: list) -> list:
+        to_weights = [edge for edge in edges if not edge[0].is_activation]
+        self.postponed[Node(to_weights, 10**9 - node.order)] = gradient
+        return [edge for edge in edges if edge[0].is_activation]
 
     with monkeypatch.context() as patched:
         patched.setattr(WeightWork, "postpone", postpone)
@@ -281,7 +283,7 @@ def test_a_stage_input_keeps_its_gradient_contiguous_and_does_not_copy_one_that_
     backward({(transposed := StageInput(needs_gradient=True)): gradient.T})
     assert transposed.grad.flags.c_contiguous
     np.testing.assert_array_equal(transposed.grad, gradient.T)
-    backward({(leaf := Leaf()): gradient})
+    backward({(leaf := Leaf(gradient.shape)): gradient})
     assert leaf.grad is not gradient  # a parameter's gradient is its own
 
 

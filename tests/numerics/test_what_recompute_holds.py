@@ -8,10 +8,10 @@ import weakref
 import numpy as np
 import pytest
 
-from minipipe import Tensor, autograd, nn, recording
-from minipipe.autograd import StageInput
+from minipipe import Tensor, autograd, nn
+from minipipe.autograd import StageInput, grad_mode
+from minipipe.autograd.memory import held_bytes
 from minipipe.errors import TensorError
-from minipipe.held import held_bytes
 from minipipe.nn import recompute
 from tests.numerics.recomputed import (
     deep,
@@ -112,7 +112,7 @@ def test_a_module_that_fails_when_it_is_computed_again_leaves_parameters_and_pla
     with pytest.raises(ZeroDivisionError):
         result.sum().backward()
     assert module.linear.weight.node is module.linear.weight._own
-    assert recording.is_grad_enabled() and recompute.current_place().seed is None
+    assert grad_mode.is_grad_enabled() and recompute.current_place().seed is None
 
 
 def test_what_is_no_bundle_is_refused_going_in_and_coming_out():

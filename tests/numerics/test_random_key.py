@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor, nn, no_grad, random_key
 from minipipe import functional as F
+from minipipe.autograd.random_key import Place, at, current_place, next_key
 from minipipe.errors import TensorError
-from minipipe.place import Place, at, current_place, next_key
 from tests.strategies import examples
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from minipipe import backend
-from minipipe.autograd import Node, RecomputedNode, WeightWork
+from minipipe.autograd.graph import Node
+from minipipe.autograd.recompute import RecomputedNode
+from minipipe.autograd.split import WeightWork
 from minipipe.backend import Array
-from minipipe.tensor import Tensor
 
 __all__ = ["held_bytes", "observe_recomputation"]
 
@@ -101,10 +102,10 @@ def _captured(nodes: list[Node]) -> Iterator[Array]:
 
 
 def _arrays_in(item: Any) -> Iterator[Array]:
-    if isinstance(item, Tensor):
-        yield item.data
-    elif backend.is_array(item):
+    if backend.is_array(item):
         yield item
+    elif backend.is_array(getattr(item, "data", None)):  # a tensor
+        yield item.data
     elif isinstance(item, tuple | list | dict):
         for part in item.values() if isinstance(item, dict) else item:
             yield from _arrays_in(part)

@@ -1,0 +1,207 @@
+"""The graph of a computation: every result is a node, with an edge to each input that it was computed from.
+
+An edge carries the function from the gradient of the result to the gradient of that input, a vector-Jacobian product
+(vjp)::
+
+    node.edges = [(parent, vjp), …]        vjp(gradient of node) -> contribution to the gradient of parent
+
+For ``y = x @ w + x``, with two nodes and two leaves::
+
+    y ──┬── g -> g ──────────────────────────────> x
+        └── g -> g ──> x @ w ──┬── g -> g @ w.T ──> x
+                               └── g -> x.T @ g ──> w
+
+A node is apart from its tensor: once nobody holds the tensor, its array is freed, unless a vjp needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappush
+from itertools import count
+from sys import maxsize
+
+from minipipe import backend
+from minipipe.autograd.grad_mode import next_order
+from minipipe.backend import Array
+from minipipe.errors import TensorError
+
+__all__ = ["Edge", "Leaf", "Node", "Pending", "StageInput", "Vjp", "changed_in_place", "unchanged"]
+
+Vjp = Callable[[Array], Array]
+Edge = tuple["Node", Vjp]
+
+
+class Node:
+    """One result in the graph. The walk calls ``add`` for each contribution to its gradient, then ``release``, once.
+
+    Attributes
+    ----------
+    edges : list of (Node, function), or None
+        The inputs that need a gradient. None once a walk has used them.
+    order : int
+        Later results have larger numbers.
+    needs_gradient : bool
+        Whether anything behind the node keeps a gradient.
+    is_activation : bool
+        Whether the result depends on the input of a stage.
+    is_boundary : bool
+        Whether the result passes from one layer of a sequence to the next. Its gradient is made contiguous, as it is
+        where the model is cut and the gradient comes in a message.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> y = x * 3
+    >>> (parent, vjp), = y.node.edges
+    >>> parent is x.node, vjp(y.data)
+    (True, array([ 9., 18.], dtype=float32))
+    """
+
+    __slots__ = ("edges", "is_activation", "is_boundary", "needs_gradient", "order")
+
+    def __init__(
+        self, edges: list[Edge] | None, order: int, needs_gradient: bool = True, is_activation: bool = False
+    ) -> None:
+        self.edges = edges
+        self.order = order
+        self.needs_gradient = needs_gradient
+        self.is_activation = is_activation
+        self.is_boundary = False
+
+    def add(self, contribution: Array, pending: Pending) -> None:
+        """Add a contribution to the gradient, which is pending until the walk comes to this node."""
+        if self in pending.gradients:
+            pending.gradients[self] = pending.gradients[self] + contribution
+        else:
+            pending.gradients[self] = contribution
+            heappush(pending.queue, (-self.order, next(pending.arrivals), self))
+
+    def release(self, gradient: Array) -> list[Edge]:
+        """Take the whole gradient, and return the edges along which it goes on: once, then they are gone."""
+        edges, self.edges = self.edges, None
+        if edges is None:
+            raise TensorError(
+                "backward-twice",
+                "backward() was called on a result whose graph an earlier backward() has already used and released. "
+                "Compute the result again, or add the losses and call backward() once.",
+            )
+        return edges
+
+
+class Leaf(Node):
+    """A node with nothing behind it, which keeps its gradient: a parameter, or a tensor with ``requires_grad``.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The shape of its values, and so of its gradient.
+    grad : array or None
+        The sum of the contributions.
+    changed : int
+        When its values were last changed, on the scale of ``order``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> (x * 3).sum().backward()
+    >>> x.node.grad
+    array([3., 3.], dtype=float32)
+    """
+
+    __slots__ = ("changed", "grad", "shape")
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__([], -1)
+        self.shape = shape
+        self.grad: Array | None = None
+        self.changed = -1
+
+    def add(self, contribution: Array, pending: Pending) -> None:
+        """Add a contribution to ``grad`` at once. The first one is copied, unless nobody else can have it."""
+        if self.changed > pending.order:
+            raise changed_in_place("A parameter, or another tensor made with requires_grad=True,")
+        if contribution.shape != self.shape:
+            raise TensorError(
+                "shape",
+                f"A gradient of shape {contribution.shape} came to a tensor of shape {self.shape}: the vjp of the "
+                "operation that used it must return the shape of its input (where that was broadcast, sum over those "
+                "axes).",
+            )
+        if self.grad is not None:
+            self.grad += contribution
+        elif contribution is not pending.gradient and backend.is_fresh(contribution):
+            self.grad = contribution
+        else:
+            self.grad = backend.copy(contribution)
+
+
+class StageInput(Node):
+    """The input of a stage for one microbatch. Everything that depends on it is an activation.
+
+    Attributes
+    ----------
+    grad : array or None
+        Its gradient, contiguous, ready to be sent.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor
+    >>> x = Tensor([1.0, 2.0])
+    >>> x.node = StageInput(needs_gradient=True)
+    >>> (x * 3).node.is_activation
+    True
+    """
+
+    __slots__ = ("grad",)
+
+    def __init__(self, needs_gradient: bool) -> None:
+        super().__init__([], next_order(), needs_gradient, is_activation=True)
+        self.is_boundary = True
+        self.grad: Array | None = None
+
+    def release(self, gradient: Array) -> list[Edge]:
+        """Keep the gradient, for the stage before."""
+        self.grad = gradient
+        return []
+
+
+class Pending:
+    """The gradients that a walk has yet to pass on, and the node at which it is.
+
+    Attributes
+    ----------
+    gradients : dict of Node to array
+        The sum of the contributions so far.
+    queue : heap of (int, int, Node)
+        The same nodes, the latest first.
+    arrivals : iterator of int
+        Decides between nodes of the same order, which exist only where a recomputed module does more than before.
+    order, gradient : int, array
+        Those of the node at which the walk is.
+    """
+
+    __slots__ = ("arrivals", "gradient", "gradients", "order", "queue")
+
+    def __init__(self) -> None:
+        self.gradients: dict[Node, Array] = {}
+        self.queue: list[tuple[int, int, Node]] = []
+        self.arrivals = count()
+        self.order = maxsize
+        self.gradient: Array | None = None
+
+
+def unchanged(gradient: Array) -> Array:
+    """Return the gradient: the vjp of a result that is its input."""
+    return gradient
+
+
+def changed_in_place(what: str) -> TensorError:
+    """Return the error for values that were changed between their use and backward."""
+    return TensorError(
+        "changed-in-place",
+        f"{what} was changed after the graph had recorded it and before backward(), so its gradient would be wrong. "
+        "Call backward() first, or change a copy: x = x + 1 makes a new array, x.data += 1 changes the recorded one.",
+    )

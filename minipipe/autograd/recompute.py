@@ -1,0 +1,67 @@
+"""A part of the graph that is recorded only when the walk comes to it ("activation checkpointing").
+
+The walk goes on through what is recorded then as if it had been there from the beginning: the same numbers of the same
+order, so the same sums::
+
+    recorded first      y ──> R ────────────────────> x       R holds the input x and the module
+    the walk is at R    y ──> R ──> tanh ──> linear ──> x     the module has run again
+
+References
+----------
+Chen et al. 2016, "Training deep nets with sublinear memory cost", section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minipipe.autograd.graph import Edge, Node, unchanged
+from minipipe.backend import Array
+
+__all__ = ["Recomputation", "RecomputedNode"]
+
+
+class Recomputation:
+    """The results of a module that were computed without a graph.
+
+    Parameters
+    ----------
+    parents : list of Node
+        The nodes of the inputs.
+    compute_again : function
+        Computes the results again and returns their nodes; None for a result that depends on nothing with a gradient.
+    """
+
+    __slots__ = ("_roots", "compute_again", "parents")
+
+    def __init__(self, parents: list[Node], compute_again: Callable[[], list[Node | None]]) -> None:
+        self.parents = parents
+        self.compute_again: Callable[[], list[Node | None]] | None = compute_again
+        self._roots: list[Node | None] = []
+
+    def root(self, number: int) -> Node | None:
+        """Return the node of one result; the first time, compute all of them again."""
+        if self.compute_again is not None:
+            compute_again, self.compute_again = self.compute_again, None
+            self._roots = compute_again()
+        return self._roots[number]
+
+
+class RecomputedNode(Node):
+    """One result of a :class:`Recomputation`, the ``number``-th. Its only edge leads to the result recorded later."""
+
+    __slots__ = ("number", "recomputation")
+
+    def __init__(self, recomputation: Recomputation, number: int, order: int, needs_gradient: bool) -> None:
+        is_activation = any(parent.is_activation for parent in recomputation.parents)
+        super().__init__(None, order, needs_gradient, is_activation)
+        self.recomputation: Recomputation | None = recomputation
+        self.number = number
+
+    def release(self, gradient: Array) -> list[Edge]:
+        """Compute again, and lead on to the result that is recorded now."""
+        if self.recomputation is None:
+            return super().release(gradient)
+        recomputation, self.recomputation = self.recomputation, None
+        root = recomputation.root(self.number)
+        return [] if root is None else [(root, unchanged)]

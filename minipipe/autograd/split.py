@@ -1,0 +1,88 @@
+"""The walk in two halves: the gradients of activations now (I), those of weights at any later time (W).
+
+A node that depends on the stage's input is an *activation*; every other node is on the *weight side*. The first half
+follows the edges to activations and postpones the others, each with the gradient that goes along it; the second half
+walks on from there. No operation needs code of its own. For ``y = (x @ w1) @ w2``, with the stage's input x::
+
+    I    y ──> x @ w1 ──> x         W    y postponed with its gradient ───────> w2
+                                         x @ w1 postponed with its gradient ──> w1
+
+The bits are the same as in one walk: every node, and every parameter, adds up its contributions in the same order, the
+latest consumer first.
+
+References
+----------
+Qi et al. 2023, "Zero bubble pipeline parallelism", section 2.
+"""
+
+from __future__ import annotations
+
+from minipipe.autograd.graph import Edge, Node
+from minipipe.autograd.walk import backward
+from minipipe.backend import Array
+
+__all__ = ["WeightWork", "backward_input"]
+
+
+class WeightWork:
+    """The second half of a walk: the edges to the weight side, each with the gradient that goes along it.
+
+    Attributes
+    ----------
+    postponed : dict of Node to array
+        Nodes with only such edges, and their gradients.
+
+    Examples
+    --------
+    See :func:`backward_input`, which makes one.
+
+    >>> WeightWork().run()
+    """
+
+    def __init__(self) -> None:
+        self.postponed: dict[Node, Array] = {}
+
+    def postpone(self, node: Node, gradient: Array, edges: list[Edge]) -> list[Edge]:
+        """Keep the edges of a node to the weight side, with its gradient; return the others."""
+        to_weights = [edge for edge in edges if not edge[0].is_activation]
+        if to_weights:
+            self.postponed[Node(to_weights, node.order)] = gradient
+        return [edge for edge in edges if edge[0].is_activation]
+
+    def run(self) -> None:
+        """Add to every leaf on the weight side its gradient, and release the rest of the graph."""
+        postponed, self.postponed = self.postponed, {}
+        backward(postponed)
+
+
+def backward_input(roots: dict[Node, Array]) -> WeightWork:
+    """Walk the first half: the gradients of all activations, down to the input of the stage.
+
+    Parameters
+    ----------
+    roots : dict of Node to array
+        The nodes of the stage's results, each with its gradient.
+
+    Returns
+    -------
+    WeightWork
+        The second half; ``run`` it at any later time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, autograd
+    >>> x, w = Tensor([[1.0, 2.0]]), Tensor([[3.0], [4.0]], requires_grad=True)
+    >>> x.node = autograd.StageInput(needs_gradient=True)
+    >>> work = backward_input({(x @ w).node: np.ones((1, 1), np.float32)})
+    >>> x.grad, w.grad
+    (array([[3., 4.]], dtype=float32), None)
+    >>> work.run()
+    >>> w.grad
+    array([[1.],
+           [2.]], dtype=float32)
+    """
+    work = WeightWork()
+    work.postponed = {root: gradient for root, gradient in roots.items() if not root.is_activation}
+    backward({root: gradient for root, gradient in roots.items() if root.is_activation}, work.postpone)
+    return work

@@ -1,0 +1,72 @@
+"""The walk back through the graph: from the latest node to the earliest, gradients pass along the edges.
+
+The node that was created last comes first, so all contributions to its gradient have arrived: whatever consumed a
+result was created after it. For ``y = x @ w + x`` (the graph is drawn in ``graph.py``)::
+
+    [1] latest node   [2] its gradient   [3] [4] contributions
+    y                 g                  g to the product, which enters the queue; g to x
+    product           g                  g @ w.T to x; x.T @ g to w
+
+Here x and w are leaves: they add up their contributions in ``grad`` at once, and never enter the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop
+
+from minipipe import backend
+from minipipe.autograd.graph import Edge, Node, Pending, Vjp
+from minipipe.backend import Array
+from minipipe.errors import TensorError
+
+__all__ = ["backward"]
+
+Postpone = Callable[[Node, Array, list[Edge]], list[Edge]]
+
+
+def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None:
+    """Add to every leaf behind the roots its gradient, and release the graph.
+
+    Parameters
+    ----------
+    roots : dict of Node to array
+        The nodes of the values that are differentiated, each with its gradient, of the shape of the value.
+    postpone : function, optional
+        ``(node, gradient, edges) -> edges``: the edges along which to go on now; it keeps the others.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> y = x * x
+    >>> backward({y.node: np.ones(2, np.float32)})
+    >>> x.grad
+    array([2., 4.], dtype=float32)
+    """
+    pending = Pending()
+    for root, gradient in roots.items():
+        pending.gradient = gradient
+        root.add(gradient, pending)
+    while pending.queue:
+        node = heappop(pending.queue)[-1]  # [1]
+        gradient = pending.gradients.pop(node)  # [2]
+        if node.is_boundary:
+            gradient = backend.contiguous(gradient)
+        edges = node.release(gradient)
+        if postpone is not None:
+            edges = postpone(node, gradient, edges)
+        pending.order, pending.gradient = node.order, gradient
+        for parent, vjp in edges:
+            contribution = vjp(gradient)  # [3]
+            if contribution is None:
+                raise _nothing_returned(vjp)
+            parent.add(contribution, pending)  # [4]
+
+
+def _nothing_returned(vjp: Vjp) -> TensorError:
+    name = getattr(vjp, "__qualname__", "a vjp")
+    return TensorError(
+        "no-gradient", f"{name} returned None; expected the gradient, an array. Is a `return` missing in that vjp?"
+    )
