@@ -2,8 +2,8 @@
 # # 13 · On a GPU, and on a cluster
 #
 # Everything so far ran on the processors of one machine. This lesson takes the same programs to a GPU, and to several
-# machines connected by a network. The programs hardly change. What changes is what things cost, what has to be
-# installed and what can go wrong, so most of this lesson is about checking first.
+# machines connected by a network. The programs hardly change. Costs, requirements and
+# failures do, so most of this lesson is about checking first.
 #
 # It runs anywhere. If there is no GPU it says so, and it submits nothing to any cluster.
 

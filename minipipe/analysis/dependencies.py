@@ -237,6 +237,10 @@ class Dependencies:
         """Tell whether a value has both a producing and a consuming stage."""
         return value.cut >= 0 and max(value.stage, value.consumer_stage) < self.table.num_stages
 
+    def crosses_ranks(self, value: Value) -> bool:
+        """Tell whether a value travels from one rank to another."""
+        return self.exists(value) and self.table.crosses_ranks(value.cut)
+
     def of(self, action: Action) -> list[Action]:
         """Return the actions on which one depends, in the order in which they are checked.
 

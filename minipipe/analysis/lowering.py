@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from minipipe.analysis.dependencies import Value, complete_walk
+from minipipe.analysis.dependencies import Dependencies, Value, complete_walk
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.garbage import collector_paused
@@ -78,6 +78,6 @@ def lower(schedule: ActionTable) -> Program:
 def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind, int] | None:
     """Return the message behind an action: kind of SEND, stage of the consumer, kind of RECV, rank of the consumer."""
     value = Value.produced_by(Action(stage, kind, 0))
-    if value is None or value.cut < 0 or not table.crosses_ranks(value.cut):
+    if value is None or not Dependencies(table).crosses_ranks(value):
         return None
     return value.send.kind, value.consumer_stage, value.receive.kind, table.placement[value.consumer_stage]

@@ -184,8 +184,8 @@ def _message_kinds(schedule: ActionTable, stage: int) -> list[ActionKind]:
 
 
 def _is_message(schedule: ActionTable, value: Value) -> bool:
-    exists = value.cut >= 0 and not (schedule.is_forward_only and value.direction is Direction.BACKWARD)
-    return exists and schedule.message_cuts[value.cut]
+    is_left_out = schedule.is_forward_only and value.direction is Direction.BACKWARD
+    return not is_left_out and Dependencies(schedule).exists(value) and schedule.message_cuts[value.cut]
 
 
 def _repeated(schedule: ActionTable) -> Iterator[Problem]:

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explain_or_refuse(words: list[str]) -> NoReturn:
-    """Print the help or the version; refuse anything else, as it is no verb."""
+    """Print the help or the version; refuse any other word, because it names no verb."""
     from minipipe.version import __version__  # it asks for the installed distribution, which takes a while
 
     parser = argparse.ArgumentParser(
@@ -77,7 +77,7 @@ def _explain_or_refuse(words: list[str]) -> NoReturn:
     for name, purpose in VERBS.items():
         added.add_parser(name, help=purpose)
     parser.parse_args(words)
-    raise AssertionError("every list of words that is no verb ends in help, version or usage")
+    raise AssertionError("without a verb, argparse prints the help, the version or the usage, and exits")
 
 
 def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:

@@ -88,6 +88,8 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     else:
         message = f"There is neither a schedule nor a file {given!r}; {expected_names(given)}."
         raise misuse(ScheduleCode.UNKNOWN, message)
+    if options.group is not None:
+        raise misuse(ScheduleCode.PARAMETERS, f"--group is for named schedules, and {given} is a file; leave it out.")
     for option, wanted, own in (
         ("--ranks", options.ranks, schedule.num_ranks),
         ("--microbatches", options.microbatches, schedule.num_microbatches),

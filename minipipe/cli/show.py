@@ -16,6 +16,7 @@ from minipipe.cli.options import add_costs, add_schedule, add_sizes, costs_of, m
 from minipipe.cli.output import sizes_as_data
 from minipipe.errors import ScheduleCode
 from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.timeline import Timeline
 
@@ -56,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
-    """Draw schedules above each other, or write one in a format that can be read again."""
+    """Draw schedules above each other on one axis of time, or write one in a format that can be read again."""
     schedules, costs = schedules_of(options.schedule, options), costs_of(options)
     options.format = _format(options)
     _check(options)
@@ -67,13 +68,21 @@ def run(options: argparse.Namespace) -> ExitStatus:
     else:
         for schedule in schedules:
             verify(schedule)
-        content = _drawing([simulate(schedule, costs) for schedule in schedules], options)
+        content = _drawing(list(map(simulate, schedules, _on_one_scale(schedules, costs))), options)
     if options.output is None:
         print(content, end="")
         return ExitStatus.YES
     _write(content, options.output)
     print(json.dumps({"wrote": str(options.output)}) if options.json else f"wrote {options.output}")
     return ExitStatus.YES
+
+
+def _on_one_scale(schedules: Sequence[ActionTable], costs: Costs) -> list[Costs]:
+    """Return the costs of each schedule's stages: where ranks hold different numbers, parts of one rank's share."""
+    chunks = [schedule.num_stages / schedule.num_ranks for schedule in schedules]
+    if len(set(chunks)) == 1 or not all(count.is_integer() for count in chunks):
+        return [costs] * len(schedules)
+    return [costs.cut(int(count)) for count in chunks]
 
 
 # -- the formats ------------------------------------------------------------------------------------------------
@@ -122,7 +131,7 @@ def _png(timelines: Sequence[Timeline], options: argparse.Namespace) -> bytes:
     return draw_png(*timelines, messages=options.messages, **_picture_options(options))
 
 
-# Each imports its drawing when it is asked for it: a drawing of text shall not wait for the others.
+# Each imports its drawing when it is called, so that text does not wait for the others.
 _DRAWN: dict[str, Callable[[Sequence[Timeline], argparse.Namespace], str | bytes]] = {
     "text": _text,
     "svg": _svg,
@@ -177,8 +186,10 @@ def _check(options: argparse.Namespace) -> None:
     if options.json and options.format != "text":
         _refuse(f"--json and --format {options.format} are two formats; choose one.")
     if options.messages and options.format == "text" and not options.json:
-        _refuse("--messages is for another --format, or --json; text shows computations.")
-    if options.width is not None and not is_picture and options.width < 40:
+        _refuse("--messages is for --format rows, csv, svg, pdf or png, or for --json; text shows computations alone.")
+    if options.width is not None and not is_picture and (options.json or options.format != "text"):
+        _refuse("--width is for text and pictures: --format text, svg, pdf or png.")
+    if options.width is not None and options.format == "text" and options.width < 40:
         _refuse(f"--width is {options.width}; expected at least 40 columns.")
     if len(options.schedule) > 1 and options.format in _WRITTEN:
         _refuse(f"--format {options.format} writes one schedule; {len(options.schedule)} were given.")

@@ -28,6 +28,8 @@ class Outcome(NamedTuple):
         A line of the student's file.
     compared : str
         The call or thing whose values were compared.
+    drawing : str
+        Of a schedule that was compared, with its problem marked.
     is_unwritten : bool
         Whether the test met a part that the student has not written yet.
     """
@@ -38,6 +40,7 @@ class Outcome(NamedTuple):
     got: str = ""
     where: str = ""
     compared: str = ""
+    drawing: str = ""
     is_unwritten: bool = False
 
 
@@ -74,7 +77,7 @@ def outcome_of(error: BaseException, path: str, text: str) -> Outcome:
     """Say what an exception means for the student."""
     where = _where(error, path, text)
     if isinstance(error, Unexpected):
-        return Outcome(False, str(error), error.expected, error.got, compared=error.what)
+        return Outcome(False, str(error), error.expected, error.got, compared=error.what, drawing=error.drawing)
     if isinstance(error, NotImplementedError):
         return Outcome(False, f"not written yet: {_words(error)}", where=where, is_unwritten=True)
     if isinstance(error, SystemExit):

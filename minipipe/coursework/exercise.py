@@ -77,6 +77,11 @@ class Exercise:
         return self.statement.partition("\n")[0].rstrip(".")
 
     @property
+    def subject(self) -> str:
+        """The title without its number."""
+        return self.title.partition(": ")[2]
+
+    @property
     def lesson(self) -> str:
         """The number of the lesson that it belongs to."""
         found = re.search(r"^Lesson (\d\d)", self.statement, re.MULTILINE)

@@ -47,6 +47,8 @@ class Unexpected(AssertionError):
         What was asked for, such as ``bubble_fraction(4, 8)``.
     expected, got : str
         In words.
+    drawing : str
+        Below them, as it is.
 
     Examples
     --------
@@ -54,9 +56,9 @@ class Unexpected(AssertionError):
     bubble_fraction(4, 8): expected 3/11, got 1/4
     """
 
-    def __init__(self, what: str, expected: str, got: str) -> None:
-        super().__init__(f"{what}: expected {expected}, got {got}")
-        self.what, self.expected, self.got = what, expected, got
+    def __init__(self, what: str, expected: str, got: str, drawing: str = "") -> None:
+        super().__init__(f"{what}: expected {expected}, got {got}" + (f"\n\n{drawing}\n" if drawing else ""))
+        self.what, self.expected, self.got, self.drawing = what, expected, got, drawing
 
 
 def expect_that(is_so: bool, what: str, expected: str, got: object) -> None:
@@ -178,8 +180,8 @@ def expect_legal(schedule: Any, what: str, memory_limit: int | Sequence[int] | N
     try:
         verify(schedule, memory_limit)
     except ScheduleError as error:
-        drawing = f"\n\n{error.grid}\n" if error.grid else ""
-        raise Unexpected(what, "a legal schedule", f"one that is not. {error.problems[0].message}{drawing}") from None
+        found = f"one that is not. {error.problems[0].message}"
+        raise Unexpected(what, "a legal schedule", found, error.grid) from None
 
 
 def shown(value: object) -> str:

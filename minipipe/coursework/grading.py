@@ -127,8 +127,8 @@ def _report(exercise: Exercise, text: str, time_limit: float) -> TaskReport:
             outcomes[untold[0]] = Outcome(False, ending)
         if run.is_late:
             outcomes |= {name: Outcome(False, "not reached: an earlier test used up the time") for name in untold[1:]}
-    told = tuple((test, outcomes[test.name]) for test in exercise.tests)
-    return TaskReport(exercise, told, output=output, is_as_given=text == exercise.stub)
+    ended = tuple((test, outcomes[test.name]) for test in exercise.tests)
+    return TaskReport(exercise, ended, output=output, is_as_given=text == exercise.stub)
 
 
 def _refused(exercise: Exercise, problem: str, output: str = "") -> TaskReport:

@@ -33,7 +33,7 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYST
 
 @dataclass
 class Run:
-    """What one process told.
+    """The results of one process.
 
     Attributes
     ----------

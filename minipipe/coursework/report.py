@@ -134,15 +134,14 @@ def _reason(outcome: Outcome) -> list[str]:
     """Write what was expected above what came; or the sentence, where nothing was compared."""
     if outcome.compared:
         values = [*_aligned("expected", outcome.expected), *_aligned("got", outcome.got)]
-        return [*outcome.compared.rstrip().splitlines(), *values]
+        return [*outcome.compared.rstrip().splitlines(), *values, *outcome.drawing.splitlines()]
     return [line for part in outcome.reason.splitlines() for line in wrap(part, _WIDTH)]
 
 
 def _aligned(word: str, text: str) -> list[str]:
-    """Write a word and beside it a text; what follows a blank line is a drawing, and stays as it is."""
-    sentence, _, drawing = text.rstrip().partition("\n\n")
-    first, *others = [line for part in sentence.splitlines() for line in wrap(part, _WIDTH - 11) or [""]]
-    return [f"  {word:8} {first}", *(f"{'':11}{line}" for line in others), *drawing.splitlines()]
+    """Write a word and beside it a text."""
+    first, *others = [line for part in text.rstrip().splitlines() for line in wrap(part, _WIDTH - 11) or [""]]
+    return [f"  {word:8} {first}", *(f"{'':11}{line}" for line in others)]
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ class Report:
         lines = [*map(str, self.tasks), ""]
         left = next((task for task in self.tasks if not task.passed), None)
         if left is not None:
-            title = left.exercise.title.partition(": ")[2]
+            title = left.exercise.subject
             lines.append(f"next: {left.exercise.name} (lesson {left.exercise.lesson}), {title}")
         plural = "" if len(self.tasks) == 1 else "s"
         lines.append(f"{self.points} of {self.possible} points, {done} of {len(self.tasks)} task{plural} done")

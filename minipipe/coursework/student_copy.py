@@ -118,8 +118,7 @@ def _readme(exercises: Sequence[Exercise]) -> str:
     rows = []
     for exercise in exercises:
         hidden = sum(test.is_hidden for test in exercise.tests)
-        title = exercise.title.partition(": ")[2]
-        rows.append(f"| {exercise.name} | {len(exercise.tests)} | {hidden} | {exercise.lesson} | {title} |")
+        rows.append(f"| {exercise.name} | {len(exercise.tests)} | {hidden} | {exercise.lesson} | {exercise.subject} |")
     first = exercises[0].name
     points = sum(len(exercise.tests) for exercise in exercises)
     return _README.format(first=first, rows="\n".join(rows), points=points)

@@ -121,24 +121,17 @@ def _from_pattern(name: str, pattern: list[tuple[int, int, int, int]], num_micro
     visits = sorted(
         (slot, rank, step, k) for rank, rank_slots in enumerate(slots) for (step, k), slot in rank_slots.slot_of.items()
     )
-    for _, rank, step, k in visits:
-        slots[rank].move_earlier(step, k, _earliest(slots, rank, step, k), limit)
     p = len(pattern)
+    path = [(rank, step) for step in range(4) for rank in (range(p) if step % 2 == 0 else reversed(range(p)))]
+    before = dict(zip(path[1:], path))  # a microbatch goes down the V and up again for F, and once more for I
+    for _, rank, step, k in visits:
+        needed = [slots[rank].slot_of[step, k - 1]] if k > 0 else []
+        if (rank, step) in before:
+            previous, previous_step = before[rank, step]
+            needed.append(slots[previous].slot_of[previous_step, k])
+        slots[rank].move_earlier(step, k, 1 + max(needed, default=-1), limit)
     rows = tuple(tuple(slots[rank].actions((rank, 2 * p - 1 - rank))) for rank in range(p))
     return Schedule(name, v_placement(p), num_microbatches, rows)
-
-
-def _earliest(slots: list[_Slots], rank: int, step: int, k: int) -> int:
-    """Return the first slot after all dependencies of a step of a microbatch."""
-    before = []
-    neighbour = rank - 1 if step in (0, 2) else rank + 1  # F0 and I1 depend on the rank before, F1 and I0 on the next
-    if 0 <= neighbour < len(slots):
-        before.append(slots[neighbour].slot_of[step, k])
-    if step > 0:
-        before.append(slots[rank].slot_of[step - 1, k])
-    if k > 0:
-        before.append(slots[rank].slot_of[step, k - 1])
-    return 1 + max(before, default=-1)
 
 
 class _Slots:

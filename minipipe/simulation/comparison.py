@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
-from minipipe.errors import ScheduleError
+from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.placement import check_counts
 from minipipe.schedules.registry import REGISTRY, TRADES, build
 from minipipe.simulation.costs import Costs
-from minipipe.simulation.simulator import simulate
+from minipipe.simulation.simulator import check_costs, simulate
 
 __all__ = ["table"]
 
@@ -30,7 +31,8 @@ def table(
     ----------
     num_ranks, num_microbatches : int
     costs : Costs, optional
-        Of one stage; by default F, I and W take one unit each.
+        Of each rank's whole share, so of as many stages as there are ranks; by default F, I and W take one unit each.
+        A message takes its time, however many chunks there are.
     memory_limit : float, optional
         Only schedules whose ranks hold at most so many microbatches, each counted for all layers of its rank.
 
@@ -40,7 +42,13 @@ def table(
         The same keys in each: ``schedule``, ``num_ranks``, ``num_stages``, ``num_microbatches``, ``chunks_per_rank``,
         ``makespan``, ``bubble_fraction``, ``bubble_over_ideal``, ``span_bubble_rate``, ``peak`` (of all ranks),
         ``peak_activations`` and ``peak_memory`` (by rank), ``is_reproducible``, ``trades`` and ``error``. Where these
-        sizes or costs do not fit a schedule, ``error`` says why, and the figures are None.
+        sizes do not fit a schedule, ``error`` says why, and the figures are None.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``, for a count below 1 or a limit that is not above 0; ``costs``, for costs of another number
+        of stages.
 
     Examples
     --------
@@ -49,32 +57,37 @@ def table(
     [('sequential', 96.0), ('v-half', 26.5), ('v-min', 29.5), ('forward-only', 11.0)]
     """
     check_counts(num_ranks, num_microbatches)
+    check_costs(costs)
+    if not (memory_limit is None or (isinstance(memory_limit, Real) and memory_limit > 0)):
+        message = f"memory_limit is {memory_limit!r}; expected a number of microbatches, above 0."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    costs = costs or Costs()
+    costs.durations(num_ranks)  # which refuses costs by stage that are not as many as ranks
     rows = [_row(name, num_ranks, num_microbatches, costs) for name in REGISTRY]
     if memory_limit is None:
         return rows
     return [row for row in rows if row["error"] is None and row["peak"] <= memory_limit]
 
 
-def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs | None) -> dict[str, Any]:
+def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs) -> dict[str, Any]:
     row: dict[str, Any] = {"schedule": name, "num_ranks": num_ranks, **dict.fromkeys(_KEYS), "trades": TRADES[name]}
     try:
         schedule = build(name, num_ranks, num_microbatches)
-        summary = simulate(schedule, costs).summary()
+        chunks = schedule.num_stages // num_ranks
+        summary = simulate(schedule, costs.cut(chunks)).summary()
     except ScheduleError as error:
         if not error.problems[0].code.is_misuse:
             raise
         return {**row, "error": error.problems[0].message}
-    chunks = schedule.num_stages // num_ranks
     peaks = [peak / chunks for peak in summary["peak_activations"]]
     return {
         **row,
         "num_stages": schedule.num_stages,
         "num_microbatches": num_microbatches,
         "chunks_per_rank": chunks,
-        "makespan": summary["makespan"] / chunks,
-        **{key: summary[key] for key in ("bubble_fraction", "bubble_over_ideal", "span_bubble_rate")},
+        **{key: summary[key] for key in ("makespan", "bubble_fraction", "bubble_over_ideal", "span_bubble_rate")},
         "peak": max(peaks),
         "peak_activations": peaks,
-        "peak_memory": [peak / chunks for peak in summary["peak_memory"]],
+        "peak_memory": summary["peak_memory"],
         "is_reproducible": schedule.is_reproducible,
     }

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from numbers import Integral
 
 from minipipe.analysis.activations import CHANGE, per_rank
-from minipipe.analysis.dependencies import Value
+from minipipe.analysis.dependencies import Dependencies, Value
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.placement import check_counts, check_placement, stages_by_rank
@@ -148,6 +148,7 @@ def _run(blank: Schedule, costs: Costs, ranks: list[_Rank], whole: bool) -> None
     """Simulate event by event: an action ends, or a value arrives."""
     durations, message_times = costs.durations(blank.num_stages), costs.message_times(blank)
     gradient_kind = B if whole else I
+    dependencies = Dependencies(blank)
     events: list[tuple[float, Action, bool]] = []  # (time, action, whether it ends; otherwise it becomes ready)
     for k in range(blank.num_microbatches):
         heappush(events, (0.0, Action(0, F, k), False))
@@ -165,13 +166,11 @@ def _run(blank: Schedule, costs: Costs, ranks: list[_Rank], whole: bool) -> None
             if action.kind is I:
                 rank.offer(action._replace(kind=W))
             value = Value.produced_by(action)
-            if value is None or value.cut < 0:  # a W, or the backward of the first stage
-                continue
-            if value.consumer_stage == blank.num_stages:  # the loss turns the last activation into the first gradient
+            if value is not None and dependencies.exists(value):
+                consumer = value.consumer if action.kind is F else value.consumer._replace(kind=gradient_kind)
+                heappush(events, (now + message_times[value.cut], consumer, False))
+            elif action.kind is F:  # the loss turns the last activation into the first gradient
                 rank.offer(action._replace(kind=gradient_kind))
-                continue
-            consumer = value.consumer if action.kind is F else value.consumer._replace(kind=gradient_kind)
-            heappush(events, (now + message_times[value.cut], consumer, False))
         for rank in (ranks[index] for index in sorted(touched)):
             chosen = None if rank.busy else rank.choose()
             if chosen is not None:

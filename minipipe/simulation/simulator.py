@@ -29,7 +29,7 @@ from minipipe.simulation.costs import Costs
 from minipipe.simulation.span import Span
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["peak_memory", "simulate"]
+__all__ = ["check_costs", "peak_memory", "simulate"]
 
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
@@ -68,10 +68,8 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
     (33.0, 0.2727, (4, 3, 2, 1))
     """
     check_table(schedule)
-    costs = Costs() if costs is None else costs
-    if not isinstance(costs, Costs):
-        message = f"costs is {costs!r}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
-        raise ScheduleError.of(ScheduleCode.COSTS, message)
+    check_costs(costs)
+    costs = costs or Costs()
     _check_legal(schedule, costs)
     simulation = _Simulation(lower(schedule) if costs.sends_block else schedule, costs)
     with collector_paused():
@@ -94,6 +92,19 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
         message_times=simulation.message_times,
         sent=simulation.sent,
     )
+
+
+def check_costs(given: object) -> None:
+    """Refuse what is neither None nor Costs.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``costs``.
+    """
+    if not (given is None or isinstance(given, Costs)):
+        message = f"costs is {given!r}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
+        raise ScheduleError.of(ScheduleCode.COSTS, message)
 
 
 def _check_legal(schedule: ActionTable, costs: Costs) -> None:
@@ -133,9 +144,9 @@ class _Simulation:
     def __init__(self, table: ActionTable, costs: Costs) -> None:
         self.table = table
         self.order = complete_walk(table, sends_are_buffered=not costs.sends_block).order()
-        dependencies = Dependencies(table, sends_are_buffered=not costs.sends_block)
-        self.rules = dependencies.rules
-        self.available = [0.0] * dependencies.num_events  # by event: when others can use what it completes
+        self.dependencies = Dependencies(table, sends_are_buffered=not costs.sends_block)
+        self.rules = self.dependencies.rules
+        self.available = [0.0] * self.dependencies.num_events  # by event: when others can use what it completes
         self.durations = costs.durations(table.num_stages)
         self.message_times = costs.message_times(table)
         self.overhead, self.sends_block = float(costs.overhead), costs.sends_block
@@ -178,7 +189,7 @@ class _Simulation:
     def time_in_flight(self, stage: int, kind: ActionKind) -> float:
         """Return how long the value of an action travels to its consumer, if not by a SEND of its own."""
         value = Value.produced_by(Action(stage, kind, 0))
-        return 0.0 if value is None or value.cut < 0 else self.message_times[value.cut]
+        return self.message_times[value.cut] if value is not None and self.dependencies.exists(value) else 0.0
 
     def pass_message(self, rank: int, action: Action) -> None:
         """Come to a SEND or RECV. Where sends block, the later half of the two lets the message pass."""
