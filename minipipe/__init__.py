@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from minipipe.autograd.random_key import random_key
     from minipipe.autograd.watch import watch_everything
     from minipipe.comm import ProcessGroup, init_process_group, spawn
-    from minipipe.pipeline import Pipeline, partition_by_cost, partition_evenly, split_microbatches
+    from minipipe.pipeline import Pipeline, Plan, partition_by_cost, partition_evenly, split_microbatches
     from minipipe.schedules import Action, ActionKind, Costs, Program, Schedule, Timeline, simulate, verify
     from minipipe.tensor import Tensor
     from minipipe.version import __version__
@@ -38,7 +38,7 @@ __getattr__, __dir__, __all__ = names_on_demand(
     __name__,
     {
         "minipipe.comm": ["ProcessGroup", "init_process_group", "spawn"],
-        "minipipe.pipeline": ["Pipeline", "partition_by_cost", "partition_evenly", "split_microbatches"],
+        "minipipe.pipeline": ["Pipeline", "Plan", "partition_by_cost", "partition_evenly", "split_microbatches"],
         "minipipe.autograd.random_key": ["random_key"],
         "minipipe.autograd.grad_mode": ["no_grad"],
         "minipipe.autograd.watch": ["watch_everything"],

@@ -96,7 +96,7 @@ class ParameterError(MinipipeError, ValueError):
 
 
 class ModelError(MinipipeError, TypeError):
-    """A model cannot be cut into stages (not-a-sequence, loss, loss-with-parameters).
+    """A model cannot be cut into stages (not-a-sequence, loss, loss-with-parameters, planned).
 
     Examples
     --------

@@ -80,9 +80,9 @@ FIRST_PATH = [
     ),
 ]
 # Lines of code. Engine and pipeline are still to be rebuilt: until then they may be over by what they are over today.
-BUDGETS = {"core": (CORE, 4000, 893), "first path": (FIRST_PATH, 1000, 275)}
+BUDGETS = {"core": (CORE, 4000, 893), "first path": (FIRST_PATH, 1000, 211)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
-NOT_YET_REBUILT = {"comm/mpi.py", "pipeline/pipeline.py:__init__", "testing.py:check_same_as_one_process"}
+NOT_YET_REBUILT = {"comm/mpi.py", "testing.py:check_same_as_one_process"}
 
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path

@@ -1,8 +1,9 @@
 """Ranks and messages: one rank, threads of this process, or MPI."""
 
 from minipipe.comm.launch import init_process_group
-from minipipe.comm.point_to_point import DEFAULT_TIMEOUT, Request
-from minipipe.comm.process_group import OneRankGroup, ProcessGroup
+from minipipe.comm.one_rank import OneRankGroup
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.comm.request import DEFAULT_TIMEOUT, Request
 from minipipe.comm.thread import ThreadGroup, spawn
 
 __all__ = [

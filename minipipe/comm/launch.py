@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping
 
 from minipipe.comm.host import keep_freed_memory, limit_blas_threads
-from minipipe.comm.point_to_point import DEFAULT_TIMEOUT
-from minipipe.comm.process_group import OneRankGroup, ProcessGroup
+from minipipe.comm.one_rank import OneRankGroup
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.comm.request import DEFAULT_TIMEOUT
 from minipipe.errors import LaunchError
 
 __all__ = ["init_process_group", "launched_ranks"]

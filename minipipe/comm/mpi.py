@@ -38,8 +38,8 @@ from minipipe.backend import Array
 from minipipe.comm.ending import Watchdog, exit_code_of, last_words
 from minipipe.comm.host import yield_core
 from minipipe.comm.message import Expectation, Header
-from minipipe.comm.point_to_point import Request
 from minipipe.comm.process_group import ProcessGroup
+from minipipe.comm.request import Request
 from minipipe.errors import MessageError
 
 __all__ = ["MPIGroup", "is_cuda_aware", "world_group"]

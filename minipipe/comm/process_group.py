@@ -1,30 +1,33 @@
-"""Ranks that act together: what every group can do, and the group of one.
+"""Ranks that act together: messages between two of them, and what all do at once.
 
-Everything that all ranks do together is written here once, from sends and receives, so that all kinds of groups agree
-to the bit, and every wait has the same time limit.
+A kind of group brings four primitives: post a send, post a receive, make a subgroup, abort. Everything else is written
+here once, from sends and receives, so that all kinds of groups agree to the bit, and every wait has a time limit.
 """
 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
-from collections import defaultdict, deque
-from typing import NoReturn
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import NoReturn, Self
 
 import numpy as np
 
 from minipipe import backend
+from minipipe.backend import Array
 from minipipe.comm.message import Expectation, Header
-from minipipe.comm.point_to_point import DEFAULT_TIMEOUT, Done, PointToPoint, Request, check_rank
-from minipipe.errors import MessageError
+from minipipe.comm.request import DEFAULT_TIMEOUT, ReceiveInto, Request, check_rank
+from minipipe.errors import LaunchError
 
-__all__ = ["OneRankGroup", "ProcessGroup"]
+__all__ = ["ProcessGroup"]
 
 # Tags below zero are the library's own; users' begin at zero.
 _BROADCAST, _GATHER, _BARRIER, _CLOCK = -1, -2, -3, -4
 
 
-class ProcessGroup(PointToPoint):
+class ProcessGroup(ABC):
     """Ranks 0 to size - 1, of which this object is one.
 
     Attributes
@@ -36,7 +39,11 @@ class ProcessGroup(PointToPoint):
     timeout : float
         Seconds that a wait may last, unless the call says otherwise.
     note : str
-        What to keep in mind when reading times measured in this group.
+        A remark on times measured in this group.
+    takes_device_arrays : bool
+        Whether arrays in the memory of a GPU can be sent as they are.
+    local_rank : int
+        Which one this is among the ranks of this machine, as far as the launcher tells.
 
     Examples
     --------
@@ -48,20 +55,233 @@ class ProcessGroup(PointToPoint):
     ['0 of 3', '1 of 3', '2 of 3']
     """
 
+    takes_device_arrays = False
     note = ""
     _clock_offset = 0.0
     _num_serials = 0
 
+    def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.local_rank = rank
+        self.is_closed = False
+        self._parent: ProcessGroup | None = None  # the group that this one was split off from
+        self._resources = ExitStack()
+
+    # -- what each kind of group brings ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request: ...
+
+    @abstractmethod
+    def _post_receive(self, expected: Expectation) -> Request: ...
+
     @abstractmethod
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         """Return this rank's view of a group of these ranks, or None where ``members`` is empty; all ranks call it."""
+
+    @abstractmethod
+    def abort(self, code: int = 1) -> NoReturn:
+        """End every rank at once, with an exit code that is not 0.
+
+        Examples
+        --------
+        >>> from minipipe import init_process_group
+        >>> with init_process_group() as group:
+        ...     group.abort(3)
+        Traceback (most recent call last):
+            ...
+        SystemExit: 3
+        """
+
+    # -- two ranks ------------------------------------------------------------------------------------------
+
+    def isend(self, array: Array, destination: int, tag: int = 0, *, step: int = 0) -> Request:
+        """Start to send an array, and return at once.
+
+        Local; the partner is ``destination``, which receives with the same tag. Do not change the array before the
+        request is done. Roughly: ``request = comm.Isend(array, destination, tag)``.
+
+        Parameters
+        ----------
+        array : array
+            Of numbers, with at most 8 axes; its shape and dtype travel along. One of another module than NumPy only
+            where the group ``takes_device_arrays``.
+        destination : int
+            A rank; oneself is allowed.
+        tag : int
+            At least 0. Messages of one sender and one tag arrive in order.
+        step : int
+            The training step, which the receiver may compare with its own.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> def swap(group):
+        ...     request = group.isend(np.array(group.rank), destination=1 - group.rank)
+        ...     received = group.recv(source=1 - group.rank)
+        ...     request.wait()
+        ...     return int(received)
+        >>> spawn(swap, num_ranks=2)
+        [1, 0]
+        """
+        if tag < 0:
+            raise ValueError(f"tag is {tag}; expected at least 0.")
+        return self._isend(array, destination, tag, step)
+
+    def _isend(self, array: Array, destination: int, tag: int, step: int = 0) -> Request:
+        self._check_open()
+        check_rank("destination", destination, self.size)
+        if not (self.takes_device_arrays and backend.is_array(array)):
+            array = np.asarray(array)
+        array = backend.contiguous(array)
+        backend.synchronise(backend.array_module(array))  # MPI reads the memory as soon as it is told to
+        return self._post_send(Header.of(array, step), array, destination, tag)
+
+    def irecv(
+        self,
+        source: int,
+        tag: int = 0,
+        out: np.ndarray | None = None,
+        *,
+        step: int | None = None,
+        what: str = "",
+        allocate: Callable[..., Array] = np.empty,
+    ) -> Request:
+        """Say that a message is expected; its array comes from ``wait()``.
+
+        Local; nothing is taken before ``wait``, so of several receives with one source and tag, the one waited for
+        first gets the first message. The partner is ``source``, which sends with the same tag.
+
+        Parameters
+        ----------
+        source : int
+            A rank.
+        tag : int
+            At least 0.
+        out : array, optional
+            Filled with what arrives, which must have the same shape and dtype.
+        step : int, optional
+            Compared with the sender's.
+        what : str
+            In words, what is awaited; for the message of a timeout.
+        allocate : function
+            ``(shape, dtype) -> array`` for what arrives.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> def add(group):
+        ...     if group.rank > 0:
+        ...         return group.send(np.array(10.0 * group.rank), destination=0)
+        ...     return sum(float(request.wait()) for request in [group.irecv(source=1), group.irecv(source=2)])
+        >>> spawn(add, num_ranks=3)
+        [30.0, None, None]
+        """
+        if tag < 0:
+            raise ValueError(f"tag is {tag}; expected at least 0.")
+        self._check_open()
+        check_rank("source", source, self.size)
+        expected = Expectation(self.rank, source, tag, out, step, what, allocate)
+        return ReceiveInto(self._post_receive(expected), out)
+
+    def send(self, array: np.ndarray, destination: int, tag: int = 0, *, timeout: float | None = None) -> None:
+        """Send an array and wait until it may be changed again.
+
+        Local; the partner is ``destination``. A large array is only gone once the partner receives it: two ranks that
+        both send first and receive afterwards wait for each other (use :meth:`isend`).
+
+        Parameters
+        ----------
+        array : array
+        destination : int
+            A rank.
+        tag : int
+            At least 0.
+        timeout : float, optional
+            In seconds; the group's own by default.
+
+        Raises
+        ------
+        MessageError
+            Code ``timeout``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> def pass_on(group):
+        ...     if group.rank == 0:
+        ...         return group.send(np.array([1.5, 2.5]), destination=1)
+        ...     return group.recv(source=0).tolist()
+        >>> spawn(pass_on, num_ranks=2)
+        [None, [1.5, 2.5]]
+        """
+        self.isend(array, destination, tag).wait(timeout)
+
+    def recv(
+        self, source: int, tag: int = 0, out: np.ndarray | None = None, *, timeout: float | None = None
+    ) -> np.ndarray:
+        """Wait for an array and return it.
+
+        Local; the partner is ``source``, which sends with the same tag. Shape and dtype come with the message; if
+        ``out`` is given, they must be its own, and it is filled.
+
+        Parameters
+        ----------
+        source : int
+            A rank.
+        tag : int
+            At least 0.
+        out : array, optional
+        timeout : float, optional
+            In seconds; the group's own by default.
+
+        Raises
+        ------
+        MessageError
+            Codes ``shape``, ``dtype``, ``timeout``, ``peer-left``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> def receive_into(group):
+        ...     if group.rank == 0:
+        ...         return group.send(np.array([1.0, 2.0]), destination=1, tag=7)
+        ...     out = np.zeros(2)
+        ...     return group.recv(source=0, tag=7, out=out) is out
+        >>> spawn(receive_into, num_ranks=2)
+        [None, True]
+        """
+        array = self.irecv(source, tag, out).wait(timeout)
+        assert array is not None
+        return array
+
+    def _receive(self, source: int, tag: int, out: np.ndarray | None, what: str) -> np.ndarray:
+        self._check_open()
+        request = self._post_receive(Expectation(self.rank, source, tag, out, None, what))
+        array = ReceiveInto(request, out).wait()
+        assert array is not None
+        return array
+
+    @staticmethod
+    def _finish(sends: list[Request]) -> None:
+        for send in sends:
+            send.wait()
+
+    # -- all ranks -----------------------------------------------------------------------------------------
 
     def broadcast(
         self,
         array: np.ndarray | None = None,
         root: int = 0,
         *,
-        timeout: float | None = None,
         what: str = "the broadcast array",
     ) -> np.ndarray:
         """Return the root's array on every rank.
@@ -74,8 +294,6 @@ class ProcessGroup(PointToPoint):
             On the root, what is sent. On other ranks None, or an array of the same shape and dtype to be filled.
         root : int
             A rank.
-        timeout : float, optional
-            Seconds that each wait may last; the group's own by default.
         what : str
             In words, what is awaited; for the message of a timeout.
 
@@ -96,7 +314,7 @@ class ProcessGroup(PointToPoint):
         place = (self.rank - root) % self.size  # in the tree, whose root is 0
         if place:
             parent = (place & (place - 1)) + root
-            array = self._receive(parent % self.size, _BROADCAST, array, what, timeout)
+            array = self._receive(parent % self.size, _BROADCAST, array, what)
         elif array is None:
             raise ValueError(f"broadcast: rank {root} is the root and must give an array.")
         array = np.asarray(array)
@@ -106,12 +324,10 @@ class ProcessGroup(PointToPoint):
             reach >>= 1
             if place + reach < self.size:
                 sends.append(self._isend(array, (place + reach + root) % self.size, _BROADCAST))
-        self._finish(sends, timeout)
+        self._finish(sends)
         return array
 
-    def all_gather(
-        self, array: np.ndarray, *, timeout: float | None = None, what: str = "its part of a gather"
-    ) -> list[np.ndarray]:
+    def all_gather(self, array: np.ndarray, *, what: str = "its part of a gather") -> list[np.ndarray]:
         """Return the arrays of all ranks, by rank; their shapes may differ.
 
         Collective.
@@ -119,8 +335,6 @@ class ProcessGroup(PointToPoint):
         Parameters
         ----------
         array : array
-        timeout : float, optional
-            Seconds that each wait may last; the group's own by default.
         what : str
             In words, what is awaited; for the message of a timeout.
 
@@ -137,8 +351,8 @@ class ProcessGroup(PointToPoint):
         for distance in range(1, self.size):
             sends.append(self._isend(gathered[self.rank], (self.rank + distance) % self.size, _GATHER))
             source = (self.rank - distance) % self.size
-            gathered[source] = self._receive(source, _GATHER, None, what, timeout)
-        self._finish(sends, timeout)
+            gathered[source] = self._receive(source, _GATHER, None, what)
+        self._finish(sends)
         return gathered
 
     def all_reduce(self, array: np.ndarray, operation: str = "sum") -> np.ndarray:
@@ -297,53 +511,35 @@ class ProcessGroup(PointToPoint):
                 best = heard - asked
                 self._clock_offset = answer - (asked + heard) / 2
 
+    # -- the end --------------------------------------------------------------------------------------------
 
-class OneRankGroup(ProcessGroup):
-    """The group of one: plain ``python`` runs the same program as four ranks do.
+    def _check_open(self) -> None:
+        if self._parent is not None:
+            self._parent._check_open()
+        if self.is_closed:
+            raise LaunchError("closed", "This group was closed (its with-block has ended); start another one.")
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from minipipe.comm import OneRankGroup
-    >>> group = OneRankGroup()
-    >>> group.send(np.array([1.0, 2.0]), destination=0)
-    >>> group.recv(source=0)
-    array([1., 2.])
-    """
+    def close(self) -> None:
+        """Give back what the group holds, such as the limit on BLAS threads. Local; may be called twice.
 
-    takes_device_arrays = True
+        Examples
+        --------
+        >>> from minipipe import init_process_group
+        >>> group = init_process_group()
+        >>> group.close()
+        >>> group.is_closed
+        True
+        """
+        self.is_closed = True
+        self._resources.close()
 
-    def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
-        super().__init__(0, 1, timeout)
-        self._mailbox: defaultdict[int, deque[tuple[Header, np.ndarray]]] = defaultdict(deque)
+    def __enter__(self) -> Self:
+        return self
 
-    def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
-        self._mailbox[tag].append((header, backend.copy(array)))
-        return Done()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
-    def _post_receive(self, expected: Expectation) -> Request:
-        return _FromMailbox(self._mailbox[expected.tag], expected)
-
-    def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
-        return OneRankGroup(self.timeout) if members else None
-
-    def abort(self, code: int = 1) -> NoReturn:
-        """End the process by SystemExit."""
-        raise SystemExit(code or 1)
-
-
-class _FromMailbox(Request):
-    def __init__(self, letters: deque[tuple[Header, np.ndarray]], expected: Expectation) -> None:
-        self._letters = letters
-        self._expected = expected
-
-    def wait(self, timeout: float | None = None) -> np.ndarray:
-        if not self._letters:
-            raise MessageError(
-                "deadlock",
-                f"Rank 0 waits for {self._expected} from itself, and nobody else is there to send it. "
-                "Send before you receive.",
-            )
-        header, array = self._letters.popleft()
-        self._expected.check(header)
-        return array
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: rank {self.rank} of {self.size}>"

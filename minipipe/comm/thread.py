@@ -17,8 +17,8 @@ import numpy as np
 from minipipe import backend
 from minipipe.comm.host import keep_freed_memory, limit_blas_threads
 from minipipe.comm.message import Expectation, Header
-from minipipe.comm.point_to_point import DEFAULT_TIMEOUT, Done, Request
 from minipipe.comm.process_group import ProcessGroup
+from minipipe.comm.request import DEFAULT_TIMEOUT, Done, Request
 from minipipe.errors import MessageError, RankError
 
 __all__ = ["ThreadGroup", "spawn"]

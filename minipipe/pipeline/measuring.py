@@ -1,161 +1,171 @@
-"""What a pipeline can measure of itself: when its actions ran, what they hold, what they cost."""
+"""Measuring a pipeline: when its actions ran, how much memory they hold, what they cost."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from operator import attrgetter
+from typing import NamedTuple
 
+import numpy as np
+
+from minipipe.analysis.dependencies import Dependencies, Value
+from minipipe.analysis.lowering import lower
 from minipipe.comm import ProcessGroup
-from minipipe.pipeline.agreement import Calls
+from minipipe.pipeline.consistency import part_of
 from minipipe.pipeline.executor import Batch, Executor, Record
-from minipipe.pipeline.measured import MemoryPerMicrobatch, gather_memory, gather_timeline
-from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.action import ActionKind
 from minipipe.schedules.program import Program
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.split_backward import split_backward
 from minipipe.simulation.costs import Costs
+from minipipe.simulation.message import Message
+from minipipe.simulation.span import Span
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["Measuring"]
+MakeExecutor = Callable[[Program], Executor]
+
+__all__ = ["MemoryPerMicrobatch", "gather_timeline", "measure_costs", "measure_memory"]
 
 
-class Measuring:
-    """The part of a :class:`minipipe.Pipeline` that measures; it adds no state."""
+class MemoryPerMicrobatch(NamedTuple):
+    """What one microbatch holds, in bytes by stage: the names are those of :class:`minipipe.Costs`.
 
-    _group: ProcessGroup
-    _program: Program
-    _calls: Calls
-    _last_step: Record | None
-    _timeout: float | None
-    _trainer: Executor
+    Attributes
+    ----------
+    activation : tuple of int
+        From F until B or I.
+    weight_activation : tuple of int
+        From I until W.
+    transient_activation : tuple of int
+        Beyond ``activation`` while its B or I runs: what recomputation computes again.
 
-    @property
-    @abstractmethod
-    def num_stages(self) -> int:
-        """The number of stages, all ranks together."""
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> Costs(**MemoryPerMicrobatch((800, 400), (200, 100), (0, 0))._asdict(), memory_unit="bytes").weight_activation
+    (200, 100)
+    """
 
-    @abstractmethod
-    def _batch(self, call: str, inputs: Any, targets: Any) -> Batch: ...
+    activation: tuple[int, ...]
+    weight_activation: tuple[int, ...]
+    transient_activation: tuple[int, ...]
 
-    @abstractmethod
-    def _executor(self, schedule: ActionTable) -> Executor: ...
 
-    @abstractmethod
-    def _zero_grad(self) -> None: ...
+def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) -> MemoryPerMicrobatch:
+    """Run the first microbatch of a batch alone, with each backward in halves; return what it holds on each stage.
 
-    @property
-    def measures_memory(self) -> bool:
-        """Whether ``step`` measures the bytes held after each action. Slow; off by default."""
-        return self._trainer.measures_memory
+    Collective; leaves no gradients.
 
-    @measures_memory.setter
-    def measures_memory(self, value: bool) -> None:
-        self._trainer.measures_memory = value
+    Parameters
+    ----------
+    make_executor : function
+        ``program -> Executor``, over this rank's stages.
+    program : Program
+        Says on which rank each stage is.
+    batch : Batch
+    """
+    executor = make_executor(lower(one_microbatch(program.placement, program.num_ranks)))
+    executor.measures_memory = True
+    record = _run_without_trace(executor, replace(batch, slices=batch.slices[:1]))
+    return _gather_memory(executor.group, record, program.num_stages)
 
-    def timeline(self) -> Timeline:
-        """Return what every rank did in the last step, and when, in seconds from its beginning.
 
-        Collective.
+def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, num_steps: int) -> Costs:
+    """Run a batch several times, with each backward in halves; return the costs that were measured.
 
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from minipipe import Pipeline, nn, spawn
-        >>> def measure(group):
-        ...     model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
-        ...     pipeline.step(np.ones((8, 2)), np.ones((8, 1)))
-        ...     return " ".join(str(span.action) for span in pipeline.timeline().spans[1])
-        >>> spawn(measure, num_ranks=2)
-        ['1F0 1B0 1F1 1B1', '1F0 1B0 1F1 1B1']
-        """
-        if self._last_step is None:
-            raise ValueError("There is no step yet whose timeline could be shown; call step() first.")
-        self._calls.begin("timeline")
-        return gather_timeline(self._group, self._last_step, self._program, self._timeout)
+    Collective; leaves no gradients, and changes no parameter. Parameters are those of :func:`measure_memory`, and the
+    number of steps after one that is not measured.
+    """
+    executor, timelines = make_executor(lower(split_backward(program.schedule))), []
+    for _ in range(num_steps + 1):
+        executor.group.barrier()
+        record = _run_without_trace(executor, batch)
+        timelines.append(gather_timeline(executor.group, record, executor.program))
+    memory = measure_memory(make_executor, program, batch)
+    return replace(Costs.measured(*timelines[1:]), **memory._asdict(), memory_unit="bytes")
 
-    def measure_memory(self, inputs: Any, targets: Any) -> MemoryPerMicrobatch:
-        """Return what one microbatch of a batch holds on each stage, in bytes: after F, and after I.
 
-        Collective; runs the first microbatch alone, and leaves no gradients. With it ``simulate`` predicts the bytes of
-        any schedule over these stages, exactly where microbatches are equal:
-        ``Costs(**pipeline.measure_memory(x, y)._asdict(), memory_unit="bytes")``. Counted is what the graph keeps
-        alive for the backward to come, by stage; not parameters, their gradients, or the batch itself.
+def _run_without_trace(executor: Executor, batch: Batch) -> Record:
+    for stage in executor.stages.values():
+        stage.zero_grad()
+    record = executor.run(batch)
+    for stage in executor.stages.values():
+        stage.zero_grad()
+    return record
 
-        Parameters
-        ----------
-        inputs, targets : array of shape (samples, ...)
 
-        Examples
-        --------
-        After F tanh holds its result and the loss its differences, 100 samples of 3 numbers of 4 bytes each; after I
-        only the gradient is left that W will multiply the inputs with.
+def _gather_memory(group: ProcessGroup, record: Record, num_stages: int) -> MemoryPerMicrobatch:
+    """Return what each stage held after F, after I, and while I computed again, in a step of one microbatch.
 
-        >>> import numpy as np
-        >>> from minipipe import Pipeline, init_process_group, nn
-        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
-        >>> with init_process_group() as group:
-        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=1)
-        ...     pipeline.measure_memory(np.ones((100, 2)), np.ones((100, 3)))
-        MemoryPerMicrobatch(activation=(2400,), weight_activation=(1200,), transient_activation=(0,))
-        """
-        batch = self._batch("measure_memory", inputs, targets)
-        return self._measure_memory(batch)
+    Collective.
+    """
+    mine = np.zeros((3, num_stages), np.int64)
+    for action, after, recomputed in record.held_bytes:
+        if action.kind is ActionKind.FORWARD:
+            mine[0, action.stage] = after
+        elif action.kind is ActionKind.BACKWARD_INPUT:
+            mine[1, action.stage], mine[2, action.stage] = after, recomputed
+    gathered = group.all_gather(mine, what=part_of("measure_memory"))
+    activation, weight_activation, recomputed = np.add.reduce(gathered)
+    transient = np.maximum(recomputed - activation, 0)
+    return MemoryPerMicrobatch(*(tuple(map(int, held)) for held in (activation, weight_activation, transient)))
 
-    def _measure_memory(self, batch: Batch) -> MemoryPerMicrobatch:
-        executor = self._executor(one_microbatch(self._program.placement, self._program.num_ranks))
-        executor.measures_memory = True
-        self._zero_grad()
-        record = executor.run(replace(batch, slices=batch.slices[:1]))
-        self._zero_grad()
-        return gather_memory(self._group, record, self.num_stages, self._timeout)
 
-    def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
-        """Return what the actions of each stage take and hold, and what messages take, as measured over some steps.
+def gather_timeline(group: ProcessGroup, record: Record, program: Program) -> Timeline:
+    """Return what every rank did, and when, in seconds from the beginning. Collective."""
+    own_times = np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2)
+    times = group.all_gather(own_times, what=part_of("timeline"))
+    peaks = group.all_gather(np.array([record.peak_activations]))
+    own_memory = np.array(record.memory, np.int64).reshape(-1, 2)
+    memory = [held.reshape(-1, 2).T.tolist() for held in group.all_gather(own_memory)]
+    origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
+    spans = tuple(
+        tuple(Span(action, float(start) - origin, float(end) - origin) for action, (start, end) in zip(row, rank_times))
+        for row, rank_times in zip(program.schedule.actions, times)
+    )
+    is_memory_known = all(len(after) == len(row) for (after, _), row in zip(memory, spans))  # by all ranks
+    return Timeline(
+        program.name,
+        spans,
+        tuple(int(peak[0]) for peak in peaks),
+        tuple(max(during, default=0) for _, during in memory) if is_memory_known else None,
+        "s",
+        note=group.note,
+        memory=tuple(tuple(after) for after, _ in memory) if is_memory_known else None,
+        memory_during=tuple(tuple(during) for _, during in memory) if is_memory_known else None,
+        measured_messages=_gather_messages(group, record, program, origin),
+        is_measured=True,
+    )
 
-        Collective; leaves no gradients, and changes no parameter. With it ``simulate`` predicts other schedules over
-        the same stages, in seconds and bytes; with :meth:`minipipe.Costs.cut` also such as put several stages on a
-        rank. It runs this pipeline's own schedule, every backward in its two halves so that I and W are timed apart;
-        if it is forward only, nothing is known of a backward, and its times are 0.
 
-        Parameters
-        ----------
-        inputs : array of shape (samples, ...)
-        targets : array of shape (samples, ...)
-        num_steps : int
-            How many steps to measure, after one that is not; at least 1.
+def _gather_messages(group: ProcessGroup, record: Record, program: Program, origin: float) -> tuple[Message, ...]:
+    """Return every message between ranks, in the order in which they were sent. Collective.
 
-        Returns
-        -------
-        Costs
-            Times in seconds, memory and sizes in bytes.
+    Every rank knows the program of all ranks, so only times need to be exchanged: of each SEND and of each RECV, in the
+    order of the program.
+    """
+    sends, receives = _values(program, "send"), _values(program, "receive")
+    sent_at = np.array([record.sent[value] for value in sends[group.rank]])
+    receipts = np.array([record.received[value] for value in receives[group.rank]]).reshape(-1, 3)
+    all_sent_at = group.all_gather(sent_at)
+    all_receipts = group.all_gather(receipts)
+    sent = {
+        value: (rank, float(time) - origin)
+        for rank, values in enumerate(sends)
+        for value, time in zip(values, all_sent_at[rank])
+    }
+    as_written, messages = Dependencies(program).as_written, []
+    for rank, values in enumerate(receives):
+        for value, (awaited_from, arrived, size) in zip(values, all_receipts[rank].tolist()):
+            source, start = sent[value]
+            producer, consumer = as_written(value.producer), as_written(value.consumer)
+            was_awaited = awaited_from - origin <= start
+            messages.append(Message(producer, consumer, source, rank, start, arrived - origin, was_awaited, size))
+    return tuple(sorted(messages, key=attrgetter("sent", "arrived")))
 
-        Raises
-        ------
-        MicrobatchError
-            Code ``too-few-samples``: as for :meth:`minipipe.Pipeline.step`, each microbatch needs one.
 
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from minipipe import Pipeline, nn, schedules, simulate, spawn
-        >>> def train(group):
-        ...     pipeline = Pipeline(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)), group, loss=nn.MSELoss())
-        ...     costs = pipeline.measure_costs(np.ones((8, 4)), np.ones((8, 1)), num_steps=2)
-        ...     return simulate(schedules.zb_h1(2, 4), costs).unit
-        >>> spawn(train, num_ranks=2)
-        ['s', 's']
-        """
-        if not isinstance(num_steps, int) or num_steps < 1:
-            raise ValueError(f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
-        batch = self._batch("measure_costs", inputs, targets)
-        executor = self._executor(split_backward(self._program.schedule))
-        timelines = []
-        for _ in range(num_steps + 1):
-            self._zero_grad()
-            self._group.barrier()
-            record = executor.run(batch)
-            timelines.append(gather_timeline(self._group, record, executor.program, self._timeout))
-        memory = self._measure_memory(batch)
-        return replace(Costs.measured(*timelines[1:]), **memory._asdict(), memory_unit="bytes")
+def _values(program: Program, half: str) -> list[list[Value]]:
+    """Return, by rank, the values of its sends (``"send"``) or receives (``"receive"``), in its order."""
+    messages = ([(a, Value.carried_by(a)) for a in row if a.kind.is_communication] for row in program.actions)
+    return [[value for action, value in row if action == getattr(value, half)] for row in messages]

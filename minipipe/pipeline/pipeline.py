@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,79 +12,65 @@ import numpy as np
 
 from minipipe import backend
 from minipipe.analysis.lowering import lower
-from minipipe.analysis.verifier import verify
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
-from minipipe.errors import MicrobatchError, Problem, ScheduleCode, ScheduleError, TensorError
-from minipipe.nn import Module, Sequential
-from minipipe.pipeline.agreement import Calls, check_agreement, part_of
+from minipipe.errors import MicrobatchError, ModelError, RankError, ScheduleCode, ScheduleError, TensorError
+from minipipe.nn import Module, Parameter, Sequential
+from minipipe.nn.module import check_state
+from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
+from minipipe.pipeline.build_stages import build_stages
+from minipipe.pipeline.consistency import Calls, check_agreement, part_of
 from minipipe.pipeline.executor import Batch, Executor, Record
-from minipipe.pipeline.layout import (
-    check_arguments,
-    description,
-    divide_layers,
-    resolve_schedule,
-    schedule_of_modules,
-)
-from minipipe.pipeline.local import local_stages
-from minipipe.pipeline.measuring import Measuring
+from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
 from minipipe.pipeline.microbatch import split_microbatches
-from minipipe.pipeline.part_of_model import PartOfModel
+from minipipe.pipeline.plan import Plan
 from minipipe.pipeline.shared import SharedParameters
 from minipipe.pipeline.stage import Loss
-from minipipe.pipeline.table import layer_table, layer_table_html
-from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.program import Program
 from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.sequential import forward_only_over
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.timeline import Timeline
 from minipipe.tensor import Tensor
 
 __all__ = ["Pipeline"]
 
 
-class Pipeline(PartOfModel, Measuring):
-    """A model cut into stages over the ranks of a group. Making one is collective.
+class Pipeline:
+    """A model cut into stages over the ranks of a group: a plan, a group and stages. Making one is collective.
 
     Every rank describes the same model; only the layers of its own stages take memory. They are copied out of
     ``model``, which stays as it was.
 
     Parameters
     ----------
-    model : Sequential
-        The layers. A cut may fall between any two.
+    model : Sequential or Plan
+        The layers; or a plan, which has the model and everything that ``options`` would say.
     group : ProcessGroup
     loss : function
         ``(outputs, targets) -> Tensor`` with one element, a mean over the first axis.
-    schedule : str, Path, Schedule or Program
-        A name in ``schedules.REGISTRY``, a file (``.csv`` or ``.txt``), or a Schedule of your own, with or without its
-        sends and receives. It runs exactly as written.
-    num_microbatches : int, optional
-        For each batch; 4 for each stage by default.
-    chunks_per_rank : int, optional
-        Stages on each rank, for schedules that take it.
-    partition : list of range, optional
-        The layers of each stage; by default the largest stage has as few parameters as can be.
-    layer_costs : sequence of float, optional
-        Balances these, one for each layer, instead of numbers of parameters.
     seed : int
         First values come from it and the parameter's name, whatever the partition.
-    timeout : float, optional
-        Seconds that a wait may last; the group's own by default.
     recompute : bool
         Whether a stage keeps only its input between forward and backward, and computes its activations again:
         less memory, one more forward, the same bits. :class:`minipipe.nn.Recompute` does it for single layers.
     device : str or module
         ``"cpu"``, or ``"gpu"``: parameters, activations and the optimiser's state stay on a GPU, one for each rank of
         a machine, or shared where there are more ranks. Or an array module to compute with.
+    **options
+        Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``, ``partition``
+        and ``layer_costs``.
 
     Attributes
     ----------
+    plan : Plan
+        The layers of each stage, the rank of each stage, and the lowered schedule.
     model : Sequential
     group : ProcessGroup
     schedule : Schedule
         The computations that ``step`` runs.
     partition : list of range
-        These four cannot be set: for another of them make another pipeline.
+        These five cannot be set: for another of them make another pipeline.
     measures_memory : bool
         Whether ``step`` measures the bytes held after each action. Slow; off by default.
 
@@ -112,47 +98,38 @@ class Pipeline(PartOfModel, Measuring):
 
     def __init__(
         self,
-        model: Sequential,
+        model: Sequential | Plan,
         group: ProcessGroup,
         *,
         loss: Loss,
-        schedule: str | Path | Schedule | Program = "1f1b",
-        num_microbatches: int | None = None,
-        chunks_per_rank: int | None = None,
-        partition: Sequence[range] | None = None,
-        layer_costs: Sequence[float] | None = None,
         seed: int = 0,
-        timeout: float | None = None,
         recompute: bool = False,
         device: str | ModuleType = "cpu",
+        **options: Any,
     ) -> None:
-        check_arguments(model, loss, timeout)
-        given = resolve_schedule(schedule, group.size, num_microbatches, chunks_per_rank)
-        verify(given)
-        self._model, self._group, self._program = model, group, lower(given)
-        self._partition = divide_layers(model, self.schedule.num_stages, partition, layer_costs)
-        check_agreement(group, description(model, given, self._partition, seed, loss), timeout)
-        if not self.schedule.is_reproducible and group.rank == 0:
+        plan = self._plan = _planned(model, group.size, options)
+        _check_loss(loss)
+        loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)
+        check_agreement(group, {**plan.description, "seed": str(seed), "loss": loss_name})
+        if not plan.schedule.is_reproducible and group.rank == 0:
             warnings.warn(
-                f"{self.schedule.name} adds gradients of some stage in another order than ascending microbatches; "
+                f"{plan.schedule.name} adds gradients of some stage in another order than ascending microbatches; "
                 "it runs as written, but its last bits may differ from those of one process.",
                 stacklevel=2,
             )
-        self._timeout = timeout
-        self._calls = Calls(group, self.schedule.placement[0], timeout)
-        self._seed = seed
+        self._group, self._seed = group, seed
+        self._calls = Calls(group, plan.placement[0])
         self._xp = backend.module_for(device, group.local_rank)
-        self._is_training = model.is_training
+        self._is_training = plan.model.is_training
         self._num_steps = 0
         self._last_step: Record | None = None
-        own = self.schedule.stages_of(group.rank)
-        self._stages = local_stages(model, self._partition, own, loss, seed, recompute, self._xp)
+        self._stages = build_stages(plan, group.rank, loss, seed, recompute, self._xp)
         self._parameters = {name: p for stage in self._stages.values() for name, p in stage.parameters.items()}
-        self._shared = SharedParameters(model, self._partition, self.schedule.placement)
-        self._shared.take_first_values(group, self._parameters, timeout)
-        dtypes = [parameter.dtype for parameter in model.parameters()] or [np.dtype(np.float32)]
+        self._shared = SharedParameters(plan.shared, group, self._parameters)
+        self._shared.take_first_values()
+        dtypes = [parameter.dtype for parameter in plan.model.parameters()] or [np.dtype(np.float32)]
         self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
-        self._trainer = self._executor(self._program)
+        self._trainer = self._executor(plan.program)
         self._predictors: dict[int, Executor] = {}
 
     @classmethod
@@ -177,7 +154,7 @@ class Pipeline(PartOfModel, Measuring):
         schedule : str, Path or Schedule, optional
             By default 1F1B, in its interleaved form where ranks hold several modules.
         **options
-            As for :class:`Pipeline`, without ``partition``, ``layer_costs`` and ``chunks_per_rank``.
+            As for :class:`Pipeline`, ``num_microbatches`` among them; the partition is given.
 
         Raises
         ------
@@ -193,14 +170,18 @@ class Pipeline(PartOfModel, Measuring):
         >>> spawn(stages, num_ranks=2)
         [(0, 2), (1, 3)]
         """
-        schedule = schedule_of_modules(len(modules), group.size, schedule, options.pop("num_microbatches", None))
-        partition = [range(i, i + 1) for i in range(len(modules))]
-        return cls(Sequential(*modules), group, schedule=schedule, partition=partition, **options)
+        plan = Plan.of_modules(modules, group.size, schedule, options.pop("num_microbatches", None))
+        return cls(plan, group, **options)
 
     @property
     def model(self) -> Sequential:
         """The model that was given, as it was: its layers were copied."""
-        return self._model
+        return self._plan.model
+
+    @property
+    def plan(self) -> Plan:
+        """The layers of each stage, the rank of each stage, and the lowered schedule."""
+        return self._plan
 
     @property
     def group(self) -> ProcessGroup:
@@ -210,15 +191,15 @@ class Pipeline(PartOfModel, Measuring):
     @property
     def schedule(self) -> Schedule:
         """The computations that :meth:`step` runs."""
-        return self._program.schedule
+        return self._plan.schedule
 
     @property
     def partition(self) -> list[range]:
         """The layers of each stage."""
-        return list(self._partition)
+        return list(self._plan.partition)
 
-    def _executor(self, schedule: ActionTable) -> Executor:
-        return Executor(lower(schedule), self._stages, self._group, self._timeout, self._seed, self._xp)
+    def _executor(self, program: Program) -> Executor:
+        return Executor(program, self._stages, self._group, self._seed, self._xp)
 
     # -- training -------------------------------------------------------------------------------------------
 
@@ -258,26 +239,19 @@ class Pipeline(PartOfModel, Measuring):
         [(True, ['0.weight', '0.bias']), (True, ['2.weight', '2.bias'])]
         """
         if self.schedule.is_forward_only:
-            raise ScheduleError(
-                [
-                    Problem(
-                        ScheduleCode.FORWARD_ONLY,
-                        f"{self.schedule.name} has no backward, which step() needs: "
-                        "choose another schedule to train, or evaluate() and predict().",
-                    )
-                ]
+            raise ScheduleError.of(
+                ScheduleCode.FORWARD_ONLY,
+                f"{self.schedule.name} has no backward, which step() needs: "
+                "choose another schedule to train, or evaluate() and predict().",
             )
         batch = self._batch("step", inputs, targets)
-        self._zero_grad()
-        self._last_step = self._trainer.run(batch)
-        first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
-        self._shared.exchange_gradients(self._group, self._parameters, batch.step, first_tag, self._timeout)
-        self._num_steps += 1
-        return self._mean_loss("step", batch, self._last_step)
-
-    def _zero_grad(self) -> None:
         for stage in self._stages.values():
             stage.zero_grad()
+        self._last_step = self._trainer.run(batch)
+        first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
+        self._shared.exchange_gradients(batch.step, first_tag)
+        self._num_steps += 1
+        return self._mean_loss("step", batch, self._last_step)
 
     def evaluate(self, inputs: Any, targets: Any) -> float:
         """Return the mean loss of a batch, forward only.
@@ -338,13 +312,13 @@ class Pipeline(PartOfModel, Measuring):
         outputs = self._predictor(batch).run(batch).outputs
         parts = [backend.to_numpy(outputs[k]) for k in sorted(outputs)]
         mine = np.concatenate(parts) if parts else None
-        return self._group.broadcast(mine, self._last_rank, timeout=self._timeout, what=part_of("predict"))
+        return self._group.broadcast(mine, self._last_rank, what=part_of("predict"))
 
     def _predictor(self, batch: Batch) -> Executor:
         count = len(batch.slices)
         if count not in self._predictors:
             schedule = forward_only_over(self.schedule.placement, count, self.schedule.num_ranks)
-            self._predictors[count] = self._executor(schedule)
+            self._predictors[count] = self._executor(lower(schedule))
         return self._predictors[count]
 
     def _batch(self, call: str, inputs: Any, targets: Any) -> Batch:
@@ -380,7 +354,7 @@ class Pipeline(PartOfModel, Measuring):
         """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""
         total = sum(batch.weight(k) * record.losses[k] for k in sorted(record.losses))
         mine = np.array(total) if self._group.rank == self._last_rank else None
-        return float(self._group.broadcast(mine, self._last_rank, timeout=self._timeout, what=part_of(call)))
+        return float(self._group.broadcast(mine, self._last_rank, what=part_of(call)))
 
     @property
     def _first_rank(self) -> int:
@@ -439,8 +413,256 @@ class Pipeline(PartOfModel, Measuring):
         """
         return self.train(False)
 
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield this rank's parameters, named as in the model. Local.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> def names(group):
+        ...     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        ...     return [name for name, _ in Pipeline(model, group, loss=nn.MSELoss()).named_parameters()]
+        >>> spawn(names, num_ranks=2)
+        [['0.weight', '0.bias'], ['2.weight', '2.bias']]
+        """
+        yield from self._parameters.items()
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Yield this rank's parameters. Local.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, nn, optim, spawn
+        >>> def count(group):
+        ...     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss())
+        ...     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1)
+        ...     return sum(parameter.size for parameter in optimiser.parameters)
+        >>> spawn(count, num_ranks=2)
+        [40, 9]
+        """
+        yield from self._parameters.values()
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Scale the gradients of all ranks by one factor, so that their norm is at most ``max_norm``.
+
+        Collective. The norm has the same bits for any partition, and as :func:`minipipe.optim.clip_grad_norm` finds it
+        in one process; a parameter that several ranks share counts once.
+
+        Parameters
+        ----------
+        max_norm : float
+            Above 0; ``float("inf")`` only measures.
+
+        Returns
+        -------
+        float
+            The norm before, the same on every rank.
+
+        Raises
+        ------
+        ValueError
+            When max_norm is not above 0.
+        ParameterError
+            Code ``not-finite``, on every rank, when the norm is infinite or not a number.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, optim, spawn
+        >>> def clip(group):
+        ...     model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss())
+        ...     pipeline.step(np.ones((8, 2)), 100 * np.ones((8, 1)))
+        ...     before = pipeline.clip_grad_norm(max_norm=1.0)
+        ...     return before > 1, round(pipeline.clip_grad_norm(float("inf")), 4)
+        >>> spawn(clip, num_ranks=2)
+        [(True, 1.0), (True, 1.0)]
+        """
+        self._calls.begin("clip_grad_norm")
+        owned = [self._parameters[name] for name, owner in self._plan.owners.items() if owner == self._group.rank]
+        squares = self._group.all_gather(np.array(squared_norms(owned)), what=part_of("clip_grad_norm"))
+        norm = total_norm(np.concatenate(squares).tolist())
+        clip_gradients(self.parameters(), norm, max_norm)
+        return norm
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole model's values on every rank, named as in the model. Collective.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> def names(group):
+        ...     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        ...     return list(Pipeline(model, group, loss=nn.MSELoss()).state_dict())
+        >>> spawn(names, num_ranks=2)[1]
+        ['0.weight', '0.bias', '2.weight', '2.bias']
+        """
+        self._calls.begin("state_dict")
+        state = {}
+        for name, owner in self._plan.owners.items():
+            mine = backend.to_numpy(self._parameters[name].data) if owner == self._group.rank else None
+            state[name] = np.array(self._group.broadcast(mine, owner, what=part_of("state_dict")))
+        return state
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take this rank's part of the whole model's values.
+
+        Collective in this sense: every rank gives the same state.
+
+        Raises
+        ------
+        ParameterError
+            Codes ``missing``, ``unexpected`` and ``shape``.
+
+        Examples
+        --------
+        From one rank to two.
+
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        >>> state = spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss(), seed=1).state_dict(), num_ranks=1)[0]
+        >>> def load(group):
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss())
+        ...     pipeline.load_state_dict(state)
+        ...     return all(np.array_equal(values, state[name]) for name, values in pipeline.state_dict().items())
+        >>> spawn(load, num_ranks=2)
+        [True, True]
+        """
+        check_state(dict(self._plan.model.named_parameters()), state)
+        for name, parameter in self.named_parameters():
+            parameter.load(np.asarray(state[name]), name)
+
+    # -- measuring -------------------------------------------------------------------------------------------
+
+    @property
+    def measures_memory(self) -> bool:
+        """Whether ``step`` measures the bytes held after each action. Slow; off by default."""
+        return self._trainer.measures_memory
+
+    @measures_memory.setter
+    def measures_memory(self, value: bool) -> None:
+        self._trainer.measures_memory = value
+
+    def timeline(self) -> Timeline:
+        """Return what every rank did in the last step, and when, in seconds from its beginning.
+
+        Collective.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> def measure(group):
+        ...     model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+        ...     pipeline.step(np.ones((8, 2)), np.ones((8, 1)))
+        ...     return " ".join(str(span.action) for span in pipeline.timeline().spans[1])
+        >>> spawn(measure, num_ranks=2)
+        ['1F0 1B0 1F1 1B1', '1F0 1B0 1F1 1B1']
+        """
+        if self._last_step is None:
+            raise ValueError("There is no step yet whose timeline could be shown; call step() first.")
+        self._calls.begin("timeline")
+        return gather_timeline(self._group, self._last_step, self._plan.program)
+
+    def measure_memory(self, inputs: Any, targets: Any) -> MemoryPerMicrobatch:
+        """Return what one microbatch of a batch holds on each stage, in bytes: after F, and after I.
+
+        Collective; runs the first microbatch alone, and leaves no gradients. With it ``simulate`` predicts the bytes of
+        any schedule over these stages, exactly where microbatches are equal:
+        ``Costs(**pipeline.measure_memory(x, y)._asdict(), memory_unit="bytes")``. Counted is what the graph keeps
+        alive for the backward to come, by stage; not parameters, their gradients, or the batch itself.
+
+        Parameters
+        ----------
+        inputs, targets : array of shape (samples, ...)
+
+        Examples
+        --------
+        After F tanh holds its result and the loss its differences, 100 samples of 3 numbers of 4 bytes each; after I
+        only the gradient is left that W will multiply the inputs with.
+
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+        >>> with init_process_group() as group:
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=1)
+        ...     pipeline.measure_memory(np.ones((100, 2)), np.ones((100, 3)))
+        MemoryPerMicrobatch(activation=(2400,), weight_activation=(1200,), transient_activation=(0,))
+        """
+        return measure_memory(self._executor, self._plan.program, self._batch("measure_memory", inputs, targets))
+
+    def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
+        """Return what the actions of each stage take and hold, and what messages take, as measured over some steps.
+
+        Collective; leaves no gradients, and changes no parameter. With it ``simulate`` predicts other schedules over
+        the same stages, in seconds and bytes; with :meth:`minipipe.Costs.cut` also such as put several stages on a
+        rank. It runs this pipeline's own schedule, every backward in its two halves so that I and W are timed apart;
+        if it is forward only, nothing is known of a backward, and its times are 0.
+
+        Parameters
+        ----------
+        inputs : array of shape (samples, ...)
+        targets : array of shape (samples, ...)
+        num_steps : int
+            How many steps to measure, after one that is not; at least 1.
+
+        Returns
+        -------
+        Costs
+            Times in seconds, memory and sizes in bytes.
+
+        Raises
+        ------
+        MicrobatchError
+            Code ``too-few-samples``: as for :meth:`minipipe.Pipeline.step`, each microbatch needs one.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, schedules, simulate, spawn
+        >>> def train(group):
+        ...     pipeline = Pipeline(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)), group, loss=nn.MSELoss())
+        ...     costs = pipeline.measure_costs(np.ones((8, 4)), np.ones((8, 1)), num_steps=2)
+        ...     return simulate(schedules.zb_h1(2, 4), costs).unit
+        >>> spawn(train, num_ranks=2)
+        ['s', 's']
+        """
+        if not isinstance(num_steps, int) or num_steps < 1:
+            raise ValueError(f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
+        batch = self._batch("measure_costs", inputs, targets)
+        return measure_costs(self._executor, self._plan.program, batch, num_steps)
+
     def __str__(self) -> str:
-        return layer_table(self._model, self._partition, self.schedule.placement)
+        return str(self._plan)
 
     def _repr_html_(self) -> str:
-        return layer_table_html(self._model, self._partition, self.schedule.placement)
+        return self._plan._repr_html_()
+
+
+_OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
+
+
+def _planned(model: Sequential | Plan, num_ranks: int, options: dict[str, Any]) -> Plan:
+    for name in options.keys() - set(_OPTIONS):
+        hint = " A wait lasts as long as the group allows: init_process_group(timeout=…)." if name == "timeout" else ""
+        raise TypeError(
+            f"Pipeline takes no {name}=; expected loss, seed, recompute, device, {', '.join(_OPTIONS)}.{hint}"
+        )
+    if not isinstance(model, Plan):
+        return Plan(model, num_ranks=num_ranks, **options)
+    if options:
+        raise ModelError("planned", f"The plan says {', '.join(options)} already; leave it out, or give the model.")
+    if model.schedule.num_ranks != num_ranks:
+        message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {num_ranks}."
+        raise RankError("wrong-number", f"{message} Start as many, or make the plan for {num_ranks}.")
+    return model
+
+
+def _check_loss(loss: Any) -> None:
+    if not callable(loss) or isinstance(loss, type):
+        raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
+    if isinstance(loss, Module) and loss.num_parameters:
+        raise ModelError("loss-with-parameters", "The loss has parameters of its own; make them a layer of the model.")

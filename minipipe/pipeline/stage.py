@@ -12,7 +12,7 @@ from minipipe.backend import Array
 from minipipe.errors import MessageError, TensorError
 from minipipe.nn import Parameter, Recompute, Sequential
 from minipipe.nn.sequential import boundary
-from minipipe.pipeline.parcel import Parcel
+from minipipe.pipeline.payload import Payload
 from minipipe.pytree import tensors_in
 from minipipe.tensor import Tensor
 
@@ -62,7 +62,7 @@ class Stage:
     >>> from minipipe import nn
     >>> layers = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0))).initialise()
     >>> stage = Stage(layers, 0, True, nn.MSELoss(), dict(layers.named_parameters()))
-    >>> inputs = Parcel([np.ones((3, 2), np.float32)], [False], None)
+    >>> inputs = Payload([np.ones((3, 2), np.float32)], [False], None)
     >>> stage.forward_with_loss(0, inputs, np.zeros((3, 1), np.float32), weight=0.5)
     4.0
     >>> _ = stage.backward(0, None)
@@ -91,27 +91,27 @@ class Stage:
 
     # -- the actions ----------------------------------------------------------------------------------------
 
-    def forward(self, microbatch: int, received: Parcel) -> Parcel:
+    def forward(self, microbatch: int, received: Payload) -> Payload:
         """F, on any stage but the last: return the activations for the next stage, in C order.
 
         Parameters
         ----------
         microbatch : int
-        received : Parcel
+        received : Payload
             The inputs, arrays of shape (samples, ...), or what the stage before computed.
         """
         inputs, result = self._compute(received)
         result = boundary(result)
         self._hold(microbatch, inputs, result, None)
-        return Parcel.of(result)
+        return Payload.of(result)
 
-    def forward_with_loss(self, microbatch: int, received: Parcel, targets: Array, weight: float) -> float:
+    def forward_with_loss(self, microbatch: int, received: Payload, targets: Array, weight: float) -> float:
         """F on the last stage: return the mean loss of this microbatch.
 
         Parameters
         ----------
         microbatch : int
-        received : Parcel
+        received : Payload
         targets : array of shape (samples, ...)
         weight : float
             This microbatch's share of the batch. The one place where the loss is scaled: its gradient begins here.
@@ -124,7 +124,7 @@ class Stage:
         self._hold(microbatch, inputs, loss, loss.seed_gradient(weight))
         return loss.item()
 
-    def predict(self, received: Parcel) -> Array:
+    def predict(self, received: Payload) -> Array:
         """F on the last stage without targets: return the outputs."""
         result = self._compute(received)[1]
         if not isinstance(result, Tensor):
@@ -133,20 +133,20 @@ class Stage:
             )
         return boundary(result).data
 
-    def backward(self, microbatch: int, gradient: Parcel | None) -> Parcel:
+    def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
         """B: add this microbatch's weight gradients, and return the gradients of what it received.
 
         Parameters
         ----------
         microbatch : int
-        gradient : Parcel or None
+        gradient : Payload or None
             Of the stage's results. None on the last stage, where the loss begins it.
         """
         held = self._held.pop(microbatch)
         autograd.backward(self._roots(held, gradient))
         return self._gradients(held)
 
-    def backward_input(self, microbatch: int, gradient: Parcel | None) -> Parcel:
+    def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
         """I: return the gradients of what the stage received, and leave the weights for later.
 
         Parameters and result are those of :meth:`backward`. What only this needed is freed.
@@ -159,7 +159,7 @@ class Stage:
         """W: add this microbatch's weight gradients."""
         self._weight_work.pop(microbatch).run()
 
-    def _compute(self, received: Parcel) -> tuple[list[StageInput], Any]:
+    def _compute(self, received: Payload) -> tuple[list[StageInput], Any]:
         tensors, inputs = [], []
         for array, is_wanted in zip(received.arrays, received.wanted):
             tensor = Tensor(array)
@@ -173,7 +173,7 @@ class Stage:
             results = [_Result(tensor.node, tensor.shape) for tensor in tensors_in(result)]
             self._held[microbatch] = _Held(inputs, results, seed)
 
-    def _roots(self, held: _Held, gradient: Parcel | None) -> dict[Node, Array]:
+    def _roots(self, held: _Held, gradient: Payload | None) -> dict[Node, Array]:
         """Return where the walk begins, and with which gradients."""
         arrays = [held.seed] if gradient is None else gradient.arrays
         if len(arrays) != len(held.results):
@@ -193,10 +193,10 @@ class Stage:
         return roots
 
     @staticmethod
-    def _gradients(held: _Held) -> Parcel:
+    def _gradients(held: _Held) -> Payload:
         """Return the gradients in their order; the stage before knows what bundle, if any, they belong to."""
         arrays = [stage_input.grad for stage_input in held.inputs]
-        return Parcel(arrays, [True] * len(arrays), None if len(arrays) == 1 else ())
+        return Payload(arrays, [True] * len(arrays), None if len(arrays) == 1 else ())
 
     # -- what it holds --------------------------------------------------------------------------------------
 

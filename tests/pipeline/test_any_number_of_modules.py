@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Pipeline, nn, spawn, verify
+from minipipe import Pipeline, Plan, nn, spawn, verify
 from minipipe.errors import RankError
-from minipipe.pipeline.layout import schedule_of_modules
 from tests.strategies import examples
 
 STRAIGHT = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
@@ -16,6 +15,10 @@ LOOPED = ("sequential", "interleaved-1f1b", "looped-bfs", "interleaved-zb")
 
 def modules(count, width=5):
     return [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(count)]
+
+
+def schedule_of_modules(count, num_ranks, schedule, num_microbatches):
+    return Plan.of_modules(modules(count), num_ranks, schedule, num_microbatches).schedule
 
 
 def step(group, count, **options):

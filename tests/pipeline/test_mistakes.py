@@ -208,9 +208,9 @@ def test_what_is_no_loss_is_refused(loss):
         Pipeline(mlp(), OneRankGroup(), loss=loss)
 
 
-def test_the_timeout_of_a_pipeline_holds_for_all_its_waits():
+def test_the_timeout_of_the_group_holds_for_all_waits_of_a_pipeline():
     def late(group):
-        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4, timeout=0.05)
+        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4)
         if group.rank == 1:
             waited.wait(10)
             return
@@ -221,6 +221,8 @@ def test_the_timeout_of_a_pipeline_holds_for_all_its_waits():
 
     waited = threading.Event()
     with pytest.raises(MessageError, match=r"has waited 0\.05 s"):
-        spawn(late, 2, timeout=100)
-    with pytest.raises(ValueError, match="timeout is -1"):
-        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), timeout=-1)
+        spawn(late, 2, timeout=0.05)
+    with pytest.raises(TypeError, match=r"takes no timeout=; .* init_process_group\(timeout=…\)"):
+        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), timeout=1)
+    with pytest.raises(TypeError, match=r"takes no microbatches=; expected loss, .* num_microbatches"):
+        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), microbatches=1)

@@ -5,14 +5,14 @@ import copy
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, Schedule, Tensor, nn, no_grad, optim, schedules, spawn
+from minipipe import Pipeline, Plan, Schedule, Tensor, nn, no_grad, optim, schedules, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import (
     ParameterError,
     RankError,
     ScheduleError,
 )
-from minipipe.pipeline.local import local_stages
+from minipipe.pipeline.build_stages import build_stages
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.pipeline.small_pipelines import mlp, on_ranks
 from tests.strategies import batch, build, split_backward, v_shaped
@@ -108,7 +108,8 @@ def test_only_the_layers_of_its_own_stage_take_memory():
         parts = [range(1), range(1, 2), range(2, 3)]
         if group.rank == 1:  # this rank would hold the large one; it only describes it
             return model[1].num_parameters
-        (stage,) = local_stages(model, parts, [group.rank], nn.MSELoss(), seed=0).values()
+        plan = Plan(model, num_ranks=group.size, partition=parts)
+        (stage,) = build_stages(plan, group.rank, nn.MSELoss(), seed=0).values()
         return sum(p.data.nbytes for p in stage.module.parameters())
 
     assert spawn(claim, 3) == [80, layer * layer + layer, 40]

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as hnp
 from minipipe import Tensor, functional, nn
 from minipipe.autograd import StageInput
 from minipipe.errors import TensorError
-from minipipe.pipeline import parcel as parcel_module
-from minipipe.pipeline.parcel import Parcel
+from minipipe.pipeline import payload as parcel_module
+from minipipe.pipeline.payload import Payload
 from minipipe.testing import check_same_as_one_process, same_bits
 from tests.launch import mpirun, needs_mpi
 from tests.pipeline.skip_connections import model
@@ -62,16 +62,16 @@ def tensors_of(bundle):
     return [bundle] if isinstance(bundle, Tensor) else list(bundle.values() if isinstance(bundle, dict) else bundle)
 
 
-def sent(parcel):
-    """Return what arrives of a parcel: a message is copied on the way, and may lie anywhere in memory."""
-    message = parcel.to_message()
+def sent(payload):
+    """Return what arrives of a payload: a message is copied on the way, and may lie anywhere in memory."""
+    message = payload.to_message()
     assert isinstance(message, np.ndarray) and message.ndim <= 8
     if message.dtype == np.uint8:
         assert message.ndim == 1
         buffer = np.empty(message.size + 1, np.uint8)
         buffer[1:] = message
-        return Parcel.from_message(buffer[1:])
-    return Parcel.from_message(message.copy())
+        return Payload.from_message(buffer[1:])
+    return Payload.from_message(message.copy())
 
 
 # -- there --------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def sent(parcel):
 @examples(300)
 @given(bundles)
 def test_a_bundle_arrives_in_its_form_with_its_names_and_bits_and_what_is_wanted(bundle):
-    there = Parcel.of(bundle)
+    there = Payload.of(bundle)
     received = sent(there)
     assert received.wanted == there.wanted == [tensor.requires_grad for tensor in tensors_of(bundle)]
     assert all(same_bits(a, b.data) for a, b in zip(received.arrays, tensors_of(bundle), strict=True))
@@ -94,7 +94,7 @@ def test_a_bundle_arrives_in_its_form_with_its_names_and_bits_and_what_is_wanted
 @examples(100)
 @given(bundles)
 def test_a_parcel_that_stays_on_its_rank_holds_the_arrays_themselves(bundle):
-    there = Parcel.of(bundle)
+    there = Payload.of(bundle)
     assert all(array is tensor.data for array, tensor in zip(there.arrays, tensors_of(bundle)))
     assert type(there.rebuilt(tensors_of(bundle))) is type(bundle)
 
@@ -105,7 +105,7 @@ def test_a_parcel_that_stays_on_its_rank_holds_the_arrays_themselves(bundle):
 @examples(200)
 @given(st.lists(st.none() | arrays((np.dtype(np.float32), np.dtype(np.float64))), min_size=1, max_size=4))
 def test_gradients_come_back_in_their_order_and_none_as_none(gradients):
-    back = Parcel(gradients, [True] * len(gradients), None if len(gradients) == 1 else ())
+    back = Payload(gradients, [True] * len(gradients), None if len(gradients) == 1 else ())
     received = sent(back)
     assert all(same_bits(a, b) for a, b in zip(received.arrays, gradients, strict=True))
     assert len(received.wanted) == len(gradients)
@@ -117,13 +117,13 @@ def test_gradients_come_back_in_their_order_and_none_as_none(gradients):
 @examples(100)
 @given(arrays((np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))))
 def test_a_single_real_array_whose_gradient_is_wanted_travels_as_it_is(array):
-    assert Parcel.of(tensor_of(array, needs_gradient=True)).to_message() is array
+    assert Payload.of(tensor_of(array, needs_gradient=True)).to_message() is array
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool"])
 def test_so_does_a_single_array_of_whole_numbers_which_has_no_gradient(dtype):
     array = np.ones((2, 3), dtype)
-    assert Parcel.of(Tensor(array)).to_message() is array
+    assert Payload.of(Tensor(array)).to_message() is array
 
 
 @pytest.mark.parametrize(
@@ -137,28 +137,28 @@ def test_so_does_a_single_array_of_whole_numbers_which_has_no_gradient(dtype):
     ids=["bytes", "not wanted", "tuple of one", "dict of one"],
 )
 def test_anything_else_is_packed_with_a_description(bundle):
-    message = Parcel.of(bundle).to_message()
+    message = Payload.of(bundle).to_message()
     length = int(message[:8].view("<u8")[0])
     description = json.loads(message[8 : 8 + length].tobytes())
     assert description.keys() == {"form", "wanted", "parts"}
 
 
 def test_nothing_is_packed_on_the_way_through_a_plain_model_there_or_back(monkeypatch):
-    sent_arrays, to_message = [], Parcel.to_message
+    sent_arrays, to_message = [], Payload.to_message
 
     def noted(self, *options):
         sent_arrays.append(to_message(self, *options))
         return sent_arrays[-1]
 
-    monkeypatch.setattr(Parcel, "to_message", noted)
+    monkeypatch.setattr(Payload, "to_message", noted)
     layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 2)]
     check_same_as_one_process(nn.Sequential(*layers), nn.MSELoss(), *batch(6, 4), build("1f1b", 3, 3))
     assert [array.dtype for array in sent_arrays] == [np.float32] * 12  # 3 microbatches, 2 cuts, there and back
 
 
 def test_packed_arrays_begin_at_multiples_of_64_bytes_and_are_views_of_the_message():
-    message = Parcel.of([Tensor(np.ones(3)), Tensor(np.ones(0)), Tensor(np.ones((5, 5)))]).to_message()
-    received = Parcel.from_message(message)
+    message = Payload.of([Tensor(np.ones(3)), Tensor(np.ones(0)), Tensor(np.ones((5, 5)))]).to_message()
+    received = Payload.from_message(message)
     for array in received.arrays:
         assert (array.ctypes.data - message.ctypes.data) % 64 == 0 or not array.size
         assert np.shares_memory(array, message) or not array.size
@@ -168,7 +168,7 @@ def test_packed_arrays_begin_at_multiples_of_64_bytes_and_are_views_of_the_messa
 @pytest.mark.parametrize("value", [1.0, np.ones(2), [], (), {}, [1.0], {1: Tensor([1.0])}, [[Tensor([1.0])]], None])
 def test_what_is_no_bundle_is_refused(value):
     with pytest.raises(TensorError) as caught:
-        Parcel.of(value)
+        Payload.of(value)
     assert caught.value.code == "not-a-tensor"
 
 
@@ -176,30 +176,30 @@ def test_a_subclass_of_tuple_is_no_bundle_because_it_could_not_be_rebuilt():
     from collections import namedtuple
 
     with pytest.raises(TensorError, match="this is Pair"):
-        Parcel.of(namedtuple("Pair", "x y")(Tensor([1.0]), Tensor([2.0])))
+        Payload.of(namedtuple("Pair", "x y")(Tensor([1.0]), Tensor([2.0])))
 
 
 # -- mutants -----------------------------------------------------------------------------------------------------
 
 
 def test_bytes_that_travelled_as_they_are_would_be_noticed(monkeypatch):
-    there = Parcel.of(Tensor(np.full(64, 9, np.uint8)))
+    there = Payload.of(Tensor(np.full(64, 9, np.uint8)))
     assert same_bits(sent(there).arrays[0], there.arrays[0])
-    monkeypatch.setattr(Parcel, "_is_plain", lambda self, array: True)
+    monkeypatch.setattr(Payload, "_is_plain", lambda self, array: True)
     with pytest.raises((AssertionError, ValueError)):
         assert same_bits(sent(there).arrays[0], there.arrays[0])
 
 
 def test_a_wish_for_gradients_that_was_forgotten_would_be_noticed(monkeypatch):
-    there = Parcel.of(Tensor(np.ones(3, np.float32)))
-    monkeypatch.setattr(Parcel, "_is_plain", lambda self, array: array.dtype != np.uint8)
+    there = Payload.of(Tensor(np.ones(3, np.float32)))
+    monkeypatch.setattr(Payload, "_is_plain", lambda self, array: array.dtype != np.uint8)
     assert sent(there).wanted != there.wanted
 
 
 def test_arrays_that_begin_elsewhere_would_be_noticed(monkeypatch):
-    message = Parcel.of((Tensor(np.ones(3, np.float32)), Tensor(np.ones(3)))).to_message()
+    message = Payload.of((Tensor(np.ones(3, np.float32)), Tensor(np.ones(3)))).to_message()
     monkeypatch.setattr(parcel_module, "_ALIGNMENT", 8)
-    assert not all(same_bits(array, np.ones(3, array.dtype)) for array in Parcel.from_message(message).arrays)
+    assert not all(same_bits(array, np.ones(3, array.dtype)) for array in Payload.from_message(message).arrays)
 
 
 @pytest.mark.parametrize("form", [tuple, list])

@@ -1,6 +1,6 @@
 """What one stage hands to another for one microbatch: the arrays of a tensor, or of a tuple, list or dict of them.
 
-A parcel says what it holds, so nothing has to be agreed before: shapes, dtypes, names, and which gradients are wanted
+A payload says what it holds, so nothing has to be agreed before: shapes, dtypes, names, and which gradients are wanted
 back. On the way to another rank a single array of real numbers travels as it is; anything else is packed into one
 array of bytes, behind a description in JSON.
 """
@@ -19,14 +19,14 @@ from minipipe.backend import Array
 from minipipe.pytree import Bundle, rebuilt, tensors_in
 from minipipe.tensor import Tensor
 
-__all__ = ["Parcel"]
+__all__ = ["Payload"]
 
 _ALIGNMENT = 64  # in bytes, of each array among the packed ones
 _LENGTH = np.dtype("<u8")  # of the description, which it precedes
 _FORMS: dict[str, Any] = {"tensor": None, "tuple": (), "list": []}
 
 
-class Parcel(NamedTuple):
+class Payload(NamedTuple):
     """The arrays that pass between two neighbouring stages: forward, or backward their gradients.
 
     Attributes
@@ -44,20 +44,20 @@ class Parcel(NamedTuple):
     form: Any = None
 
     @classmethod
-    def of(cls, value: Bundle) -> Parcel:
+    def of(cls, value: Bundle) -> Payload:
         """Return what a stage has computed."""
         tensors = tensors_in(value)
         wanted = [tensor.requires_grad for tensor in tensors]
         return cls([tensor.data for tensor in tensors], wanted, rebuilt(value, [None] * len(tensors)))
 
     def rebuilt(self, tensors: list[Tensor]) -> Bundle:
-        """Return tensors in the form of this parcel."""
+        """Return tensors in the form of this payload."""
         return rebuilt(self.form, tensors)
 
     # -- on the way -----------------------------------------------------------------------------------------
 
     def to_message(self, may_be_on_device: bool = False) -> Array:
-        """Return the parcel as one array, in NumPy's memory unless a single one may stay where it is."""
+        """Return the payload as one array, in NumPy's memory unless a single one may stay where it is."""
         first = self.arrays[0]
         if self.form is None and first is not None and self._is_plain(first):
             return first if may_be_on_device else backend.to_numpy(first)
@@ -76,8 +76,8 @@ class Parcel(NamedTuple):
         return backend.numpy_dtype(array.dtype) != np.uint8 and self.wanted[0] == backend.is_floating(array.dtype)
 
     @classmethod
-    def from_message(cls, message: Array, xp: ModuleType = np) -> Parcel:
-        """Return the parcel that was sent, its arrays in a module; in NumPy's they are views of the message."""
+    def from_message(cls, message: Array, xp: ModuleType = np) -> Payload:
+        """Return the payload that was sent, its arrays in a module; in NumPy's they are views of the message."""
         if backend.numpy_dtype(message.dtype) != np.uint8:
             return cls([backend.moved(message, xp)], [backend.is_floating(message.dtype)])
         message = backend.to_numpy(message)

@@ -3,52 +3,44 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 import numpy as np
 
 from minipipe.nn import Parameter, Sequential
 from minipipe.nn.sequential import shared_parameters
+from minipipe.pipeline.plan import Plan
 from minipipe.pipeline.stage import Loss, Stage
 
-__all__ = ["local_stages"]
+__all__ = ["build_stages"]
 
 
-def local_stages(
-    model: Sequential,
-    partition: Sequence[range],
-    indices: Iterable[int],
-    loss: Loss,
-    seed: int,
-    recompute: bool = False,
-    xp: ModuleType = np,
+def build_stages(
+    plan: Plan, rank: int, loss: Loss, seed: int, recompute: bool = False, xp: ModuleType = np
 ) -> dict[int, Stage]:
-    """Return some stages of a model. Only their layers are copied, values too where they have them.
+    """Return the stages of a rank. Only their layers are copied, values too where they have them.
 
     Parameters without values are filled from the seed and their names in the whole model. A parameter that several of
     these stages share is one parameter here, too.
 
     Parameters
     ----------
-    model : Sequential
-        Left as it was.
-    partition : sequence of range
-        The layers of each stage.
-    indices : iterable of int
-        Which stages.
+    plan : Plan
+        Its model is left as it was.
+    rank : int
     loss : function
     seed : int
     recompute : bool
     xp : module
         The array module that holds their parameters.
     """
+    model = plan.model
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     shared = shared_parameters(model.layers)
     copies: dict = {}  # of everything that was copied, by the identity of the original
     stages = {}
-    for index in indices:
-        layers = partition[index]
+    for index in plan.schedule.stages_of(rank):
+        layers = plan.partition[index]
         module = Sequential(*copy.deepcopy(model.layers[layers.start : layers.stop], copies))
         module.first_layer = model.first_layer + layers.start
         module.is_training = model.is_training
@@ -59,5 +51,5 @@ def local_stages(
             parameter.move(xp)
             if not parameter.is_filled:
                 parameter.fill(seed, name)
-        stages[index] = Stage(module, index, index == len(partition) - 1, loss, parameters, recompute)
+        stages[index] = Stage(module, index, index == len(plan.partition) - 1, loss, parameters, recompute)
     return stages

@@ -24,7 +24,7 @@ _NAMES = (
 )
 
 
-def check_agreement(group: ProcessGroup, description: Mapping[str, str], timeout: float | None = None) -> None:
+def check_agreement(group: ProcessGroup, description: Mapping[str, str]) -> None:
     """Compare a description on all ranks, and name what differs and where.
 
     Collective. Only digests travel.
@@ -34,8 +34,6 @@ def check_agreement(group: ProcessGroup, description: Mapping[str, str], timeout
     group : ProcessGroup
     description : mapping of str to str
         The same keys on all ranks, such as ``"seed"``.
-    timeout : float, optional
-        Seconds that a wait may last; the group's own by default.
 
     Raises
     ------
@@ -43,7 +41,7 @@ def check_agreement(group: ProcessGroup, description: Mapping[str, str], timeout
         Code ``disagreement``, on every rank.
     """
     digests = [hashlib.blake2b(value.encode(), digest_size=8).digest() for value in description.values()]
-    by_rank = group.all_gather(np.frombuffer(b"".join(digests), dtype=np.uint64), timeout=timeout)
+    by_rank = group.all_gather(np.frombuffer(b"".join(digests), dtype=np.uint64))
     for i, key in enumerate(description):
         values = [int(row[i]) for row in by_rank]
         usual = max(values, key=lambda value: (values.count(value), -values.index(value)))
@@ -69,8 +67,6 @@ class Calls:
     group : ProcessGroup
     first_rank : int
         The rank that the others follow.
-    timeout : float or None
-        Seconds that a wait may last; the group's own by default.
 
     Attributes
     ----------
@@ -78,11 +74,10 @@ class Calls:
         How many calls were begun.
     """
 
-    def __init__(self, group: ProcessGroup, first_rank: int, timeout: float | None) -> None:
+    def __init__(self, group: ProcessGroup, first_rank: int) -> None:
         self.count = 0
         self._group = group
         self._first_rank = first_rank
-        self._timeout = timeout
         self._pipeline = group.next_serial()
 
     def begin(self, call: str, size: int = 0) -> int:
@@ -98,7 +93,7 @@ class Calls:
         self.count += 1
         mine = np.array([self._pipeline, self.count, _NAMES.index(call), size])
         sent = mine if self._group.rank == self._first_rank else None
-        first = self._group.broadcast(sent, self._first_rank, timeout=self._timeout, what=part_of(call))
+        first = self._group.broadcast(sent, self._first_rank, what=part_of(call))
         if first[:3].tolist() != mine[:3].tolist():
             raise MessageError(
                 "step",

@@ -1,0 +1,67 @@
+"""The group of one rank: a mailbox."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import NoReturn
+
+import numpy as np
+
+from minipipe import backend
+from minipipe.comm.message import Expectation, Header
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.comm.request import DEFAULT_TIMEOUT, Done, Request
+from minipipe.errors import MessageError
+
+__all__ = ["OneRankGroup"]
+
+
+class OneRankGroup(ProcessGroup):
+    """The group of one: plain ``python`` runs the same program as four ranks do.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe.comm import OneRankGroup
+    >>> group = OneRankGroup()
+    >>> group.send(np.array([1.0, 2.0]), destination=0)
+    >>> group.recv(source=0)
+    array([1., 2.])
+    """
+
+    takes_device_arrays = True
+
+    def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
+        super().__init__(0, 1, timeout)
+        self._mailbox: defaultdict[int, deque[tuple[Header, np.ndarray]]] = defaultdict(deque)
+
+    def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
+        self._mailbox[tag].append((header, backend.copy(array)))
+        return Done()
+
+    def _post_receive(self, expected: Expectation) -> Request:
+        return _FromMailbox(self._mailbox[expected.tag], expected)
+
+    def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
+        return OneRankGroup(self.timeout) if members else None
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """End the process by SystemExit."""
+        raise SystemExit(code or 1)
+
+
+class _FromMailbox(Request):
+    def __init__(self, letters: deque[tuple[Header, np.ndarray]], expected: Expectation) -> None:
+        self._letters = letters
+        self._expected = expected
+
+    def wait(self, timeout: float | None = None) -> np.ndarray:
+        if not self._letters:
+            raise MessageError(
+                "deadlock",
+                f"Rank 0 waits for {self._expected} from itself, and nobody else is there to send it. "
+                "Send before you receive.",
+            )
+        header, array = self._letters.popleft()
+        self._expected.check(header)
+        return array

@@ -1,0 +1,311 @@
+"""The plan: which layers of a model are on which stage, on which rank, and which ranks share a parameter.
+
+A plan needs no ranks: look at it before you run it. A :class:`minipipe.Pipeline` is a plan, a group and stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minipipe.analysis.lowering import lower
+from minipipe.analysis.verifier import verify
+from minipipe.errors import ModelError, PartitionError, RankError, ScheduleCode, ScheduleError
+from minipipe.nn import Module, Sequential
+from minipipe.nn.sequential import shared_parameters
+from minipipe.pipeline.partition import check_partition, partition_by_cost
+from minipipe.schedules.chunks import first_stages, spread_stages
+from minipipe.schedules.placement import check_counts, neighbouring_placement
+from minipipe.schedules.program import Program, read_schedule
+from minipipe.schedules.registry import REGISTRY, build
+from minipipe.schedules.schedule import Schedule
+from minipipe.version import __version__
+
+__all__ = ["Plan"]
+
+_HEAD = ("layer", "", "stage", "rank", "parameters", "bytes")
+
+
+class Plan:
+    """A model, a schedule and a partition that fit together. It cannot be changed.
+
+    Local; no messages.
+
+    Parameters
+    ----------
+    model : Sequential
+        The layers. A cut may fall between any two.
+    schedule : str, Path, Schedule or Program
+        A name in ``schedules.REGISTRY``, a file (``.csv`` or ``.txt``), or a Schedule of your own, with or without its
+        sends and receives. It runs exactly as written.
+    num_ranks : int, optional
+        Needed for a named schedule; others have their own.
+    num_microbatches : int, optional
+        For each batch; 4 for each stage by default.
+    chunks_per_rank : int, optional
+        Stages on each rank, for schedules that take it.
+    partition : list of range, optional
+        The layers of each stage; by default the largest stage has as few parameters as can be.
+    layer_costs : sequence of float, optional
+        Balances these, one for each layer, instead of numbers of parameters.
+
+    Attributes
+    ----------
+    model : Sequential
+    program : Program
+        The lowered schedule, which the ranks run.
+    schedule : Schedule
+        Its computations.
+    partition : tuple of range
+        The layers of each stage.
+    placement : tuple of int
+        The rank of each stage.
+
+    Raises
+    ------
+    RankError, PartitionError, ScheduleError, ModelError
+        What does not fit: given, expected, what to do.
+
+    Examples
+    --------
+    >>> from minipipe import Plan, nn
+    >>> print(Plan(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), "1f1b", num_ranks=2))
+    layer                  stage  rank  parameters  bytes
+        0  Linear(64, 32)      0     0       2,080  8,320
+        1  ReLU()              0     0           0      0
+        2  Linear(32, 10)      1     1         330  1,320
+                                   all       2,410  9,640
+    """
+
+    model: Sequential
+    program: Program
+    partition: tuple[range, ...]
+
+    def __init__(
+        self,
+        model: Sequential,
+        schedule: str | Path | Schedule | Program = "1f1b",
+        *,
+        num_ranks: int | None = None,
+        num_microbatches: int | None = None,
+        chunks_per_rank: int | None = None,
+        partition: Sequence[range] | None = None,
+        layer_costs: Sequence[float] | None = None,
+    ) -> None:
+        _check_model(model)
+        given = _resolved(schedule, num_ranks, num_microbatches, chunks_per_rank)
+        verify(given)
+        parts = tuple(_divided(model, given.num_stages, partition, layer_costs))
+        vars(self).update(model=model, program=lower(given), partition=parts)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"A plan cannot be changed; make another one with the {name} that you want.")
+
+    @classmethod
+    def of_modules(
+        cls,
+        modules: Sequence[Module],
+        num_ranks: int,
+        schedule: str | Path | Schedule | Program | None = None,
+        num_microbatches: int | None = None,
+    ) -> Plan:
+        """Return a plan with a stage for each module.
+
+        A named schedule is built with as many chunks on each rank as the fullest rank needs. In a straight schedule the
+        modules are spread over the ranks, neighbours together; in others the stages beyond the modules are left out.
+
+        Parameters
+        ----------
+        modules : sequence of Module
+            Any number, at least one. With fewer modules than ranks, the last ranks hold none.
+        num_ranks : int
+        schedule : str, Path, Schedule or Program, optional
+            By default 1F1B, in its interleaved form where ranks hold several modules.
+        num_microbatches : int, optional
+            By default 4 for each module.
+
+        Raises
+        ------
+        RankError
+            Code ``wrong-number``, when there is no module, or a given schedule has another number of stages.
+        """
+        resolved = _schedule_of_modules(len(modules), num_ranks, schedule, num_microbatches)
+        return cls(Sequential(*modules), resolved, partition=[range(i, i + 1) for i in range(len(modules))])
+
+    @property
+    def schedule(self) -> Schedule:
+        """The computations of all ranks."""
+        return self.program.schedule
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The rank of each stage."""
+        return self.program.placement
+
+    @cached_property
+    def rank_of_layer(self) -> tuple[int, ...]:
+        """The rank of each layer."""
+        return tuple(rank for layers, rank in zip(self.partition, self.placement) for _ in layers)
+
+    @property
+    def owners(self) -> dict[str, int]:
+        """By name of a parameter, the rank that has it; of a shared one, the rank of the first layer that has it."""
+        names = [name for name, _ in self.model.named_parameters()]
+        return {name: self.rank_of_layer[int(name.partition(".")[0])] for name in names}
+
+    @property
+    def shared(self) -> dict[str, dict[int, int]]:
+        """By name of a parameter that several ranks share: the layers that have it, each with its rank."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        users: dict[str, dict[int, int]] = {}
+        for layer, parameters in shared_parameters(self.model.layers).items():
+            for parameter in parameters:
+                users.setdefault(names[id(parameter)], {})[layer] = self.rank_of_layer[layer]
+        return {name: ranks for name, ranks in users.items() if len(set(ranks.values())) > 1}
+
+    @property
+    def description(self) -> dict[str, str]:
+        """In words, what must be the same on all ranks."""
+        parameters = [(name, p.shape, str(p.dtype)) for name, p in self.model.named_parameters()]
+        return {
+            "minipipe version": __version__,
+            "NumPy version": np.__version__,
+            "model": f"{self.model!r} {parameters}",
+            "schedule": str(self.program),
+            "partition": str(self.partition),
+        }
+
+    # -- as a table -----------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.schedule.describe()}, {len(self.model)} layers>"
+
+    def __str__(self) -> str:
+        rows = [_HEAD, *self._rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+        return "\n".join(_line(row, widths) for row in rows)
+
+    def _repr_html_(self) -> str:
+        body = "".join(_html_row(row, "td") for row in self._rows())
+        return f"<table><thead>{_html_row(_HEAD, 'th')}</thead><tbody>{body}</tbody></table>"
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield the columns of each layer, and then of all."""
+        total_size = total_bytes = 0
+        for stage, layers in enumerate(self.partition):
+            for i in layers:
+                layer = self.model[i]
+                size, nbytes = layer.num_parameters, sum(p.nbytes for p in layer.parameters())
+                yield str(i), layer.brief(), str(stage), str(self.placement[stage]), f"{size:,}", f"{nbytes:,}"
+                total_size, total_bytes = total_size + size, total_bytes + nbytes
+        yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
+        own = ", with a forward of its own" if isinstance(model, Sequential) else ""
+        raise ModelError(
+            "not-a-sequence",
+            f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
+            "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
+        )
+
+
+def _divided(
+    model: Sequential, num_stages: int, partition: Sequence[range] | None, layer_costs: Sequence[float] | None
+) -> list[range]:
+    """Return the layers of each stage: as given, or so that the largest stage is as small as can be."""
+    if partition is not None:
+        return check_partition(partition, len(model), num_stages)
+    costs = [layer.num_parameters for layer in model] if layer_costs is None else layer_costs
+    if len(costs) != len(model):
+        message = f"layer_costs has {len(costs)} values; expected one for each of {len(model)} layers."
+        raise PartitionError("invalid-cost", message)
+    return partition_by_cost(costs, num_stages)
+
+
+def _resolved(
+    schedule: str | Path | Schedule | Program,
+    num_ranks: int | None,
+    num_microbatches: int | None,
+    chunks_per_rank: int | None,
+) -> Schedule | Program:
+    """Return the schedule that was given, named or written in a file, after checking that the numbers fit it."""
+    if isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))):
+        schedule = read_schedule(schedule)
+    if not isinstance(schedule, Schedule | Program):
+        if num_ranks is None:
+            message = f"The schedule {schedule!r} needs a number of ranks: Plan(model, {schedule!r}, num_ranks=4)."
+            raise RankError("wrong-number", message)
+        return build(schedule, num_ranks, num_microbatches, chunks_per_rank)
+    if num_ranks not in (None, schedule.num_ranks):
+        raise RankError(
+            "wrong-number",
+            f"{schedule.name} is made for {schedule.num_ranks} ranks, but there are {num_ranks}. "
+            f"Start {schedule.num_ranks} (mpirun -n, or spawn's num_ranks), or make the schedule for {num_ranks}.",
+        )
+    chunks = schedule.num_stages / schedule.num_ranks
+    for name, given, own in (
+        ("num_microbatches", num_microbatches, schedule.num_microbatches),
+        ("chunks_per_rank", chunks_per_rank, chunks),
+    ):
+        if given not in (None, own):
+            message = f"{name} is {given}, but the schedule {schedule.name} has {own:g}; leave {name} out."
+            raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    return schedule
+
+
+def _schedule_of_modules(
+    num_modules: int, num_ranks: int, schedule: str | Path | Schedule | Program | None, num_microbatches: int | None
+) -> Schedule | Program:
+    if num_modules < 1:
+        raise RankError("wrong-number", "There is no module; expected at least one for the stages of the pipeline.")
+    chunks = -(-num_modules // num_ranks)
+    if schedule is None:
+        schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
+    if isinstance(schedule, str) and schedule in REGISTRY:
+        if num_microbatches is None:
+            num_microbatches = 4 * num_modules
+        built = _built(schedule, num_ranks, num_microbatches, chunks, num_modules)
+        if chunks > 1 and built.placement == neighbouring_placement(num_ranks, chunks):
+            return spread_stages(build(schedule, num_ranks, num_microbatches, 1), num_modules)
+        return first_stages(built, num_modules)
+    resolved = _resolved(schedule, num_ranks, num_microbatches, None)
+    if resolved.num_stages != num_modules:
+        raise RankError(
+            "wrong-number",
+            f"{resolved.name} on {num_ranks} ranks has {resolved.num_stages} stages; expected as many modules, "
+            f"not {num_modules}.",
+        )
+    return resolved
+
+
+def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_modules: int) -> Schedule:
+    """Build a named schedule, and say in modules what does not fit."""
+    check_counts(num_ranks, num_microbatches)
+    try:
+        return build(name, num_ranks, num_microbatches, chunks)
+    except ScheduleError as error:
+        message = (
+            f"{num_modules} modules on {num_ranks} ranks are up to {chunks} on a rank. {error.problems[0].message} "
+            f"Expected {num_ranks + 1} to {2 * num_ranks} modules."
+        )
+        raise RankError("wrong-number", message) from None
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    number, name, *figures = row
+    cells = [number.rjust(widths[0]), name.ljust(widths[1])]
+    cells += [cell.rjust(width) for cell, width in zip(figures, widths[2:])]
+    return "  ".join(cells).rstrip()
+
+
+def _html_row(row: Sequence[str], tag: str) -> str:
+    sides = ("right", "left", *["right"] * (len(row) - 2))
+    cells = (f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in zip(row, sides))
+    return f"<tr>{''.join(cells)}</tr>"

@@ -1,0 +1,83 @@
+"""A plan is data: made without ranks, looked at, and run."""
+
+import numpy as np
+import pytest
+
+from minipipe import Pipeline, Plan, nn, schedules, spawn
+from minipipe.comm import OneRankGroup
+from minipipe.errors import MinipipeError, PartitionError, RankError
+from minipipe.testing import same_bits
+from tests.pipeline.small_pipelines import mlp
+from tests.strategies import batch
+
+
+def tied():
+    embedding = nn.Embedding(7, 4)
+    return nn.Sequential(embedding, nn.Linear(4, 4), nn.Tanh(), nn.Unembedding(embedding))
+
+
+def test_a_plan_says_which_layers_are_where_before_there_are_ranks():
+    plan = Plan(mlp(), "zb-v", num_ranks=2, num_microbatches=6)
+    assert plan.placement == (0, 1, 1, 0) and plan.schedule.num_microbatches == 6
+    assert [layer for part in plan.partition for layer in part] == list(range(len(plan.model)))
+    assert plan.rank_of_layer == tuple(r for part, r in zip(plan.partition, plan.placement) for _ in part)
+    assert len(str(plan).splitlines()) == len(plan.model) + 2 and repr(plan).startswith("<Plan zb-v: 2 ranks")
+
+
+def test_a_plan_knows_who_owns_a_parameter_and_who_shares_it():
+    plan = Plan(tied(), num_ranks=2, partition=[range(2), range(2, 4)])
+    assert plan.owners == {"0.weight": 0, "1.weight": 0, "1.bias": 0}
+    assert plan.shared == {"0.weight": {0: 0, 3: 1}}
+    assert Plan(tied(), num_ranks=1).shared == {}  # one rank exchanges nothing
+
+
+def test_a_pipeline_of_a_plan_is_the_pipeline_of_its_parts():
+    inputs, targets = batch(8, 4)
+
+    def step(group, plan=None):
+        options = {} if plan else {"schedule": "zb-h1", "num_microbatches": 4}
+        pipeline = Pipeline(plan or mlp(), group, loss=nn.MSELoss(), **options)
+        assert plan is None or pipeline.plan is plan
+        return pipeline.step(inputs, targets), [parameter.grad for parameter in pipeline.parameters()]
+
+    plan = Plan(mlp(), "zb-h1", num_ranks=2, num_microbatches=4)
+    for (loss, grads), (same_loss, same_grads) in zip(spawn(step, 2), spawn(lambda group: step(group, plan), 2)):
+        assert loss == same_loss and all(map(same_bits, grads, same_grads))
+
+
+def test_a_plan_cannot_be_changed():
+    plan = Plan(mlp(), num_ranks=2)
+    with pytest.raises(AttributeError, match="make another one with the partition that you want"):
+        plan.partition = ()
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        plan.schedule = schedules.gpipe(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Plan(mlp()), RankError, r"needs a number of ranks: Plan\(model, '1f1b', num_ranks=4\)"),
+        (lambda: Plan(mlp(), schedules.gpipe(2, 4), num_ranks=3), RankError, "is made for 2 ranks, but there are 3"),
+        (lambda: Plan(mlp(), num_ranks=2, layer_costs=[1.0]), PartitionError, "layer_costs has 1 values"),
+        (
+            lambda: Pipeline(Plan(mlp(), num_ranks=2), OneRankGroup(), loss=nn.MSELoss()),
+            RankError,
+            "The plan is made for 2 ranks, but there are 1. Start as many",
+        ),
+        (
+            lambda: Pipeline(Plan(mlp(), num_ranks=1), OneRankGroup(), loss=nn.MSELoss(), schedule="gpipe"),
+            MinipipeError,
+            "The plan says schedule already; leave it out",
+        ),
+    ],
+)
+def test_what_does_not_fit_a_plan_is_refused(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_a_plan_of_modules_has_a_stage_for_each():
+    modules = [nn.Linear(3, 3) for _ in range(5)]
+    plan = Plan.of_modules(modules, num_ranks=3)
+    assert plan.partition == tuple(range(i, i + 1) for i in range(5)) and plan.placement == (0, 1, 2, 0, 1)
+    assert np.prod(plan.model[0].weight.shape) == 9
