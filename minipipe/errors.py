@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 __all__ = [
+    "ArgumentError",
     "CourseworkError",
     "LaunchError",
     "MessageError",
@@ -39,6 +40,8 @@ class MinipipeError(Exception):
 
     Attributes
     ----------
+    codes : StrEnum
+        The codes of the class. A code equals its text: ``error.code == "too-few-layers"``.
     is_self_explaining : bool
         Whether the sentence says all; then a failing rank prints it without a traceback.
 
@@ -53,20 +56,59 @@ class MinipipeError(Exception):
     """
 
     is_self_explaining = False
+    codes: type[StrEnum]
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(code, message)
-        self.code = code
+        self.code = self.codes(code)
         self.message = message
+        super().__init__(str(code), message)
 
     def __str__(self) -> str:
         return self.message
 
 
+class ArgumentCode(StrEnum):
+    """The codes of an :class:`ArgumentError`."""
+
+    VALUE = "value"  # a number that is out of range, or does not fit the others
+    TYPE = "type"  # something of another kind
+    NAME = "name"  # a name that is not there, often that of another library
+
+
+class ArgumentError(MinipipeError, ValueError, TypeError):
+    """An argument has a value or a type that does not fit, or a name that does not exist.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> try:
+    ...     nn.Dropout(2)
+    ... except ArgumentError as error:
+    ...     print(error.code)
+    value
+    """
+
+    codes = ArgumentCode
+
+
+class TensorCode(StrEnum):
+    """The codes of a :class:`TensorError`."""
+
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    RANGE = "range"  # an index or a number that does not exist
+    NOT_A_TENSOR = "not-a-tensor"
+    SEVERAL_TENSORS = "several-tensors"  # where one was expected
+    NOT_SCALAR = "not-scalar"  # where a gradient begins
+    NO_GRAPH = "no-graph"
+    NO_GRADIENT = "no-gradient"  # a vjp returned None
+    BACKWARD_TWICE = "backward-twice"
+    CHANGED_IN_PLACE = "changed-in-place"
+    NO_RANDOM_KEY = "no-random-key"
+
+
 class TensorError(MinipipeError, ValueError):
     """An operation cannot be computed or differentiated.
-
-    Codes: shape, dtype, not-scalar, no-graph, backward-twice, range, no-gradient, changed-in-place.
 
     Examples
     --------
@@ -78,11 +120,21 @@ class TensorError(MinipipeError, ValueError):
     not-scalar
     """
 
+    codes = TensorCode
+
+
+class ParameterCode(StrEnum):
+    """The codes of a :class:`ParameterError`."""
+
+    UNINITIALISED = "uninitialised"
+    MISSING = "missing"  # in a state
+    UNEXPECTED = "unexpected"  # in a state
+    SHAPE = "shape"
+    NOT_FINITE = "not-finite"  # a gradient
+
 
 class ParameterError(MinipipeError, ValueError):
     """A parameter has no values, unfit ones or a useless gradient.
-
-    Codes: uninitialised, missing, unexpected, shape, not-finite.
 
     Examples
     --------
@@ -94,9 +146,20 @@ class ParameterError(MinipipeError, ValueError):
     missing
     """
 
+    codes = ParameterCode
+
+
+class ModelCode(StrEnum):
+    """The codes of a :class:`ModelError`."""
+
+    NOT_A_SEQUENCE = "not-a-sequence"
+    LOSS = "loss"
+    LOSS_WITH_PARAMETERS = "loss-with-parameters"
+    PLANNED = "planned"  # an option that a plan has already
+
 
 class ModelError(MinipipeError, TypeError):
-    """A model cannot be cut into stages (not-a-sequence, loss, loss-with-parameters, planned).
+    """A model cannot be cut into stages.
 
     Examples
     --------
@@ -108,9 +171,20 @@ class ModelError(MinipipeError, TypeError):
     not-a-sequence
     """
 
+    codes = ModelCode
+
+
+class PartitionCode(StrEnum):
+    """The codes of a :class:`PartitionError`."""
+
+    ZERO_STAGES = "zero-stages"
+    TOO_FEW_LAYERS = "too-few-layers"
+    INVALID_COST = "invalid-cost"
+    NOT_A_PARTITION = "not-a-partition"
+
 
 class PartitionError(MinipipeError, ValueError):
-    """Layers cannot be divided among the stages (zero-stages, too-few-layers, invalid-cost, not-a-partition).
+    """Layers cannot be divided among the stages.
 
     Examples
     --------
@@ -122,11 +196,20 @@ class PartitionError(MinipipeError, ValueError):
     too-few-layers
     """
 
+    codes = PartitionCode
     is_self_explaining = True
 
 
+class MicrobatchCode(StrEnum):
+    """The codes of a :class:`MicrobatchError`."""
+
+    TOO_FEW_SAMPLES = "too-few-samples"
+    OUT_OF_RANGE = "out-of-range"
+    UNEQUAL_LENGTHS = "unequal-lengths"
+
+
 class MicrobatchError(MinipipeError, ValueError):
-    """A batch cannot be divided into microbatches (too-few-samples, out-of-range, unequal-lengths).
+    """A batch cannot be divided into microbatches.
 
     Examples
     --------
@@ -138,11 +221,20 @@ class MicrobatchError(MinipipeError, ValueError):
     too-few-samples
     """
 
+    codes = MicrobatchCode
     is_self_explaining = True
 
 
+class RankCode(StrEnum):
+    """The codes of a :class:`RankError`."""
+
+    OUT_OF_RANGE = "out-of-range"
+    WRONG_NUMBER = "wrong-number"
+    DISAGREEMENT = "disagreement"  # ranks run different programs
+
+
 class RankError(MinipipeError, ValueError):
-    """A rank does not exist, or there are too many or too few of them (out-of-range, wrong-number, disagreement).
+    """A rank does not exist, or there are too many or too few of them.
 
     Examples
     --------
@@ -154,11 +246,24 @@ class RankError(MinipipeError, ValueError):
     wrong-number
     """
 
+    codes = RankCode
     is_self_explaining = True
 
 
+class MessageCode(StrEnum):
+    """The codes of a :class:`MessageError`."""
+
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    STEP = "step"  # of another call
+    HEADER = "header"  # not one of ours
+    TIMEOUT = "timeout"
+    DEADLOCK = "deadlock"
+    PEER_LEFT = "peer-left"
+
+
 class MessageError(MinipipeError, RuntimeError):
-    """A message is late, lost or not what was expected (shape, dtype, step, header, timeout, deadlock, peer-left).
+    """A message is late, lost or not what was expected.
 
     Examples
     --------
@@ -170,7 +275,17 @@ class MessageError(MinipipeError, RuntimeError):
     deadlock
     """
 
+    codes = MessageCode
     is_self_explaining = True
+
+
+class LaunchCode(StrEnum):
+    """The codes of a :class:`LaunchError`."""
+
+    NO_MPI4PY = "no-mpi4py"
+    WRONG_MPI = "wrong-mpi"
+    NO_GPU = "no-gpu"
+    CLOSED = "closed"
 
 
 class LaunchError(MinipipeError, RuntimeError):
@@ -188,13 +303,24 @@ class LaunchError(MinipipeError, RuntimeError):
     closed
     """
 
+    codes = LaunchCode
     is_self_explaining = True
+
+
+class CourseworkCode(StrEnum):
+    """The codes of a :class:`CourseworkError`."""
+
+    NO_SOURCE = "no-source"
+    MARKERS = "markers"
+    NOT_EMPTY = "not-empty"
+    NOT_WRITTEN = "not-written"
+    WRONG_DIRECTORY = "wrong-directory"
+    UNKNOWN_TASK = "unknown-task"
+    TIME_LIMIT = "time-limit"
 
 
 class CourseworkError(MinipipeError, ValueError):
     """Coursework cannot be written or graded as asked.
-
-    Codes: no-source, markers, not-empty, not-written, wrong-directory, unknown-task, time-limit.
 
     Examples
     --------
@@ -206,6 +332,7 @@ class CourseworkError(MinipipeError, ValueError):
     unknown-task
     """
 
+    codes = CourseworkCode
     is_self_explaining = True
 
 
@@ -298,6 +425,7 @@ class ScheduleError(MinipipeError, ValueError):
     missing 0B1 is missing on rank 0.
     """
 
+    codes = ScheduleCode
     is_self_explaining = True
 
     def __init__(self, problems: Sequence[Problem], grid: str = "") -> None:

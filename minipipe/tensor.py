@@ -12,6 +12,7 @@ from minipipe.autograd.grad_mode import mode
 from minipipe.autograd.graph import Edge, Leaf, Node, StageInput, Vjp
 from minipipe.backend import Array
 from minipipe.errors import TensorError
+from minipipe.habits import ATTRIBUTES, missing
 
 __all__ = ["Operand", "Tensor", "as_constant", "as_real", "as_tensor", "operands", "record"]
 
@@ -48,9 +49,6 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "data", "node")
-
-    # NumPy arrays leave ``array * tensor`` to the tensor.
-    __array_ufunc__ = None
 
     data: Array
     node: Node | None
@@ -115,6 +113,10 @@ class Tensor:
         if gradient is not None and gradient.shape != self.shape:
             raise TensorError("shape", f"The gradient has shape {gradient.shape}; the tensor has {self.shape}.")
         self.node.grad = gradient
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only when the normal look-up found nothing.
+        raise missing(type(self).__name__, name, ATTRIBUTES, [])
 
     def __len__(self) -> int:
         if not self.shape:
@@ -241,6 +243,10 @@ class Tensor:
         def __matmul__(self, other: Operand) -> Tensor: ...
         def __rmatmul__(self, other: Operand) -> Tensor: ...
         def __neg__(self) -> Tensor: ...
+        def __lt__(self, other: Operand) -> Tensor: ...
+        def __le__(self, other: Operand) -> Tensor: ...
+        def __gt__(self, other: Operand) -> Tensor: ...
+        def __ge__(self, other: Operand) -> Tensor: ...
         def __getitem__(self, index: Any) -> Tensor: ...
         def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor: ...
         def mean(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor: ...

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from numbers import Integral
 
-from minipipe.errors import TensorError
+from minipipe.errors import ArgumentError, TensorError
 
 __all__ = ["Place", "at", "current_place", "next_key", "random_key"]
 
@@ -110,8 +110,8 @@ def random_key(seed: int, step: int = 0, microbatch: int = 0) -> AbstractContext
 
     Raises
     ------
-    ValueError
-        When one of them is no such number.
+    ArgumentError
+        Code ``value``: when one of them is no such number.
 
     Examples
     --------
@@ -125,5 +125,5 @@ def random_key(seed: int, step: int = 0, microbatch: int = 0) -> AbstractContext
     """
     for name, value in (("seed", seed), ("step", step), ("microbatch", microbatch)):
         if not isinstance(value, Integral) or value < 0:
-            raise ValueError(f"random_key: {name} is {value!r}; expected a whole number, at least 0.")
+            raise ArgumentError("value", f"random_key: {name} is {value!r}; expected a whole number, at least 0.")
     return at(Place(seed, step, microbatch))

@@ -12,6 +12,8 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
+from minipipe.errors import ArgumentError
+
 __all__ = ["keep_freed_memory", "limit_blas_threads", "yield_core"]
 
 # glibc's malloc.h
@@ -27,11 +29,11 @@ def limit_blas_threads(count: int) -> Iterator[None]:
 
     Raises
     ------
-    ValueError
-        When ``count`` is less than 1.
+    ArgumentError
+        Code ``value``: when ``count`` is less than 1.
     """
     if count < 1:
-        raise ValueError(f"blas_threads is {count}; expected at least 1.")
+        raise ArgumentError("value", f"blas_threads is {count}; expected at least 1.")
     token = object()
     with _blas.lock:
         limits = threadpool_limits(limits=count, user_api="blas")

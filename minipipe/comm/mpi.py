@@ -40,7 +40,7 @@ from minipipe.comm.host import yield_core
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import Request
-from minipipe.errors import MessageError
+from minipipe.errors import ArgumentError, MessageError
 
 __all__ = ["MPIGroup", "is_cuda_aware", "world_group"]
 
@@ -190,7 +190,7 @@ class MPIGroup(ProcessGroup):
 
     def _mpi_tag(self, tag: int) -> int:
         if tag > self._largest_tag:
-            raise ValueError(f"tag is {tag}; this MPI allows at most {self._largest_tag}.")
+            raise ArgumentError("value", f"tag is {tag}; this MPI allows at most {self._largest_tag}.")
         return tag + _TAGS_BELOW_ZERO
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:

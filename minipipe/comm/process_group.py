@@ -19,7 +19,7 @@ from minipipe import backend
 from minipipe.backend import Array
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.request import DEFAULT_TIMEOUT, ReceiveInto, Request, check_rank
-from minipipe.errors import LaunchError
+from minipipe.errors import ArgumentError, LaunchError
 
 __all__ = ["ProcessGroup"]
 
@@ -62,7 +62,7 @@ class ProcessGroup(ABC):
 
     def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:
         if not timeout > 0:
-            raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
+            raise ArgumentError("value", f"timeout is {timeout}; expected seconds, more than 0.")
         self.rank = rank
         self.size = size
         self.timeout = timeout
@@ -130,7 +130,7 @@ class ProcessGroup(ABC):
         [1, 0]
         """
         if tag < 0:
-            raise ValueError(f"tag is {tag}; expected at least 0.")
+            raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
         return self._isend(array, destination, tag, step)
 
     def _isend(self, array: Array, destination: int, tag: int, step: int = 0) -> Request:
@@ -184,7 +184,7 @@ class ProcessGroup(ABC):
         [30.0, None, None]
         """
         if tag < 0:
-            raise ValueError(f"tag is {tag}; expected at least 0.")
+            raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
         self._check_open()
         check_rank("source", source, self.size)
         expected = Expectation(self.rank, source, tag, out, step, what, allocate)
@@ -316,7 +316,7 @@ class ProcessGroup(ABC):
             parent = (place & (place - 1)) + root
             array = self._receive(parent % self.size, _BROADCAST, array, what)
         elif array is None:
-            raise ValueError(f"broadcast: rank {root} is the root and must give an array.")
+            raise ArgumentError("value", f"broadcast: rank {root} is the root and must give an array.")
         array = np.asarray(array)
         reach = place & -place if place else 1 << (self.size - 1).bit_length()
         sends = []
@@ -383,7 +383,7 @@ class ProcessGroup(ABC):
         """
         combine = {"sum": np.add, "max": np.maximum}.get(operation)
         if combine is None:
-            raise ValueError(f"operation is {operation!r}; expected 'sum' or 'max'.")
+            raise ArgumentError("value", f"operation is {operation!r}; expected 'sum' or 'max'.")
         gathered = self.all_gather(array)
         for source, other in enumerate(gathered):
             Expectation(self.rank, source, _GATHER, gathered[self.rank]).check(Header.of(other))
@@ -440,7 +440,7 @@ class ProcessGroup(ABC):
         ['0 of 3', '0 of 2', '1 of 3', '1 of 2', '2 of 3']
         """
         if color is not None and color < 0:
-            raise ValueError(f"color is {color}; expected at least 0, or None.")
+            raise ArgumentError("value", f"color is {color}; expected at least 0, or None.")
         mine = -1 if color is None else color
         given = [(int(c), int(k)) for c, k in self.all_gather(np.array([mine, key]))]
         members = [rank for rank in range(self.size) if given[rank][0] == mine and color is not None]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from minipipe.errors import ArgumentError
+
 __all__ = ["batches", "num_batches", "split_examples"]
 
 Examples = tuple[np.ndarray, np.ndarray]
@@ -37,7 +39,7 @@ def split_examples(
     """
     _check_lengths(inputs, targets)
     if not 0 <= test_fraction <= 1:
-        raise ValueError(f"test_fraction is {test_fraction}; expected 0 to 1.")
+        raise ArgumentError("value", f"test_fraction is {test_fraction}; expected 0 to 1.")
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
     num_test = round(len(inputs) * test_fraction)
     test, train = order[:num_test], order[num_test:]
@@ -61,7 +63,7 @@ def num_batches(num_samples: int, batch_size: int) -> int:
     3
     """
     if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; expected at least 1.")
+        raise ArgumentError("value", f"batch_size is {batch_size}; expected at least 1.")
     return -(-num_samples // batch_size)
 
 
@@ -94,6 +96,6 @@ def batches(
 
 def _check_lengths(inputs: np.ndarray, targets: np.ndarray) -> None:
     if len(inputs) != len(targets) or not len(inputs):
-        raise ValueError(
-            f"There are {len(inputs)} inputs and {len(targets)} targets; expected one for each, at least one."
+        raise ArgumentError(
+            "value", f"There are {len(inputs)} inputs and {len(targets)} targets; expected one for each, at least one."
         )

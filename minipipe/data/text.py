@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from minipipe.errors import ArgumentError
+
 __all__ = ["Alphabet", "load_text", "text_windows"]
 
 
@@ -50,12 +52,12 @@ class Alphabet:
 
         Raises
         ------
-        ValueError
-            For a character that is not in the alphabet.
+        ArgumentError
+            Code ``value``: for a character that is not in the alphabet.
         """
         unknown = sorted(set(text) - set(self.characters))
         if unknown:
-            raise ValueError(f"{unknown[0]!r} is not in this alphabet of {len(self)}: {self.characters!r}.")
+            raise ArgumentError("value", f"{unknown[0]!r} is not in this alphabet of {len(self)}: {self.characters!r}.")
         return np.array([self._numbers[character] for character in text], dtype=np.int64)
 
     def decode(self, numbers: Iterable[int]) -> str:
@@ -89,9 +91,11 @@ def text_windows(
     (True, (2, 3))
     """
     if not 1 <= context < len(numbers):
-        raise ValueError(f"context is {context}; expected 1 to {len(numbers) - 1}, less than the text is long.")
+        raise ArgumentError(
+            "value", f"context is {context}; expected 1 to {len(numbers) - 1}, less than the text is long."
+        )
     if num_windows < 1:
-        raise ValueError(f"num_windows is {num_windows}; expected at least 1.")
+        raise ArgumentError("value", f"num_windows is {num_windows}; expected at least 1.")
     generator = np.random.Generator(np.random.Philox(list(key)))
     starts = generator.integers(0, len(numbers) - context, num_windows)
     places = starts[:, None] + np.arange(context)

@@ -4,7 +4,8 @@ To add an operation, write one function that ends in ``record(result, (input, vj
 fails until it has a gradient check.
 """
 
-from minipipe.functional import operators as operators  # attaches the arithmetic to Tensor
+from minipipe.functional import of_numpy as of_numpy  # attaches NumPy's protocols to Tensor
+from minipipe.functional import operators as operators  # attaches the arithmetic
 from minipipe.functional.activation import gelu, relu, sigmoid, silu, tanh
 from minipipe.functional.attention import attention, self_attention
 from minipipe.functional.convolution import conv1d, conv2d, max_pool2d

@@ -209,7 +209,8 @@ def _check(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, paddings: 
         raise TensorError(
             "shape",
             f"{name}: the input has shape {x.shape} and the weight {weight.shape}; expected "
-            f"(n, in_channels, {', '.join(axes)}) and (out_channels, in_channels, {', '.join(axes)} of the kernel).",
+            f"(n, in_channels, {', '.join(axes)}) and (out_channels, in_channels, {', '.join(axes)} of the kernel)."
+            + (" Images of one channel have that axis, too: images[:, None]." if len(x.shape) == len(axes) + 1 else ""),
         )
     if x.shape[1] != weight.shape[1]:
         raise TensorError(

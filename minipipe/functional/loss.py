@@ -116,7 +116,9 @@ def cross_entropy(logits: Tensor, labels: Operand) -> Tensor:
 def _check_labels(logits: Tensor, labels: Array) -> None:
     if not backend.is_integer(labels.dtype):
         raise TensorError(
-            "dtype", f"cross_entropy: labels must be whole numbers (class indices); these are {labels.dtype}."
+            "dtype",
+            f"cross_entropy: labels must be whole numbers (class indices); these are {labels.dtype}. "
+            "One-hot labels become indices by labels.argmax(axis=-1).",
         )
     if logits.ndim == 0 or labels.shape != logits.shape[:-1] or labels.size == 0:
         raise TensorError(
@@ -158,7 +160,9 @@ def mean_squared_error(prediction: Tensor, target: Operand) -> Tensor:
     prediction, target = operands(prediction, target)
     if prediction.shape != target.shape:
         raise TensorError(
-            "shape", f"mean_squared_error: the prediction has shape {prediction.shape}, the target {target.shape}."
+            "shape",
+            f"mean_squared_error: the prediction has shape {prediction.shape}, the target {target.shape}; expected the "
+            "same, such as target.reshape(prediction.shape) where only an axis of length 1 is missing.",
         )
     difference = prediction.data - target.data
     count = prediction.size

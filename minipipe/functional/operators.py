@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
 from minipipe.functional import activation, elementwise, linear, reduction, shape
-from minipipe.tensor import Operand, Tensor
+from minipipe.tensor import Operand, Tensor, record
 
 __all__: list[str] = []
 
 
 def _swapped(operation: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
     return lambda self, other: operation(other, self)
+
+
+def _comparison(compare: Callable[[Any, Any], Any]) -> Callable[[Tensor, Operand], Tensor]:
+    """Compare values, element by element; the result is a constant."""
+
+    def compared(self: Tensor, other: Operand) -> Tensor:
+        return record(compare(self.data, other.data if isinstance(other, Tensor) else other))
+
+    return compared
 
 
 def _reshape(self: Tensor, *lengths: Any) -> Tensor:
@@ -45,6 +55,8 @@ _METHODS: dict[str, Any] = {
     "__matmul__": linear.matmul,
     "__rmatmul__": _swapped(linear.matmul),
     "__neg__": elementwise.negative,
+    **{f"__{name}__": _comparison(getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "__hash__": object.__hash__,
     "__getitem__": shape.index,
     "sum": reduction.total,
     "mean": reduction.mean,

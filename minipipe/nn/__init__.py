@@ -1,5 +1,6 @@
 """Parameters, modules, layers and losses."""
 
+from minipipe.habits import MODULES, missing
 from minipipe.nn import initialisers
 from minipipe.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
 from minipipe.nn.attention import MultiHeadAttention, TransformerBlock, Unembedding
@@ -43,3 +44,7 @@ __all__ = [
     "Unembedding",
     "initialisers",
 ]
+
+
+def __getattr__(name: str) -> None:
+    raise missing("minipipe.nn", name, MODULES, __all__)

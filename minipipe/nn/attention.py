@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe import functional
-from minipipe.errors import TensorError
+from minipipe.errors import ArgumentError, TensorError
 from minipipe.nn.activations import GELU
 from minipipe.nn.embedding import Embedding
 from minipipe.nn.initialisers import glorot_uniform
@@ -55,8 +55,9 @@ class MultiHeadAttention(Module):
     def __init__(self, width: int, num_heads: int, is_causal: bool = False, dtype: Any = None) -> None:
         check_lengths("MultiHeadAttention", width=width, num_heads=num_heads)
         if num_heads < 1 or width % num_heads:
-            raise ValueError(
-                f"MultiHeadAttention: width {width} cannot be divided among {num_heads} heads; expected a multiple."
+            raise ArgumentError(
+                "value",
+                f"MultiHeadAttention: width {width} cannot be divided among {num_heads} heads; expected a multiple.",
             )
         self.projections = Linear(width, 3 * width, initialiser=glorot_uniform(width, width), dtype=dtype)
         self.output = Linear(width, width, initialiser=glorot_uniform(width, width), dtype=dtype)
@@ -173,7 +174,9 @@ class Unembedding(Module):
 
     def __init__(self, embedding: Embedding) -> None:
         if not isinstance(embedding, Embedding):
-            raise TypeError(f"Unembedding takes the nn.Embedding to share; this is {type(embedding).__name__}.")
+            raise ArgumentError(
+                "type", f"Unembedding takes the nn.Embedding to share; this is {type(embedding).__name__}."
+            )
         self.weight = embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:

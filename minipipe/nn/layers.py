@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe import functional
+from minipipe.errors import ArgumentError
 from minipipe.nn.initialisers import Initialiser, he_uniform
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
@@ -119,7 +120,7 @@ class Dropout(Module):
 
     def __init__(self, probability: float) -> None:
         if not 0 <= probability < 1:
-            raise ValueError(f"Dropout: probability is {probability}; expected at least 0 and less than 1.")
+            raise ArgumentError("value", f"Dropout: probability is {probability}; expected at least 0 and less than 1.")
         self.probability = probability
 
     def forward(self, x: Tensor) -> Tensor:

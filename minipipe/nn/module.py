@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from numbers import Integral
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from minipipe import backend
-from minipipe.errors import ParameterError
+from minipipe.errors import ArgumentError, ParameterError
+from minipipe.habits import check_keywords
 from minipipe.nn.parameter import Parameter
 
 __all__ = ["Module", "check_lengths", "check_state"]
@@ -41,9 +42,14 @@ class Module:
     is_training: bool = True
     _is_filled: bool = False
 
+    def __new__(cls, *positional: Any, **given: Any) -> Self:
+        """Refuse arguments that the module does not take; PyTorch's are often called otherwise here."""
+        check_keywords(cls, positional, given)
+        return super().__new__(cls)
+
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result; subclasses say how."""
-        raise TypeError(f"{type(self).__name__} does not define forward(self, x).")
+        raise ArgumentError("type", f"{type(self).__name__} does not define forward(self, x).")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result. Parameters that have no values yet get those of seed 0."""
@@ -188,12 +194,12 @@ def check_lengths(layer: str, **lengths: Any) -> None:
     >>> check_lengths("Linear", in_features=64 / 2)
     Traceback (most recent call last):
         ...
-    ValueError: Linear: in_features is 32.0; expected a whole number, at least 0 (64 // 2, not 64 / 2).
+    minipipe.errors.ArgumentError: Linear: in_features is 32.0; expected a whole number, at least 0 (64 // 2, ...).
     """
     for name, value in lengths.items():
         if not isinstance(value, Integral) or value < 0:
-            raise ValueError(
-                f"{layer}: {name} is {value!r}; expected a whole number, at least 0 (64 // 2, not 64 / 2)."
+            raise ArgumentError(
+                "value", f"{layer}: {name} is {value!r}; expected a whole number, at least 0 (64 // 2, not 64 / 2)."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from types import ModuleType
 from typing import Any
 
@@ -36,7 +37,7 @@ class Parameter(Tensor):
     Raises
     ------
     ParameterError
-        Code ``uninitialised``, when the values are read before they are there.
+        Codes ``uninitialised``, when the values are read before they are there; ``shape``.
 
     Examples
     --------
@@ -55,6 +56,10 @@ class Parameter(Tensor):
     def __init__(
         self, shape: tuple[int, ...] | Array, initialiser: Initialiser | None = None, dtype: Any = None
     ) -> None:
+        if isinstance(shape, tuple) and not all(isinstance(length, Integral) and int(length) >= 0 for length in shape):
+            raise ParameterError(
+                "shape", f"The shape is {shape}; expected whole numbers, or values as a list or array."
+            )
         values = None if isinstance(shape, tuple) else Tensor(shape, requires_grad=True, dtype=dtype).data
         self.declared_shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
         self.declared_dtype = np.dtype(dtype or np.float32) if values is None else values.dtype
@@ -74,7 +79,7 @@ class Parameter(Tensor):
                 f"This parameter of shape {self.declared_shape} has no values yet. Call model.initialise(seed), "
                 "call the model once, or give the model to a Pipeline and read pipeline.parameters().",
             )
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return super().__getattr__(name)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from minipipe.autograd import Node
 from minipipe.autograd.grad_mode import mode, next_order, no_grad, record_again
 from minipipe.autograd.random_key import at, current_place
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
+from minipipe.errors import ArgumentError
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.pytree import rebuilt, tensors_in
@@ -48,7 +49,9 @@ class Recompute(Module):
 
     def __init__(self, module: Module) -> None:
         if not isinstance(module, Module):
-            raise TypeError(f"Recompute takes a module, such as nn.Linear(4, 4); this is {type(module).__name__}.")
+            raise ArgumentError(
+                "type", f"Recompute takes a module, such as nn.Linear(4, 4); this is {type(module).__name__}."
+            )
         self.module = module
 
     # It has its module's parameters under their own names, so that their first values are the same, too.

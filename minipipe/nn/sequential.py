@@ -7,7 +7,7 @@ from typing import Any
 
 from minipipe import functional
 from minipipe.autograd.random_key import Place, current_place
-from minipipe.errors import MinipipeError
+from minipipe.errors import ArgumentError, MinipipeError
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.pytree import rebuilt, tensors_in
@@ -47,9 +47,10 @@ class Sequential(Module):
     def __init__(self, *layers: Module) -> None:
         for i, layer in enumerate(layers):
             if not isinstance(layer, Module):
-                raise TypeError(
+                raise ArgumentError(
+                    "type",
                     f"Sequential takes modules, one argument each; number {i} is {type(layer).__name__}. "
-                    "Write Sequential(*layers) to give a list."
+                    "Write Sequential(*layers) to give a list.",
                 )
         self.layers = list(layers)
         self.first_layer = 0  # the number of the first one, where these are part of a longer sequence

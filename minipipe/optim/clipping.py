@@ -11,7 +11,7 @@ from math import fsum, isfinite, sqrt
 
 from minipipe import backend
 from minipipe.backend import Array
-from minipipe.errors import ParameterError
+from minipipe.errors import ArgumentError, ParameterError
 from minipipe.nn.parameter import Parameter
 
 __all__ = ["clip_grad_norm", "clip_gradients", "gradient_norm", "squared_norms", "total_norm"]
@@ -37,8 +37,8 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
 
     Raises
     ------
-    ValueError
-        When max_norm is not above 0.
+    ArgumentError
+        Code ``value``: when max_norm is not above 0.
     ParameterError
         Code ``not-finite``, when the norm is infinite or not a number. The gradients are as they were.
 
@@ -128,8 +128,8 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
 
     Raises
     ------
-    ValueError
-        When max_norm is not above 0.
+    ArgumentError
+        Code ``value``: when max_norm is not above 0.
     ParameterError
         Code ``not-finite``, when the norm is infinite or not a number: no factor would make such gradients useful.
         In PyTorch this is ``error_if_nonfinite=True``. The gradients are as they were.
@@ -147,7 +147,7 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
     array([1.5])
     """
     if not max_norm > 0:
-        raise ValueError(f"max_norm is {max_norm}; expected more than 0.")
+        raise ArgumentError("value", f"max_norm is {max_norm}; expected more than 0.")
     if not isfinite(norm):
         raise ParameterError(
             "not-finite",

@@ -7,6 +7,7 @@ from math import cos, pi
 from numbers import Integral
 from typing import Any
 
+from minipipe.errors import ArgumentError
 from minipipe.optim.optimiser import Optimiser
 
 __all__ = ["LearningRateSchedule", "constant", "cosine", "linear", "step_decay"]
@@ -30,8 +31,8 @@ class LearningRateSchedule:
 
     Raises
     ------
-    TypeError
-        When the factor is no function.
+    ArgumentError
+        Code ``type``: when the factor is no function.
 
     Examples
     --------
@@ -49,7 +50,9 @@ class LearningRateSchedule:
 
     def __init__(self, optimiser: Optimiser, factor: Factor) -> None:
         if not callable(factor):
-            raise TypeError(f"The factor is {factor!r}; expected a function of the step, such as optim.cosine(1000).")
+            raise ArgumentError(
+                "type", f"The factor is {factor!r}; expected a function of the step, such as optim.cosine(1000)."
+            )
         self._optimiser = optimiser
         self._factor = factor
         self._first_rates = [group.learning_rate for group in optimiser.groups]
@@ -93,8 +96,8 @@ def step_decay(every: int, factor: float) -> Factor:
 
     Raises
     ------
-    ValueError
-        When a number is out of its range.
+    ArgumentError
+        Code ``value``: when a number is out of its range.
 
     Examples
     --------
@@ -103,7 +106,7 @@ def step_decay(every: int, factor: float) -> Factor:
     """
     _check_steps("every", every, 1)
     if not 0 < factor <= 1:
-        raise ValueError(f"factor is {factor}; expected more than 0 and at most 1.")
+        raise ArgumentError("value", f"factor is {factor}; expected more than 0 and at most 1.")
     return lambda step: float(factor) ** (step // every)
 
 
@@ -135,8 +138,8 @@ def cosine(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
 
     Raises
     ------
-    ValueError
-        When a number is out of its range.
+    ArgumentError
+        Code ``value``: when a number is out of its range.
 
     References
     ----------
@@ -156,7 +159,9 @@ def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int,
     _check_steps("num_steps", num_steps, 1)
     _check_steps("warmup_steps", warmup_steps, 0, num_steps)
     if not 0 <= final <= 1:
-        raise ValueError(f"final is {final}; expected at least 0 and at most 1, a share of the learning rate.")
+        raise ArgumentError(
+            "value", f"final is {final}; expected at least 0 and at most 1, a share of the learning rate."
+        )
 
     def factor(step: int) -> float:
         if step < warmup_steps:
@@ -171,4 +176,6 @@ def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int,
 def _check_steps(name: str, number: Any, at_least: int, at_most: int | None = None) -> None:
     if not isinstance(number, Integral) or int(number) < at_least or (at_most is not None and int(number) > at_most):
         most = "" if at_most is None else f" and at most num_steps, {at_most}"
-        raise ValueError(f"{name} is {number!r}; expected a whole number of steps, at least {at_least}{most}.")
+        raise ArgumentError(
+            "value", f"{name} is {number!r}; expected a whole number of steps, at least {at_least}{most}."
+        )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from minipipe.autograd.grad_mode import next_order
 from minipipe.backend import Array
-from minipipe.errors import ParameterError
+from minipipe.errors import ArgumentError, ParameterError
+from minipipe.habits import check_keywords
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.optim.parameter_group import ParameterGroup
@@ -39,11 +40,10 @@ class Optimiser(ABC):
 
     Raises
     ------
-    ValueError
-        When a number is out of its range, a group has a key that this optimiser does not know or lacks
+    ArgumentError
+        Code ``value``: when a number is out of its range, a group has a key that this optimiser does not know or lacks
         ``"parameters"``, or a parameter stands twice.
-    TypeError
-        When something is no parameter.
+        Code ``type``: when something is no parameter.
 
     Examples
     --------
@@ -61,6 +61,11 @@ class Optimiser(ABC):
     array([0.5, 2.5])
     """
 
+    def __new__(cls, *positional: Any, **given: Any) -> Self:
+        """Refuse keywords that the optimiser does not take; PyTorch's are often called otherwise here."""
+        check_keywords(cls, positional, given)
+        return super().__new__(cls)
+
     def __init__(self, parameters: Iterable[Parameter] | Iterable[Mapping[str, Any]], **defaults: Any) -> None:
         self.groups = [self._group(given, defaults) for given in _as_groups(parameters)]
         _check_each_stands_once(self.groups)
@@ -72,8 +77,9 @@ class Optimiser(ABC):
         unknown = ", ".join(str(name) for name in own if name not in defaults)
         if parameters is None or unknown:
             wrong = f"has {unknown}" if unknown else 'has no "parameters"'
-            raise ValueError(
-                f'A group of {type(self).__name__} {wrong}; expected "parameters" and any of {", ".join(defaults)}.'
+            raise ArgumentError(
+                "value",
+                f'A group of {type(self).__name__} {wrong}; expected "parameters" and any of {", ".join(defaults)}.',
             )
         return ParameterGroup(parameters, {**defaults, **own})
 
@@ -88,12 +94,14 @@ class Optimiser(ABC):
 
         Raises
         ------
-        ValueError
-            On reading, when the groups' learning rates differ: there is no one number then.
+        ArgumentError
+            Code ``value``: on reading, when the groups' learning rates differ: there is no one number then.
         """
         rates = [group.learning_rate for group in self.groups]
         if len(set(rates)) > 1:
-            raise ValueError(f"The groups' learning rates differ: {rates}. Read optimiser.groups[i].learning_rate.")
+            raise ArgumentError(
+                "value", f"The groups' learning rates differ: {rates}. Read optimiser.groups[i].learning_rate."
+            )
         return rates[0]
 
     @learning_rate.setter
@@ -147,16 +155,18 @@ class Optimiser(ABC):
 def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
     """Return the groups that were given; parameters alone, and none at all, are one group."""
     if isinstance(parameters, (Module, Parameter, Mapping)):
-        raise TypeError(
+        raise ArgumentError(
+            "type",
             f"An optimiser takes parameters; this is one {type(parameters).__name__}. Give model.parameters(), "
-            'a list: [model.weight], or a list of groups: [{"parameters": [model.weight]}].'
+            'a list: [model.weight], or a list of groups: [{"parameters": [model.weight]}].',
         )
     items = list(parameters)
     num_groups = sum(isinstance(item, Mapping) for item in items)
     if 0 < num_groups < len(items):
-        raise TypeError(
+        raise ArgumentError(
+            "type",
             f"{num_groups} of {len(items)} items are groups; expected parameters only or groups only. "
-            'Put the others into a group: {"parameters": [...]}.'
+            'Put the others into a group: {"parameters": [...]}.',
         )
     return items if num_groups else [{"parameters": items}]
 
@@ -166,9 +176,10 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
     for i, group in enumerate(groups):
         for parameter in group.parameters:
             if id(parameter) in first_group:
-                raise ValueError(
+                raise ArgumentError(
+                    "value",
                     f"A parameter of shape {parameter.shape} stands in group {first_group[id(parameter)]} and again "
-                    f"in group {i}; each step would change it twice. Leave one of the two out."
+                    f"in group {i}; each step would change it twice. Leave one of the two out.",
                 )
             first_group[id(parameter)] = i
 

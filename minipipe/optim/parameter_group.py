@@ -8,6 +8,7 @@ from numbers import Real
 from types import SimpleNamespace
 from typing import Any
 
+from minipipe.errors import ArgumentError
 from minipipe.nn.parameter import Parameter
 
 __all__ = ["ParameterGroup"]
@@ -29,10 +30,9 @@ class ParameterGroup(SimpleNamespace):
 
     Raises
     ------
-    ValueError
-        When a number is out of its range, here or when it is changed.
-    TypeError
-        When something is no parameter.
+    ArgumentError
+        Code ``value``: when a number is out of its range, here or when it is changed.
+        Code ``type``: when something is no parameter.
     AttributeError
         When an attribute is set that is not there.
 
@@ -83,14 +83,15 @@ def _checked(name: str, value: Any) -> Any:
     given = value if is_pair and isinstance(value, Sequence) else (value,)
     numbers = tuple(float(x) if isinstance(x, Real) else nan for x in given)  # nan lies in no range
     if len(numbers) != (2 if is_pair else 1) or not all(map(is_in_range, numbers)):
-        raise ValueError(f"{name} is {value!r}; expected {expected}.")
+        raise ArgumentError("value", f"{name} is {value!r}; expected {expected}.")
     return numbers if is_pair else numbers[0]
 
 
 def _as_parameter(item: Any) -> Parameter:
     if not isinstance(item, Parameter):
-        raise TypeError(
+        raise ArgumentError(
+            "type",
             f"An optimiser takes parameters; {type(item).__name__} is none. Give model.parameters() or "
-            'pipeline.parameters(), a list: [model.weight], or groups: [{"parameters": [model.weight]}].'
+            'pipeline.parameters(), a list: [model.weight], or groups: [{"parameters": [model.weight]}].',
         )
     return item

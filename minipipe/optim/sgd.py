@@ -33,10 +33,9 @@ class SGD(Optimiser):
 
     Raises
     ------
-    ValueError
-        When a number is out of its range, or the groups are not well formed (see :class:`Optimiser`).
-    TypeError
-        When something is no parameter.
+    ArgumentError
+        Code ``value``: when a number is out of its range, or the groups are not well formed (see :class:`Optimiser`).
+        Code ``type``: when something is no parameter.
 
     Examples
     --------

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import MessageError, RankError
+from minipipe.errors import MessageError, ModelError, RankError
+from minipipe.nn import Module, Parameter
 
-__all__ = ["Calls", "check_agreement", "part_of"]
+__all__ = ["Calls", "check_agreement", "check_loss", "part_of", "warn_of_missing_gradients"]
 
 _NAMES = (
     "step",
@@ -80,7 +83,7 @@ class Calls:
         self._first_rank = first_rank
         self._pipeline = group.next_serial()
 
-    def begin(self, call: str, size: int = 0) -> int:
+    def begin(self, call: str, size: int = 0, is_training: bool = True) -> int:
         """Return the first rank's ``size``, after checking that all ranks begin the same call of the same pipeline.
 
         Collective.
@@ -89,19 +92,28 @@ class Calls:
         ------
         MessageError
             Code ``step``, naming both calls.
+        RankError
+            Code ``disagreement``, when one rank trains and another evaluates.
         """
         self.count += 1
-        mine = np.array([self._pipeline, self.count, _NAMES.index(call), size])
+        mine = np.array([self._pipeline, self.count, _NAMES.index(call), is_training, size])
         sent = mine if self._group.rank == self._first_rank else None
         first = self._group.broadcast(sent, self._first_rank, what=part_of(call))
         if first[:3].tolist() != mine[:3].tolist():
             raise MessageError(
                 "step",
-                f"Rank {self._group.rank} is in {_described(*mine)}, "
-                f"but rank {self._first_rank} in {_described(*first)}. "
+                f"Rank {self._group.rank} is in {_described(*mine[:3])}, "
+                f"but rank {self._first_rank} in {_described(*first[:3])}. "
                 "Every rank must make the same calls of the same pipelines in the same order.",
             )
-        return int(first[3])
+        if first[3] != is_training:
+            modes = "that of eval()", "that of train()"
+            raise RankError(
+                "disagreement",
+                f"The mode of rank {self._group.rank} is {modes[is_training]}, but rank {self._first_rank} has "
+                f"{modes[first[3]]}. Every rank must call pipeline.train() and pipeline.eval() alike.",
+            )
+        return int(first[4])
 
 
 def part_of(call: str) -> str:
@@ -109,5 +121,30 @@ def part_of(call: str) -> str:
     return f"its part of pipeline.{call}(), which every rank must call,"
 
 
-def _described(pipeline: int, count: int, call: int, size: int) -> str:
+def _described(pipeline: int, count: int, call: int) -> str:
     return f"{_NAMES[call]}(), call {count} of pipeline {pipeline}"
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse a loss that is no function, or has parameters, which no stage would own.
+
+    Raises
+    ------
+    ModelError
+        Codes ``loss`` and ``loss-with-parameters``.
+    """
+    if not callable(loss) or isinstance(loss, type):
+        raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
+    if isinstance(loss, Module) and loss.num_parameters:
+        raise ModelError("loss-with-parameters", "The loss has parameters of its own; make them a layer of the model.")
+
+
+def warn_of_missing_gradients(parameters: Mapping[str, Parameter]) -> None:
+    """Warn of parameters of this rank that got no gradient: unused, or cut off from the loss. Local."""
+    names = [name for name, parameter in parameters.items() if parameter.grad is None]
+    if names:
+        warnings.warn(
+            f"The first step left no gradient for {', '.join(names)}. Either no layer uses them, or a layer behind "
+            "them cuts the graph, as Tensor(np.maximum(x.numpy(), 0)) does; compute with minipipe's own operations.",
+            stacklevel=3,
+        )

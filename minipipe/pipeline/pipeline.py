@@ -14,16 +14,22 @@ from minipipe import backend
 from minipipe.analysis.lowering import lower
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
-from minipipe.errors import MicrobatchError, ModelError, RankError, ScheduleCode, ScheduleError, TensorError
+from minipipe.errors import (
+    ArgumentError,
+    MicrobatchError,
+    ScheduleCode,
+    ScheduleError,
+    TensorError,
+)
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import check_state
 from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
 from minipipe.pipeline.build_stages import build_stages
-from minipipe.pipeline.consistency import Calls, check_agreement, part_of
+from minipipe.pipeline.consistency import Calls, check_agreement, check_loss, part_of, warn_of_missing_gradients
 from minipipe.pipeline.executor import Batch, Executor, Record
 from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
 from minipipe.pipeline.microbatch import split_microbatches
-from minipipe.pipeline.plan import Plan
+from minipipe.pipeline.plan import Plan, planned
 from minipipe.pipeline.shared import SharedParameters
 from minipipe.pipeline.stage import Loss
 from minipipe.schedules.program import Program
@@ -107,8 +113,8 @@ class Pipeline:
         device: str | ModuleType = "cpu",
         **options: Any,
     ) -> None:
-        plan = self._plan = _planned(model, group.size, options)
-        _check_loss(loss)
+        plan = self._plan = planned(model, group.size, options)
+        check_loss(loss)
         loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)
         check_agreement(group, {**plan.description, "seed": str(seed), "loss": loss_name})
         if not plan.schedule.is_reproducible and group.rank == 0:
@@ -250,6 +256,8 @@ class Pipeline:
         self._last_step = self._trainer.run(batch)
         first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
         self._shared.exchange_gradients(batch.step, first_tag)
+        if self._num_steps == 0:
+            warn_of_missing_gradients(self._parameters)
         self._num_steps += 1
         return self._mean_loss("step", batch, self._last_step)
 
@@ -326,7 +334,7 @@ class Pipeline:
         needs_targets = call != "predict" and self._group.rank == self._last_rank
         own_inputs = self._own(inputs, "inputs", is_needed=self._group.rank == self._first_rank)
         own_targets = self._own(targets, "targets", is_needed=needs_targets)
-        num_samples = self._calls.begin(call, 0 if own_inputs is None else own_inputs.shape[0])
+        num_samples = self._calls.begin(call, 0 if own_inputs is None else own_inputs.shape[0], self._is_training)
         if own_targets is not None and own_targets.shape[0] != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
@@ -344,7 +352,7 @@ class Pipeline:
         if not is_needed:
             return None
         if given is None:
-            raise ValueError(f"Rank {self._group.rank} needs the {name}, but was given None.")
+            raise ArgumentError("value", f"Rank {self._group.rank} needs the {name}, but was given None.")
         array = Tensor(given).data
         if array.ndim == 0:
             raise TensorError("shape", f"The {name} are a single number; expected an array of shape (samples, ...).")
@@ -461,8 +469,8 @@ class Pipeline:
 
         Raises
         ------
-        ValueError
-            When max_norm is not above 0.
+        ArgumentError
+            Code ``value``: when max_norm is not above 0.
         ParameterError
             Code ``not-finite``, on every rank, when the norm is infinite or not a number.
 
@@ -563,7 +571,7 @@ class Pipeline:
         ['1F0 1B0 1F1 1B1', '1F0 1B0 1F1 1B1']
         """
         if self._last_step is None:
-            raise ValueError("There is no step yet whose timeline could be shown; call step() first.")
+            raise ArgumentError("value", "There is no step yet whose timeline could be shown; call step() first.")
         self._calls.begin("timeline")
         return gather_timeline(self._group, self._last_step, self._plan.program)
 
@@ -631,7 +639,7 @@ class Pipeline:
         ['s', 's']
         """
         if not isinstance(num_steps, int) or num_steps < 1:
-            raise ValueError(f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
+            raise ArgumentError("value", f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
         batch = self._batch("measure_costs", inputs, targets)
         return measure_costs(self._executor, self._plan.program, batch, num_steps)
 
@@ -640,29 +648,3 @@ class Pipeline:
 
     def _repr_html_(self) -> str:
         return self._plan._repr_html_()
-
-
-_OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
-
-
-def _planned(model: Sequential | Plan, num_ranks: int, options: dict[str, Any]) -> Plan:
-    for name in options.keys() - set(_OPTIONS):
-        hint = " A wait lasts as long as the group allows: init_process_group(timeout=…)." if name == "timeout" else ""
-        raise TypeError(
-            f"Pipeline takes no {name}=; expected loss, seed, recompute, device, {', '.join(_OPTIONS)}.{hint}"
-        )
-    if not isinstance(model, Plan):
-        return Plan(model, num_ranks=num_ranks, **options)
-    if options:
-        raise ModelError("planned", f"The plan says {', '.join(options)} already; leave it out, or give the model.")
-    if model.schedule.num_ranks != num_ranks:
-        message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {num_ranks}."
-        raise RankError("wrong-number", f"{message} Start as many, or make the plan for {num_ranks}.")
-    return model
-
-
-def _check_loss(loss: Any) -> None:
-    if not callable(loss) or isinstance(loss, type):
-        raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
-    if isinstance(loss, Module) and loss.num_parameters:
-        raise ModelError("loss-with-parameters", "The loss has parameters of its own; make them a layer of the model.")

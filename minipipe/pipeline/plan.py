@@ -15,7 +15,7 @@ import numpy as np
 
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
-from minipipe.errors import ModelError, PartitionError, RankError, ScheduleCode, ScheduleError
+from minipipe.errors import ArgumentError, ModelError, PartitionError, RankError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Sequential
 from minipipe.nn.sequential import shared_parameters
 from minipipe.pipeline.partition import check_partition, partition_by_cost
@@ -26,7 +26,7 @@ from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.schedule import Schedule
 from minipipe.version import __version__
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "planned"]
 
 _HEAD = ("layer", "", "stage", "rank", "parameters", "bytes")
 
@@ -206,6 +206,36 @@ class Plan:
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 
 
+_OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
+
+
+def planned(model: Sequential | Plan, num_ranks: int, options: dict[str, Any]) -> Plan:
+    """Return the plan that was given, or that of a model and options, for a number of ranks.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``, for an option that does not exist.
+    ModelError
+        Code ``planned``, for options beside a plan.
+    RankError
+        Code ``wrong-number``, for a plan of another number of ranks.
+    """
+    for name in options.keys() - set(_OPTIONS):
+        hint = " A wait lasts as long as the group allows: init_process_group(timeout=…)." if name == "timeout" else ""
+        raise ArgumentError(
+            "name", f"Pipeline takes no {name}=; expected loss, seed, recompute, device, {', '.join(_OPTIONS)}.{hint}"
+        )
+    if not isinstance(model, Plan):
+        return Plan(model, num_ranks=num_ranks, **options)
+    if options:
+        raise ModelError("planned", f"The plan says {', '.join(options)} already; leave it out, or give the model.")
+    if model.schedule.num_ranks != num_ranks:
+        message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {num_ranks}."
+        raise RankError("wrong-number", f"{message} Start as many, or make the plan for {num_ranks}.")
+    return model
+
+
 def _check_model(model: Any) -> None:
     if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
         own = ", with a forward of its own" if isinstance(model, Sequential) else ""
@@ -226,6 +256,14 @@ def _divided(
     if len(costs) != len(model):
         message = f"layer_costs has {len(costs)} values; expected one for each of {len(model)} layers."
         raise PartitionError("invalid-cost", message)
+    nested = {i: len(layer) for i, layer in enumerate(model) if isinstance(layer, Sequential)}
+    if nested and len(costs) < num_stages:
+        first = min(nested)
+        message = (
+            f"{len(costs)} layers cannot make {num_stages} stages, each of at least one layer. Layer {first} is a "
+            f"Sequential of {nested[first]}, which is not cut inside: unpack it, nn.Sequential(*layers, …)."
+        )
+        raise PartitionError("too-few-layers", message)
     return partition_by_cost(costs, num_stages)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from minipipe.errors import ArgumentError
 from minipipe.render.html import draw_html
 from minipipe.render.lettering import note_lines
 from minipipe.render.perfetto import perfetto_trace
@@ -58,8 +59,8 @@ def save(path: str | Path, *drawn: ActionTable | Timeline, **options: Any) -> Pa
 
     Raises
     ------
-    ValueError
-        If the ending is unknown, if CairoSVG is missing for ``.png`` or ``.pdf``, or as for
+    ArgumentError
+        Code ``value``: if the ending is unknown, if CairoSVG is missing for ``.png`` or ``.pdf``, or as for
         :func:`minipipe.render.panel.panels_of`.
 
     Examples
@@ -92,8 +93,8 @@ def drawing(ending: str, *drawn: ActionTable | Timeline, **options: Any) -> str 
 
     Raises
     ------
-    ValueError
-        As for :func:`save`.
+    ArgumentError
+        Code ``value``: as for :func:`save`.
 
     Examples
     --------
@@ -102,7 +103,7 @@ def drawing(ending: str, *drawn: ActionTable | Timeline, **options: Any) -> str 
     'One rank'
     """
     if ending not in ENDINGS:
-        raise ValueError(f"{ending!r} is not an ending of a drawing; expected one of {', '.join(ENDINGS)}.")
+        raise ArgumentError("value", f"{ending!r} is not an ending of a drawing; expected one of {', '.join(ENDINGS)}.")
     return ENDINGS[ending](*drawn, **options)
 
 
@@ -111,8 +112,8 @@ def check_ending(path: str | Path) -> str:
 
     Raises
     ------
-    ValueError
-        If the ending is unknown, or if CairoSVG is missing for ``.png`` or ``.pdf``.
+    ArgumentError
+        Code ``value``: if the ending is unknown, or if CairoSVG is missing for ``.png`` or ``.pdf``.
 
     Examples
     --------
@@ -121,9 +122,10 @@ def check_ending(path: str | Path) -> str:
     """
     ending = Path(path).suffix.lower()
     if ending not in ENDINGS:
-        raise ValueError(
+        raise ArgumentError(
+            "value",
             f"{str(path)!r} ends in {ending or 'nothing'}; expected .svg (a picture), .html (a player), "
-            ".json (a trace for Perfetto), .txt, .png or .pdf."
+            ".json (a trace for Perfetto), .txt, .png or .pdf.",
         )
     if ending in _CONVERTED:
         check_converter(str(path))

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from unicodedata import combining
 
+from minipipe.errors import ArgumentError
+
 __all__ = ["escaped", "note_lines", "number", "text_width", "wrapped"]
 
 # Widths in units of the font size, of DejaVu Sans: the widest of the sans-serif fonts that browsers fall back on.
@@ -85,8 +87,8 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
 
     Raises
     ------
-    TypeError
-        If the notes are a single string, whose characters would become lines.
+    ArgumentError
+        Code ``type``: if the notes are a single string, whose characters would become lines.
 
     Examples
     --------
@@ -94,7 +96,9 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
     ('measured in May',)
     """
     if isinstance(notes, str):
-        raise TypeError(f"notes is the text {notes!r:.60}; expected a sequence of lines, such as [{notes!r:.60}].")
+        raise ArgumentError(
+            "type", f"notes is the text {notes!r:.60}; expected a sequence of lines, such as [{notes!r:.60}]."
+        )
     return tuple(notes)
 
 

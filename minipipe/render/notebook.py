@@ -25,10 +25,9 @@ def show(*drawn: ActionTable | Timeline) -> None:
 
     Raises
     ------
-    TypeError
-        If an argument is neither a schedule nor a timeline.
-    ValueError
-        If there is nothing to show, or if the units differ.
+    ArgumentError
+        Code ``type``: if an argument is neither a schedule nor a timeline.
+        Code ``value``: if there is nothing to show, or if the units differ.
     ScheduleError
         Code ``deadlock``, if a schedule cannot run to completion.
 

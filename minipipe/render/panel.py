@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+from minipipe.errors import ArgumentError
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
@@ -71,19 +72,18 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
 
     Raises
     ------
-    TypeError
-        If an argument is neither.
-    ValueError
-        If there is nothing to draw, or if the units differ, so that there is no common axis.
+    ArgumentError
+        Code ``type``: if an argument is neither.
+        Code ``value``: if there is nothing to draw, or if the units differ, so that there is no common axis.
     """
     if not drawn:
-        raise ValueError("There is nothing to draw; expected a Schedule or a Timeline.")
+        raise ArgumentError("value", "There is nothing to draw; expected a Schedule or a Timeline.")
     for item in drawn:
         if not isinstance(item, ActionTable | Timeline):
-            raise TypeError(f"{item!r:.60} is neither a Schedule nor a Timeline, so it cannot be drawn.")
+            raise ArgumentError("type", f"{item!r:.60} is neither a Schedule nor a Timeline, so it cannot be drawn.")
     timelines = [item if isinstance(item, Timeline) else simulate(item, Costs()) for item in drawn]
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
         message = f"These timelines are in {' and in '.join(units)}, so one axis cannot show them together."
-        raise ValueError(f"{message} Give the predicted one Costs(unit='s') with times in seconds.")
+        raise ArgumentError("value", f"{message} Give the predicted one Costs(unit='s') with times in seconds.")
     return tuple(map(Panel, timelines))

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
+from minipipe.errors import ArgumentError
 from minipipe.render.descriptions import KIND_NAMES, describe_idle, describe_message, format_time, origin, short_label
 from minipipe.render.lettering import note_lines
 from minipipe.render.panel import Panel, panels_of
@@ -72,10 +73,10 @@ def perfetto_trace(*drawn: ActionTable | Timeline, title: str | None = None, not
 
     Raises
     ------
-    TypeError
-        If an argument is neither a schedule nor a timeline.
-    ValueError
-        If there is nothing to draw, if the units differ, or if a timeline is longer than the limit of 35 years.
+    ArgumentError
+        Code ``type``: if an argument is neither a schedule nor a timeline.
+        Code ``value``: if there is nothing to draw, if the units differ, or if a timeline is longer than the limit of
+        35 years.
 
     References
     ----------
@@ -115,8 +116,8 @@ class _Process:
         self.scale = _STEPS * _MICROSECONDS.get(timeline.unit, 1e3)
         if not timeline.makespan * self.scale < _LONGEST:
             length = f"{timeline.name} takes {timeline.makespan:.3g} {timeline.unit}"
-            raise ValueError(
-                f"{length}, but a trace may last at most {_LONGEST / self.scale:.3g}; choose another unit."
+            raise ArgumentError(
+                "value", f"{length}, but a trace may last at most {_LONGEST / self.scale:.3g}; choose another unit."
             )
         self.process = next(numbers)
         self.threads = [(next(numbers), next(numbers)) for _ in timeline.spans]  # by rank: actions, idle time

@@ -8,6 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 from textwrap import fill
 
+from minipipe.errors import ArgumentError
 from minipipe.render.columns import Columns, are_near, drawn_spans, fit_columns, labels, places_of
 from minipipe.render.descriptions import caption, title
 from minipipe.render.panel import Panel, panels_of
@@ -55,8 +56,8 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
 
     Raises
     ------
-    TypeError, ValueError
-        As for :func:`minipipe.render.panel.panels_of`; also ValueError, if the width is less than 40.
+    ArgumentError
+        Codes of :func:`minipipe.render.panel.panels_of`; code ``value`` if the width is less than 40.
 
     Examples
     --------
@@ -78,7 +79,7 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     """
     panels = panels_of(drawn)
     if width < 40:
-        raise ValueError(f"width is {width}; expected at least 40 columns.")
+        raise ArgumentError("value", f"width is {width}; expected at least 40 columns.")
     margin = len(f"rank {max(panel.timeline.num_ranks for panel in panels) - 1} ")
     columns = fit_columns(panels, width - margin)
     rows = [

@@ -8,7 +8,7 @@ import pytest
 
 from minipipe import Tensor
 from minipipe import functional as F
-from minipipe.errors import TensorError
+from minipipe.errors import ArgumentError, TensorError
 from tests.numerics.test_operations import ROWS, STRICT_ROWS, evaluate, named, tensors_of
 
 
@@ -134,8 +134,15 @@ def test_a_float32_tensor_that_meets_a_float64_tensor_raises_the_code_dtype(oper
 
 def test_numpy_functions_do_not_swallow_a_tensor_unseen():
     x = Tensor([1.0, 2.0], requires_grad=True)
-    with pytest.raises(TypeError):
-        np.exp(x)
-    with pytest.raises(TypeError):
-        np.add(np.ones(2), x)
+    hints = {np.exp: r"x\.exp\(…\), or np\.exp\(x\.numpy\(\)\)", np.mean: r"x\.mean", np.sort: "np.sort"}
+    for function, hint in hints.items():
+        with pytest.raises(TypeError, match=hint):  # of ArgumentError, which is one
+            function(x)
+    for wrong in (lambda: np.add(x, x), lambda: np.add.reduce(x), lambda: np.add(np.ones(2), x, out=np.ones(2))):
+        with pytest.raises(ArgumentError, match="np.add of a tensor would compute without a graph"):
+            wrong()
+    array = np.ones(2, np.float32)
+    with pytest.raises(ArgumentError):
+        array += x
+    assert (array * x).requires_grad and np.add(array, x).requires_grad
     assert np.asarray(x).tolist() == [1.0, 2.0]  # asked for by name

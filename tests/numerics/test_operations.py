@@ -244,12 +244,16 @@ def evaluate(row: Row, dtype: str, module: types.ModuleType) -> tuple[Tensor, li
 # -- the table is complete -----------------------------------------------------------------------------------
 
 
+WITHOUT_GRADIENT = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__array_function__", "__array_ufunc__"}
+
+
 def attached_to_tensor() -> set[str]:
     """Return the operators, methods and properties that functional/ has given to Tensor, whatever they are."""
     found = set()
     for name, member in vars(Tensor).items():
         function = member.fget if isinstance(member, property) else member
-        if getattr(function, "__module__", "").startswith("minipipe.functional"):
+        is_ours = getattr(function, "__module__", "").startswith("minipipe.functional")
+        if is_ours and name not in WITHOUT_GRADIENT:
             found.add(f"Tensor.{name}")
     return found
 

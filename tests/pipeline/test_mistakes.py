@@ -226,3 +226,40 @@ def test_the_timeout_of_the_group_holds_for_all_waits_of_a_pipeline():
         Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), timeout=1)
     with pytest.raises(TypeError, match=r"takes no microbatches=; expected loss, .* num_microbatches"):
         Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), microbatches=1)
+
+
+def test_a_rank_that_forgets_eval_is_told_so():
+    """The story: dropout went on dropping on one rank, and nobody said a word."""
+
+    def forget(group):
+        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4)
+        if group.rank == 0:
+            pipeline.eval()
+        pipeline.evaluate(*batch(8, 4))
+
+    with pytest.raises(RankError, match=r"mode of rank 1 is that of train\(\), but rank 0 has that of eval\(\)"):
+        spawn(forget, 2)
+
+
+class CutsTheGraph(nn.Module):
+    def forward(self, x):
+        return Tensor(np.maximum(x.numpy(), 0))
+
+
+def test_a_graph_that_is_cut_inside_a_layer_is_noticed_after_the_first_step():
+    model = nn.Sequential(nn.Linear(4, 4), CutsTheGraph(), nn.Linear(4, 2))
+
+    def train(group):
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+        for _ in range(2):
+            pipeline.step(*batch(8, 4))
+
+    with pytest.warns(UserWarning, match=r"The first step left no gradient for 0\.weight, 0\.bias\.") as caught:
+        spawn(train, 2)
+    assert len(caught) == 1
+
+
+def test_a_nested_sequence_that_could_be_cut_if_it_were_unpacked_is_named():
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)))
+    with pytest.raises(PartitionError, match="Layer 0 is a Sequential of 3, which is not cut inside: unpack it"):
+        spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss()), 2)

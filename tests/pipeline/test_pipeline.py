@@ -289,6 +289,7 @@ class Looked(nn.Module):
         return self.table[x].mean(axis=1)
 
 
+@pytest.mark.filterwarnings("ignore:The first step left no gradient")
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(
     "layers",

@@ -194,6 +194,7 @@ def test_a_parameter_that_one_rank_does_not_use_gets_the_gradient_of_the_others_
         assert same_bits(before, expected) and same_bits(doubled, 2 * expected)
 
 
+@pytest.mark.filterwarnings("ignore:The first step left no gradient")
 def test_a_parameter_that_nobody_uses_has_no_gradient_anywhere():
     weight = nn.Parameter((4, 4), nn.initialisers.normal(0.5))
     model = nn.Sequential(Half(weight, is_used=False), Half(weight, is_used=False), nn.Linear(4, 2))

@@ -59,10 +59,9 @@ def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: S
 
     Raises
     ------
-    TypeError
-        For anything else, and for ``notes`` that are one string.
-    ValueError
-        When there is nothing to draw, or units differ.
+    ArgumentError
+        Code ``type``: for anything else, and for ``notes`` that are one string.
+        Code ``value``: when there is nothing to draw, or units differ.
 
     Examples
     --------

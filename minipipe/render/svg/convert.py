@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from minipipe.errors import ArgumentError
 from minipipe.render.svg.drawing import draw_svg
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.timeline import Timeline
@@ -25,8 +26,8 @@ def draw_png(*drawn: ActionTable | Timeline, **options: Any) -> bytes:
 
     Raises
     ------
-    ValueError
-        When CairoSVG is missing.
+    ArgumentError
+        Code ``value``: when CairoSVG is missing.
     """
     return _cairosvg(".png").svg2png(draw_svg(*drawn, **options).encode(), scale=_PNG_SCALE)
 
@@ -42,8 +43,8 @@ def draw_pdf(*drawn: ActionTable | Timeline, **options: Any) -> bytes:
 
     Raises
     ------
-    ValueError
-        When CairoSVG is missing.
+    ArgumentError
+        Code ``value``: when CairoSVG is missing.
     """
     return _cairosvg(".pdf").svg2pdf(draw_svg(*drawn, **options).encode())
 
@@ -58,7 +59,8 @@ def check_converter(given: str) -> None:
 
     Raises
     ------
-    ValueError
+    ArgumentError
+        Code ``value``, when CairoSVG is missing.
     """
     _cairosvg(given)
 
@@ -68,8 +70,8 @@ def _cairosvg(given: str) -> ModuleType:
         import cairosvg
     except ImportError:
         message = f"{given!r} needs CairoSVG, which is not installed; run `pip install cairosvg`, or write .svg."
-        raise ValueError(message) from None
+        raise ArgumentError("value", message) from None
     except OSError:  # CairoSVG is there, but cannot load the library
         message = f"{given!r} needs the library Cairo, which is not installed; run `apt-get install libcairo2`"
-        raise ValueError(f"{message}, or write .svg.") from None
+        raise ArgumentError("value", f"{message}, or write .svg.") from None
     return cairosvg

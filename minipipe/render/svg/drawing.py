@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from minipipe.errors import ArgumentError
 from minipipe.render.lettering import note_lines
 from minipipe.render.panel import panels_of
 from minipipe.render.svg.letters import DEFAULT_SIZE, Letters
@@ -60,10 +61,9 @@ def draw_svg(
 
     Raises
     ------
-    TypeError
-        For anything but schedules and timelines, and for ``notes`` that are one string.
-    ValueError
-        When there is nothing to draw, units differ, or the width or the font size is out of range.
+    ArgumentError
+        Code ``type``: for anything but schedules and timelines, and for ``notes`` that are one string.
+        Code ``value``: when there is nothing to draw, units differ, or the width or the font size is out of range.
     ScheduleError
         Code ``deadlock``, when a schedule cannot run to its end.
 
@@ -84,9 +84,11 @@ def draw_svg(
     """
     panels = panels_of(drawn)
     if not 1 <= font_size < math.inf:
-        raise ValueError(f"font_size is {font_size}; expected a number of pixels, at least 1.")
+        raise ArgumentError("value", f"font_size is {font_size}; expected a number of pixels, at least 1.")
     least = math.ceil(_LEAST_WIDTH * font_size)
     if width < least:
-        raise ValueError(f"width is {width}; expected at least {least} pixels with a font_size of {font_size:g}.")
+        raise ArgumentError(
+            "value", f"width is {width}; expected at least {least} pixels with a font_size of {font_size:g}."
+        )
     options = Options(messages, memory, width, title, note_lines(notes), legend)
     return Page(panels, options, Letters(font_size)).drawn()
