@@ -58,6 +58,12 @@ class Module:
             self._is_filled = True
         return self.forward(*inputs, **options)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. A parameter that a module has already is tied: this place gets an alias of it."""
+        if isinstance(value, Parameter) and vars(self).get(name) is not value:
+            value, value.is_placed = value.alias() if value.is_placed else value, True
+        super().__setattr__(name, value)
+
     # -- parts ----------------------------------------------------------------------------------------------
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
@@ -76,8 +82,8 @@ class Module:
         """Yield (qualified name, parameter); one that occurs twice comes once, under its first name."""
         seen: set[int] = set()
         for name, parameter in self._all_named_parameters():
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
+            if id(parameter.owner) not in seen:
+                seen.add(id(parameter.owner))
                 yield name, parameter
 
     def _all_named_parameters(self) -> Iterator[tuple[str, Parameter]]:

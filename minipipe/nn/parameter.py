@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from numbers import Integral
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +18,7 @@ from minipipe.errors import ParameterError, TensorError
 from minipipe.nn.initialisers import Initialiser, constant, generator_for
 from minipipe.tensor import Tensor
 
-__all__ = ["Parameter"]
+__all__ = ["Alias", "Parameter"]
 
 
 class Parameter(Tensor):
@@ -51,7 +53,7 @@ class Parameter(Tensor):
                [0.5, 0.5, 0.5]], requires_grad=True)
     """
 
-    __slots__ = ("_by_layer", "_own", "declared_dtype", "declared_shape", "initialiser", "xp")
+    __slots__ = ("declared_dtype", "declared_shape", "initialiser", "is_placed", "leaves", "xp")
 
     def __init__(
         self, shape: tuple[int, ...] | Array, initialiser: Initialiser | None = None, dtype: Any = None
@@ -66,8 +68,8 @@ class Parameter(Tensor):
         self.initialiser = initialiser or constant(0.0)
         self.xp = np if values is None else backend.array_module(values)
         self.node: Leaf = Leaf(self.declared_shape)
-        self._own = self.node
-        self._by_layer: dict[int, Leaf] = {}
+        self.leaves: dict[int, Leaf] = {0: self.node}  # by use
+        self.is_placed = False  # whether a module has it
         if values is not None:
             self.data = backend.copy(values)
 
@@ -105,23 +107,28 @@ class Parameter(Tensor):
             return False
         return True
 
-    # -- gradients, layer by layer where layers share the parameter ------------------------------------------
+    # -- uses: a parameter that stands in several places has a leaf for each ---------------------------------
 
-    def use_leaf_of(self, layer: int | None) -> None:
-        """Let the gradients of what is recorded from now on add up for one layer by itself, or (None) for no layer."""
-        self.node = self._own if layer is None else self._by_layer.setdefault(layer, Leaf(self.declared_shape))
+    use = 0  # its number among the uses of the owner
+
+    @property
+    def owner(self) -> Parameter:
+        """The parameter that has the values: itself, unless this is an :class:`Alias`."""
+        return self
+
+    def alias(self) -> Alias:
+        """Return the same parameter for another place, with a leaf of its own."""
+        return Alias(self.owner, 1 + max(self.leaves))
 
     @property
     def grad(self) -> Array | None:
-        """The gradient, of shape ``shape``: the sum of those of all layers, in their order. None before ``backward``.
+        """The gradient, of shape ``shape``: the sum of those of all uses, in their order. None before ``backward``.
 
-        Where layers share the parameter, each call adds them up; assign to it to change it.
+        Where the parameter has aliases, each call adds them up; assign to it to change it.
         """
-        total = self._own.grad
-        if not self._by_layer:
-            return total
-        for layer in sorted(self._by_layer):
-            share = self._by_layer[layer].grad
+        total = None
+        for use in sorted(self.leaves):
+            share = self.leaves[use].grad
             if share is not None:
                 total = share if total is None else total + share
         return total
@@ -131,17 +138,16 @@ class Parameter(Tensor):
         if gradient is not None and gradient.shape != self.shape:
             raise TensorError("shape", f"The gradient has shape {gradient.shape}; the parameter has {self.shape}.")
         self.zero_grad()
-        self._own.grad = gradient
+        self.leaves[min(self.leaves)].grad = gradient
 
     def zero_grad(self) -> None:
         """Forget the gradient."""
-        self._own.grad = None
-        for leaf in self._by_layer.values():
+        for leaf in self.leaves.values():
             leaf.grad = None
 
-    def grad_of_layer(self, layer: int) -> Array | None:
-        """The gradient that came through one of the layers that share the parameter."""
-        return self._by_layer[layer].grad if layer in self._by_layer else None
+    def grad_of_use(self, use: int) -> Array | None:
+        """The gradient that came through one of its uses, counted from 0 in the order of their declaration."""
+        return self.leaves[use].grad if use in self.leaves else None
 
     def note_change(self, order: int | None = None) -> None:
         """Note that the values were changed: a graph that was recorded before is out of date.
@@ -152,8 +158,7 @@ class Parameter(Tensor):
             When, on the scale of :attr:`Node.order <minipipe.autograd.Node>`; now by default.
         """
         order = next_order() if order is None else order
-        self._own.changed = order
-        for leaf in self._by_layer.values():
+        for leaf in self.leaves.values():
             leaf.changed = order
 
     # -- values ---------------------------------------------------------------------------------------------
@@ -196,3 +201,36 @@ class Parameter(Tensor):
         if not self.is_filled:
             return f"Parameter(shape={self.shape}, dtype={self.dtype}, no values yet)"
         return super().__repr__()
+
+
+class Alias(Parameter):
+    """A parameter that stands in another place as well, such as an embedding's vectors in the last layer.
+
+    It has a leaf of its own, where the gradients of this use add up; everything else is the owner's. So the sum over
+    uses is the same in one process and over ranks, each of which may hold another use.
+
+    Parameters
+    ----------
+    owner : Parameter
+    use : int
+        Its number among the uses of the owner, whose own is 0.
+    """
+
+    __slots__ = ("owner", "use")
+    owner: Parameter
+
+    def __init__(self, owner: Parameter, use: int) -> None:
+        self.owner, self.use = owner, use
+        self.node = owner.leaves[use] = Leaf(owner.declared_shape)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Alias:
+        twin = memo[id(self)] = Alias(copy.deepcopy(self.owner, memo), self.use)
+        return twin
+
+
+def _of_owner(name: str) -> property:
+    return property(attrgetter(f"owner.{name}"), lambda self, value: setattr(self.owner, name, value))
+
+
+for _name in ("data", "declared_dtype", "declared_shape", "initialiser", "is_filled", "is_placed", "leaves", "xp"):
+    setattr(Alias, _name, _of_owner(_name))

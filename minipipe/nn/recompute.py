@@ -12,7 +12,6 @@ from minipipe.autograd.random_key import at, current_place
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import ArgumentError
 from minipipe.nn.module import Module
-from minipipe.nn.parameter import Parameter
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor, record
 
@@ -99,26 +98,20 @@ class Recompute(Module):
     def _again(self, x: Any, first: int) -> Callable[[], list[Node | None]]:
         """Return a function that computes the module here and now, whenever it is called."""
         module, here = self.module, at(current_place().copy())
-        now = _state(module)
+        modes = [(part, part.is_training) for part in module.modules()]
 
         def compute_again() -> list[Node | None]:
-            later = _state(module)
-            _set(now)
+            later = [(part, part.is_training) for part, _ in modes]
+            _set_modes(modes)
             try:
                 with record_again(first), here:
                     return [tensor.node for tensor in tensors_in(module(x))]
             finally:
-                _set(later)
+                _set_modes(later)
 
         return compute_again
 
 
-def _state(module: Module) -> list[tuple[Parameter | Module, str, Any]]:
-    """Return what may change between forward and backward: the leaves of parameters, and whether modules train."""
-    leaves = [(parameter, "node", parameter.node) for parameter in module.parameters()]
-    return [*leaves, *((part, "is_training", part.is_training) for part in module.modules())]
-
-
-def _set(state: list[tuple[Parameter | Module, str, Any]]) -> None:
-    for owner, name, value in state:
-        setattr(owner, name, value)
+def _set_modes(modes: list[tuple[Module, bool]]) -> None:
+    for part, is_training in modes:
+        part.is_training = is_training

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import copy
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any, overload
 
 from minipipe import functional
 from minipipe.autograd.random_key import Place, current_place
@@ -13,7 +15,7 @@ from minipipe.nn.parameter import Parameter
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor
 
-__all__ = ["Sequential", "boundary", "shared_parameters"]
+__all__ = ["Sequential", "boundary", "parameters_of"]
 
 _BUNDLES = (Tensor, tuple, list, dict)
 
@@ -23,9 +25,9 @@ class Sequential(Module):
 
     What passes from one layer to the next is a tensor, or a tuple, list or dict of tensors. It is made contiguous,
     activation and gradient, whether or not a pipeline cuts there, so that no cut changes a bit (see
-    :func:`minipipe.functional.contiguous`). For the same reason a parameter that several layers of the outermost
-    sequence share (a tied embedding) adds up its gradients layer by layer, and then those sums in the order of layers.
-    Share it before the first call, or before ``zero_grad``.
+    :func:`minipipe.functional.contiguous`). For the same reason a parameter that stands in several layers (a tied
+    embedding, a layer used twice) is an alias in the later ones: each adds up its own gradients, and the owner adds the
+    sums in the order in which they were declared.
 
     Parameters
     ----------
@@ -52,9 +54,8 @@ class Sequential(Module):
                     f"Sequential takes modules, one argument each; number {i} is {type(layer).__name__}. "
                     "Write Sequential(*layers) to give a list.",
                 )
-        self.layers = list(layers)
+        self.layers = _tied(layers)
         self.first_layer = 0  # the number of the first one, where these are part of a longer sequence
-        self.shared: Mapping[int, list[Parameter]] | None = None  # by layer; looked up when it is called
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
         for i, layer in enumerate(self.layers):
@@ -65,15 +66,10 @@ class Sequential(Module):
         place = current_place()
         if place.layer is not None:  # a sequence inside a layer of another one, which no cut divides
             return self._apply(x, None)
-        if self.shared is None:
-            self.shared = shared_parameters(self.layers)
         try:
             return self._apply(x, place)
         finally:
             place.leave()
-            for parameters in self.shared.values():
-                for parameter in parameters:
-                    parameter.use_leaf_of(None)
 
     def _apply(self, x: Any, place: Place | None) -> Any:
         if not isinstance(x, _BUNDLES):
@@ -83,8 +79,6 @@ class Sequential(Module):
             for i, layer in enumerate(self.layers):
                 if place is not None:
                     place.enter(self.first_layer + i)
-                    if self.shared:
-                        self._use_leaves_of(i)
                 x = layer(x)
                 if not isinstance(x, Tensor):
                     x = boundary(x)
@@ -95,27 +89,23 @@ class Sequential(Module):
             raise
         return x
 
-    def _use_leaves_of(self, i: int) -> None:
-        for parameter in (self.shared or {}).get(i, ()):
-            parameter.use_leaf_of(self.first_layer + i)
-
-    def zero_grad(self) -> None:
-        """Forget every gradient, and look up again what layers share."""
-        self.shared = None
-        super().zero_grad()
-
     def __len__(self) -> int:
         return len(self.layers)
 
     def __iter__(self) -> Iterator[Module]:
         return iter(self.layers)
 
+    @overload
+    def __getitem__(self, index: int) -> Module: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequential: ...
     def __getitem__(self, index: int | slice) -> Module:
         if not isinstance(index, slice):
             return self.layers[index]
         part = Sequential(*self.layers[index])
         start, _, step = index.indices(len(self))
         part.first_layer = self.first_layer + start if step == 1 else 0
+        part.is_training = self.is_training
         return part
 
 
@@ -136,21 +126,46 @@ def boundary(x: Any) -> Any:
     return rebuilt(x, [functional.contiguous(functional.identity(tensor)) for tensor in tensors_in(x)])
 
 
-def shared_parameters(layers: Sequence[Module]) -> dict[int, list[Parameter]]:
-    """Return, by layer, the parameters that another layer has, too.
+def _tied(layers: Iterable[Module]) -> list[Module]:
+    """Return layers in which the parameters that an earlier one has, too, are aliases."""
+    seen: set[int] = set()
+    result = []
+    for layer in layers:
+        layer = _twin(layer, seen)
+        result.append(layer)
+        seen |= set(map(id, parameters_of(layer)))
+    return result
+
+
+def parameters_of(layer: Module) -> Iterator[Parameter]:
+    """Yield every parameter in a layer, aliases too.
 
     Examples
     --------
     >>> from minipipe import nn
     >>> embedding = nn.Embedding(5, 3)
-    >>> shared = shared_parameters([embedding, nn.Linear(3, 3), nn.Unembedding(embedding)])
-    >>> {layer: [parameter.shape for parameter in parameters] for layer, parameters in shared.items()}
-    {0: [(5, 3)], 2: [(5, 3)]}
+    >>> [parameter.use for parameter in parameters_of(nn.Sequential(embedding, nn.Unembedding(embedding)))]
+    [0, 1]
     """
-    users: dict[int, list[int]] = {}
-    by_layer = [list(layer.parameters()) for layer in layers]
-    for i, parameters in enumerate(by_layer):
-        for parameter in parameters:
-            users.setdefault(id(parameter), []).append(i)
-    shared = {i: [p for p in parameters if len(users[id(p)]) > 1] for i, parameters in enumerate(by_layer)}
-    return {i: parameters for i, parameters in shared.items() if parameters}
+    for module in layer.modules():
+        yield from (part for _, part in module._parts() if isinstance(part, Parameter))
+
+
+def _twin(part: Any, seen: set[int]) -> Any:
+    """Return a copy of a part that has aliases of the parameters among ``seen``; a part without these, as it is."""
+    if isinstance(part, Parameter):
+        return part.alias() if id(part) in seen else part
+    if isinstance(part, list | tuple):
+        items = [_twin(item, seen) for item in part]
+        return part if all(map(operator.is_, items, part)) else type(part)(items)
+    if isinstance(part, dict):
+        values = {key: _twin(value, seen) for key, value in part.items()}
+        return part if all(values[key] is part[key] for key in part) else values
+    if not isinstance(part, Module):
+        return part
+    changed = {name: twin for name, value in vars(part).items() if (twin := _twin(value, seen)) is not value}
+    if not changed:
+        return part
+    twin = copy.copy(part)
+    vars(twin).update(changed)
+    return twin

@@ -175,13 +175,14 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
     first_group: dict[int, int] = {}
     for i, group in enumerate(groups):
         for parameter in group.parameters:
-            if id(parameter) in first_group:
+            owner = id(parameter.owner)
+            if owner in first_group:
                 raise ArgumentError(
                     "value",
-                    f"A parameter of shape {parameter.shape} stands in group {first_group[id(parameter)]} and again "
+                    f"A parameter of shape {parameter.shape} stands in group {first_group[owner]} and again "
                     f"in group {i}; each step would change it twice. Leave one of the two out.",
                 )
-            first_group[id(parameter)] = i
+            first_group[owner] = i
 
 
 def _check_and_warn(parameters: list[Parameter]) -> None:

@@ -7,8 +7,7 @@ from types import ModuleType
 
 import numpy as np
 
-from minipipe.nn import Parameter, Sequential
-from minipipe.nn.sequential import shared_parameters
+from minipipe.nn import Parameter
 from minipipe.pipeline.plan import Plan
 from minipipe.pipeline.stage import Loss, Stage
 
@@ -34,19 +33,14 @@ def build_stages(
     xp : module
         The array module that holds their parameters.
     """
-    model = plan.model
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    shared = shared_parameters(model.layers)
+    names = {id(parameter.owner): name for name, parameter in plan.model.named_parameters()}
     copies: dict = {}  # of everything that was copied, by the identity of the original
     stages = {}
     for index in plan.schedule.stages_of(rank):
         layers = plan.partition[index]
-        module = Sequential(*copy.deepcopy(model.layers[layers.start : layers.stop], copies))
-        module.first_layer = model.first_layer + layers.start
-        module.is_training = model.is_training
-        module.shared = {i - layers.start: [copies[id(p)] for p in shared[i]] for i in layers if i in shared}
-        originals = [parameter for i in layers for parameter in model.layers[i].parameters()]
-        parameters: dict[str, Parameter] = {names[id(p)]: copies[id(p)] for p in originals}
+        part = plan.model[layers.start : layers.stop]
+        module = copy.deepcopy(part, copies)
+        parameters: dict[str, Parameter] = {names[id(p.owner)]: copies[id(p)] for p in part.parameters()}
         for name, parameter in parameters.items():
             parameter.move(xp)
             if not parameter.is_filled:

@@ -17,7 +17,7 @@ from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.errors import ArgumentError, ModelError, PartitionError, RankError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Sequential
-from minipipe.nn.sequential import shared_parameters
+from minipipe.nn.sequential import parameters_of
 from minipipe.pipeline.partition import check_partition, partition_by_cost
 from minipipe.schedules.chunks import first_stages, spread_stages
 from minipipe.schedules.placement import check_counts, neighbouring_placement
@@ -160,13 +160,13 @@ class Plan:
 
     @property
     def shared(self) -> dict[str, dict[int, int]]:
-        """By name of a parameter that several ranks share: the layers that have it, each with its rank."""
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        """By name of a parameter that several ranks share: its uses, each with its rank."""
+        names = {id(parameter.owner): name for name, parameter in self.model.named_parameters()}
         users: dict[str, dict[int, int]] = {}
-        for layer, parameters in shared_parameters(self.model.layers).items():
-            for parameter in parameters:
-                users.setdefault(names[id(parameter)], {})[layer] = self.rank_of_layer[layer]
-        return {name: ranks for name, ranks in users.items() if len(set(ranks.values())) > 1}
+        for layer, rank in zip(self.model, self.rank_of_layer):
+            for parameter in parameters_of(layer):
+                users.setdefault(names[id(parameter.owner)], {})[parameter.use] = rank
+        return {name: dict(sorted(ranks.items())) for name, ranks in users.items() if len(set(ranks.values())) > 1}
 
     @property
     def description(self) -> dict[str, str]:

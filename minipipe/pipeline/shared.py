@@ -1,8 +1,8 @@
 """Parameters that stages on several ranks share, such as the embedding of a language model's first and last layer.
 
 Each rank has a copy, with the values of the first. After a step the copies exchange their gradients and add them up
-layer by layer, in the order of layers: the same sum, to the bit, as in one process, where a parameter adds up its
-gradients so, too. Then every optimiser changes its copy alike.
+use by use, in the order in which they were declared: the same sum, to the bit, as in one process. Then every optimiser
+changes its copy alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SharedParameters:
     Parameters
     ----------
     users : mapping
-        By name of a parameter, the layers that have it, each with its rank: ``Plan.shared``.
+        By name of a parameter, its uses, each with its rank: ``Plan.shared``.
     group : ProcessGroup
     parameters : mapping of str to Parameter
         Of this rank, by their names in the whole model.
@@ -71,22 +71,22 @@ class SharedParameters:
         """
         group, parameters = self._group, self._parameters
         mine = {name: ranks for name, ranks in self._users.items() if name in parameters}
-        uses = [(name, layer) for name, ranks in self._users.items() for layer in ranks]
-        tags = {use: first_tag + i for i, use in enumerate(uses)}
+        uses = [(name, use) for name, ranks in self._users.items() for use in ranks]
+        tags = {key: first_tag + i for i, key in enumerate(uses)}
         sends = []
         for name, ranks in mine.items():
-            for layer, rank in ranks.items():
+            for use, rank in ranks.items():
                 if rank == group.rank:
-                    array = _message(parameters[name].grad_of_layer(layer))
+                    array = _message(parameters[name].grad_of_use(use))
                     others = sorted(set(ranks.values()) - {rank})
-                    sends += [group.isend(array, other, tags[name, layer], step=step) for other in others]
+                    sends += [group.isend(array, other, tags[name, use], step=step) for other in others]
         for name, ranks in mine.items():
             parameter, total = parameters[name], None
-            for layer, rank in ranks.items():
-                share: Array | None = parameter.grad_of_layer(layer)
+            for use, rank in ranks.items():
+                share: Array | None = parameter.grad_of_use(use)
                 if rank != group.rank:
-                    words = f"the gradient of {name} from layer {layer}"
-                    received = group.irecv(rank, tags[name, layer], step=step, what=words).wait()
+                    words = f"the gradient of use {use} of {name}"
+                    received = group.irecv(rank, tags[name, use], step=step, what=words).wait()
                     share = None if received is None or not received.size else backend.moved(received, parameter.xp)
                 if share is not None:
                     total = share if total is None else total + share

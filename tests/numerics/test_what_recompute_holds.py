@@ -111,7 +111,6 @@ def test_a_module_that_fails_when_it_is_computed_again_leaves_parameters_and_pla
     result = model(Tensor(numbers(ROWS, WIDTH, seed=0)))
     with pytest.raises(ZeroDivisionError):
         result.sum().backward()
-    assert module.linear.weight.node is module.linear.weight._own
     assert grad_mode.is_grad_enabled() and recompute.current_place().seed is None
 
 

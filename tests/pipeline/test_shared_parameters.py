@@ -101,8 +101,8 @@ def test_the_gradient_has_a_part_from_both_ends_and_neither_is_small():
     model = language_model().initialise(0)
     one_process_step(model, nn.CrossEntropyLoss(), *text(0), 4)
     tied = model[0].weight
-    parts = [np.abs(tied.grad_of_layer(layer)).max() for layer in (0, len(model) - 1)]
-    assert min(parts) > 1e-3 and same_bits(tied.grad, tied.grad_of_layer(0) + tied.grad_of_layer(len(model) - 1))
+    parts = [np.abs(tied.grad_of_use(use)).max() for use in (0, 1)]
+    assert min(parts) > 1e-3 and same_bits(tied.grad, tied.grad_of_use(0) + tied.grad_of_use(1))
 
 
 # -- any model, any cut -----------------------------------------------------------------------------------------------
@@ -311,13 +311,14 @@ def test_no_exchange_at_all_is_noticed(monkeypatch):
     check_is_noticed()
 
 
-def test_a_sum_over_microbatches_and_not_over_layers_first_is_noticed(monkeypatch):
-    """One process adds up layer by layer for the sake of the ranks; as it comes would be another order."""
+def test_a_sum_over_microbatches_and_not_over_uses_first_is_noticed(monkeypatch):
+    """One process adds up use by use for the sake of the ranks; as it comes would be another order."""
     model, (inputs, targets) = three_times()[0], batch(40, 4)
     with limit_blas_threads(1):
         right = one_process_step(copy.deepcopy(model).initialise(0), nn.MSELoss(), inputs, targets, 4).gradients
-        monkeypatch.setattr(nn.Parameter, "use_leaf_of", lambda self, layer: None)
-        wrong = one_process_step(copy.deepcopy(model).initialise(0), nn.MSELoss(), inputs, targets, 4).gradients
+        monkeypatch.setattr("minipipe.nn.sequential._tied", list)
+        untied = three_times()[0].initialise(0)
+        wrong = one_process_step(untied, nn.MSELoss(), inputs, targets, 4).gradients
     assert not same_bits(right["0.weight"], wrong["0.weight"])
     np.testing.assert_allclose(right["0.weight"], wrong["0.weight"], rtol=1e-4, atol=1e-6)
     assert same_bits(right["5.weight"], wrong["5.weight"])
