@@ -127,6 +127,23 @@ class Module:
         """Set this module and all inside it to be evaluated. Returns the module."""
         return self.train(False)
 
+    def freeze(self, is_frozen: bool = True) -> Module:
+        """Train none of the parameters from now on, or with ``is_frozen=False`` all of them. Returns the module.
+
+        Nothing is recorded for a frozen parameter. A stage whose earlier stages are all frozen computes no gradient of
+        its inputs, and sends none.
+
+        Examples
+        --------
+        >>> from minipipe import nn
+        >>> model = nn.Sequential(nn.Linear(4, 4).freeze(), nn.Linear(4, 2))
+        >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        ['1.weight', '1.bias']
+        """
+        for parameter in self.parameters():
+            parameter.requires_grad = not is_frozen
+        return self
+
     def to(self, device: str | ModuleType) -> Module:
         """Keep all parameters on a device from now on: ``"cpu"``, ``"gpu"``, or an array module. Returns the module.
 

@@ -116,6 +116,17 @@ class Parameter(Tensor):
         """The parameter that has the values: itself, unless this is an :class:`Alias`."""
         return self
 
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it is trained. Where it is False nothing is recorded for it, and it gets no gradient."""
+        return self.node.needs_gradient
+
+    @requires_grad.setter
+    def requires_grad(self, is_trained: bool) -> None:
+        for leaf in self.leaves.values():
+            leaf.needs_gradient = bool(is_trained)
+        self.zero_grad()
+
     def alias(self) -> Alias:
         """Return the same parameter for another place, with a leaf of its own."""
         return Alias(self.owner, 1 + max(self.leaves))
@@ -191,7 +202,7 @@ class Parameter(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         twin = Parameter(self.declared_shape, self.initialiser, self.declared_dtype)
-        twin.xp = self.xp
+        twin.xp, twin.node.needs_gradient = self.xp, self.requires_grad
         if self.is_filled:
             twin.data = backend.copy(self.data)
         memo[id(self)] = twin
@@ -222,6 +233,7 @@ class Alias(Parameter):
     def __init__(self, owner: Parameter, use: int) -> None:
         self.owner, self.use = owner, use
         self.node = owner.leaves[use] = Leaf(owner.declared_shape)
+        self.node.needs_gradient = owner.requires_grad
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Alias:
         twin = memo[id(self)] = Alias(copy.deepcopy(self.owner, memo), self.use)

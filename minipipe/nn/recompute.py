@@ -78,7 +78,8 @@ class Recompute(Module):
             computed = self.module(x)
         recomputation = Recomputation([tensor.node for tensor in given if tensor.node is not None], again)
         parameters = [parameter.data for parameter in self.module.parameters()]
-        needs_gradient = bool(parameters) or any(parent.needs_gradient for parent in recomputation.parents)
+        is_trained = any(parameter.requires_grad for parameter in self.module.parameters())
+        needs_gradient = is_trained or any(parent.needs_gradient for parent in recomputation.parents)
         # What is handed on as it came, a parameter itself, and what comes twice get no node (more): it would add up
         # some gradients by themselves.
         results: dict[int, Tensor] = {id(tensor): tensor for tensor in given}
@@ -87,7 +88,7 @@ class Recompute(Module):
                 results.setdefault(id(tensor), tensor)
                 continue
             result, order = record(tensor.data), next_order()
-            if here.is_enabled and (recomputation.parents or parameters):
+            if here.is_enabled and (recomputation.parents or is_trained):
                 wants = needs_gradient and backend.is_floating(tensor.dtype)
                 result.node = RecomputedNode(recomputation, number, order, wants)
                 if here.watch is not None:

@@ -187,14 +187,16 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
 
 def _check_and_warn(parameters: list[Parameter]) -> None:
     """Say why nothing was changed."""
-    if parameters and any(parameter.is_filled for parameter in parameters):
+    if not any(parameter.requires_grad for parameter in parameters):
+        return  # all are frozen, or there is none
+    if any(parameter.is_filled for parameter in parameters):
         warnings.warn(
             f"optimiser.step() changed nothing: none of its {len(parameters)} parameters has a gradient. Call "
             "backward() or pipeline.step() first. A pipeline trains copies: give pipeline.parameters(), not "
             "model.parameters().",
             stacklevel=3,
         )
-    elif parameters:
+    else:
         raise ParameterError(
             "uninitialised",
             "None of these parameters has values. A pipeline trains copies of the model's layers: give "

@@ -141,7 +141,7 @@ def check_loss(loss: Any) -> None:
 
 def warn_of_missing_gradients(parameters: Mapping[str, Parameter]) -> None:
     """Warn of parameters of this rank that got no gradient: unused, or cut off from the loss. Local."""
-    names = [name for name, parameter in parameters.items() if parameter.grad is None]
+    names = [name for name, parameter in parameters.items() if parameter.grad is None and parameter.requires_grad]
     if names:
         warnings.warn(
             f"The first step left no gradient for {', '.join(names)}. Either no layer uses them, or a layer behind "

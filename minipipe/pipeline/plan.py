@@ -171,7 +171,7 @@ class Plan:
     @property
     def description(self) -> dict[str, str]:
         """In words, what must be the same on all ranks."""
-        parameters = [(name, p.shape, str(p.dtype)) for name, p in self.model.named_parameters()]
+        parameters = [(name, p.shape, str(p.dtype), p.requires_grad) for name, p in self.model.named_parameters()]
         return {
             "minipipe version": __version__,
             "NumPy version": np.__version__,
