@@ -67,15 +67,19 @@ class Recompute(Module):
 
     def forward(self, x: Any) -> Any:
         """Compute the module's result."""
+        return self.compute(self.module, x)
+
+    def compute(self, function: Callable[[Any], Any], x: Any) -> Any:
+        """Compute the module's result by a function, now and again when backward needs it."""
         x = x if isinstance(x, (tuple, list, dict)) else as_tensor(x)
         given = tensors_in(x)
         inputs = [record(tensor.data) for tensor in given]  # new ones: nobody changes what they are later
         for own, tensor in zip(inputs, given):
             own.node = tensor.node
-        again = self._again(rebuilt(x, inputs), first=next_order())
+        again = self._again(function, rebuilt(x, inputs), first=next_order())
         here = mode()
         with no_grad():
-            computed = self.module(x)
+            computed = function(x)
         recomputation = Recomputation([tensor.node for tensor in given if tensor.node is not None], again)
         parameters = [parameter.data for parameter in self.module.parameters()]
         is_trained = any(parameter.requires_grad for parameter in self.module.parameters())
@@ -96,17 +100,17 @@ class Recompute(Module):
             results[id(tensor)] = result
         return rebuilt(computed, [results[id(tensor)] for tensor in tensors_in(computed)])
 
-    def _again(self, x: Any, first: int) -> Callable[[], list[Node | None]]:
+    def _again(self, function: Callable[[Any], Any], x: Any, first: int) -> Callable[[], list[Node | None]]:
         """Return a function that computes the module here and now, whenever it is called."""
-        module, here = self.module, at(current_place().copy())
-        modes = [(part, part.is_training) for part in module.modules()]
+        here = at(current_place().copy())
+        modes = [(part, part.is_training) for part in self.module.modules()]
 
         def compute_again() -> list[Node | None]:
             later = [(part, part.is_training) for part, _ in modes]
             _set_modes(modes)
             try:
                 with record_again(first), here:
-                    return [tensor.node for tensor in tensors_in(module(x))]
+                    return [tensor.node for tensor in tensors_in(function(x))]
             finally:
                 _set_modes(later)
 

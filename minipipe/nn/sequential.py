@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, overload
+from typing import Any, TypeGuard, overload
 
 from minipipe import functional
 from minipipe.autograd.random_key import Place, current_place
 from minipipe.errors import ArgumentError, MinipipeError
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
+from minipipe.nn.recompute import Recompute
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor
 
@@ -28,6 +29,9 @@ class Sequential(Module):
     :func:`minipipe.functional.contiguous`). For the same reason a parameter that stands in several layers (a tied
     embedding, a layer used twice) is an alias in the later ones: each adds up its own gradients, and the owner adds the
     sums in the order in which they were declared.
+
+    A sequence directly inside another one is no layer: its layers are, and a pipeline may cut between them. Parameters
+    keep their nested names.
 
     Parameters
     ----------
@@ -65,29 +69,36 @@ class Sequential(Module):
         """Apply every layer in turn."""
         place = current_place()
         if place.layer is not None:  # a sequence inside a layer of another one, which no cut divides
-            return self._apply(x, None)
+            return self._apply(x, None, 0)
         try:
-            return self._apply(x, place)
+            return self._apply(x, place, self.first_layer)
         finally:
             place.leave()
 
-    def _apply(self, x: Any, place: Place | None) -> Any:
+    def _apply(self, x: Any, place: Place | None, number: int) -> Any:
         if not isinstance(x, _BUNDLES):
             x = as_tensor(x)
-        i, last = 0, len(self.layers) - 1
-        try:
-            for i, layer in enumerate(self.layers):
-                if place is not None:
-                    place.enter(self.first_layer + i)
-                x = layer(x)
-                if not isinstance(x, Tensor):
-                    x = boundary(x)
-                elif i < last:
-                    x = functional.contiguous(x)
-        except MinipipeError as error:
-            error.add_note(f"in layer {self.first_layer + i}, {self.layers[i].brief()}")
-            raise
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            x = _applied(layer, x, place, number)
+            number += _num_places(layer) if isinstance(layer, Sequential | Recompute) else 1
+            if i < last and isinstance(x, Tensor):
+                x = functional.contiguous(x)
         return x
+
+    @property
+    def flat_layers(self) -> list[Module]:
+        """The layers, and instead of a sequence among them its own."""
+        parts = ((layer.flat_layers if _is_nested(layer) else [layer]) for layer in self.layers)
+        return [layer for part in parts for layer in part]
+
+    def cut(self, layers: range) -> Sequential:
+        """Return a part of the flat layers, which draws random numbers as it does in the whole."""
+        flat = self.flat_layers
+        part = Sequential(*flat[layers.start : layers.stop])
+        part.first_layer = self.first_layer + sum(map(_num_places, flat[: layers.start]))
+        part.is_training = self.is_training
+        return part
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -104,9 +115,36 @@ class Sequential(Module):
             return self.layers[index]
         part = Sequential(*self.layers[index])
         start, _, step = index.indices(len(self))
-        part.first_layer = self.first_layer + start if step == 1 else 0
+        part.first_layer = self.first_layer + sum(map(_num_places, self.layers[:start])) if step == 1 else 0
         part.is_training = self.is_training
         return part
+
+
+def _is_nested(layer: Module) -> TypeGuard[Sequential]:
+    return type(layer) is Sequential and bool(layer.layers)
+
+
+def _num_places(layer: Module) -> int:
+    """Return how many places a layer has for random numbers: a sequence, recomputed or not, those of its layers."""
+    inner = layer.module if isinstance(layer, Recompute) else layer
+    return sum(map(_num_places, inner.layers)) if _is_nested(inner) else 1
+
+
+def _applied(layer: Module, x: Any, place: Place | None, number: int) -> Any:
+    """Apply one layer, at its place; a nested sequence has places of its own, also where it is recomputed."""
+    if place is not None and _is_nested(layer):
+        return layer._apply(x, place, number)
+    if place is not None:
+        place.enter(number)
+    try:
+        if place is not None and isinstance(layer, Recompute) and _is_nested(inner := layer.module):
+            x = layer.compute(lambda given: inner._apply(given, current_place(), number), x)
+        else:
+            x = layer(x)
+        return x if isinstance(x, Tensor) else boundary(x)
+    except MinipipeError as error:
+        error.add_note(f"in layer {number}, {layer.brief()}")
+        raise
 
 
 def boundary(x: Any) -> Any:

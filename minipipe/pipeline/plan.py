@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from html import escape
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -153,17 +154,25 @@ class Plan:
         return tuple(rank for layers, rank in zip(self.partition, self.placement) for _ in layers)
 
     @property
+    def layers(self) -> list[Module]:
+        """The layers that a cut may divide: those of the model, and instead of a sequence among them its own."""
+        return self.model.flat_layers
+
+    @property
     def owners(self) -> dict[str, int]:
         """By name of a parameter, the rank that has it; of a shared one, the rank of the first layer that has it."""
-        names = [name for name, _ in self.model.named_parameters()]
-        return {name: self.rank_of_layer[int(name.partition(".")[0])] for name in names}
+        rank_of: dict[int, int] = {}
+        for layer, rank in zip(self.layers, self.rank_of_layer):
+            for parameter in parameters_of(layer):
+                rank_of.setdefault(id(parameter.owner), rank)
+        return {name: rank_of[id(parameter.owner)] for name, parameter in self.model.named_parameters()}
 
     @property
     def shared(self) -> dict[str, dict[int, int]]:
         """By name of a parameter that several ranks share: its uses, each with its rank."""
         names = {id(parameter.owner): name for name, parameter in self.model.named_parameters()}
         users: dict[str, dict[int, int]] = {}
-        for layer, rank in zip(self.model, self.rank_of_layer):
+        for layer, rank in zip(self.layers, self.rank_of_layer):
             for parameter in parameters_of(layer):
                 users.setdefault(names[id(parameter.owner)], {})[parameter.use] = rank
         return {name: dict(sorted(ranks.items())) for name, ranks in users.items() if len(set(ranks.values())) > 1}
@@ -183,7 +192,7 @@ class Plan:
     # -- as a table -----------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"<Plan {self.schedule.describe()}, {len(self.model)} layers>"
+        return f"<Plan {self.schedule.describe()}, {len(self.layers)} layers>"
 
     def __str__(self) -> str:
         rows = [_HEAD, *self._rows()]
@@ -197,9 +206,10 @@ class Plan:
     def _rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the columns of each layer, and then of all."""
         total_size = total_bytes = 0
+        rows = self.layers
         for stage, layers in enumerate(self.partition):
             for i in layers:
-                layer = self.model[i]
+                layer = rows[i]
                 size, nbytes = layer.num_parameters, sum(p.nbytes for p in layer.parameters())
                 yield str(i), layer.brief(), str(stage), str(self.placement[stage]), f"{size:,}", f"{nbytes:,}"
                 total_size, total_bytes = total_size + size, total_bytes + nbytes
@@ -249,22 +259,25 @@ def _check_model(model: Any) -> None:
 def _divided(
     model: Sequential, num_stages: int, partition: Sequence[range] | None, layer_costs: Sequence[float] | None
 ) -> list[range]:
-    """Return the layers of each stage: as given, or so that the largest stage is as small as can be."""
+    """Return the flat layers of each stage: as given, or so that the largest stage is as small as can be.
+
+    A partition and costs may count the layers of the model, where a nested sequence is one, or the flat ones.
+    """
+    flat = model.flat_layers
+    sizes = [len(Sequential(layer).flat_layers) for layer in model]
+    starts = [0, *accumulate(sizes)]
     if partition is not None:
-        return check_partition(partition, len(model), num_stages)
-    costs = [layer.num_parameters for layer in model] if layer_costs is None else layer_costs
+        parts = list(partition)
+        counts_nested = bool(parts) and isinstance(parts[-1], range) and parts[-1].stop == len(model) < len(flat)
+        parts = check_partition(parts, len(model) if counts_nested else len(flat), num_stages)
+        return [range(starts[part.start], starts[part.stop]) for part in parts] if counts_nested else parts
+    costs = [layer.num_parameters for layer in flat] if layer_costs is None else list(layer_costs)
+    if len(costs) == len(flat):
+        return partition_by_cost(costs, num_stages)
     if len(costs) != len(model):
-        message = f"layer_costs has {len(costs)} values; expected one for each of {len(model)} layers."
+        message = f"layer_costs has {len(costs)} values; expected one for each of {len(flat)} layers."
         raise PartitionError("invalid-cost", message)
-    nested = {i: len(layer) for i, layer in enumerate(model) if isinstance(layer, Sequential)}
-    if nested and len(costs) < num_stages:
-        first = min(nested)
-        message = (
-            f"{len(costs)} layers cannot make {num_stages} stages, each of at least one layer. Layer {first} is a "
-            f"Sequential of {nested[first]}, which is not cut inside: unpack it, nn.Sequential(*layers, …)."
-        )
-        raise PartitionError("too-few-layers", message)
-    return partition_by_cost(costs, num_stages)
+    return [range(starts[part.start], starts[part.stop]) for part in partition_by_cost(costs, num_stages)]
 
 
 def _resolved(

@@ -140,10 +140,20 @@ def test_the_same_layer_in_two_places_of_a_sequence_draws_two_masks():
     assert masks == [mask_at((0, 0, 0, 0, 1)), mask_at((0, 2, 0, 0, 1))]
 
 
-def test_a_sequence_inside_a_layer_counts_on_in_that_layer():
-    """A pipeline cuts the outermost sequence only, so only its layers have numbers."""
+@pytest.mark.parametrize("wrap", [lambda sequence: sequence, nn.Recompute], ids=["", "recompute"])
+def test_the_layers_of_a_nested_sequence_have_numbers_of_their_own_recomputed_or_not(wrap):
+    """A pipeline may cut between them."""
     masks: list[bytes] = []
-    inner = nn.Sequential(Draws(masks), nn.Sequential(Draws(masks)), nn.Residual(Draws(masks)))
+    inner = wrap(nn.Sequential(Draws(masks), nn.Sequential(Draws(masks)), nn.Residual(Draws(masks))))
+    with random_key(0):
+        nn.Sequential(nn.Identity(), inner, Draws(masks))(X)
+    assert masks == [mask_at((0, layer, 0, 0, 1)) for layer in (1, 2, 3, 4)]
+
+
+def test_a_sequence_inside_a_layer_counts_on_in_that_layer():
+    """No cut divides it, so its layers have no numbers."""
+    masks: list[bytes] = []
+    inner = nn.Residual(nn.Sequential(Draws(masks), nn.Sequential(Draws(masks)), nn.Residual(Draws(masks))))
     with random_key(0):
         nn.Sequential(nn.Identity(), inner, Draws(masks))(X)
     assert masks == [mask_at((0, 1, 0, 0, draw)) for draw in (1, 2, 3)] + [mask_at((0, 2, 0, 0, 1))]

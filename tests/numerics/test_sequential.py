@@ -59,11 +59,13 @@ def test_a_shape_error_names_the_layer_where_it_happened():
 
 
 def test_a_shape_error_inside_nested_sequences_names_the_way_from_the_inside_out():
-    model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3)))
+    model = nn.Sequential(nn.ReLU(), nn.Residual(nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3))))
     _, notes = notes_of(lambda: model(np.ones((2, 4), np.float32)))
     assert notes[0] == "in layer 1, Linear(4, 3)"
-    assert notes[1].startswith("in layer 1, Sequential(")
-    assert len(notes) == 2
+    assert notes[1].startswith("in layer 0, Sequential(") and notes[2].startswith("in layer 1, Residual(")
+    assert len(notes) == 3
+    nested = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3)))  # whose layers are layers
+    assert notes_of(lambda: nested(np.ones((2, 4), np.float32)))[1] == ["in layer 2, Linear(4, 3)"]
 
 
 def test_a_dtype_error_names_the_layer_too():

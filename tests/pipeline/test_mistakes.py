@@ -257,9 +257,3 @@ def test_a_graph_that_is_cut_inside_a_layer_is_noticed_after_the_first_step():
     with pytest.warns(UserWarning, match=r"The first step left no gradient for 0\.weight, 0\.bias\.") as caught:
         spawn(train, 2)
     assert len(caught) == 1
-
-
-def test_a_nested_sequence_that_could_be_cut_if_it_were_unpacked_is_named():
-    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)))
-    with pytest.raises(PartitionError, match="Layer 0 is a Sequential of 3, which is not cut inside: unpack it"):
-        spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss()), 2)
