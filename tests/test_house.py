@@ -43,7 +43,7 @@ ROOMS = {
     "coursework": {"numpy", "errors", "autograd", "schedules", "analysis"},
     "cli": {
         *("errors", "version", "schedules", "analysis", "simulation", "render", "stepper"),
-        *("backend", "comm", "coursework"),
+        *("backend", "comm", "coursework", "threadpoolctl"),
     },
     "__main__": {"cli"},
     "__init__": {"lazy"},
@@ -81,7 +81,7 @@ FIRST_PATH = [
     ),
 ]
 # Lines of code. Engine and pipeline are still to be rebuilt: until then they may be over by what they are over today.
-BUDGETS = {"core": (CORE, 4000, 946), "first path": (FIRST_PATH, 1000, 217)}
+BUDGETS = {"core": (CORE, 4000, 898), "first path": (FIRST_PATH, 1000, 222)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 NOT_YET_REBUILT = {"comm/mpi.py", "testing.py:check_same_as_one_process"}
 
@@ -255,6 +255,14 @@ def test_the_neighbour_of_a_stage_is_computed_in_one_file():
 )
 def test_the_neighbour_of_a_stage_is_found_wherever_it_is_computed(text):
     assert list(neighbours_in(ast.parse(text)))
+
+
+def test_the_readme_leads_along_the_first_path_and_each_file_says_where_it_stands():
+    readme = (PACKAGE.parent / "README.md").read_text()
+    listed = re.findall(r"^\d+\. `([\w/]+)\.py`: ", readme, re.MULTILINE)
+    assert [file.replace("/", ".") for file in listed] == FIRST_PATH
+    for number, module in enumerate(FIRST_PATH, 1):
+        assert f"File {number} of {len(FIRST_PATH)} on the first path" in ast.get_docstring(TREES[module]), module
 
 
 # -- how much there is to read ------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ SEND and RECV meet (a rendezvous, the strictest discipline of a message system):
 
     F(s,k) [4] -> [1] SEND_F(s,k) [2] -----> [3] RECV_F(s+1,k)
                       SEND_F(s,k) [3] <----- [2] RECV_F(s+1,k) [4] -> [3] F(s+1,k)
+
+File 3 of 12 on the first path through the code (README.md):
+after ``schedules/action.py``, before ``analysis/lowering.py``.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ of it, right behind the action that produces the value::
 So the first unfinished item of the global order can always run: no deadlock, even when every send blocks until it is
 received. The naive rule (receive just before use, send just after) makes 1F1B deadlock: both neighbours send, neither
 receives.
+
+File 4 of 12 on the first path through the code (README.md):
+after ``analysis/dependencies.py``, before ``pipeline/executor.py``.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ latest consumer first.
 References
 ----------
 Qi et al. 2023, "Zero bubble pipeline parallelism", section 2.
+
+File 11 of 12 on the first path through the code (README.md): after ``autograd/walk.py``, before ``comm/thread.py``.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import platform
 
 from minipipe import backend
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.comm.describe import blas_library, gpu_messages, mpi_library, num_cores, package_version
+from minipipe.cli.machine import blas_library, gpu_messages, mpi_library, num_cores, package_version
 from minipipe.version import __version__
 
 __all__ = ["add_options", "run"]

@@ -143,4 +143,4 @@ class Expectation(NamedTuple):
             )
 
     def __str__(self) -> str:
-        return f"{self.what or 'a message'} with tag {self.tag}"
+        return self.what or f"a message with tag {self.tag}"

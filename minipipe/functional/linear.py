@@ -1,4 +1,7 @@
-"""Matrix products."""
+"""Matrix products.
+
+File 7 of 12 on the first path through the code (README.md): after ``pipeline/stage.py``, before ``tensor.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Operations that take several elements to one, over the axes given."""
+"""Operations that take several elements to one, over the axes given.
+
+The functions ``total``, ``amax``, ``amin`` and ``variance`` do not hide Python's own ``sum``, ``max`` and ``min``; the
+methods have NumPy's names: ``x.sum()``, ``x.max()``, ``x.min()``, ``x.var()``.
+"""
 
 from __future__ import annotations
 

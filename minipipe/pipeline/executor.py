@@ -1,4 +1,8 @@
-"""The executor: runs one rank's program on real tensors and real messages. It decides no order."""
+"""The executor: runs one rank's program on real tensors and real messages. It decides no order.
+
+File 5 of 12 on the first path through the code (README.md):
+after ``analysis/lowering.py``, before ``pipeline/stage.py``.
+"""
 
 from __future__ import annotations
 

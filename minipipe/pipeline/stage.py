@@ -1,4 +1,8 @@
-"""A stage: neighbouring layers on one rank, and what they hold between a forward and its backward."""
+"""A stage: neighbouring layers on one rank, and what they hold between a forward and its backward.
+
+File 6 of 12 on the first path through the code (README.md):
+after ``pipeline/executor.py``, before ``functional/linear.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""1F1B: after a warm-up, forwards and backwards alternate."""
+"""1F1B: after a warm-up, forwards and backwards alternate.
+
+File 1 of 12 on the first path through the code (README.md): next comes ``schedules/action.py``.
+"""
 
 from __future__ import annotations
 

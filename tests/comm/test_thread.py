@@ -100,7 +100,7 @@ def test_a_wait_ends_after_its_timeout_and_names_what_was_awaited():
     with pytest.raises(MessageError) as caught:
         spawn(wait_for_a_busy_rank, 2)
     assert caught.value.code == "timeout"
-    words = r"Rank 0 has waited 0\.05 s, since \d\d:\d\d:\d\d, for the gradient with tag 4 from rank 1"
+    words = r"Rank 0 has waited 0\.05 s, since \d\d:\d\d:\d\d, for the gradient from rank 1"
     assert re.search(words, str(caught.value))
 
 
