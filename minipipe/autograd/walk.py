@@ -49,12 +49,12 @@ def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None
     array([2., 4.], dtype=float32)
     """
     pending = Pending()
-    for root, gradient in roots.items():
-        pending.gradient = gradient
-        root.add(gradient, pending)
-    while pending.queue:
-        node = heappop(pending.queue)[-1]  # [1]
-        gradient = pending.gradients.pop(node)  # [2]
+    queue, gradients = pending.queue, pending.gradients
+    for root, pending.gradient in roots.items():
+        root.add(pending.gradient, pending)
+    while queue:
+        node = heappop(queue)[-1]  # [1]
+        gradient = gradients.pop(node)  # [2]
         if node.is_boundary:
             gradient = backend.contiguous(gradient)
         edges = node.release(gradient)

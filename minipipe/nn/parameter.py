@@ -137,6 +137,8 @@ class Parameter(Tensor):
 
         Where the parameter has aliases, each call adds them up; assign to it to change it.
         """
+        if len(self.leaves) == 1:
+            return self.node.grad
         total = None
         for use in sorted(self.leaves):
             share = self.leaves[use].grad

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeGuard, overload
+from typing import Any, TypeGuard, cast, overload
 
 from minipipe import functional
 from minipipe.autograd.random_key import Place, current_place
@@ -78,12 +78,24 @@ class Sequential(Module):
     def _apply(self, x: Any, place: Place | None, number: int) -> Any:
         if not isinstance(x, _BUNDLES):
             x = as_tensor(x)
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            x = _applied(layer, x, place, number)
-            number += _num_places(layer) if isinstance(layer, Sequential | Recompute) else 1
-            if i < last and isinstance(x, Tensor):
-                x = functional.contiguous(x)
+        last, layer = len(self.layers) - 1, cast(Module, self)
+        try:
+            for i, layer in enumerate(self.layers):
+                if place is not None:
+                    place.enter(number)
+                if place is not None and isinstance(layer, Sequential | Recompute):
+                    x, places = _in_its_places(layer, x, place, number), _num_places(layer)
+                else:
+                    x, places = layer(x), 1
+                if not isinstance(x, Tensor):
+                    x = boundary(x)
+                elif i < last:
+                    x = functional.contiguous(x)
+                number += places
+        except MinipipeError as error:
+            if place is None or not _is_nested(layer):  # a nested sequence has named the layer
+                error.add_note(f"in layer {number}, {layer.brief()}")
+            raise
         return x
 
     @property
@@ -130,21 +142,14 @@ def _num_places(layer: Module) -> int:
     return sum(map(_num_places, inner.layers)) if _is_nested(inner) else 1
 
 
-def _applied(layer: Module, x: Any, place: Place | None, number: int) -> Any:
-    """Apply one layer, at its place; a nested sequence has places of its own, also where it is recomputed."""
-    if place is not None and _is_nested(layer):
-        return layer._apply(x, place, number)
-    if place is not None:
-        place.enter(number)
-    try:
-        if place is not None and isinstance(layer, Recompute) and _is_nested(inner := layer.module):
-            x = layer.compute(lambda given: inner._apply(given, current_place(), number), x)
-        else:
-            x = layer(x)
-        return x if isinstance(x, Tensor) else boundary(x)
-    except MinipipeError as error:
-        error.add_note(f"in layer {number}, {layer.brief()}")
-        raise
+def _in_its_places(layer: Sequential | Recompute, x: Any, place: Place, number: int) -> Any:
+    """Apply a nested sequence, recomputed or not: its layers have places of their own. Others are layers like all."""
+    inner = layer.module if isinstance(layer, Recompute) else layer
+    if not _is_nested(inner):
+        return layer(x)
+    if isinstance(layer, Recompute):
+        return layer.compute(lambda given: inner._apply(given, current_place(), number), x)
+    return inner._apply(x, place, number)
 
 
 def boundary(x: Any) -> Any:
