@@ -1,4 +1,26 @@
-"""Operations on each element, with broadcasting. Each stands with its gradients (one vjp for each input)."""
+"""Operations on each element. Each stands with its gradients, one vjp for each input.
+
+============  =======================  ===================================================
+operation     result                   gradients, for the gradient g of the result
+============  =======================  ===================================================
+add           a + b                    g; g
+subtract      a - b                    g; -g
+multiply      a * b                    g * b; g * a
+divide        a / b                    g / b; -g * a / b**2
+power         a ** b                   g * b * a**(b - 1); g * a**b * log(a)
+negative      -a                       -g
+exp           e ** a                   g * exp(a)
+log           natural logarithm of a   g / a
+sqrt          square root of a         g / (2 * sqrt(a))
+where         a or b, by a condition   g where it is true; g where it is false
+masked_fill   a or number, by a mask   g where the mask is false
+clip          a within bounds          g where a is kept
+============  =======================  ===================================================
+
+Operands are tensors, arrays or numbers. Two of them are broadcast: counted from the last axis, lengths are equal or one
+of them is 1, and the gradient is summed over the axes that were stretched. Shapes or dtypes that do not fit raise a
+TensorError with code ``shape`` or ``dtype``.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +57,13 @@ def _unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
     return backend.reshape(backend.reduce_sum(gradient, axis=axes, keepdims=True), shape)
 
 
+def _broadcast(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
+    """Return both operands as tensors of one dtype, whose shapes fit."""
+    left, right = operands(a, b)
+    _check_broadcast(name, left, right)
+    return left, right
+
+
 def _check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
     for left, right in zip(reversed(a.shape), reversed(b.shape)):
         if left != right and left != 1 and right != 1:
@@ -48,20 +77,6 @@ def _check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
 def add(a: Operand, b: Operand) -> Tensor:
     """Return a + b, broadcast.
 
-    Parameters
-    ----------
-    a, b : Tensor, array or number
-        Of shapes that broadcast: counted from the last axis, lengths are equal or one of them is 1.
-
-    Returns
-    -------
-    Tensor of the broadcast shape
-
-    Raises
-    ------
-    TensorError
-        Codes ``shape`` and ``dtype``.
-
     Examples
     --------
     >>> from minipipe import Tensor, functional
@@ -69,8 +84,7 @@ def add(a: Operand, b: Operand) -> Tensor:
     Tensor([[11., 21.],
             [12., 22.]])
     """
-    a, b = operands(a, b)
-    _check_broadcast("add", a, b)
+    a, b = _broadcast("add", a, b)
     a_shape, b_shape = a.shape, b.shape
     return record(
         a.data + b.data,
@@ -82,28 +96,13 @@ def add(a: Operand, b: Operand) -> Tensor:
 def subtract(a: Operand, b: Operand) -> Tensor:
     """Return a - b, broadcast.
 
-    Parameters
-    ----------
-    a, b : Tensor, array or number
-        Of shapes that broadcast: counted from the last axis, lengths are equal or one of them is 1.
-
-    Returns
-    -------
-    Tensor of the broadcast shape
-
-    Raises
-    ------
-    TensorError
-        Codes ``shape`` and ``dtype``.
-
     Examples
     --------
     >>> from minipipe import Tensor, functional
     >>> functional.subtract(10, Tensor([1.0, 2.0]))
     Tensor([9., 8.])
     """
-    a, b = operands(a, b)
-    _check_broadcast("subtract", a, b)
+    a, b = _broadcast("subtract", a, b)
     a_shape, b_shape = a.shape, b.shape
     return record(
         a.data - b.data,
@@ -115,20 +114,6 @@ def subtract(a: Operand, b: Operand) -> Tensor:
 def multiply(a: Operand, b: Operand) -> Tensor:
     """Return a * b, broadcast.
 
-    Parameters
-    ----------
-    a, b : Tensor, array or number
-        Of shapes that broadcast: counted from the last axis, lengths are equal or one of them is 1.
-
-    Returns
-    -------
-    Tensor of the broadcast shape
-
-    Raises
-    ------
-    TensorError
-        Codes ``shape`` and ``dtype``.
-
     Examples
     --------
     The gradient of each factor is the other one.
@@ -139,8 +124,7 @@ def multiply(a: Operand, b: Operand) -> Tensor:
     >>> float(a.grad), float(b.grad)
     (4.0, 3.0)
     """
-    a, b = operands(a, b)
-    _check_broadcast("multiply", a, b)
+    a, b = _broadcast("multiply", a, b)
     x, y, a_shape, b_shape = a.data, b.data, a.shape, b.shape
     return record(
         x * y,
@@ -152,29 +136,13 @@ def multiply(a: Operand, b: Operand) -> Tensor:
 def divide(a: Operand, b: Operand) -> Tensor:
     """Return a / b, broadcast.
 
-    Parameters
-    ----------
-    a, b : Tensor, array or number
-        Of shapes that broadcast: counted from the last axis, lengths are equal or one of them is 1.
-
-    Returns
-    -------
-    Tensor of the broadcast shape
-
-    Raises
-    ------
-    TensorError
-        Codes ``shape`` and ``dtype``.
-
     Examples
     --------
     >>> from minipipe import Tensor, functional
     >>> functional.divide(Tensor([3.0, 6.0]), 2)
     Tensor([1.5, 3. ])
     """
-    a, b = operands(a, b)
-    a, b = as_real(a), as_real(b)
-    _check_broadcast("divide", a, b)
+    a, b = map(as_real, _broadcast("divide", a, b))
     x, y, a_shape, b_shape = a.data, b.data, a.shape, b.shape
     return record(
         x / y,
@@ -186,20 +154,6 @@ def divide(a: Operand, b: Operand) -> Tensor:
 def power(a: Operand, b: Operand) -> Tensor:
     """Return a ** b, broadcast. Squares are computed as products, three times as fast.
 
-    Parameters
-    ----------
-    a, b : Tensor, array or number
-        Of shapes that broadcast: counted from the last axis, lengths are equal or one of them is 1.
-
-    Returns
-    -------
-    Tensor of the broadcast shape
-
-    Raises
-    ------
-    TensorError
-        Codes ``shape`` and ``dtype``.
-
     Examples
     --------
     >>> from minipipe import Tensor, functional
@@ -210,8 +164,7 @@ def power(a: Operand, b: Operand) -> Tensor:
         a = as_tensor(a)
         x = a.data
         return record(x * x, (a, lambda g: g * (2 * x)))
-    a, b = operands(a, b)
-    _check_broadcast("power", a, b)
+    a, b = _broadcast("power", a, b)
     xp, x, y, a_shape, b_shape = array_module(a.data), a.data, b.data, a.shape, b.shape
     result = x**y
     return record(
@@ -287,11 +240,6 @@ def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
         It has no gradient.
     a, b : Tensor, array or number
 
-    Raises
-    ------
-    TensorError
-        Codes ``shape`` and ``dtype``.
-
     Examples
     --------
     >>> import numpy as np
@@ -323,11 +271,6 @@ def masked_fill(a: Operand, mask: Operand, value: float) -> Tensor:
     Returns
     -------
     Tensor of the broadcast shape
-
-    Raises
-    ------
-    TensorError
-        Codes ``shape`` and ``dtype``.
 
     Examples
     --------
