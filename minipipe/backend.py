@@ -1,4 +1,4 @@
-"""The array module of the data at hand, and what the array modules do differently.
+"""The array module of the data at hand, and the differences between array modules.
 
 NumPy, CuPy and array-api-strict share most of their names. Operations ask for ``array_module(x)`` and use the shared
 names; the few calls that differ hide here. This is the only file that may import CuPy.
@@ -74,7 +74,7 @@ def is_array(value: object) -> bool:
 
 
 def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
-    """Return ``data`` as an array: what is one stays one of its module; the rest goes to the module of ``like``."""
+    """Return ``data`` as an array: an array stays in its module, anything else goes to the module of ``like``."""
     if is_array(data):
         return data if dtype is None or data.dtype == dtype else array_module(data).astype(data, dtype)
     return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
@@ -313,7 +313,7 @@ def to_numpy(array: Array) -> np.ndarray:
 
 
 def empty_on_host(xp: ModuleType) -> Callable[..., np.ndarray]:
-    """Return what allocates host memory that a device of this module copies to and from fastest."""
+    """Return the allocator of the host memory that a device of this module copies to and from fastest."""
     if xp.__name__ != "cupy":
         return np.empty
     import cupyx
@@ -322,7 +322,7 @@ def empty_on_host(xp: ModuleType) -> Callable[..., np.ndarray]:
 
 
 def synchronise(xp: ModuleType) -> None:
-    """Wait until the device has done what it was told; others never run ahead."""
+    """Wait until the device has finished its work; the host never runs ahead of other modules."""
     if xp.__name__ == "cupy":
         xp.cuda.get_current_stream().synchronize()
 

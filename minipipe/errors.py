@@ -263,7 +263,7 @@ class MessageCode(StrEnum):
 
 
 class MessageError(MinipipeError, RuntimeError):
-    """A message is late, lost or not what was expected.
+    """A message is late, lost or another than the expected one.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Names of other libraries, PyTorch's above all, and what takes their place here. Only errors use them."""
+"""Names of other libraries, PyTorch's above all, and their equivalents here. Only errors use them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ATTRIBUTES: Mapping[str, str] = {
 
 
 def missing(owner: str, name: str, instead: Mapping[str, str], known: list[str]) -> AttributeError:
-    """Return the error for a name that is not there: what takes its place, or the closest name.
+    """Return the error for a missing name, with its equivalent here or the closest name.
 
     Examples
     --------

@@ -76,7 +76,7 @@ class Tensor:
                 )
             self.node = Leaf(array.shape)
 
-    # -- what it is -----------------------------------------------------------------------------------------
+    # -- attributes -----------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -180,7 +180,7 @@ class Tensor:
         """
         return record(self.data)
 
-    # -- what it does ---------------------------------------------------------------------------------------
+    # -- gradients ------------------------------------------------------------------------------------------
 
     def backward(self, gradient: Array | float | None = None) -> None:
         """Add to ``grad`` of every leaf behind this tensor its gradient, and release the graph.
@@ -286,8 +286,8 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     *inputs : (Tensor, function)
         Each input with its vjp: from the gradient of the result, of its shape, to that of the input, of the
         input's shape. A vjp returns a new array, its argument, or a view of that; it changes neither its argument nor
-        what it captured, and does not return the latter, because what it returns may be added to in place. Inputs
-        without a graph are left out, and what their vjp captured is let go.
+        the arrays that it captured, and does not return the latter, because its result may be added to in place. Inputs
+        without a graph are left out, and the arrays that their vjp captured are released.
 
     Examples
     --------

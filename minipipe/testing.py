@@ -117,7 +117,7 @@ def one_process_step(
     inputs, targets : array of shape (samples, ...)
     num_microbatches : int
     seed, step : int
-        Of what is random in the model, such as Dropout. A pipeline counts its steps from 0.
+        Of the random numbers in the model, as for Dropout. A pipeline counts its steps from 0.
 
     Examples
     --------

@@ -99,7 +99,7 @@ def at(place: Place) -> Iterator[None]:
 
 
 def random_key(seed: int, step: int = 0, microbatch: int = 0) -> AbstractContextManager[None]:
-    """Draw what is random inside this block from (seed, layer, step, microbatch).
+    """Draw random numbers inside this block from (seed, layer, step, microbatch).
 
     A pipeline does this by itself; in a loop of your own, give the number of the step.
 

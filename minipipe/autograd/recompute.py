@@ -1,6 +1,6 @@
 """A part of the graph that is recorded only when the walk comes to it ("activation checkpointing").
 
-The walk goes on through what is recorded then as if it had been there from the beginning: the same numbers of the same
+The walk goes on through the new nodes as if they had been there from the beginning: the same numbers of the same
 order, so the same sums::
 
     recorded first      y ──> R ────────────────────> x       R holds the input x and the module

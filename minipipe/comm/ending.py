@@ -31,7 +31,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def last_words(error: BaseException) -> str:
-    """Return what a rank says when an exception ends it: a sentence where that says all, otherwise the traceback."""
+    """Return the last words of a rank that an exception ends: a sentence where that says all, or the traceback."""
     if isinstance(error, KeyboardInterrupt):
         return "Interrupted."
     if isinstance(error, SystemExit):
@@ -47,7 +47,7 @@ class Watchdog:
     Parameters
     ----------
     give_up : function
-        Called in the watchdog's thread with a sentence that says what was awaited, and for how long.
+        Called in the watchdog's thread with a sentence that names the awaited message and the time waited.
     """
 
     def __init__(self, give_up: Callable[[str], None]) -> None:

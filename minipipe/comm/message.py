@@ -1,7 +1,7 @@
 """What travels: a small fixed header, then the bytes of one array. No pickle.
 
 MPI does not check messages: too short a one, or float64 into a float32 buffer, is silently accepted. So every message
-says what it is, and the receiver compares before it takes a byte.
+carries its dtype, shape and step, and the receiver compares them before it takes a byte.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Header(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """What a rank waits for, and what it knows about it beforehand.
+    """An awaited message, as far as its receiver knows it beforehand.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Expectation(NamedTuple):
     what : str
         In words, for messages.
     allocate : function
-        ``(shape, dtype) -> array`` for what arrives: in the memory of a GPU, or where it can be copied to one fast.
+        ``(shape, dtype) -> array`` for the array that arrives, in a GPU's memory or where it can be copied to one fast.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Ranks that act together: messages between two of them, and what all do at once.
+"""Ranks that act together: messages between two of them, and collective operations.
 
 A kind of group brings four primitives: post a send, post a receive, make a subgroup, abort. Everything else is written
 here once, from sends and receives, so that all kinds of groups agree to the bit, and every wait has a time limit.
@@ -71,7 +71,7 @@ class ProcessGroup(ABC):
         self._parent: ProcessGroup | None = None  # the group that this one was split off from
         self._resources = ExitStack()
 
-    # -- what each kind of group brings ---------------------------------------------------------------------
+    # -- primitives of a kind of group ---------------------------------------------------------------------
 
     @abstractmethod
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request: ...
@@ -164,7 +164,7 @@ class ProcessGroup(ABC):
         tag : int
             At least 0.
         out : array, optional
-            Filled with what arrives, which must have the same shape and dtype.
+            Filled with the array that arrives, which must have the same shape and dtype.
         step : int, optional
             Compared with the sender's.
         what : str
@@ -520,7 +520,7 @@ class ProcessGroup(ABC):
             raise LaunchError("closed", "This group was closed (its with-block has ended); start another one.")
 
     def close(self) -> None:
-        """Give back what the group holds, such as the limit on BLAS threads. Local; may be called twice.
+        """Release the resources of the group, such as the limit on BLAS threads. Local; may be called twice.
 
         Examples
         --------

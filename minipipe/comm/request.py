@@ -1,4 +1,4 @@
-"""Requests: a send or a receive that was started, and what every kind of group needs for them."""
+"""Requests: a send or a receive that was started. Every kind of group returns them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Request(ABC):
         Raises
         ------
         MessageError
-            Code ``timeout``, naming what was awaited, from whom and since when; or what is wrong with the message.
+            Code ``timeout``, naming the message, its sender and the time waited; or the code of what is wrong with it.
         """
 
 

@@ -74,7 +74,7 @@ def run_test(test: Callable[[Any], object], task: ModuleType, text: str) -> Outc
 
 
 def outcome_of(error: BaseException, path: str, text: str) -> Outcome:
-    """Say what an exception means for the student."""
+    """Explain an exception to the student."""
     where = _where(error, path, text)
     if isinstance(error, Unexpected):
         return Outcome(False, str(error), error.expected, error.got, compared=error.what, drawing=error.drawing)

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _channel(nonce: str) -> Callable[[dict[str, Any]], None]:
-    """Return a function that sends one event; from then on standard output is what the student prints."""
+    """Return a function that sends one event; from then on standard output belongs to the student."""
     private = os.dup(1)
     os.dup2(2, 1)
     nothing = os.open(os.devnull, os.O_RDONLY)

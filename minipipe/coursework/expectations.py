@@ -39,7 +39,7 @@ _PLAIN = (bool, int, float, str, bytes, range, type(None), Action)
 
 
 class Unexpected(AssertionError):
-    """What came is not what was expected.
+    """The actual value is not the expected one.
 
     Parameters
     ----------

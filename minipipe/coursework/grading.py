@@ -87,7 +87,7 @@ def grade(
 
 
 def _check_directory(directory: Path, exercises: Sequence[Exercise]) -> None:
-    """Refuse what is no copy of the coursework, and say where one is."""
+    """Refuse a directory without a copy of the coursework, and say where one is."""
     if not directory.is_dir():
         what = f"'{directory}' is a file" if directory.exists() else f"There is no directory '{directory}'"
         how = f"`minipipe coursework {directory}` writes one" if not directory.exists() else "name its directory"

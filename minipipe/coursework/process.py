@@ -24,7 +24,7 @@ __all__ = ["LONGEST_OUTPUT", "MEMORY_LIMIT", "Run", "run_tests"]
 MEMORY_LIMIT = 4 << 30
 """Bytes of addresses that a task may use; threads and libraries reserve far more than they touch."""
 LONGEST_OUTPUT = 2000
-"""Characters that are kept of what a student's code prints."""
+"""Characters that are kept of a student's printed output."""
 
 _MOST_RESULTS = 1 << 20  # bytes
 # Whatever else stands in the environment of the one who grades is none of the student's business.
@@ -164,7 +164,7 @@ def _ending(code: int) -> str:
 
 
 def _note(run: Run, line: str, nonce: str) -> None:
-    """Read one line; what does not carry the word is no result."""
+    """Read one line; without the secret word it is no result."""
     try:
         event: Any = json.loads(line)
     except ValueError:

@@ -81,7 +81,7 @@ class TaskReport:
         return self.is_as_given or all(outcome.is_unwritten for _, outcome in self.outcomes)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what stands for a task in the report."""
+        """Return the part of the report about a task."""
         tests = [
             {
                 "test": test.name,
@@ -131,7 +131,7 @@ def _failure(test: Test, outcome: Outcome) -> str:
 
 
 def _reason(outcome: Outcome) -> list[str]:
-    """Write what was expected above what came; or the sentence, where nothing was compared."""
+    """Write the expected value above the actual one; or the sentence, where nothing was compared."""
     if outcome.compared:
         values = [*_aligned("expected", outcome.expected), *_aligned("got", outcome.got)]
         return [*outcome.compared.rstrip().splitlines(), *values, *outcome.drawing.splitlines()]

@@ -1,4 +1,4 @@
-"""Activation functions: what stands between the products of a network."""
+"""Activation functions, which stand between the products of a network."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def contiguous(a: Tensor) -> Tensor:
     """Return the tensor in C order, and see to it that its gradient will be, too.
 
     A sequence does this between its layers, whether or not a pipeline cuts it there: a product sums in an order that
-    depends on the strides of its operands, and what comes in a message is always in C order.
+    depends on the strides of its operands, and an array from a message is always in C order.
 
     Examples
     --------

@@ -46,7 +46,7 @@ class _Convolution(Module):
         self.bias = Parameter(channels[:1], dtype=dtype) if bias else None
 
     def describe(self) -> str:
-        """Name channels, kernel, and what is not the default."""
+        """Name channels, kernel, and the options that differ from the default."""
         out_channels, in_channels, *kernel = self.weight.shape
         parts = [str(in_channels), str(out_channels), _brief(tuple(kernel))]
         parts += [f"stride={_brief(self.stride)}"] * (set(self.stride) != {1})

@@ -182,7 +182,7 @@ class Module:
     # -- looks ----------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """Return what stands between the brackets of the repr of a module without parts."""
+        """Return the arguments of the repr, for a module without parts."""
         return ""
 
     def brief(self, width: int = 48) -> str:
@@ -210,7 +210,7 @@ def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def check_lengths(layer: str, **lengths: Any) -> None:
-    """Check that what a layer was given as lengths are whole numbers, from 0.
+    """Check that the lengths given to a layer are whole numbers, at least 0.
 
     Examples
     --------

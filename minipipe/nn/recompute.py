@@ -73,7 +73,7 @@ class Recompute(Module):
         """Compute the module's result by a function, now and again when backward needs it."""
         x = x if isinstance(x, (tuple, list, dict)) else as_tensor(x)
         given = tensors_in(x)
-        inputs = [record(tensor.data) for tensor in given]  # new ones: nobody changes what they are later
+        inputs = [record(tensor.data) for tensor in given]  # new ones, whose values nobody replaces later
         for own, tensor in zip(inputs, given):
             own.node = tensor.node
         again = self._again(function, rebuilt(x, inputs), first=next_order())
@@ -84,8 +84,8 @@ class Recompute(Module):
         parameters = [parameter.data for parameter in self.module.parameters()]
         is_trained = any(parameter.requires_grad for parameter in self.module.parameters())
         needs_gradient = is_trained or any(parent.needs_gradient for parent in recomputation.parents)
-        # What is handed on as it came, a parameter itself, and what comes twice get no node (more): it would add up
-        # some gradients by themselves.
+        # An input handed on, a parameter itself, and a result that occurs twice get no node of their own: it would add
+        # up some gradients by themselves.
         results: dict[int, Tensor] = {id(tensor): tensor for tensor in given}
         for number, tensor in enumerate(tensors_in(computed)):
             if id(tensor) in results or tensor.node is not None:

@@ -11,7 +11,7 @@ __all__ = ["Residual"]
 
 
 class Residual(Module):
-    """x + layers(x): what the layers compute is added to their input.
+    """x + layers(x): the result of the layers is added to their input.
 
     A pipeline cuts before and after it, not inside; a deep network is a sequence of many.
 

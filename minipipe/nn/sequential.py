@@ -22,7 +22,7 @@ _BUNDLES = (Tensor, tuple, list, dict)
 
 
 class Sequential(Module):
-    """Layers, each applied to the result of the one before: what a pipeline cuts into stages.
+    """Layers, each applied to the result of the one before. A pipeline cuts them into stages.
 
     What passes from one layer to the next is a tensor, or a tuple, list or dict of tensors. It is made contiguous,
     activation and gradient, whether or not a pipeline cuts there, so that no cut changes a bit (see
@@ -153,7 +153,7 @@ def _in_its_places(layer: Sequential | Recompute, x: Any, place: Place, number: 
 
 
 def boundary(x: Any) -> Any:
-    """Return what passes from one layer to the next, made contiguous.
+    """Return a value between two layers, made contiguous.
 
     In a bundle each tensor gets a node of its own, so that its gradient is summed up by itself before it goes on, as it
     would be if it came in a message.

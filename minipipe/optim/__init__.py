@@ -1,4 +1,4 @@
-"""Optimisers, learning rates that change, and clipping: what happens to parameters between two steps. No messages."""
+"""Optimisers, learning rates that change, and clipping: the update of parameters after each step. No messages."""
 
 from minipipe.optim.adam import Adam, AdamW
 from minipipe.optim.clipping import clip_grad_norm, clip_gradients, gradient_norm, squared_norms, total_norm

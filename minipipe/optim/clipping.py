@@ -116,7 +116,7 @@ def total_norm(squares: Iterable[float]) -> float:
 def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float) -> None:
     """Multiply the gradients by ``max_norm / norm``, in place, if ``norm`` is larger than ``max_norm``. Local.
 
-    PyTorch divides by ``norm + 1e-6``. That is not needed here: what is larger than ``max_norm`` is not 0.
+    PyTorch divides by ``norm + 1e-6``. That is not needed here, since a norm above ``max_norm`` is not 0.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Learning rates that change: functions of the step, and what sets them."""
+"""Learning rates that change: functions of the step, and the schedule that applies them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minipipe.optim.optimiser import Optimiser
 __all__ = ["LearningRateSchedule", "constant", "cosine", "linear", "step_decay"]
 
 Factor = Callable[[int], float]
-"""From the step, counted from 0, to what the learning rate is multiplied by."""
+"""From the step, counted from 0, to the factor of the learning rate."""
 
 
 class LearningRateSchedule:
@@ -25,7 +25,7 @@ class LearningRateSchedule:
     Parameters
     ----------
     optimiser : Optimiser
-        Its groups' learning rates are what the factors multiply.
+        The factors multiply the learning rates of its groups.
     factor : function
         From the step, counted from 0, to a number that is at least 0: ``optim.cosine(1000)``, or one of your own.
 

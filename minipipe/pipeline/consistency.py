@@ -28,7 +28,7 @@ _NAMES = (
 
 
 def check_agreement(group: ProcessGroup, description: Mapping[str, str]) -> None:
-    """Compare a description on all ranks, and name what differs and where.
+    """Compare a description on all ranks, and name the entries that differ, and the ranks.
 
     Collective. Only digests travel.
 
@@ -117,7 +117,7 @@ class Calls:
 
 
 def part_of(call: str) -> str:
-    """Name what a rank waits for in a collective call, for the message of a timeout."""
+    """Name the part of another rank in a collective call, for the message of a timeout."""
     return f"its part of pipeline.{call}(), which every rank must call,"
 
 

@@ -42,7 +42,7 @@ class Batch:
     step : int
         Counts the calls; travels with every message.
     training_step : int
-        Counts the steps that were taken before; what is random in the model depends on it.
+        Counts the steps that were taken before; random numbers in the model depend on it.
     """
 
     slices: list[slice]
@@ -127,7 +127,7 @@ class Executor:
         This rank's stages, by index.
     group : ProcessGroup
     seed : int
-        Of what is random in the model.
+        Of the random numbers in the model.
     xp : module
         The array module to compute with.
 
@@ -215,9 +215,9 @@ class Executor:
         self._note(action, start)
 
     def _note(self, action: Action, start: float) -> None:
-        """Record when the action ran and what is held after it."""
+        """Record the times of the action, and the activations held after it."""
         record = self.record
-        backend.synchronise(self.xp)  # else it would be the time of telling a GPU what to do
+        backend.synchronise(self.xp)  # otherwise this would time the launch of kernels on a GPU
         record.spans.append(Span(action, start, self.group.time()))
         record.peak_activations = max(record.peak_activations, sum(stage.num_held for stage in self.stages.values()))
         if self._meter is not None:

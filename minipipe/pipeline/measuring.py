@@ -38,7 +38,7 @@ class MemoryPerMicrobatch(NamedTuple):
     weight_activation : tuple of int
         From I until W.
     transient_activation : tuple of int
-        Beyond ``activation`` while its B or I runs: what recomputation computes again.
+        Beyond ``activation`` while its B or I runs: recomputed activations.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class MemoryPerMicrobatch(NamedTuple):
 
 
 def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) -> MemoryPerMicrobatch:
-    """Run the first microbatch of a batch alone, with each backward in halves; return what it holds on each stage.
+    """Run the first microbatch of a batch alone, with each backward in halves; return the bytes held on each stage.
 
     Collective; leaves no gradients.
 
@@ -96,7 +96,7 @@ def _run_without_trace(executor: Executor, batch: Batch) -> Record:
 
 
 def _gather_memory(group: ProcessGroup, record: Record, num_stages: int) -> MemoryPerMicrobatch:
-    """Return what each stage held after F, after I, and while I computed again, in a step of one microbatch.
+    """Return the bytes held by each stage after F, after I, and during recomputation, in a step of one microbatch.
 
     Collective.
     """
@@ -113,7 +113,7 @@ def _gather_memory(group: ProcessGroup, record: Record, num_stages: int) -> Memo
 
 
 def gather_timeline(group: ProcessGroup, record: Record, program: Program) -> Timeline:
-    """Return what every rank did, and when, in seconds from the beginning. Collective."""
+    """Return the measured timeline of all ranks, in seconds from the beginning. Collective."""
     own_times = np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2)
     times = group.all_gather(own_times, what=part_of("timeline"))
     peaks = group.all_gather(np.array([record.peak_activations]))

@@ -15,7 +15,7 @@ __all__ = ["MemoryMeter"]
 
 
 class MemoryMeter:
-    """Measures what this rank's stages hold during one run. Slow: it walks through every graph.
+    """Measures the bytes held by this rank's stages during one run. Slow: it walks through every graph.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class MemoryMeter:
         self._recomputed = 0  # the most bytes that the present action's stage held when something was computed again
 
     def observe(self, stage: Stage, microbatch: int) -> None:
-        """Note what a stage holds whenever the backward of a microbatch computes a part of its graph again."""
+        """Note the bytes held by a stage whenever the backward of a microbatch recomputes a part of its graph."""
         graph = stage.graph_of(microbatch)
         observe_recomputation(graph, partial(self._note_recomputed, stage, graph))
 

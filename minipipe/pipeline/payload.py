@@ -45,7 +45,7 @@ class Payload(NamedTuple):
 
     @classmethod
     def of(cls, value: Bundle) -> Payload:
-        """Return what a stage has computed."""
+        """Return the payload of a stage's result."""
         tensors = tensors_in(value)
         wanted = [tensor.requires_grad for tensor in tensors]
         return cls([tensor.data for tensor in tensors], wanted, rebuilt(value, [None] * len(tensors)))

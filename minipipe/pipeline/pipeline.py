@@ -230,7 +230,7 @@ class Pipeline:
         MicrobatchError
             Codes ``too-few-samples`` and ``unequal-lengths``.
         MessageError
-            Code ``timeout``, naming what was awaited, from whom and since when.
+            Code ``timeout``, naming the awaited message, its sender and the time waited.
 
         Examples
         --------
@@ -348,7 +348,7 @@ class Pipeline:
         return Batch(slices, own_inputs, own_targets, self._calls.count, self._num_steps)
 
     def _own(self, given: Any, name: str, is_needed: bool) -> Array | None:
-        """Return what this rank needs as an array in the model's dtype, and None for what it does not need."""
+        """Return an array that this rank needs, in the model's dtype; None where it does not need it."""
         if not is_needed:
             return None
         if given is None:
@@ -554,7 +554,7 @@ class Pipeline:
         self._trainer.measures_memory = value
 
     def timeline(self) -> Timeline:
-        """Return what every rank did in the last step, and when, in seconds from its beginning.
+        """Return the measured timeline of the last step, of all ranks, in seconds from its beginning.
 
         Collective.
 
@@ -576,7 +576,7 @@ class Pipeline:
         return gather_timeline(self._group, self._last_step, self._plan.program)
 
     def measure_memory(self, inputs: Any, targets: Any) -> MemoryPerMicrobatch:
-        """Return what one microbatch of a batch holds on each stage, in bytes: after F, and after I.
+        """Return the bytes that one microbatch holds on each stage, after F and after I.
 
         Collective; runs the first microbatch alone, and leaves no gradients. With it ``simulate`` predicts the bytes of
         any schedule over these stages, exactly where microbatches are equal:
@@ -603,7 +603,7 @@ class Pipeline:
         return measure_memory(self._executor, self._plan.program, self._batch("measure_memory", inputs, targets))
 
     def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
-        """Return what the actions of each stage take and hold, and what messages take, as measured over some steps.
+        """Return the times and the memory of each stage's actions, and the times of messages, measured over some steps.
 
         Collective; leaves no gradients, and changes no parameter. With it ``simulate`` predicts other schedules over
         the same stages, in seconds and bytes; with :meth:`minipipe.Costs.cut` also such as put several stages on a

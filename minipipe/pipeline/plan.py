@@ -337,7 +337,7 @@ def _schedule_of_modules(
 
 
 def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_modules: int) -> Schedule:
-    """Build a named schedule, and say in modules what does not fit."""
+    """Build a named schedule; an error speaks of modules."""
     check_counts(num_ranks, num_microbatches)
     try:
         return build(name, num_ranks, num_microbatches, chunks)

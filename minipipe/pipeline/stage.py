@@ -1,4 +1,4 @@
-"""A stage: neighbouring layers on one rank, and what they hold between a forward and its backward.
+"""A stage: neighbouring layers on one rank, and the graphs they hold between a forward and its backward.
 
 File 6 of 12 on the first path through the code (README.md):
 after ``pipeline/executor.py``, before ``functional/linear.py``.
@@ -102,7 +102,7 @@ class Stage:
         ----------
         microbatch : int
         received : Payload
-            The inputs, arrays of shape (samples, ...), or what the stage before computed.
+            The inputs, arrays of shape (samples, ...), or the result of the stage before.
         """
         inputs, result = self._compute(received)
         result = boundary(result)
@@ -138,7 +138,7 @@ class Stage:
         return boundary(result).data
 
     def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
-        """B: add this microbatch's weight gradients, and return the gradients of what it received.
+        """B: add this microbatch's weight gradients, and return the gradients of its inputs.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class Stage:
         return self._gradients(held)
 
     def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
-        """I: return the gradients of what the stage received, and leave the weights for later.
+        """I: return the gradients of the stage's inputs, and leave the weights for later.
 
         Parameters and result are those of :meth:`backward`. What only this needed is freed.
         """
@@ -202,7 +202,7 @@ class Stage:
         arrays = [stage_input.grad for stage_input in held.inputs]
         return Payload(arrays, [True] * len(arrays), None if len(arrays) == 1 else ())
 
-    # -- what it holds --------------------------------------------------------------------------------------
+    # -- memory ---------------------------------------------------------------------------------------------
 
     def zero_grad(self) -> None:
         """Forget the gradients, and whatever a step that failed has left."""
