@@ -56,10 +56,10 @@ class MinipipeError(Exception):
     """
 
     is_self_explaining = False
-    codes: type[StrEnum]
+    codes: type[StrEnum] | None = None
 
     def __init__(self, code: str, message: str) -> None:
-        self.code = self.codes(code)
+        self.code = code if self.codes is None else self.codes(code)
         self.message = message
         super().__init__(str(code), message)
 

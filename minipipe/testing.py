@@ -207,7 +207,7 @@ def check_same_as_one_process(
         return StepResult(value, _gradients(pipeline.named_parameters()))
 
     with limit_blas_threads(1):
-        twin = copy.deepcopy(model)
+        twin = copy.deepcopy(model).tied()
         twin.to(device).initialise(seed)
         xp = module_for(device)
         x, y = moved(np.asarray(inputs), xp), moved(np.asarray(targets), xp)

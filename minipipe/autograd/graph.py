@@ -113,7 +113,7 @@ class Leaf(Node):
     array([3., 3.], dtype=float32)
     """
 
-    __slots__ = ("changed", "grad", "shape")
+    __slots__ = ("__weakref__", "changed", "grad", "shape")
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__([], -1)

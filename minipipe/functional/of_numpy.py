@@ -32,7 +32,7 @@ def _array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: 
 
 
 def _refused(name: str) -> ArgumentError:
-    own = f"x.{name}(…), or " if name in vars(Tensor) else ""
+    own = f"x.{name}(…), or " if callable(vars(Tensor).get(name)) else ""
     sentence = f"np.{name} of a tensor would compute without a graph; write {own}np.{name}(x.numpy()) for values alone."
     return ArgumentError("name", sentence)
 

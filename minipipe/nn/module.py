@@ -60,8 +60,11 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. A parameter that a module has already is tied: this place gets an alias of it."""
-        if isinstance(value, Parameter) and vars(self).get(name) is not value:
-            value, value.is_placed = value.alias() if value.is_placed else value, True
+        if isinstance(value, Parameter) and vars(self).get(name) is not value and value.is_placed:
+            value = value.alias()
+        for _, part in _parts_in(name, value):
+            if isinstance(part, Parameter):
+                part.is_placed = True
         super().__setattr__(name, value)
 
     # -- parts ----------------------------------------------------------------------------------------------
@@ -249,6 +252,6 @@ def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndar
             listed = ", ".join(sorted(names))
             raise ParameterError(code, f"The state does not fit the model; {code}: {listed}.")
     for name, parameter in parameters.items():
-        if np.shape(state[name]) != parameter.shape:
-            given = np.shape(state[name])
+        given = np.asarray(state[name]).shape
+        if given != parameter.shape:
             raise ParameterError("shape", f"{name} has shape {parameter.shape}; the state holds {given}.")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import MutableMapping
 from numbers import Integral
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -53,7 +55,7 @@ class Parameter(Tensor):
                [0.5, 0.5, 0.5]], requires_grad=True)
     """
 
-    __slots__ = ("declared_dtype", "declared_shape", "initialiser", "is_placed", "leaves", "xp")
+    __slots__ = ("declared_dtype", "declared_shape", "initialiser", "is_placed", "leaves", "num_uses", "xp")
 
     def __init__(
         self, shape: tuple[int, ...] | Array, initialiser: Initialiser | None = None, dtype: Any = None
@@ -68,8 +70,9 @@ class Parameter(Tensor):
         self.initialiser = initialiser or constant(0.0)
         self.xp = np if values is None else backend.array_module(values)
         self.node: Leaf = Leaf(self.declared_shape)
-        self.leaves: dict[int, Leaf] = {0: self.node}  # by use
-        self.is_placed = False  # whether a module has it
+        self.leaves: MutableMapping[int, Leaf] = {0: self.node}  # by use
+        self.num_uses = 1
+        self.is_placed = False  # whether a module has it: wherever else it is put, that is another use
         if values is not None:
             self.data = backend.copy(values)
 
@@ -129,7 +132,8 @@ class Parameter(Tensor):
 
     def alias(self) -> Alias:
         """Return the same parameter for another place, with a leaf of its own."""
-        return Alias(self.owner, 1 + max(self.leaves))
+        self.num_uses += 1
+        return Alias(self.owner, self.num_uses - 1)
 
     @property
     def grad(self) -> Array | None:
@@ -174,6 +178,15 @@ class Parameter(Tensor):
         for leaf in self.leaves.values():
             leaf.changed = order
 
+    def __eq__(self, other: object) -> Any:
+        """Tell parameters apart by identity, as in ``parameter in some_list``; compare values with anything else."""
+        return self is other if isinstance(other, Parameter) or other is None else super().__eq__(other)
+
+    def __ne__(self, other: object) -> Any:
+        return self is not other if isinstance(other, Parameter) or other is None else super().__ne__(other)
+
+    __hash__ = Tensor.__hash__
+
     # -- values ---------------------------------------------------------------------------------------------
 
     def fill(self, seed: int, name: str) -> None:
@@ -205,6 +218,7 @@ class Parameter(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         twin = Parameter(self.declared_shape, self.initialiser, self.declared_dtype)
         twin.xp, twin.node.needs_gradient = self.xp, self.requires_grad
+        twin.num_uses, twin.is_placed = self.num_uses, self.is_placed
         if self.is_filled:
             twin.data = backend.copy(self.data)
         memo[id(self)] = twin
@@ -219,7 +233,8 @@ class Parameter(Tensor):
 class Alias(Parameter):
     """A parameter that stands in another place as well, such as an embedding's vectors in the last layer.
 
-    It has a leaf of its own, where the gradients of this use add up; everything else is the owner's. So the sum over
+    It has a leaf of its own, where the gradients of this use add up; everything else (the names of ``_OWNED``) is read
+    from and written to the owner. So the sum over
     uses is the same in one process and over ranks, each of which may hold another use.
 
     Parameters
@@ -234,8 +249,11 @@ class Alias(Parameter):
 
     def __init__(self, owner: Parameter, use: int) -> None:
         self.owner, self.use = owner, use
-        self.node = owner.leaves[use] = Leaf(owner.declared_shape)
+        self.node = Leaf(owner.declared_shape)
         self.node.needs_gradient = owner.requires_grad
+        if isinstance(owner.leaves, dict):
+            owner.leaves = WeakValueDictionary(owner.leaves)  # the leaf of an alias goes with it
+        owner.leaves[use] = self.node
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Alias:
         twin = memo[id(self)] = Alias(copy.deepcopy(self.owner, memo), self.use)
@@ -246,5 +264,15 @@ def _of_owner(name: str) -> property:
     return property(attrgetter(f"owner.{name}"), lambda self, value: setattr(self.owner, name, value))
 
 
-for _name in ("data", "declared_dtype", "declared_shape", "initialiser", "is_filled", "is_placed", "leaves", "xp"):
+for _name in (
+    "data",
+    "declared_dtype",
+    "declared_shape",
+    "initialiser",
+    "is_filled",
+    "is_placed",
+    "leaves",
+    "num_uses",
+    "xp",
+):
     setattr(Alias, _name, _of_owner(_name))

@@ -95,6 +95,8 @@ class Recompute(Module):
             if here.is_enabled and (recomputation.parents or is_trained):
                 wants = needs_gradient and backend.is_floating(tensor.dtype)
                 result.node = RecomputedNode(recomputation, number, order, wants)
+                if not wants:  # nothing will be computed again, so nothing is kept for it
+                    result.node = Node([], order, wants, result.node.is_activation)
                 if here.watch is not None:
                     result.node = here.watch(result.node, [tensor.data, *parameters, *(own.data for own in inputs)])
             results[id(tensor)] = result

@@ -83,8 +83,8 @@ class Sequential(Module):
             for i, layer in enumerate(self.layers):
                 if place is not None:
                     place.enter(number)
-                if place is not None and isinstance(layer, Sequential | Recompute):
-                    x, places = _in_its_places(layer, x, place, number), _num_places(layer)
+                if place is not None and type(layer) in (Sequential, Recompute):
+                    x, places = _in_its_places(cast(Any, layer), x, place, number), _num_places(layer)
                 else:
                     x, places = layer(x), 1
                 if not isinstance(x, Tensor):
@@ -97,6 +97,15 @@ class Sequential(Module):
                 error.add_note(f"in layer {number}, {layer.brief()}")
             raise
         return x
+
+    def tied(self) -> Sequential:
+        """Return this sequence, or a copy in which whatever later layers came to share since it was made is tied."""
+        layers = _tied(self.layers)
+        if all(map(operator.is_, layers, self.layers)):
+            return self
+        twin = copy.copy(self)
+        twin.layers = layers
+        return twin
 
     @property
     def flat_layers(self) -> list[Module]:
@@ -138,7 +147,7 @@ def _is_nested(layer: Module) -> TypeGuard[Sequential]:
 
 def _num_places(layer: Module) -> int:
     """Return how many places a layer has for random numbers: a sequence, recomputed or not, those of its layers."""
-    inner = layer.module if isinstance(layer, Recompute) else layer
+    inner = layer.module if type(layer) is Recompute else layer
     return sum(map(_num_places, inner.layers)) if _is_nested(inner) else 1
 
 
@@ -200,10 +209,14 @@ def _twin(part: Any, seen: set[int]) -> Any:
         return part.alias() if id(part) in seen else part
     if isinstance(part, list | tuple):
         items = [_twin(item, seen) for item in part]
-        return part if all(map(operator.is_, items, part)) else type(part)(items)
+        if all(map(operator.is_, items, part)):
+            return part
+        return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
     if isinstance(part, dict):
-        values = {key: _twin(value, seen) for key, value in part.items()}
-        return part if all(values[key] is part[key] for key in part) else values
+        changed = {key: twin for key, value in part.items() if (twin := _twin(value, seen)) is not value}
+        twin = copy.copy(part) if changed else part
+        twin.update(changed)
+        return twin
     if not isinstance(part, Module):
         return part
     changed = {name: twin for name, value in vars(part).items() if (twin := _twin(value, seen)) is not value}

@@ -37,7 +37,7 @@ def build_stages(
     copies: dict = {}  # of everything that was copied, by the identity of the original
     stages = {}
     for index in plan.schedule.stages_of(rank):
-        part = plan.model.cut(plan.partition[index])
+        part = plan.part(index)
         module = copy.deepcopy(part, copies)
         parameters: dict[str, Parameter] = {names[id(p.owner)]: copies[id(p)] for p in part.parameters()}
         for name, parameter in parameters.items():

@@ -176,7 +176,7 @@ class Pipeline:
         >>> spawn(stages, num_ranks=2)
         [(0, 2), (1, 3)]
         """
-        plan = Plan.of_modules(modules, group.size, schedule, options.pop("num_microbatches", None))
+        plan = Plan.of_modules(list(modules), group.size, schedule, options.pop("num_microbatches", None))
         return cls(plan, group, **options)
 
     @property
@@ -251,6 +251,7 @@ class Pipeline:
                 "choose another schedule to train, or evaluate() and predict().",
             )
         batch = self._batch("step", inputs, targets)
+        self._last_step = None
         for stage in self._stages.values():
             stage.zero_grad()
         self._last_step = self._trainer.run(batch)

@@ -86,6 +86,7 @@ class Plan:
     model: Sequential
     program: Program
     partition: tuple[range, ...]
+    _tied: Sequential  # the model, whose layers share nothing but by aliases
 
     def __init__(
         self,
@@ -102,10 +103,13 @@ class Plan:
         given = _resolved(schedule, num_ranks, num_microbatches, chunks_per_rank)
         verify(given)
         parts = tuple(_divided(model, given.num_stages, partition, layer_costs))
-        vars(self).update(model=model, program=lower(given), partition=parts)
+        vars(self).update(model=model, program=lower(given), partition=parts, _tied=model.tied())
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A plan cannot be changed; make another one with the {name} that you want.")
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
 
     @classmethod
     def of_modules(
@@ -156,7 +160,11 @@ class Plan:
     @property
     def layers(self) -> list[Module]:
         """The layers that a cut may divide: those of the model, and instead of a sequence among them its own."""
-        return self.model.flat_layers
+        return self._tied.flat_layers
+
+    def part(self, stage: int) -> Sequential:
+        """Return the layers of a stage."""
+        return self._tied.cut(self.partition[stage])
 
     @property
     def owners(self) -> dict[str, int]:
@@ -239,7 +247,7 @@ def planned(model: Sequential | Plan, num_ranks: int, options: dict[str, Any]) -
     if not isinstance(model, Plan):
         return Plan(model, num_ranks=num_ranks, **options)
     if options:
-        raise ModelError("planned", f"The plan says {', '.join(options)} already; leave it out, or give the model.")
+        raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
     if model.schedule.num_ranks != num_ranks:
         message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {num_ranks}."
         raise RankError("wrong-number", f"{message} Start as many, or make the plan for {num_ranks}.")

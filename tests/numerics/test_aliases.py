@@ -1,13 +1,16 @@
 """A parameter that stands in several places: one value, a leaf for each use, one sum in the order of declaration."""
 
 import copy
+import gc
+from collections import OrderedDict, namedtuple
 
 import numpy as np
 import pytest
 
-from minipipe import Tensor, nn, optim
+from minipipe import Plan, Tensor, nn, optim, schedules
 from minipipe.errors import ArgumentError
 from minipipe.nn.parameter import Alias
+from minipipe.testing import check_same_as_one_process
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4) / 8
 
@@ -117,3 +120,94 @@ def test_an_optimiser_refuses_a_parameter_beside_its_alias():
     first, second = two_layers()
     with pytest.raises(ArgumentError, match="each step would change it twice"):
         optim.SGD([first.weight, second.weight], 0.1)
+
+
+def check_on_two_ranks(model):
+    inputs, targets = np.tile(X, (4, 1)), np.ones((8, 4), np.float32)
+    check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedules.one_f_one_b(2, 4))
+
+
+class Holds(nn.Module):
+    def __init__(self):
+        self.parts, self.inner, self.weights = [], None, []
+
+    def forward(self, x):
+        for part in (*self.parts, *([self.inner] if self.inner else [])):
+            x = part(x)
+        return x @ self.weights[0] if self.weights else x
+
+
+def share_by_assignment(first, last):
+    last.inner = nn.Linear(4, 4, bias=False)
+    last.inner.weight = first.weight
+
+
+def share_a_module(first, last):
+    last.inner = first
+
+
+def share_in_a_list_of_modules(first, last):
+    last.parts.append(first)
+
+
+def share_in_a_list_of_parameters(first, last):
+    last.weights.append(first.weight)
+
+
+SHARED_LATER = [share_by_assignment, share_a_module, share_in_a_list_of_modules, share_in_a_list_of_parameters]
+
+
+@pytest.mark.parametrize("share", SHARED_LATER)
+def test_whatever_layers_come_to_share_after_the_sequence_was_made_is_tied_in_a_pipeline(share):
+    """The story: a copy forgot that its parameters were placed, no alias was made, and copies on two ranks drifted."""
+    model = copy.deepcopy(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Holds()))
+    share(model[0], model[2])
+    before = list(model[0].weight.leaves)
+    check_on_two_ranks(model)
+    assert "0.weight" in Plan(model, num_ranks=2).shared
+    gc.collect()
+    assert len(model[0].weight.leaves) <= len(before) + 1  # those of a plan go with it
+
+
+def test_leaves_of_aliases_that_are_gone_are_gone():
+    embedding = nn.Embedding(5, 4)
+    for _ in range(100):
+        nn.Unembedding(embedding)
+    gc.collect()
+    assert len(embedding.weight.leaves) == 1
+    assert nn.Unembedding(embedding).weight.use == 101  # numbers do not depend on when garbage is collected
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+def test_a_namedtuple_and_a_dict_of_parts_keep_their_types():
+    class Block(nn.Module):
+        def __init__(self):
+            self.pair = Pair(nn.Linear(4, 4), nn.Linear(4, 4))
+            self.named = OrderedDict(a=nn.Linear(4, 4))
+
+        def forward(self, x):
+            return self.named["a"](self.pair.second(self.pair.first(x)))
+
+    block = Block()
+    model = nn.Sequential(block, nn.Tanh(), block)
+    assert type(model[2].pair) is Pair and type(model[2].named) is OrderedDict
+    check_on_two_ranks(model)
+
+
+def test_parameters_are_told_apart_by_identity_in_lists():
+    """The story: with values compared, `parameter in decayed` was wrong for one element and an error for more."""
+    a, b = nn.Parameter(np.zeros(1)), nn.Parameter(np.zeros(1))
+    assert a in [a] and b not in [a] and a != b and (a == b) is False
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    decayed = [layer.weight for layer in model]
+    assert [p.shape for p in model.parameters() if p not in decayed] == [(4,), (4,)]
+    assert (nn.Parameter([1.0, 2.0]) == 1).numpy().tolist() == [True, False]
+    assert (nn.Parameter((2,)) == None) is False  # noqa: E711
+
+
+def test_a_state_of_tensors_is_a_state():
+    layer, other = nn.Linear(4, 4).initialise(0), nn.Linear(4, 4)
+    other.load_state_dict(dict(layer.named_parameters()))
+    assert (other.weight.data == layer.weight.data).all()

@@ -124,3 +124,10 @@ def test_what_is_no_bundle_is_refused_going_in_and_coming_out():
         with pytest.raises(TensorError) as caught:
             nn.Recompute(module)(x)
         assert caught.value.code == "not-a-tensor"
+
+
+def test_a_frozen_recomputation_holds_nothing():
+    x = Tensor(numbers(100, WIDTH, seed=0))
+    x.node = StageInput(needs_gradient=False)
+    result = nn.Recompute(nn.Linear(WIDTH, WIDTH).freeze()).initialise(0)(x)
+    assert result.node.is_activation and held_bytes([result.node], []) == 0

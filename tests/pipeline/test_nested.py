@@ -139,3 +139,12 @@ def test_an_error_names_the_layer_by_its_number_among_all():
     with pytest.raises(TensorError) as caught, random_key(0):
         nn.Sequential(model, nn.Linear(3, 3).initialise(0))(np.ones((2, WIDTH), np.float32))
     assert caught.value.__notes__ == ["in layer 6, Linear(3, 3)"]
+
+
+def test_a_recomputation_of_ones_own_keeps_its_forward():
+    class Doubles(nn.Recompute):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    doubles = Doubles(nn.Sequential(nn.Identity()))
+    assert nn.Sequential(doubles)(Tensor([1.0])).item() == 2

@@ -67,7 +67,7 @@ def test_a_plan_cannot_be_changed():
         (
             lambda: Pipeline(Plan(mlp(), num_ranks=1), OneRankGroup(), loss=nn.MSELoss(), schedule="gpipe"),
             MinipipeError,
-            "The plan says schedule already; leave it out",
+            "The stages are given, and with them schedule; leave it out",
         ),
     ],
 )
