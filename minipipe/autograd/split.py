@@ -47,10 +47,9 @@ class WeightWork:
     def postpone(self, node: Node, gradient: Array, edges: list[Edge]) -> list[Edge]:
         """Keep the edges of a node to the weight side, with its gradient; return the others."""
         to_weights = [edge for edge in edges if not edge[0].is_activation]
-        if not to_weights:
-            return edges
-        self.postponed[Node(to_weights, node.order)] = gradient
-        return [edge for edge in edges if edge[0].is_activation]
+        if to_weights:
+            self.postponed[Node(to_weights, node.order)] = gradient
+        return [edge for edge in edges if edge[0].is_activation] if to_weights else edges
 
     def run(self) -> None:
         """Add to every leaf on the weight side its gradient, and release the rest of the graph."""
