@@ -10,9 +10,16 @@ matching message, politely (yield, then short sleeps), and takes its bytes with 
 
 Ending. A rank that raises, exits or returns while others wait for it would leave them waiting for ever. So
 
-* an exception, or ``sys.exit(n)`` inside the with-block, aborts the job;
-* a rank that comes to its end says goodbye to all others, and finalises MPI only when all have said goodbye;
-* a rank that waits for one that has said goodbye complains to it, and the complaint ends the job.
+* an exception, or ``sys.exit(n)`` inside the with-block, aborts the job [1];
+* a rank that comes to its end says goodbye to all others [2], and finalises MPI only when all have said goodbye [3];
+* a rank that waits for one that has said goodbye [4] complains to it, and the complaint ends the job [5].
+
+The tags are repeated at the code::
+
+    rank 0   … works …  end --- goodbye [2] ---> waits for goodbyes [3] ...... complaint [5]: says why, aborts
+                                   |                                               ^
+    rank 1   … works … waits for rank 0 … notes the goodbye [4], and still nothing: complains
+    rank 2   … works … raises [1]: says why, aborts
 """
 
 from __future__ import annotations
@@ -125,10 +132,10 @@ class _Job:
         if MPI.Is_finalized():
             return
         others = set(range(self.world.size)) - {self.world.rank}
-        self._goodbyes = [self.control.Isend(bytearray(0), rank, _GOODBYE) for rank in others]
+        self._goodbyes = [self.control.Isend(bytearray(0), rank, _GOODBYE) for rank in others]  # [2]
         patience = _END_PATIENCE * self.timeout
         status, pause, deadline = MPI.Status(), 50e-6, time.perf_counter() + patience
-        while not others <= self.departed:
+        while not others <= self.departed:  # [3]
             self.look_around()
             if time.perf_counter() > deadline:
                 missing = ", ".join(map(str, sorted(others - self.departed)))
@@ -136,7 +143,7 @@ class _Job:
                     f"This rank came to its end {patience:g} s ago, but these have not yet: {missing}. Ending all."
                 )
                 self.abort(self.exit_code)
-            if self.control.Iprobe(MPI.ANY_SOURCE, _COMPLAINT, status):
+            if self.control.Iprobe(MPI.ANY_SOURCE, _COMPLAINT, status):  # [5]
                 text = bytearray(status.Get_count(MPI.BYTE))
                 self.control.Recv(text, status.source, _COMPLAINT)
                 self.say(f"This rank came to its end early. {text.decode()}")
@@ -223,7 +230,7 @@ class MPIGroup(ProcessGroup):
                     sentence = f"{waited}; but rank {peer} has come to its end."
                     self._job.complain(self._world_rank[peer], sentence)
                     raise MessageError("peer-left", sentence)
-                peer_is_gone = self._world_rank[peer] in self._job.departed
+                peer_is_gone = self._world_rank[peer] in self._job.departed  # [4]
             time.sleep(pause)
             pause = min(1.2 * pause, _SLEEPS[1])
 
@@ -235,7 +242,7 @@ class MPIGroup(ProcessGroup):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and not (isinstance(error, SystemExit) and exit_code_of(error) == 0):
-            self._job.end_by(error)
+            self._job.end_by(error)  # [1]
         self.close()
 
 

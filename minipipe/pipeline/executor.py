@@ -116,8 +116,11 @@ class Executor:
     A RECV is noted, and waited for by the action that needs the value; a SEND is finished at the end at the latest.
     Neighbouring stages on this rank hand over without a message::
 
-        F, B, I --- value ---> inbox                              a stage of this rank consumes it
-                         \\--> outbox ---> SEND ---> RECV ---> inbox of another rank
+        rank 0    0F3 --[1]--> outbox --[2] SEND----.
+        rank 1                                       `--> [3] RECV --> inbox --[4]--> 1F3 --[1]--> inbox --[4]--> 2F3
+
+    [1] hands the value of a computation to the inbox, where its consumer is on this rank, and to the outbox otherwise;
+    [3] only notes that a message is expected; [4] waits for it. The tags are repeated at the code.
 
     Parameters
     ----------
@@ -231,14 +234,14 @@ class Executor:
         """Hand the value of an action to its consumer: on this rank, or through the outbox of its SEND."""
         value = Value.produced_by(action)
         assert value is not None
-        box: dict = self._inbox if value.consumer_stage in self.stages else self._outbox
+        box: dict = self._inbox if value.consumer_stage in self.stages else self._outbox  # [1]
         box[value] = payload
 
     def _take(self, action: Action) -> Payload:
         """Return the value that an action consumes; wait if it is still to come."""
         value = Value.consumed_by(action)
         assert value is not None
-        item = self._inbox.pop(value)
+        item = self._inbox.pop(value)  # [4]
         if isinstance(item, Payload):
             return item
         awaited_from = self.group.time()
@@ -249,7 +252,7 @@ class Executor:
 
     def _send(self, action: Action, batch: Batch) -> None:
         value = Value.carried_by(action)
-        array = self._outbox.pop(value).to_message(self.group.takes_device_arrays)
+        array = self._outbox.pop(value).to_message(self.group.takes_device_arrays)  # [2]
         destination = self.program.placement[value.consumer_stage]
         self.record.sent[value] = self.group.time()
         self._sends.append(self.group.isend(array, destination, self._tag(value), step=batch.step))
@@ -258,7 +261,7 @@ class Executor:
         value = Value.carried_by(action)
         noun = "activations" if value.direction is Direction.FORWARD else "gradient"
         words = f"the {noun} of microbatch {value.microbatch} from stage {value.stage}"
-        source, tag = self.program.placement[value.stage], self._tag(value)
+        source, tag = self.program.placement[value.stage], self._tag(value)  # [3]
         self._inbox[value] = self.group.irecv(source, tag, step=batch.step, what=words, allocate=self.allocate)
 
     def _tag(self, value: Value) -> int:
