@@ -305,8 +305,8 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
         data = np.asarray(data)
     result.data = data
     result.node = None
-    is_enabled, creation, watch = mode()
-    order = next(creation)
+    is_enabled, creation, watch = mode()  # see autograd/grad_mode.py
+    order = next(creation)  # also where nothing is recorded: a recomputation gets the same numbers
     if not is_enabled:
         return result
     edges: list[Edge] = []
@@ -318,7 +318,7 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
                 is_activation = True
             if node.needs_gradient:
                 edges.append((node, vjp))
-    if edges or is_activation:
+    if edges or is_activation:  # without edges, too: autograd/split.py asks what depends on the stage's input
         result.node = Node(edges, order, bool(edges), is_activation)
         if watch is not None:
             result.node = watch(result.node, [data, *(tensor.data for tensor, _ in inputs)])

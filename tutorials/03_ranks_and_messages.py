@@ -157,9 +157,12 @@ try:
     spawn(confuse_tags, num_ranks=2)
 except MessageError as error:
     deadlock = error
-print(f"{deadlock.code}: {deadlock}")
+print(f"{deadlock.code}: {deadlock}".replace("; ", ";\n    "))
 assert deadlock.code == "deadlock"
-assert str(deadlock) == "No rank can go on: rank 1 waits for a message with tag 7 from rank 0; rank 0 has returned."
+assert str(deadlock) == (
+    "No rank can go on: rank 1 waits for a message with tag 7 from rank 0; rank 0 has returned; "
+    "nobody receives a message from rank 0 to rank 1 with tag 1."
+)
 
 # %% [markdown]
 # ## Fixing it

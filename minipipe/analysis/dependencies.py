@@ -15,13 +15,16 @@ A backward in halves is I, which has the place of B in this picture, and W, whic
 
 The **ready rule** has four parts, in this order. The tags are repeated where the rule is stated and where it is obeyed.
 
-    [1] own        an event on the rank itself: its F for B and I, its I for W, its computation for a SEND
+    [1] own        an event on the rank itself (of an illegal schedule perhaps on another): its F for B and I, its I for
+                   W, its computation for a SEND
     [2] announces  a SEND or a RECV tells its partner that its rank has come to it
     [3] awaits     an event elsewhere: the value it consumes is available, or the partner has come to its half
-    [4] completes  the event on which others depend: the value is computed, or received
+    [4] completes  the event on which others depend: the value is computed, or received; where sends are buffered, it is
+                   sent
 
 In a schedule a value is available once it is computed. In a program a value between two ranks travels by message, and
-SEND and RECV meet (a rendezvous, the strictest discipline of a message system)::
+SEND and RECV meet: a rendezvous, the strictest discipline of a message system. The executor is laxer, since it starts
+sends and receives and waits for them later; a program without deadlock here has none there::
 
     F(s,k) [4] -> [1] SEND_F(s,k) [2] -----> [3] RECV_F(s+1,k)
                       SEND_F(s,k) [3] <----- [2] RECV_F(s+1,k) [4] -> [3] F(s+1,k)
@@ -141,9 +144,9 @@ class Value(NamedTuple):
 
 
 class ReadyRule(NamedTuple):
-    """The ready rule of one kind of action on one stage: numbers of events of microbatch 0, or ``NOTHING``.
+    """The ready rule of one kind of action on one stage: the events of microbatch 0, or ``NOTHING``.
 
-    Microbatch k adds k. The fields are explained at the top of this file.
+    An event is a number; that of microbatch k is larger by k. The fields are explained at the top of this file.
     """
 
     own: int  # [1]
@@ -153,7 +156,8 @@ class ReadyRule(NamedTuple):
 
 
 NOTHING = -1
-# Blocks of event numbers, each followed by its like for gradients; within a block by producing stage and microbatch.
+# An event numbers (kind, direction, producing stage, microbatch), see ``_event``. Kinds count in twos: an activation
+# adds 0, a gradient 1. _AT_SEND: the producer's rank has come to the SEND; _AT_RECV: the consumer's rank to the RECV.
 _COMPUTED, _RECEIVED, _AT_SEND, _AT_RECV, _NEVER = 0, 2, 4, 6, 8
 
 
@@ -249,7 +253,7 @@ class Dependencies:
 
         A SEND and its RECV depend on each other: they meet.
         """
-        if action.kind is W:  # of the two that make the gradient, the half that leaves the weights to it
+        if action.kind is W:  # its I, also where a B stands in the schedule instead
             return [action._replace(kind=I)]
         own, _, awaits, _ = self.rules[action.kind][action.stage]
         found = [self.action_of(event + action.microbatch) for event in (own, awaits) if event >= 0]
@@ -312,7 +316,7 @@ class Walk(NamedTuple):
 
     def order(self) -> Iterator[tuple[int, Action]]:
         """Yield (rank, action) in the one global order: round after round, in each the lowest rank first."""
-        heads = [iter(row).__next__ for row in self.table.actions]
+        heads = [iter(row).__next__ for row in self.table.actions]  # by rank, gives its next action
         for ranks in self.rounds:
             for rank in ranks:
                 yield rank, heads[rank]()
@@ -339,11 +343,11 @@ def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     ------
     ScheduleError
         Code ``out-of-range``, where an action names a stage or a microbatch that does not exist; ``missing``, where
-        nearly everything is.
+        nearly all actions are.
     """
     is_buffered = sends_are_buffered and any(kind.is_communication for kind in table.kinds)
     key = "buffered walk" if is_buffered else "walk"
-    if key not in table._kept:
+    if key not in table._kept:  # the cache of a table, see schedules/action_table.py
         check_range(table)
         table._kept[key] = _Walker(Dependencies(table, is_buffered)).walk()
     return Walk(table, *table._kept[key])
@@ -371,7 +375,8 @@ def check_range(table: ActionTable) -> None:
     Raises
     ------
     ScheduleError
-        Codes ``out-of-range``, and ``missing`` where nearly everything is, so that no memory is spent on it.
+        Codes ``out-of-range``, and ``missing`` where nearly all actions are: tables of their events would take
+        memory for nothing.
     """
     for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
         for rank, row in enumerate(table.actions):
@@ -407,7 +412,10 @@ class _Walker:
         return self.rounds, self.blocked()
 
     def run(self, rank: int) -> list[int]:
-        """Run a rank as far as it can; return the ranks that can go on because of it. The hot loop."""
+        """Run a rank as far as it can; return the ranks that can go on because of it. The hot loop.
+
+        A rank that was woken begins its action again at [1].
+        """
         happened, waiting, rounds, rules = self.happened, self.waiting, self.rounds, self.dependencies.rules
         woken: list[int] = []
         now, position = self.now[rank], self.position[rank]
@@ -423,7 +431,7 @@ class _Walker:
                 if before > now:  # in an illegal schedule, where it is on another rank
                     now = before
             if announces >= 0:  # [2]
-                happened[announces + k] = now or 1
+                happened[announces + k] = now or 1  # 0 means: not yet
                 woken += waiting.pop(announces + k, ())
             if awaits >= 0:  # [3]
                 before = happened[awaits + k]

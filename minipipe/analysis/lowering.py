@@ -7,9 +7,10 @@ of it, right behind the action that produces the value::
     rank 0          0F0       0SEND_F0                      0F1                               …
     rank 1                                   1RECV_F0             1F0   1SEND_F0              …
 
-So the first unfinished item of the global order can always run: no deadlock, even when every send blocks until it is
-received. The naive rule (receive just before use, send just after) makes 1F1B deadlock: both neighbours send, neither
-receives.
+Each rank's row is a part of that order, all that an item depends on stands before it, and a SEND stands beside its
+RECV. So the first unfinished item can always run: no deadlock, even when every send blocks until it is received. The
+naive rule (receive just before use, send just after) makes 1F1B deadlock: rank 0 is at 0SEND_F1 and rank 1 at 1SEND_B0,
+and each RECV stands behind the other rank's SEND.
 
 File 4 of 12 on the first path through the code (README.md):
 after ``analysis/dependencies.py``, before ``pipeline/executor.py``.

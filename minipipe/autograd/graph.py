@@ -5,11 +5,11 @@ An edge carries the function from the gradient of the result to the gradient of 
 
     node.edges = [(parent, vjp), …]        vjp(gradient of node) -> contribution to the gradient of parent
 
-For ``y = x @ w + x``, with two nodes and two leaves::
+For ``y = x @ w + x``, with two results and two leaves::
 
-    y ──┬── g -> g ──────────────────────────────> x
-        └── g -> g ──> x @ w ──┬── g -> g @ w.T ──> x
-                               └── g -> x.T @ g ──> w
+    y ──┬── g -> g ──> x @ w ──┬── g -> g @ w.T ──> x
+        │                      └── g -> x.T @ g ──> w
+        └── g -> g ──────────────────────────────> x
 
 A node is apart from its tensor: once nobody holds the tensor, its array is freed, unless a vjp needs it.
 
@@ -102,7 +102,8 @@ class Leaf(Node):
     grad : array or None
         The sum of the contributions.
     changed : int
-        When its values were last changed, on the scale of ``order``.
+        The number of the next result when its values were last changed (``Parameter.note_change``). A node with a
+        smaller ``order`` recorded the old ones.
 
     Examples
     --------
@@ -134,6 +135,7 @@ class Leaf(Node):
             )
         if self.grad is not None:
             self.grad += contribution
+        # A vjp may return its argument, which others then have, too.
         elif contribution is not pending.gradient and backend.is_fresh(contribution):
             self.grad = contribution
         else:

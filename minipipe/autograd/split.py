@@ -48,6 +48,7 @@ class WeightWork:
         """Keep the edges of a node to the weight side, with its gradient; return the others."""
         to_weights = [edge for edge in edges if not edge[0].is_activation]
         if to_weights:
+            # Instead of the node, which has released its edges.
             self.postponed[Node(to_weights, node.order)] = gradient
         return [edge for edge in edges if edge[0].is_activation] if to_weights else edges
 

@@ -50,7 +50,7 @@ def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None
     """
     pending = Pending()
     queue, gradients = pending.queue, pending.gradients
-    for root, pending.gradient in roots.items():
+    for root, pending.gradient in roots.items():  # a root that is a leaf copies its gradient, which is the caller's
         root.add(pending.gradient, pending)
     while queue:
         node = heappop(queue)[-1]  # [1]

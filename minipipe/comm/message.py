@@ -32,7 +32,7 @@ class Header(NamedTuple):
         NumPy's short form, with byte order: ``"<f4"``.
     shape : tuple of int
     step : int
-        The training step that it belongs to; 0 where there is none.
+        The number of the call that it belongs to; 0 where there is none.
     """
 
     dtype: str
@@ -102,7 +102,7 @@ class Expectation(NamedTuple):
     like : array or None
         An array of the same shape and dtype, if they are known.
     step : int or None
-        The training step, if it matters.
+        The number of the call, if it matters.
     what : str
         In words, for messages.
     allocate : function

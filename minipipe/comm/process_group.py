@@ -115,7 +115,7 @@ class ProcessGroup(ABC):
         tag : int
             At least 0. Messages of one sender and one tag arrive in order.
         step : int
-            The training step, which the receiver may compare with its own.
+            The number of the sender's call, which the receiver may compare with its own.
 
         Examples
         --------

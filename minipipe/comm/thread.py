@@ -2,6 +2,10 @@
 
 Threads share the interpreter lock, so two of them run small operations at less than the speed of one.
 
+``process_group.py`` has ``isend``, ``irecv`` and all else that a rank calls; it asks the primitives of a kind of group:
+``_post_send``, ``_post_receive`` and ``_subgroup``. ``message.py`` has the ``Header`` of a message that came and the
+``Expectation`` of one that is awaited.
+
 File 12 of 12 on the first path through the code (README.md): after ``autograd/split.py``.
 """
 
@@ -45,6 +49,7 @@ class _Switchboard:
 
     def __init__(self, num_ranks: int, take_turns: bool) -> None:
         self.changed = threading.Condition()
+        # By (group, source, destination, tag); tags below 0 are the library's own.
         self.mailboxes: defaultdict[tuple, deque[tuple[Header, np.ndarray]]] = defaultdict(deque)
         self.waits: dict[int, _Wait] = {}
         self.everyone = range(num_ranks)
@@ -74,7 +79,7 @@ class _Switchboard:
                     if self.turn == rank:
                         self._pass_turn()
                         continue
-                    # Where ranks take turns, one may stand in a debugger; a deadlock is noticed without a limit.
+                    # Where ranks take turns there is no limit: one may be in a debugger. Deadlocks are noticed anyway.
                     left = since + timeout - time.perf_counter() if self.turn is None else timeout
                     if left <= 0:
                         began = time.strftime("%H:%M:%S", time.localtime(time.time() - timeout))
@@ -143,7 +148,7 @@ class ThreadGroup(ProcessGroup):
         self._switchboard = switchboard
         self._members = members  # by rank here: the number of the thread
         self._name = name  # tells the messages of one group from those of another
-        self._num_splits = 0
+        self._num_splits = 0  # calls of ProcessGroup.split
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
         self._switchboard.post((self._name, self.rank, destination, tag), header, backend.copy(array))
@@ -158,7 +163,7 @@ class ThreadGroup(ProcessGroup):
         words = f"{expected} from rank {expected.source}"
         limit = self.timeout if timeout is None else timeout
         self._switchboard.wait(self._members[self.rank], _Wait(lambda: bool(letters), words), limit)
-        header, array = letters.popleft()
+        header, array = letters.popleft()  # without the lock: nobody else takes from this box
         expected.check(header)
         return array
 

@@ -50,6 +50,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     result = backend.product(rows, w)
     before, after = data.shape, (*data.shape[:-1], w.shape[1])
 
+    # The vjps (see autograd/graph.py): from the gradient g of the result to that of an input. Each holds only the
+    # arrays that it needs.
     def of_x(g: Array) -> Array:
         return backend.reshape(backend.product(_rows(g), w.T), before)
 
@@ -107,7 +109,7 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     full = product.shape
     shape = full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)
     a_shape, b_shape = a.shape, b.shape
-    x_shape, y_shape = x.shape, y.shape  # so that each vjp keeps the other operand alone
+    x_shape, y_shape = x.shape, y.shape  # so that a vjp holds only the other operand's array, not both
     return record(
         backend.reshape(product, shape),
         (a, lambda g: backend.reshape(_sum_batch(backend.reshape(g, full) @ y.mT, x_shape), a_shape)),

@@ -40,7 +40,8 @@ class Batch:
     inputs, targets : array or None
         Of shape (samples, ...), where this rank has the first (the last) stage.
     step : int
-        Counts the calls; travels with every message.
+        The number of this call of step, evaluate or predict. It travels with every message, so that ranks out of step
+        are noticed.
     training_step : int
         Counts the steps that were taken before; random numbers in the model depend on it.
     """
@@ -114,7 +115,7 @@ class Executor:
     """Runs one rank's program on its stages. Keeps nothing of a batch once it has run.
 
     A RECV is noted, and waited for by the action that needs the value; a SEND is finished at the end at the latest.
-    Neighbouring stages on this rank hand over without a message::
+    Neighbouring stages on this rank hand over without a message. Here rank 1 holds stages 1 and 2::
 
         rank 0    0F3 --[1]--> outbox --[2] SEND----.
         rank 1                                       `--> [3] RECV --> inbox --[4]--> 1F3 --[1]--> inbox --[4]--> 2F3
@@ -161,7 +162,7 @@ class Executor:
                     self._run_one(action, batch)
             for send in self._sends:
                 send.wait()
-            return self.record
+            return self.record  # before _begin gives this rank a new one
         finally:
             self._begin(None)
 
@@ -204,7 +205,7 @@ class Executor:
         stage, k = self.stages[action.stage], action.microbatch
         received = None if stage.is_last else self._take(action)
         start = self.group.time()
-        if self._meter is not None:
+        if self._meter is not None:  # the bytes of a recomputation count, too
             self._meter.observe(stage, k)
         compute = stage.backward if action.kind is ActionKind.BACKWARD else stage.backward_input
         gradient = compute(k, received)

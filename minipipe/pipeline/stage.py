@@ -26,11 +26,11 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 class _Held(NamedTuple):
-    """What one microbatch holds from F until B or I: the two ends of its graph, and where its gradient begins."""
+    """The graph of one microbatch from F until B or I; after I, a WeightWork holds the rest until W."""
 
     inputs: list[StageInput]
     results: list[_Result]
-    seed: Array | None  # of the loss, on the last stage
+    seed: Array | None  # on the last stage, the gradient of the loss, with which the backward begins
 
 
 class _Result(NamedTuple):
@@ -118,7 +118,8 @@ class Stage:
         received : Payload
         targets : array of shape (samples, ...)
         weight : float
-            This microbatch's share of the batch. The one place where the loss is scaled: its gradient begins here.
+            This microbatch's share of the batch. The backward begins with it instead of 1, which scales every gradient;
+            the loss that is returned is not scaled.
         """
         inputs, result = self._compute(received)
         loss = self._loss(result, Tensor(targets))
@@ -153,7 +154,7 @@ class Stage:
     def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
         """I: return the gradients of the stage's inputs, and leave the weights for later.
 
-        Parameters and result are those of :meth:`backward`. What only this needed is freed.
+        Parameters and result are those of :meth:`backward`. Arrays that only these gradients needed are freed.
         """
         held = self._held.pop(microbatch)
         self._weight_work[microbatch] = autograd.backward_input(self._roots(held, gradient))

@@ -21,7 +21,8 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1)
         rank 0: F0 F1    B0 F2 B1 F3 B2    B3
         rank 1:    F0 B0 F1 B1 F2 B2 F3 B3
 
-    The warm-up of rank r is w = min(p - 1 - r, m) forwards. The makespan is (m + p - 1)(tF + tB), the same as GPipe's,
+    With p ranks and m microbatches, the warm-up of rank r is w = min(p - 1 - r, m) forwards, here 1 and 0; the next
+    forward belongs to the alternation. With times tF and tB the makespan is (m + p - 1)(tF + tB), the same as GPipe's,
     but rank r holds the activations of at most min(p - r, m) microbatches. 1F1B saves memory, not time.
 
     Parameters
