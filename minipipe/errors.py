@@ -389,7 +389,7 @@ class Problem(NamedTuple):
     rank : int or None
         The rank in whose list of actions the problem is.
     step : int or None
-        The index of the action in that list, from 0.
+        The position of the action in that list, from 0.
 
     Examples
     --------

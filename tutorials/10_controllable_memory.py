@@ -214,7 +214,7 @@ except ScheduleError as error:
     problem = error.problems[0]
 print(problem.message)
 assert problem.code == "memory" and (problem.rank, problem.step) == (0, 6)
-assert problem.message == "Rank 0, step 6: with 0F6 it holds 7 (stage, microbatch) pairs; the limit is 6."
+assert problem.message == "Rank 0, position 6: with 0F6 it holds 7 (stage, microbatch) pairs; the limit is 6."
 
 # %%
 verify(v_half, memory_limit=6)  # silent: it is legal, and within the limit

@@ -65,7 +65,7 @@ def verify(schedule: ActionTable, memory_limit: int | Sequence[int] | None = Non
     >>> verify(Schedule.from_text("rank 0: 0B0 0F0"))
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [order] Rank 0, step 0: 0B0 comes before 0F0 (step 1), which it needs.
+    minipipe.errors.ScheduleError: [order] Rank 0, position 0: 0B0 comes before 0F0 (position 1), which it needs.
     <BLANKLINE>
     rank 0: >0B0<  0F0
     """
@@ -88,7 +88,7 @@ def _placed_problems(schedule: ActionTable) -> list[Problem]:
     stages, rows = stages_by_rank(schedule.placement, schedule.num_ranks), schedule.actions
     strays = [rank for rank, row in enumerate(rows) if not _is_placed(row, stages[rank], schedule.num_microbatches)]
     present = list(map(frozenset, rows)) if strays else []
-    found = (_placed_problem(schedule, present, rank, step) for rank in strays for step in range(len(rows[rank])))
+    found = (_placed_problem(schedule, present, rank, at) for rank in strays for at in range(len(rows[rank])))
     return [problem for problem in found if problem is not None]
 
 
@@ -100,23 +100,23 @@ def _is_placed(row: Sequence[Action], stages: Sequence[int], num_microbatches: i
     return set(map(_STAGE, row)) <= set(stages) and 0 <= first <= last < num_microbatches
 
 
-def _placed_problem(table: ActionTable, present: list[frozenset[Action]], rank: int, step: int) -> Problem | None:
+def _placed_problem(table: ActionTable, present: list[frozenset[Action]], rank: int, position: int) -> Problem | None:
     """Check one action; ``present`` has the actions of each rank."""
-    action = table.actions[rank][step]
-    where = f"Rank {rank}, step {step}: {action}"
+    action = table.actions[rank][position]
+    where = f"Rank {rank}, position {position}: {action}"
     if not 0 <= action.stage < table.num_stages:
         sentence = f"{where} names stage {action.stage}; there are {table.num_stages}, counted from 0."
-        return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, step)
+        return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, position)
     if not 0 <= action.microbatch < table.num_microbatches:
         sentence = f"{where} names microbatch {action.microbatch}; there are {table.num_microbatches}, counted from 0."
-        return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, step)
+        return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, position)
     home = table.placement[action.stage]
     if home != rank:
         sentence = f"{where} is on the wrong rank; stage {action.stage} is on rank {home}."
         if action in present[home]:
             why = "a stage lives on one rank, and replicas of a stage (Chimera, DualPipe) are not supported"
             sentence += f" {action} is on rank {home} as well: {why}."
-        return Problem(ScheduleCode.WRONG_RANK, sentence, rank, step)
+        return Problem(ScheduleCode.WRONG_RANK, sentence, rank, position)
     return None
 
 
@@ -127,9 +127,9 @@ def _counted_problems(schedule: ActionTable) -> list[Problem]:
     counts = Counter(action for row in schedule.actions for action in row)
     problems = [*_repeated(schedule), *islice(_missing(schedule, counts), _MOST_MISSING)]
     for rank, row in enumerate(schedule.actions):
-        for step, action in enumerate(row):
+        for position, action in enumerate(row):
             if action.kind not in _expected_kinds(schedule, counts, action.stage, action.microbatch):
-                problems.append(_unexpected(action, rank, step))
+                problems.append(_unexpected(action, rank, position))
     return problems
 
 
@@ -191,25 +191,25 @@ def _is_message(schedule: ActionTable, value: Value) -> bool:
 def _repeated(schedule: ActionTable) -> Iterator[Problem]:
     for rank, row in enumerate(schedule.actions):
         first: dict[Action, int] = {}
-        for step, action in enumerate(row):
+        for position, action in enumerate(row):
             if action in first:
-                sentence = f"Rank {rank}, step {step}: {action} is a duplicate of step {first[action]}."
+                sentence = f"Rank {rank}, position {position}: {action} is a duplicate of position {first[action]}."
                 if action.kind.is_communication:
                     sentence += " Two messages with the same tag cannot be told apart."
                 code = ScheduleCode.TAG_COLLISION if action.kind.is_communication else ScheduleCode.DUPLICATE
-                yield Problem(code, sentence, rank, step)
-            first.setdefault(action, step)
+                yield Problem(code, sentence, rank, position)
+            first.setdefault(action, position)
 
 
-def _unexpected(action: Action, rank: int, step: int) -> Problem:
-    where = f"Rank {rank}, step {step}: {action}"
+def _unexpected(action: Action, rank: int, position: int) -> Problem:
+    where = f"Rank {rank}, position {position}: {action}"
     if action.kind.is_communication:
         sentence = f"{where} has no partner: stage {action.stage} has no such value to exchange with another rank."
-        return Problem(ScheduleCode.NO_PARTNER, sentence, rank, step)
+        return Problem(ScheduleCode.NO_PARTNER, sentence, rank, position)
     sentence = f"{where} comes in addition to {Action(action.stage, B, action.microbatch)}, which includes I and W."
     if action.kind is W:
         sentence += " Zero-bubble papers write B for the half that is I here."
-    return Problem(ScheduleCode.MIXED_BACKWARD, sentence, rank, step)
+    return Problem(ScheduleCode.MIXED_BACKWARD, sentence, rank, position)
 
 
 # -- rules 2 to 4: the order -----------------------------------------------------------------------------------
@@ -225,11 +225,11 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     if len(cycle) == 1:
         needed = as_written(first.awaited)
         later = schedule.actions[first.rank].index(needed)
-        where = f"Rank {first.rank}, step {first.position}: {first.action}"
-        sentence = f"{where} comes before {needed} (step {later}), which it needs."
+        where = f"Rank {first.rank}, position {first.position}: {first.action}"
+        sentence = f"{where} comes before {needed} (position {later}), which it needs."
         return [Problem(ScheduleCode.ORDER, sentence, first.rank, first.position)]
     waits = [
-        f"rank {stuck.rank} cannot run {stuck.action} (step {stuck.position}) before {as_written(stuck.awaited)}, "
+        f"rank {stuck.rank} cannot run {stuck.action} (position {stuck.position}) before {as_written(stuck.awaited)}, "
         f"which rank {schedule.placement[stuck.awaited.stage]} runs later"
         for stuck in cycle
     ]
@@ -259,14 +259,14 @@ def _memory_problems(schedule: ActionTable, memory_limit: int | Sequence[int] | 
         return []
     problems = []
     for rank, limit in enumerate(per_rank("memory_limit", memory_limit, schedule.num_ranks)):
-        for step, held in enumerate(held_after(schedule.actions[rank], schedule.is_forward_only)):
+        for position, held in enumerate(held_after(schedule.actions[rank], schedule.is_forward_only)):
             if held > limit:
-                action = schedule.actions[rank][step]
+                action = schedule.actions[rank][position]
                 sentence = (
-                    f"Rank {rank}, step {step}: with {action} it holds {held} (stage, microbatch) pairs; "
+                    f"Rank {rank}, position {position}: with {action} it holds {held} (stage, microbatch) pairs; "
                     f"the limit is {limit}."
                 )
-                problems.append(Problem(ScheduleCode.MEMORY, sentence, rank, step))
+                problems.append(Problem(ScheduleCode.MEMORY, sentence, rank, position))
                 break
     return problems
 
@@ -275,7 +275,7 @@ def _memory_problems(schedule: ActionTable, memory_limit: int | Sequence[int] | 
 
 
 def _grid(schedule: ActionTable, problem: Problem, reach: int = 5) -> str:
-    """Draw the rows around a problem's step, its cell marked ``>0B0<``; a cycle has a mark on each of its ranks."""
+    """Draw the rows around a problem's cell, marked ``>0B0<``; a cycle has a mark on each of its ranks."""
     if problem.rank is None:
         return ""
     if problem.step is None:  # a missing action has no cell to mark: draw the beginning of its row
@@ -290,10 +290,10 @@ def _grid(schedule: ActionTable, problem: Problem, reach: int = 5) -> str:
     )
 
 
-def _draw_row(schedule: ActionTable, rank: int, step: int, reach: int, is_marked: bool) -> str:
-    row, start, stop = schedule.actions[rank], max(0, step - reach), step + reach + 1
+def _draw_row(schedule: ActionTable, rank: int, middle: int, reach: int, is_marked: bool) -> str:
+    row, start, stop = schedule.actions[rank], max(0, middle - reach), middle + reach + 1
     cells = [
-        f">{action}<" if is_marked and at == step else f" {action} " for at, action in enumerate(row[start:stop], start)
+        f">{action}<" if is_marked and i == middle else f" {action} " for i, action in enumerate(row[start:stop], start)
     ]
     before, after = "… " if start > 0 else "", " …" if stop < len(row) else ""
     return f"rank {rank}: {before}{' '.join(cells)}{after}".rstrip()

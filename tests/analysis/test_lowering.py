@@ -247,8 +247,8 @@ def test_in_the_classic_deadlock_both_neighbours_send_and_neither_receives():
     # rank 1     1RECV_F0 1F0 1B0           >1SEND_B0< 1RECV_F1 …
     with pytest.raises(ScheduleError) as caught:
         verify(lower_naively(schedules.one_f_one_b(2, 2)))
-    assert "rank 0 cannot run 0SEND_F1 (step 3) before 1RECV_F1, which rank 1 runs later" in str(caught.value)
-    assert "rank 1 cannot run 1SEND_B0 (step 3) before 0RECV_B0, which rank 0 runs later" in str(caught.value)
+    assert "rank 0 cannot run 0SEND_F1 (position 3) before 1RECV_F1, which rank 1 runs later" in str(caught.value)
+    assert "rank 1 cannot run 1SEND_B0 (position 3) before 0RECV_B0, which rank 0 runs later" in str(caught.value)
 
 
 def test_what_cannot_end_cannot_be_lowered():

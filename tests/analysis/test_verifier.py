@@ -118,7 +118,7 @@ def test_a_duplicated_action_is_caught_where_it_stands_again(every_schedule, dat
     (problem,) = error.problems
     code = "tag-collision" if schedule.actions[rank][step].kind.is_communication else "duplicate"
     assert (problem.code, problem.rank, problem.step) == (code, rank, again)
-    assert f"is a duplicate of step {step}" in problem.message
+    assert f"is a duplicate of position {step}" in problem.message
 
 
 @examples(100)
@@ -139,7 +139,7 @@ def test_an_action_on_two_ranks_is_told_that_replicas_of_a_stage_are_not_support
     error = refusal(table("chimera", (0, 1), 1, [["0F0", "0B0"], ["1F0", "1B0", "0F0", "0B0"]]))
     assert [(p.code, p.rank, p.step) for p in error.problems] == [("wrong-rank", 1, 2), ("wrong-rank", 1, 3)]
     assert error.problems[0].message == (
-        "Rank 1, step 2: 0F0 is on the wrong rank; stage 0 is on rank 0. "
+        "Rank 1, position 2: 0F0 is on the wrong rank; stage 0 is on rank 0. "
         "0F0 is on rank 0 as well: a stage lives on one rank, and replicas of a stage (Chimera, DualPipe) are not "
         "supported."
     )
@@ -230,7 +230,7 @@ def test_w_before_its_i_is_caught():
     error = refusal(schedule_of_text("0F0 0W0 0I0"))
     (problem,) = error.problems
     assert (problem.code, problem.rank, problem.step) == ("order", 0, 1)
-    assert problem.message == "Rank 0, step 1: 0W0 comes before 0I0 (step 2), which it needs."
+    assert problem.message == "Rank 0, position 1: 0W0 comes before 0I0 (position 2), which it needs."
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_peak_over_the_memory_limit_is_named_where_it_is_first_passed():
         verify(schedule, memory_limit=[3, 1])
     (problem,) = caught.value.problems
     assert (problem.code, problem.rank, problem.step) == ("memory", 1, 1)
-    assert problem.message == "Rank 1, step 1: with 1F1 it holds 2 (stage, microbatch) pairs; the limit is 1."
+    assert problem.message == "Rank 1, position 1: with 1F1 it holds 2 (stage, microbatch) pairs; the limit is 1."
     assert "rank 1:  1F0  >1F1<" in str(caught.value)
 
 

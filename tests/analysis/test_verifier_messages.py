@@ -13,8 +13,8 @@ def test_a_deadlock_names_the_cycle_of_ranks_and_the_grid_marks_the_step():
     assert (problem.code, problem.rank, problem.step) == ("deadlock", 0, 1)
     assert problem.message == (
         "These ranks wait for each other in a cycle: "
-        "rank 0 cannot run 0B0 (step 1) before 1B0, which rank 1 runs later; "
-        "rank 1 cannot run 1F1 (step 0) before 0F1, which rank 0 runs later."
+        "rank 0 cannot run 0B0 (position 1) before 1B0, which rank 1 runs later; "
+        "rank 1 cannot run 1F1 (position 0) before 0F1, which rank 0 runs later."
     )
     assert str(error) == (
         f"[deadlock] {problem.message}\n\nrank 0:  0F0  >0B0<  0F1   0B1\nrank 1: >1F1<  1B1   1F0   1B0"
@@ -34,14 +34,14 @@ def test_a_rank_that_waits_for_itself_is_named_although_another_waits_for_it():
     error = refusal(schedule_of_text("0F0 0B0\n1B0 1F0"))
     (problem,) = error.problems
     assert (problem.code, problem.rank, problem.step) == ("order", 1, 0)
-    assert problem.message == "Rank 1, step 0: 1B0 comes before 1F0 (step 1), which it needs."
+    assert problem.message == "Rank 1, position 0: 1B0 comes before 1F0 (position 1), which it needs."
     assert "rank 1: >1B0<  1F0" in str(error)
 
 
 def test_a_wait_for_a_split_backward_names_i():
     # What rank 0 lacks is the gradient that 1I0 sends; there is no 1B0 in this schedule.
     error = refusal(schedule_of_text("0F0 0I0 0F1 0I1 0W0 0W1\n1F1 1I1 1F0 1I0 1W0 1W1"))
-    assert "rank 0 cannot run 0I0 (step 1) before 1I0, which rank 1 runs later" in str(error)
+    assert "rank 0 cannot run 0I0 (position 1) before 1I0, which rank 1 runs later" in str(error)
 
 
 def test_all_problems_are_listed_and_the_message_counts_them():

@@ -152,7 +152,7 @@ def test_what_is_missing_is_told_by_microbatch_and_a_repetition_by_its_first_pla
     error = refusal(verify, table("s", (0, 1), 2, [["0F0", "0B0"], ["1F1", "1B1"]]))
     assert [problem.message[:3] for problem in error.problems] == ["1F0", "1B0", "0F1", "0B1"]
     error = refusal(verify, schedule_of_text("0F0 0F0 0F0 0B0"))
-    assert ["duplicate of step 0" in problem.message for problem in error.problems] == [True, True]
+    assert ["duplicate of position 0" in problem.message for problem in error.problems] == [True, True]
 
 
 def test_an_order_that_cannot_be_is_told_before_the_memory_it_takes():

@@ -228,7 +228,7 @@ def test_an_illegal_file_exits_1_with_the_sentence_and_the_grid(ask, file):
     path = file("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
     status, out, err = ask("check", path)
     assert (status, out) == (1, "")
-    assert "[deadlock] These ranks wait for each other in a cycle: rank 0 cannot run 0B0 (step 1)" in err
+    assert "[deadlock] These ranks wait for each other in a cycle: rank 0 cannot run 0B0 (position 1)" in err
     assert "rank 0:  0F0  >0B0<  0F1   0B1" in err
     status, out, _ = ask("check", path, "--json")
     verdict = json.loads(out)
@@ -265,13 +265,13 @@ def test_text_files_pytorchs_cells_and_standard_input_are_read(ask, file, monkey
 def test_a_memory_limit_is_part_of_the_question(ask):
     assert ask("check", "1f1b", "--memory-limit", 4)[0] == 0
     status, _, err = ask("check", "gpipe", "--memory-limit", 4)
-    assert status == 1 and "[memory] Rank 0, step 4: with 0F4 it holds 5" in err
+    assert status == 1 and "[memory] Rank 0, position 4: with 0F4 it holds 5" in err
 
 
 def test_all_problems_are_told_and_none_is_hidden_in_an_attribute(ask, file):
     status, _, err = ask("check", file("0F0,0F0,0F1,0F1,0B0\n"))
     assert status == 1 and ".problems" not in err
-    assert "[duplicate] Rank 0, step 1" in err and "also: [duplicate] Rank 0, step 3" in err
+    assert "[duplicate] Rank 0, position 1" in err and "also: [duplicate] Rank 0, position 3" in err
     assert "also: [missing] 0B1 is missing on rank 0." in err
     many = ",".join(["0F0"] * 12 + ["0B0"])
     assert "and 5 more" in ask("check", file(many))[2]

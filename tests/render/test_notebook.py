@@ -84,7 +84,7 @@ def test_a_schedule_that_cannot_run_shows_its_text_and_why():
     schedule = Schedule.from_text("1F0 0F0 0B0 1B0", name="<mine>")
     page = ElementTree.fromstring(schedule._repr_html_())
     assert page.tag == "pre"
-    assert page.text.startswith(str(schedule)) and "1F0 comes before 0F0 (step 1), which it needs" in page.text
+    assert page.text.startswith(str(schedule)) and "1F0 comes before 0F0 (position 1), which it needs" in page.text
 
 
 class Odd(nn.Identity):

@@ -56,4 +56,4 @@ def test_what_cannot_end_has_no_timeline():
     with pytest.raises(ScheduleError) as caught:
         simulate(schedule_of_text("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"))
     assert caught.value.code == "deadlock"
-    assert "rank 0 cannot run 0B0 (step 1) before 1B0, which rank 1 runs later" in str(caught.value)
+    assert "rank 0 cannot run 0B0 (position 1) before 1B0, which rank 1 runs later" in str(caught.value)

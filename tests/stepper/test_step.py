@@ -98,7 +98,7 @@ def test_the_options_are_those_of_simulate(ask):
     status, out, _ = ask("gpipe", "--ranks", 2, "--microbatches", 1, "--sends-block", "--costs", "latency=1")
     assert "rank 0 begins 0SEND_F0: send of the activation" in out and status == 0
     status, out, _ = ask("gpipe", "--memory-limit", 4, "--at", -1)
-    assert status == 1 and "[memory] Rank 0, step 4" in out and "makespan 33 units" in out
+    assert status == 1 and "[memory] Rank 0, position 4" in out and "makespan 33 units" in out
 
 
 def test_the_steps_that_are_asked_for_are_written(ask):
