@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from itertools import count
 from typing import Any, NamedTuple
 
-__all__ = ["Mode", "current_mode", "enable_grad", "is_grad_enabled", "mode", "next_order", "no_grad", "record_again"]
+__all__ = ["current_mode", "enable_grad", "is_grad_enabled", "mode", "next_order", "no_grad", "record_again", "setting"]
 
 
 class Mode(NamedTuple):
@@ -38,17 +38,18 @@ mode = current_mode.get
 
 
 @contextmanager
-def _in_mode(new: Mode) -> Iterator[None]:
-    token = current_mode.set(new)
+def setting(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Set a context variable inside this block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        current_mode.reset(token)
+        variable.reset(token)
 
 
 def enable_grad() -> AbstractContextManager[None]:
     """Record the graph inside this block, even inside :func:`no_grad`."""
-    return _in_mode(mode()._replace(is_enabled=True))
+    return setting(current_mode, mode()._replace(is_enabled=True))
 
 
 def no_grad() -> AbstractContextManager[None]:
@@ -63,12 +64,12 @@ def no_grad() -> AbstractContextManager[None]:
     >>> y.requires_grad
     False
     """
-    return _in_mode(mode()._replace(is_enabled=False))
+    return setting(current_mode, mode()._replace(is_enabled=False))
 
 
 def record_again(first: int) -> AbstractContextManager[None]:
     """Record the graph inside this block, and number the results from ``first``."""
-    return _in_mode(mode()._replace(is_enabled=True, creation=count(first)))
+    return setting(current_mode, mode()._replace(is_enabled=True, creation=count(first)))
 
 
 def next_order() -> int:

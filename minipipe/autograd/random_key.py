@@ -7,11 +7,11 @@ schedule, partition, recomputation or thread changes a mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from numbers import Integral
 
+from minipipe.autograd.grad_mode import setting
 from minipipe.errors import ArgumentError, TensorError
 
 __all__ = ["Place", "at", "current_place", "next_key", "random_key"]
@@ -88,14 +88,9 @@ def next_key() -> tuple[int, int, int, int, int]:
     return place.seed, layer, place.step, place.microbatch, place.num_draws
 
 
-@contextmanager
-def at(place: Place) -> Iterator[None]:
+def at(place: Place) -> AbstractContextManager[None]:
     """Compute at a place inside this block."""
-    token = _place.set(place)
-    try:
-        yield
-    finally:
-        _place.reset(token)
+    return setting(_place, place)
 
 
 def random_key(seed: int, step: int = 0, microbatch: int = 0) -> AbstractContextManager[None]:

@@ -37,5 +37,5 @@ def _refused(name: str) -> ArgumentError:
     return ArgumentError("name", sentence)
 
 
-setattr(Tensor, "__array_function__", _array_function)  # noqa: B010
-setattr(Tensor, "__array_ufunc__", _array_ufunc)  # noqa: B010
+for _name, _method in (("__array_function__", _array_function), ("__array_ufunc__", _array_ufunc)):
+    setattr(Tensor, _name, _method)
