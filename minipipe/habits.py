@@ -22,8 +22,8 @@ _KEYWORDS = {
     "normalized_shape": "width",
     "params": "parameters",
 }
-_NO_BATCH_NORM = "its statistics would depend on the microbatches; nn.LayerNorm and nn.RMSNorm norm each sample"
-_LOSS = "a loss is any function that returns a mean: lambda output, target: ((output - target) ** 2).mean()"
+_NO_BATCH_NORM = "nn.LayerNorm or nn.RMSNorm; statistics of a batch would depend on how it is cut into microbatches"
+_LOSS = "any function that returns a mean, such as lambda output, target: ((output - target) ** 2).mean()"
 MODULES: Mapping[str, str] = {
     **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"), _NO_BATCH_NORM),
     **dict.fromkeys(
