@@ -156,6 +156,7 @@ class ModelCode(StrEnum):
     LOSS = "loss"
     LOSS_WITH_PARAMETERS = "loss-with-parameters"
     PLANNED = "planned"  # an option that a plan has already
+    FROZEN = "frozen"
 
 
 class ModelError(MinipipeError, TypeError):
@@ -362,6 +363,7 @@ class ScheduleCode(StrEnum):
     TAG_COLLISION = "tag-collision"
     MISSING = "missing"
     MIXED_BACKWARD = "mixed-backward"
+    FROZEN = "frozen"
     NO_PARTNER = "no-partner"
     ORDER = "order"
     DEADLOCK = "deadlock"

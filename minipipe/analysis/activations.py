@@ -1,20 +1,21 @@
 """Activations: what a rank holds while each of its actions runs, and after it.
 
-A pair (stage, microbatch) is held from the start of its F to the end of its B, or of its W where the backward is split;
-where there is no backward, only while its F runs. It takes ``activation`` until I, and ``weight_activation`` from I
-until W. While a B or I runs it may take more, ``transient``, such as what recomputation computes again::
+A pair (stage, microbatch) is held from the start of its F to the end of its B, or of its W where the backward is split.
+It takes ``activation`` until I, and ``weight_activation`` from I until W. While a B or I runs it may take more,
+``transient``, such as what recomputation computes again::
 
     F        I             W                 F        B
     ┌────────┬─transient┐                    ┌────────┬─transient┐
     │ activation        ├───────┐            │ activation        │
     │                   │weight_│            │                   │
     ┴                   ┴       ┴            ┴                   ┴
+
+A stage that has no W and no B gives its activation back with I, and one that has no backward with F: it is frozen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from numbers import Integral
 from typing import NamedTuple
 
@@ -24,25 +25,23 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 
 __all__ = [
-    "CHANGE",
     "Footprint",
     "Held",
+    "Level",
     "Lifetime",
-    "held_after",
+    "endings",
+    "held_counts",
+    "held_memory",
     "held_over_time",
     "held_pairs",
     "lifetimes",
-    "memory_after",
-    "memory_during",
-    "memory_peaks",
+    "memory_levels",
     "peak_activations",
     "per_rank",
 ]
 
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
-
-# By how many pairs an action changes the number held, where there is a backward.
-CHANGE = {F: 1, B: -1, W: -1}
+_LATER = {F: {B, I, W}, I: {W}, B: set(), W: set()}  # the kinds that end it where a stage has them
 Pair = tuple[int, int]  # (stage, microbatch)
 
 
@@ -64,23 +63,88 @@ class Footprint(NamedTuple):
     transient: Sequence[float]
 
 
-# -- pairs, counted ---------------------------------------------------------------------------------------------------
+class Level(NamedTuple):
+    """What a rank holds, as a number, while an action runs (the most) and after it."""
+
+    during: float
+    after: float
 
 
-def held_after(actions: Iterable[Action], is_forward_only: bool) -> Iterator[int]:
-    """Yield, for each action of a rank, how many (stage, microbatch) pairs it holds after it.
+def endings(actions: Iterable[Action]) -> set[tuple[int, ActionKind]]:
+    """Return (stage, kind) of the actions of a rank with which the time of a pair in memory ends.
 
-    In a forward-only schedule, where a pair is held only while its F runs, that is the number while it runs.
+    Examples
+    --------
+    >>> from minipipe import Schedule
+    >>> row = Schedule.from_text("0F0 1F0 1I0 1W0 0B0").actions[0]
+    >>> sorted(f"{stage}{kind}" for stage, kind in endings(row))
+    ['0B', '1W']
+    """
+    present = {(stage, kind) for stage, kind, _ in actions}
+    return {(s, kind) for s, kind in present if kind in _LATER and not any((s, k) in present for k in _LATER[kind])}
+
+
+# -- amounts ----------------------------------------------------------------------------------------------------------
+
+
+def held_memory(actions: Sequence[Action], footprint: Footprint) -> Iterator[Level]:
+    """Yield, for each action of a rank, the memory held while it runs and after it.
+
+    Not counted: parameters, gradients, temporary arrays of one operation.
 
     Examples
     --------
     >>> from minipipe import schedules
-    >>> list(held_after(schedules.one_f_one_b(2, 3).actions[0], is_forward_only=False))
+    >>> [level.after for level in held_memory(schedules.zb_h1(2, 2).actions[0], Footprint([10, 10], [4, 4], [0, 0]))]
+    [10.0, 20.0, 14.0, 10.0, 4.0, 0.0]
+    >>> [level.during for level in held_memory(schedules.gpipe(1, 2).actions[0], Footprint([10], [10], [5]))]
+    [10.0, 20.0, 25.0, 15.0]
+    """
+    activation, weight_activation, transient = footprint
+    ends, held = endings(actions), 0.0
+    for stage, kind, _ in actions:
+        before = held
+        if kind is F:
+            before = held + activation[stage]
+            held = held if (stage, F) in ends else before
+        elif kind is B or kind is I:
+            held -= activation[stage]
+            if kind is I and (stage, I) not in ends:
+                held += weight_activation[stage]
+            before += transient[stage]
+        elif kind is W:
+            held -= weight_activation[stage]
+        yield Level(before if before > held else held, held)
+
+
+def memory_levels(table: ActionTable, footprint: Footprint) -> list[list[Level]]:
+    """Return, by rank, the memory held while each of its actions runs and after it.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> levels = memory_levels(schedules.one_f_one_b(2, 4), Footprint([10, 20], [10, 20], [5, 5]))
+    >>> [max(level.during for level in row) for row in levels]
+    [25.0, 25.0]
+    """
+    check_range(table)
+    return [list(held_memory(row, footprint)) for row in table.actions]
+
+
+def held_counts(actions: Sequence[Action]) -> Iterator[Level]:
+    """Yield, for each action of a rank, how many (stage, microbatch) pairs it holds while it runs and after it.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> [int(held) for _, held in held_counts(schedules.one_f_one_b(2, 3).actions[0])]
     [1, 2, 1, 2, 1, 0]
     """
-    if is_forward_only:
-        return (int(kind is F) for _, kind, _ in actions)
-    return accumulate(CHANGE.get(kind, 0) for _, kind, _ in actions)
+    ends, held = endings(actions), 0
+    for stage, kind, _ in actions:
+        during = held + (kind is F)
+        held = during - ((stage, kind) in ends)
+        yield Level(during, held)
 
 
 def peak_activations(table: ActionTable) -> tuple[int, ...]:
@@ -92,68 +156,31 @@ def peak_activations(table: ActionTable) -> tuple[int, ...]:
     >>> peak_activations(schedules.gpipe(4, 8))
     (8, 8, 8, 8)
     """
-    return tuple(max(held_after(row, table.is_forward_only), default=0) for row in table.actions)
+    return tuple(int(max((during for during, _ in held_counts(row)), default=0)) for row in table.actions)
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
+def held_over_time(
+    spans: Sequence[tuple[Action, float, float]], levels: Iterable[Level]
+) -> Iterator[tuple[float, float]]:
+    """Yield (time, amount held) at the start and at the end of each action of a rank: a curve of steps.
 
-
-def memory_after(table: ActionTable, footprint: Footprint) -> tuple[tuple[float, ...], ...]:
-    """Return, by rank, the memory held after each of its actions.
-
-    In a forward-only schedule, where F gives its memory back when it ends, it is the memory while it runs. Not counted:
-    parameters, gradients, temporary arrays of one operation.
-
-    Examples
-    --------
-    >>> from minipipe import schedules
-    >>> memory_after(schedules.zb_h1(2, 2), Footprint([10, 10], [4, 4], [0, 0]))[0]
-    (10, 20, 14, 10, 4, 0)
-    """
-    check_range(table)
-    activation, weight_activation, _ = footprint
-    change = {
-        F: activation,
-        B: [-held for held in activation],
-        I: [later - held for held, later in zip(activation, weight_activation)],
-        W: [-held for held in weight_activation],
-    }
-    if table.is_forward_only:
-        return tuple(tuple(activation[a.stage] if a.kind is F else 0.0 for a in row) for row in table.actions)
-    nothing = [0.0] * table.num_stages
-    return tuple(tuple(accumulate(change.get(kind, nothing)[stage] for stage, kind, _ in row)) for row in table.actions)
-
-
-def memory_during(table: ActionTable, footprint: Footprint) -> tuple[tuple[float, ...], ...] | None:
-    """Return, by rank, the most memory held while each of its actions runs; None where nothing is transient.
+    Parameters
+    ----------
+    spans : sequence of (Action, float, float)
+        Actions with start and end, in the order in which they ran.
+    levels : iterable of Level
+        The amounts while each of them runs and after it.
 
     Examples
     --------
-    >>> from minipipe import schedules
-    >>> memory_during(schedules.one_f_one_b(1, 2), Footprint([10], [10], [5]))
-    ((10, 15, 10, 15),)
+    >>> from minipipe import schedules, simulate
+    >>> spans = simulate(schedules.gpipe(1, 1)).spans[0]
+    >>> list(held_over_time(spans, [Level(1, 1), Level(3, 0)]))
+    [(0.0, 1), (1.0, 1), (1.0, 3), (3.0, 0)]
     """
-    transient = footprint.transient
-    if not any(transient) or table.is_forward_only:
-        return None
-    rows = []
-    for row, after in zip(table.actions, memory_after(table, footprint)):
-        more = (transient[stage] if kind in (B, I) else 0 for stage, kind, _ in row)
-        rows.append(tuple(max(now, before + extra) for before, now, extra in zip((0, *after), after, more)))
-    return tuple(rows)
-
-
-def memory_peaks(table: ActionTable, footprint: Footprint) -> tuple[float, ...]:
-    """Return, by rank, the most memory held at once, while an action runs or after it.
-
-    Examples
-    --------
-    >>> from minipipe import schedules
-    >>> memory_peaks(schedules.one_f_one_b(2, 4), Footprint([10, 20], [10, 20], [5, 5]))
-    (25, 25)
-    """
-    rows = memory_during(table, footprint) or memory_after(table, footprint)
-    return tuple(max((0.0, *held)) for held in rows)
+    for (_, start, end), level in zip(spans, levels):
+        yield start, level.during
+        yield end, level.after
 
 
 # -- pairs, named -----------------------------------------------------------------------------------------------------
@@ -176,26 +203,23 @@ def held_pairs(table: ActionTable, footprint: Footprint) -> list[list[tuple[Held
     >>> [during.pairs for during, _ in rank]
     [((1, 0),), ((1, 0),), ((1, 1),), ((1, 1),)]
     """
-    return [list(_held_pairs_of(row, table.is_forward_only, footprint)) for row in table.actions]
+    return [list(_held_pairs_of(row, footprint)) for row in table.actions]
 
 
-def _held_pairs_of(row: Sequence[Action], is_forward_only: bool, footprint: Footprint) -> Iterator[tuple[Held, Held]]:
+def _held_pairs_of(row: Sequence[Action], footprint: Footprint) -> Iterator[tuple[Held, Held]]:
     taken: dict[Pair, float] = {}
+    ends = endings(row)
     for stage, kind, k in row:
         if kind is F:
             taken[stage, k] = footprint.activation[stage]
         before = Held(tuple(taken), sum(taken.values()))
-        if kind is I and (stage, k) in taken:
-            taken[stage, k] = footprint.weight_activation[stage]
-        elif _releases(kind, is_forward_only):
+        if (stage, kind) in ends:
             taken.pop((stage, k), None)
+        elif kind is I and (stage, k) in taken:
+            taken[stage, k] = footprint.weight_activation[stage]
         after = Held(tuple(taken), sum(taken.values()))
         transient = footprint.transient[stage] if kind in (B, I) else 0
         yield before._replace(memory=max(before.memory + transient, after.memory)), after
-
-
-def _releases(kind: ActionKind, is_forward_only: bool) -> bool:
-    return kind is F if is_forward_only else CHANGE.get(kind, 0) < 0
 
 
 class Lifetime(NamedTuple):
@@ -207,49 +231,18 @@ class Lifetime(NamedTuple):
     last: int | None
 
 
-def lifetimes(actions: Sequence[Action], is_forward_only: bool) -> list[Lifetime]:
+def lifetimes(actions: Sequence[Action]) -> list[Lifetime]:
     """Return the lifetime of every pair of a rank, in the order of their F.
 
     Examples
     --------
     >>> from minipipe import schedules
-    >>> lifetimes(schedules.gpipe(1, 2).actions[0], is_forward_only=False)[1]
+    >>> lifetimes(schedules.gpipe(1, 2).actions[0])[1]
     Lifetime(stage=0, microbatch=1, first=1, last=3)
     """
-    last = {(s, k): at for at, (s, kind, k) in enumerate(actions) if _releases(kind, is_forward_only)}
+    ends = endings(actions)
+    last = {(s, k): at for at, (s, kind, k) in enumerate(actions) if (s, kind) in ends}
     return [Lifetime(s, k, at, last.get((s, k))) for at, (s, kind, k) in enumerate(actions) if kind is F]
-
-
-def held_over_time(
-    spans: Sequence[tuple[Action, float, float]],
-    after: Sequence[float],
-    is_forward_only: bool,
-    during: Sequence[float] | None = None,
-) -> Iterator[tuple[float, float]]:
-    """Yield (time, amount held) at the start and at the end of each action of a rank: a curve of steps.
-
-    Parameters
-    ----------
-    spans : sequence of (Action, float, float)
-        Actions with start and end, in the order in which they ran.
-    after : sequence of float
-        The amount after each of them, as of :func:`held_after` or :func:`memory_after`.
-    is_forward_only : bool
-    during : sequence of float, optional
-        The amount while each of them ran, as of :func:`memory_during`; by default that before or after it.
-
-    Examples
-    --------
-    >>> from minipipe import schedules, simulate
-    >>> spans = simulate(schedules.gpipe(1, 1)).spans[0]
-    >>> list(held_over_time(spans, [1, 0], is_forward_only=False, during=[1, 3]))
-    [(0.0, 1), (1.0, 1), (1.0, 3), (3.0, 0)]
-    """
-    held = 0.0
-    for i, ((_, start, end), amount) in enumerate(zip(spans, after)):
-        yield start, amount if is_forward_only else max(held, amount) if during is None else during[i]
-        held = 0.0 if is_forward_only else amount
-        yield end, held
 
 
 def per_rank(name: str, given: int | Sequence[int], num_ranks: int) -> tuple[int, ...]:

@@ -242,6 +242,8 @@ class Dependencies:
 
     def exists(self, value: Value) -> bool:
         """Tell whether a value has both a producing and a consuming stage."""
+        if value.direction is Direction.BACKWARD and value.consumer_stage < self.table.first_backward_stage:
+            return False
         return value.cut >= 0 and max(value.stage, value.consumer_stage) < self.table.num_stages
 
     def crosses_ranks(self, value: Value) -> bool:

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 
-from minipipe.analysis.activations import held_after, per_rank
-from minipipe.analysis.dependencies import Blocked, Dependencies, Direction, Value, walk
+from minipipe.analysis.activations import held_counts, per_rank
+from minipipe.analysis.dependencies import Blocked, Dependencies, Value, walk
 from minipipe.errors import Problem, ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table
@@ -56,7 +56,8 @@ def verify(schedule: ActionTable, memory_limit: int | Sequence[int] | None = Non
     ScheduleError
         ``.problems`` lists every :class:`~minipipe.errors.Problem` with its code, message, rank and step, the cause
         first, without mere consequences. The codes, in the order of the checks: ``out-of-range``, ``wrong-rank``;
-        ``duplicate``, ``tag-collision`` (a repeated SEND or RECV), ``missing``, ``mixed-backward``, ``no-partner``;
+        ``duplicate``, ``tag-collision`` (a repeated SEND or RECV), ``missing``, ``mixed-backward``, ``frozen``,
+        ``no-partner``;
         ``order``, ``deadlock``, ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``.
 
     Examples
@@ -129,7 +130,7 @@ def _counted_problems(schedule: ActionTable) -> list[Problem]:
     for rank, row in enumerate(schedule.actions):
         for position, action in enumerate(row):
             if action.kind not in _expected_kinds(schedule, counts, action.stage, action.microbatch):
-                problems.append(_unexpected(action, rank, position))
+                problems.append(_unexpected(schedule, action, rank, position))
     return problems
 
 
@@ -143,12 +144,19 @@ def _missing(schedule: ActionTable, counts: Counter[Action]) -> Iterator[Problem
 
 
 def _expected_kinds(schedule: ActionTable, counts: Counter[Action], stage: int, k: int) -> list[ActionKind]:
-    """Return the expected kinds of a (stage, microbatch): F, or F and B, or F, I and W; and its messages."""
-    kinds = [F]
-    if not schedule.is_forward_only:
-        has_half = counts[Action(stage, I, k)] or counts[Action(stage, W, k)]
-        kinds += [I, W] if has_half and not counts[Action(stage, B, k)] else [B]
-    return kinds + _message_kinds(schedule, stage)
+    """Return the expected kinds of a (stage, microbatch): of the complete sets, the one that was begun."""
+    is_split = (counts[Action(stage, I, k)] or counts[Action(stage, W, k)]) and not counts[Action(stage, B, k)]
+    return _complete_sets(schedule, stage)[-1 if is_split else 0]
+
+
+def _complete_sets(schedule: ActionTable, stage: int) -> list[list[ActionKind]]:
+    """Return what each microbatch may have on a stage: F and B, or F, I and W; F and I if frozen; and its messages."""
+    backwards = [[B], [I, W]]
+    if stage in schedule.frozen:
+        backwards = [[I]]
+    if schedule.is_forward_only or stage < schedule.first_backward_stage:
+        backwards = [[]]
+    return [[F, *backward, *_message_kinds(schedule, stage)] for backward in backwards]
 
 
 def _is_complete(schedule: ActionTable) -> bool:
@@ -163,9 +171,7 @@ def _is_complete(schedule: ActionTable) -> bool:
         for stage, kind, k in row:
             found[stage * m + k] |= _BIT[kind]
     for stage in range(schedule.num_stages):
-        messages = sum(_BIT[kind] for kind in _message_kinds(schedule, stage))
-        backwards = (0,) if schedule.is_forward_only else (_BIT[B], _BIT[I] | _BIT[W])
-        right = {_BIT[F] | backward | messages for backward in backwards}
+        right = {sum(map(_BIT.__getitem__, kinds)) for kinds in _complete_sets(schedule, stage)}
         if not set(found[stage * m : stage * m + m]) <= right:
             return False
     return True
@@ -176,16 +182,12 @@ def _message_kinds(schedule: ActionTable, stage: int) -> list[ActionKind]:
     forward, backward = Action(stage, F, 0), Action(stage, B, 0)
     values = (
         (Value.produced_by(forward), "send"),
-        (Value.consumed_by(backward), "receive"),
         (Value.consumed_by(forward), "receive"),
         (Value.produced_by(backward), "send"),
-    )
-    return [getattr(value, half).kind for value, half in values if value and _is_message(schedule, value)]
-
-
-def _is_message(schedule: ActionTable, value: Value) -> bool:
-    is_left_out = schedule.is_forward_only and value.direction is Direction.BACKWARD
-    return not is_left_out and Dependencies(schedule).exists(value) and schedule.message_cuts[value.cut]
+        (Value.consumed_by(backward), "receive"),
+    )[: 2 if schedule.is_forward_only else 4]
+    exists, cuts = Dependencies(schedule).exists, schedule.message_cuts
+    return [getattr(value, half).kind for value, half in values if value and exists(value) and cuts[value.cut]]
 
 
 def _repeated(schedule: ActionTable) -> Iterator[Problem]:
@@ -201,11 +203,13 @@ def _repeated(schedule: ActionTable) -> Iterator[Problem]:
             first.setdefault(action, position)
 
 
-def _unexpected(action: Action, rank: int, position: int) -> Problem:
+def _unexpected(schedule: ActionTable, action: Action, rank: int, position: int) -> Problem:
     where = f"Rank {rank}, position {position}: {action}"
     if action.kind.is_communication:
         sentence = f"{where} has no partner: stage {action.stage} has no such value to exchange with another rank."
         return Problem(ScheduleCode.NO_PARTNER, sentence, rank, position)
+    if action.stage in schedule.frozen:
+        return Problem(ScheduleCode.FROZEN, f"{where} is needless: stage {action.stage} is frozen.", rank, position)
     sentence = f"{where} comes in addition to {Action(action.stage, B, action.microbatch)}, which includes I and W."
     if action.kind is W:
         sentence += " Zero-bubble papers write B for the half that is I here."
@@ -259,7 +263,7 @@ def _memory_problems(schedule: ActionTable, memory_limit: int | Sequence[int] | 
         return []
     problems = []
     for rank, limit in enumerate(per_rank("memory_limit", memory_limit, schedule.num_ranks)):
-        for position, held in enumerate(held_after(schedule.actions[rank], schedule.is_forward_only)):
+        for position, (held, _) in enumerate(held_counts(schedule.actions[rank])):
             if held > limit:
                 action = schedule.actions[rank][position]
                 sentence = (

@@ -133,8 +133,8 @@ class Module:
     def freeze(self, is_frozen: bool = True) -> Module:
         """Train none of the parameters from now on, or with ``is_frozen=False`` all of them. Returns the module.
 
-        Nothing is recorded for a frozen parameter. Where all earlier stages are frozen, a stage computes no gradient of
-        its inputs, and its message back is empty.
+        Nothing is recorded for a frozen parameter. A pipeline made afterwards leaves out what nothing needs: see
+        :func:`minipipe.schedules.freeze_stages`.
 
         Examples
         --------

@@ -44,5 +44,5 @@ def build_stages(
             parameter.move(xp)
             if not parameter.is_filled:
                 parameter.fill(seed, name)
-        stages[index] = Stage(module, index, index == len(plan.partition) - 1, loss, parameters, recompute)
+        stages[index] = Stage(module, index, plan.schedule, loss, parameters, recompute)
     return stages

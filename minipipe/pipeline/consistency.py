@@ -12,8 +12,9 @@ import numpy as np
 from minipipe.comm import ProcessGroup
 from minipipe.errors import MessageError, ModelError, RankError
 from minipipe.nn import Module, Parameter
+from minipipe.pipeline.stage import Stage
 
-__all__ = ["Calls", "check_agreement", "check_loss", "part_of", "warn_of_missing_gradients"]
+__all__ = ["Calls", "check_agreement", "check_frozen", "check_loss", "part_of", "warn_of_missing_gradients"]
 
 _NAMES = (
     "step",
@@ -137,6 +138,22 @@ def check_loss(loss: Any) -> None:
         raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
     if isinstance(loss, Module) and loss.num_parameters:
         raise ModelError("loss-with-parameters", "The loss has parameters of its own; make them a layer of the model.")
+
+
+def check_frozen(stage: Stage) -> None:
+    """Refuse parameters that were frozen when the plan was made, and are to be trained now. Local.
+
+    Raises
+    ------
+    ModelError
+        Code ``frozen``.
+    """
+    if stage.is_frozen and any(parameter.requires_grad for parameter in stage.parameters.values()):
+        raise ModelError(
+            "frozen",
+            f"All parameters of stage {stage.index} were frozen when the pipeline was made, so its schedule has no W; "
+            "now some of them require gradients. Make another pipeline.",
+        )
 
 
 def warn_of_missing_gradients(parameters: Mapping[str, Parameter]) -> None:

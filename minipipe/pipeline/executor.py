@@ -209,7 +209,7 @@ class Executor:
             self._meter.observe(stage, k)
         compute = stage.backward if action.kind is ActionKind.BACKWARD else stage.backward_input
         gradient = compute(k, received)
-        if not stage.is_first:
+        if stage.returns_gradient:
             self._deliver(action, gradient)
         self._note(action, start)
 
@@ -219,11 +219,12 @@ class Executor:
         self._note(action, start)
 
     def _note(self, action: Action, start: float) -> None:
-        """Record the times of the action, and the activations held after it."""
-        record = self.record
+        """Record the times of the action, and the activations held after it; those of a frozen F, while it ran."""
+        record, only_now = self.record, action.kind is ActionKind.FORWARD and not self.stages[action.stage].has_backward
+        num_held = sum(stage.num_held for stage in self.stages.values()) + only_now
         backend.synchronise(self.xp)  # otherwise this would time the launch of kernels on a GPU
         record.spans.append(Span(action, start, self.group.time()))
-        record.peak_activations = max(record.peak_activations, sum(stage.num_held for stage in self.stages.values()))
+        record.peak_activations = max(record.peak_activations, num_held)
         if self._meter is not None:
             stage_bytes, all_bytes = self._meter.measure(action, self.stages[action.stage])
             record.held_bytes.append((action, *stage_bytes))

@@ -15,6 +15,7 @@ from minipipe.comm import ProcessGroup
 from minipipe.pipeline.consistency import part_of
 from minipipe.pipeline.executor import Batch, Executor, Record
 from minipipe.schedules.action import ActionKind
+from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.program import Program
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.split_backward import split_backward
@@ -65,7 +66,9 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
         Says on which rank each stage is.
     batch : Batch
     """
-    executor = make_executor(lower(one_microbatch(program.placement, program.num_ranks)))
+    frozen = range(program.num_stages) if program.is_forward_only else program.frozen
+    alone = freeze_stages(one_microbatch(program.placement, program.num_ranks), frozen)
+    executor = make_executor(lower(alone))
     executor.measures_memory = True
     record = _run_without_trace(executor, replace(batch, slices=batch.slices[:1]))
     return _gather_memory(executor.group, record, program.num_stages)

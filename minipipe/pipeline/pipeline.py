@@ -25,7 +25,14 @@ from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import check_state
 from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
 from minipipe.pipeline.build_stages import build_stages
-from minipipe.pipeline.consistency import Calls, check_agreement, check_loss, part_of, warn_of_missing_gradients
+from minipipe.pipeline.consistency import (
+    Calls,
+    check_agreement,
+    check_frozen,
+    check_loss,
+    part_of,
+    warn_of_missing_gradients,
+)
 from minipipe.pipeline.executor import Batch, Executor, Record
 from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
 from minipipe.pipeline.microbatch import split_microbatches
@@ -244,7 +251,7 @@ class Pipeline:
         >>> spawn(train, num_ranks=2)
         [(True, ['0.weight', '0.bias']), (True, ['2.weight', '2.bias'])]
         """
-        if self.schedule.is_forward_only:
+        if self.schedule.is_forward_only and not self.schedule.frozen:
             raise ScheduleError.of(
                 ScheduleCode.FORWARD_ONLY,
                 f"{self.schedule.name} has no backward, which step() needs: "
@@ -253,6 +260,7 @@ class Pipeline:
         batch = self._batch("step", inputs, targets)
         self._last_step = None
         for stage in self._stages.values():
+            check_frozen(stage)
             stage.zero_grad()
         self._last_step = self._trainer.run(batch)
         first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor

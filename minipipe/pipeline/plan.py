@@ -21,6 +21,7 @@ from minipipe.nn import Module, Sequential
 from minipipe.nn.sequential import parameters_of
 from minipipe.pipeline.partition import check_partition, partition_by_cost
 from minipipe.schedules.chunks import first_stages, spread_stages
+from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.program import Program, read_schedule
 from minipipe.schedules.registry import REGISTRY, build
@@ -61,7 +62,8 @@ class Plan:
     program : Program
         The lowered schedule, which the ranks run.
     schedule : Schedule
-        Its computations.
+        Its computations. Where parameters are frozen, a stage that trains none has no W, and before the first stage
+        that does there is no backward. A model without frozen parameters runs its schedule exactly as written.
     partition : tuple of range
         The layers of each stage.
     placement : tuple of int
@@ -103,7 +105,11 @@ class Plan:
         given = _resolved(schedule, num_ranks, num_microbatches, chunks_per_rank)
         verify(given)
         parts = tuple(_divided(model, given.num_stages, partition, layer_costs))
-        vars(self).update(model=model, program=lower(given), partition=parts, _tied=model.tied())
+        tied = model.tied()
+        is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]
+        is_any_frozen = not all(p.requires_grad for p in model.parameters())
+        frozen = [stage for stage in range(len(parts)) if is_any_frozen and not is_trained[stage]]
+        vars(self).update(model=model, program=lower(freeze_stages(given, frozen)), partition=parts, _tied=tied)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A plan cannot be changed; make another one with the {name} that you want.")

@@ -18,6 +18,7 @@ from minipipe.nn import Parameter, Recompute, Sequential
 from minipipe.nn.sequential import boundary
 from minipipe.pipeline.payload import Payload
 from minipipe.pytree import tensors_in
+from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor
 
 __all__ = ["Stage"]
@@ -49,8 +50,8 @@ class Stage:
         This stage's layers, a copy that belongs to it.
     index : int
         The stage, from 0.
-    is_last : bool
-        Whether the loss follows.
+    schedule : Schedule
+        Says where the stage is: the last one is followed by the loss; a frozen one has no W, or no backward at all.
     loss : function
         ``(outputs, targets) -> Tensor`` with one element, a mean over the first axis.
     parameters : dict of str to Parameter
@@ -63,9 +64,9 @@ class Stage:
     A stage alone, first and last in one: its loss for a microbatch that is half of the batch, and then B.
 
     >>> import numpy as np
-    >>> from minipipe import nn
+    >>> from minipipe import nn, schedules
     >>> layers = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0))).initialise()
-    >>> stage = Stage(layers, 0, True, nn.MSELoss(), dict(layers.named_parameters()))
+    >>> stage = Stage(layers, 0, schedules.gpipe(1, 2), nn.MSELoss(), dict(layers.named_parameters()))
     >>> inputs = Payload([np.ones((3, 2), np.float32)], [False], None)
     >>> stage.forward_with_loss(0, inputs, np.zeros((3, 1), np.float32), weight=0.5)
     4.0
@@ -78,7 +79,7 @@ class Stage:
         self,
         module: Sequential,
         index: int,
-        is_last: bool,
+        schedule: Schedule,
         loss: Loss,
         parameters: dict[str, Parameter],
         recompute: bool = False,
@@ -86,7 +87,10 @@ class Stage:
         self.module = module
         self.index = index
         self.is_first = index == 0
-        self.is_last = is_last
+        self.is_last = index == schedule.num_stages - 1
+        self.is_frozen = index in schedule.frozen
+        self.has_backward = index >= schedule.first_backward_stage
+        self.returns_gradient = index > schedule.first_backward_stage
         self.parameters = parameters
         self._forward = Recompute(module) if recompute else module
         self._loss = loss
@@ -154,8 +158,11 @@ class Stage:
     def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
         """I: return the gradients of the stage's inputs, and leave the weights for later.
 
-        Parameters and result are those of :meth:`backward`. Arrays that only these gradients needed are freed.
+        Parameters and result are those of :meth:`backward`. Arrays that only these gradients needed are freed. On a
+        frozen stage, which has no weights to come back for, it is the whole backward.
         """
+        if self.is_frozen:
+            return self.backward(microbatch, gradient)
         held = self._held.pop(microbatch)
         self._weight_work[microbatch] = autograd.backward_input(self._roots(held, gradient))
         return self._gradients(held)
@@ -174,7 +181,7 @@ class Stage:
         return inputs, self._forward(received.rebuilt(tensors))
 
     def _hold(self, microbatch: int, inputs: list[StageInput], result: Any, seed: Array | None) -> None:
-        if is_grad_enabled():
+        if self.has_backward and is_grad_enabled():
             results = [_Result(tensor.node, tensor.shape) for tensor in tensors_in(result)]
             self._held[microbatch] = _Held(inputs, results, seed)
 

@@ -42,8 +42,12 @@ class Panel:
     @property
     def tells_memory(self) -> bool:
         """Whether the memory is known and is not just the number of activations."""
-        memory, counted = self.timeline.memory, self.timeline.held_activations
-        return memory is not None and (self.timeline.memory_unit == "bytes" or memory != counted)
+        timeline = self.timeline
+        return timeline.memory is not None and (
+            timeline.memory_unit == "bytes"
+            or timeline.memory != timeline.held_activations
+            or timeline.peak_memory != timeline.peak_activations
+        )
 
     @property
     def recomputes(self) -> bool:
@@ -52,9 +56,9 @@ class Panel:
         if memory is None or during is None:
             return False
         return any(
-            most > max(before, after)
-            for row, held in zip(memory, during)
-            for before, after, most in zip((0, *row), row, held)
+            span.action.kind.is_backward and most > max(before, after)
+            for spans, row, held in zip(self.timeline.spans, memory, during)
+            for span, before, after, most in zip(spans, (0, *row), row, held)
         )
 
     @property

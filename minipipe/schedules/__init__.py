@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from minipipe.lazy import names_on_demand
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.controllable_memory import v_half, v_min
+from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.interleaved import interleaved_1f1b, looped_bfs
 from minipipe.schedules.one_f_one_b import eager_1f1b, one_f_one_b
@@ -73,6 +74,7 @@ __all__ = [
     "explain",
     "forward_only",
     "forward_only_over",
+    "freeze_stages",
     "gpipe",
     "greedy",
     "interleaved_1f1b",

@@ -49,12 +49,14 @@ class ActionTable:
     placement: tuple[int, ...]
     num_microbatches: int
     actions: tuple[tuple[Action, ...], ...]
+    frozen: frozenset[int] = frozenset()
     # Walks and verdicts of the rooms above. A table never changes, so each is worked out once.
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "placement", tuple(self.placement))
         object.__setattr__(self, "actions", tuple(map(_as_actions, self.actions)))
+        object.__setattr__(self, "frozen", frozenset(self.frozen))
         if not isinstance(self.num_microbatches, Integral):
             message = f"{self.name!r} has {self.num_microbatches!r:.60} microbatches; expected a whole number."
             raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
@@ -65,6 +67,8 @@ class ActionTable:
                 f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}.",
             )
         check_placement(self.placement, self.num_ranks)
+        for stage in self.frozen:
+            _check_index("stage", stage, self.num_stages)
 
     @property
     def num_ranks(self) -> int:
@@ -123,6 +127,11 @@ class ActionTable:
         return not any(kind.is_backward for kind in self.kinds)
 
     @cached_property
+    def first_backward_stage(self) -> int:
+        """The first stage with a backward: the first that is not frozen. ``num_stages`` where all are."""
+        return min(set(range(self.num_stages)) - self.frozen, default=self.num_stages)
+
+    @cached_property
     def is_reproducible(self) -> bool:
         """Whether every stage adds its gradients in ascending order of microbatches, as one process does.
 
@@ -140,8 +149,7 @@ class ActionTable:
     def with_rows(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
         """Return a table over the same stages, whose rows consist of actions that need no check: those of a table."""
         table = object.__new__(kind)
-        own = {"name": self.name, "placement": self.placement, "num_microbatches": self.num_microbatches}
-        for name, value in {**own, "actions": tuple(map(tuple, rows)), "_kept": {}}.items():
+        for name, value in {**self.__getstate__(), "actions": tuple(map(tuple, rows))}.items():
             object.__setattr__(table, name, value)
         return table
 
@@ -154,7 +162,8 @@ class ActionTable:
     def describe(self, separator: str = ": ") -> str:
         """Return name and sizes: ``1f1b: 4 ranks, 4 stages, 8 microbatches``."""
         sizes = describe_sizes(self.num_ranks, self.num_stages, self.num_microbatches)
-        return f"{' '.join(self.name.split())}{separator}{sizes}"
+        frozen = f"; frozen: stage {', '.join(map(str, sorted(self.frozen)))}" if self.frozen else ""
+        return f"{' '.join(self.name.split())}{separator}{sizes}{frozen}"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.describe()}>"

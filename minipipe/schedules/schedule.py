@@ -26,6 +26,8 @@ class Schedule(ActionTable):
     num_microbatches : int
     actions : tuple of tuple of Action
         ``actions[rank]`` are the actions of a rank. Cells such as ``"0F0"`` are read as actions.
+    frozen : frozenset of int
+        Stages without trained parameters, which have no W; those before the first other stage have no backward.
 
     Raises
     ------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from numbers import Integral
 
-from minipipe.analysis.activations import CHANGE, per_rank
+from minipipe.analysis.activations import per_rank
 from minipipe.analysis.dependencies import Dependencies, Value
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
@@ -137,7 +137,7 @@ class _Rank:
         return self.held + 1 + reserved <= self.limit
 
     def _account(self, action: Action) -> None:
-        self.held += CHANGE.get(action.kind, 0)
+        self.held += (action.kind is F) - (action.kind in (B, W))
         if action.kind is F:
             self.forwards_left[action.microbatch] -= 1
             while self.oldest < len(self.forwards_left) and not self.forwards_left[self.oldest]:

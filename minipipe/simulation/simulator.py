@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
-from minipipe.analysis.activations import memory_after, memory_during, memory_peaks, peak_activations
+from minipipe.analysis.activations import Level, memory_levels, peak_activations
 from minipipe.analysis.dependencies import Dependencies, Value, complete_walk
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
@@ -79,14 +79,14 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
             ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
         )
     footprint, ran = costs.memory(schedule.num_stages), simulation.table if costs.sends_block else schedule.schedule
-    after, during = memory_after(ran, footprint), memory_during(ran, footprint)
+    levels = memory_levels(ran, footprint)
     return Timeline(
         schedule.name,
         spans,
         peak_activations(schedule),
-        tuple(max((0.0, *held)) for held in during or after),
-        memory=after,
-        memory_during=during,
+        _peaks(levels),
+        memory=tuple(tuple(held for _, held in row) for row in levels),
+        memory_during=tuple(tuple(held for held, _ in row) for row in levels),
         unit=costs.unit,
         memory_unit=costs.memory_unit,
         message_times=simulation.message_times,
@@ -135,7 +135,11 @@ def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
     >>> peak_memory(schedules.one_f_one_b(2, 4), Costs(activation=[10, 20]))
     (20.0, 20.0)
     """
-    return memory_peaks(schedule, costs.memory(schedule.num_stages))
+    return _peaks(memory_levels(schedule, costs.memory(schedule.num_stages)))
+
+
+def _peaks(levels: list[list[Level]]) -> tuple[float, ...]:
+    return tuple(max((during for during, _ in row), default=0.0) for row in levels)
 
 
 class _Simulation:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from minipipe.analysis.activations import held_after, held_over_time
+from minipipe.analysis.activations import Level, held_counts, held_over_time
 from minipipe.analysis.dependencies import Value
 from minipipe.simulation.duration import format_time
 from minipipe.simulation.message import Message
@@ -41,8 +41,8 @@ class Timeline:
     memory : tuple of tuple of float or None
         ``memory[rank][i]`` is the memory of the activations held after span ``i`` of the rank, if known.
     memory_during : tuple of tuple of float or None
-        ``memory_during[rank][i]`` is the most memory that the rank held while its span ``i`` ran, where it is known to
-        be more than before and after it: a backward holds what recomputation computes again.
+        ``memory_during[rank][i]`` is the most memory that the rank held while its span ``i`` ran, known where
+        ``memory`` is. A backward that recomputes may hold more than before and after it.
     measured_messages : tuple of Message
         The messages of a measured timeline.
     is_measured : bool
@@ -157,16 +157,14 @@ class Timeline:
 
     # -- activations held --------------------------------------------------------------------------------------
 
-    @property
-    def is_forward_only(self) -> bool:
-        """Whether there is no backward. If so, an activation is held only while its F runs."""
-        return not any(span.action.kind.is_backward for row in self.spans for span in row)
-
     @cached_property
+    def _held(self) -> list[list[Level]]:
+        return [list(held_counts([span.action for span in row])) for row in self.spans]
+
+    @property
     def held_activations(self) -> tuple[tuple[int, ...], ...]:
         """By rank, the number of (stage, microbatch) pairs held after each of its spans; see ``peak_activations``."""
-        is_forward_only = self.is_forward_only
-        return tuple(tuple(held_after((span.action for span in row), is_forward_only)) for row in self.spans)
+        return tuple(tuple(int(held) for _, held in row) for row in self._held)
 
     def memory_over_time(self, rank: int) -> list[tuple[float, float]]:
         """Return (time, memory held) at the start and at the end of each span of a rank, a curve of steps; or nothing.
@@ -177,10 +175,9 @@ class Timeline:
         >>> simulate(schedules.gpipe(1, 1)).memory_over_time(0)
         [(0.0, 1.0), (1.0, 1.0), (1.0, 1.0), (3.0, 0.0)]
         """
-        if self.memory is None:
+        if self.memory is None or self.memory_during is None:
             return []
-        during = None if self.memory_during is None else self.memory_during[rank]
-        return list(held_over_time(self.spans[rank], self.memory[rank], self.is_forward_only, during))
+        return list(held_over_time(self.spans[rank], map(Level, self.memory_during[rank], self.memory[rank])))
 
     def activations_over_time(self, rank: int) -> list[tuple[float, float]]:
         """Return (time, activations held) at the start and at the end of each span of a rank: a curve of steps.
@@ -191,7 +188,7 @@ class Timeline:
         >>> simulate(schedules.gpipe(1, 1)).activations_over_time(0)
         [(0.0, 1), (1.0, 1), (1.0, 1), (3.0, 0)]
         """
-        return list(held_over_time(self.spans[rank], self.held_activations[rank], self.is_forward_only))
+        return list(held_over_time(self.spans[rank], self._held[rank]))
 
     # -- as data, and as text -----------------------------------------------------------------------------------
 

@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 from minipipe import Costs, schedules, simulate
 from minipipe.analysis.activations import (
     Footprint,
-    held_after,
+    held_counts,
+    held_memory,
     held_pairs,
     lifetimes,
-    memory_after,
-    memory_during,
-    memory_peaks,
+    memory_levels,
     peak_activations,
 )
 from tests.strategies import examples, named_schedules
@@ -25,19 +24,14 @@ amounts = st.integers(0, 9)
 def test_named_pairs_counts_and_memory_say_the_same(named, activation, weight_activation, transient):
     schedule, n = named[1], named[1].num_stages
     footprint = Footprint([activation] * n, [weight_activation] * n, [transient] * n)
-    after, during = memory_after(schedule, footprint), memory_during(schedule, footprint)
     for rank, pairs in enumerate(held_pairs(schedule, footprint)):
-        row, forward_only = schedule.actions[rank], schedule.is_forward_only
-        counted = list(held_after(row, forward_only))
-        assert counted == [len((held if not forward_only else while_it_runs).pairs) for while_it_runs, held in pairs]
-        if not forward_only:
-            assert list(after[rank]) == [held.memory for _, held in pairs]
-        if during is not None:
-            assert list(during[rank]) == [while_it_runs.memory for while_it_runs, _ in pairs]
-        assert max(counted) == peak_activations(schedule)[rank]
-        most = max(max(while_it_runs.memory, held.memory) for while_it_runs, held in pairs)
-        assert memory_peaks(schedule, footprint)[rank] == most
-        for stage, k, first, last in lifetimes(row, forward_only):
+        row = schedule.actions[rank]
+        counted = list(held_counts(row))
+        assert counted == [(len(during.pairs), len(after.pairs)) for during, after in pairs]
+        assert list(held_memory(row, footprint)) == [(during.memory, after.memory) for during, after in pairs]
+        assert memory_levels(schedule, footprint)[rank] == list(held_memory(row, footprint))
+        assert max(during for during, _ in counted) == peak_activations(schedule)[rank]
+        for stage, k, first, last in lifetimes(row):
             holders = [i for i, (while_it_runs, _) in enumerate(pairs) if (stage, k) in while_it_runs.pairs]
             assert holders == list(range(first, last + 1))
 

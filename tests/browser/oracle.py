@@ -104,15 +104,16 @@ def held(timeline, rank, time):
 
 def memory(timeline, rank, time):
     """Return what is held as text: during an action the more of before and after; None where it tells nothing."""
-    if timeline.memory in (None, timeline.held_activations):
+    if timeline.memory in (None, timeline.held_activations) and timeline.peak_memory == timeline.peak_activations:
         return None
-    trains = any(span.action.kind.is_backward for row in timeline.spans for span in row)
     level = 0.0
-    for (_, start, end), after in zip(timeline.spans[rank], timeline.memory[rank]):
+    for (_, start, end), during, after in zip(
+        timeline.spans[rank], timeline.memory_during[rank], timeline.memory[rank]
+    ):
         if end <= time:
-            level = after if trains else 0.0
+            level = after
         elif start <= time:
-            level = max(level, after)
+            level = during
     return format_memory(level, timeline.memory_unit)
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, Tensor, nn, optim, spawn
-from minipipe.errors import RankError
+from minipipe import Pipeline, Plan, Tensor, nn, optim, simulate, spawn
+from minipipe.errors import ModelError, RankError
+from minipipe.schedules import freeze_stages, lower
 from minipipe.testing import check_same_as_one_process, same_bits
 from tests.strategies import NAMES, batch, build, split_backward, v_shaped
 
@@ -61,27 +62,74 @@ def test_only_what_is_trained_changes_and_has_a_gradient():
     assert set(by_rank[0][1]) == named.keys() - without
 
 
-def test_nothing_is_computed_and_next_to_nothing_sent_where_nobody_upstream_is_trained():
-    width = 64
-    frozen = [nn.Linear(width, width).freeze() for _ in range(2)]
-    model = nn.Sequential(*frozen, nn.Linear(width, width), nn.Linear(width, 2))
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved-zb", "zb-v"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_nothing_needs_is_not_computed_sent_or_kept_and_the_simulator_knows(name, recompute):
+    width = 16
+    chunks = build(name, 3, 4).num_stages // 3
+    sizes = [nn.Linear(width, width) for _ in range(3 * chunks)]
+    for layer in (*sizes[:chunks], sizes[-1]):
+        layer.freeze()
 
     def measure(group):
-        parts = [range(1), range(1, 2), range(2, 3), range(3, 4)]
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, partition=parts)
+        pipeline = Pipeline(
+            nn.Sequential(*sizes), group, loss=nn.MSELoss(), schedule=name, num_microbatches=4, recompute=recompute
+        )
+        costs = pipeline.measure_costs(*samples, num_steps=1)
         pipeline.measures_memory = True
-        pipeline.step(*batch(64, width))
-        return pipeline.timeline()
+        pipeline.step(*samples)
+        return pipeline.schedule, pipeline.timeline(), costs
 
-    timeline = spawn(measure, 4)[0]
-    sizes = {}
-    for message in timeline.messages:
-        if message.value.kind.is_backward:
-            sizes.setdefault((message.source, message.destination), set()).add(message.size)
-    gradient = 16 * width * 4
-    assert sizes[3, 2] == {gradient}
-    assert max(sizes[2, 1] | sizes[1, 0]) < 200  # that there is none
-    assert timeline.peak_memory[0] == timeline.peak_memory[1] == 0  # a frozen stage keeps nothing for its backward
+    samples = batch(16, width)[0], batch(16, width)[0]
+    schedule, timeline, costs = spawn(measure, 3)[0]
+    frozen = {*range(chunks), 3 * chunks - 1}
+    assert schedule == freeze_stages(build(name, 3, 4), frozen)
+    predicted = simulate(schedule, costs)
+    assert [[a for a, *_ in row] for row in timeline.spans] == [[a for a, *_ in row] for row in predicted.spans]
+    assert timeline.peak_activations == predicted.peak_activations
+    assert timeline.memory == predicted.memory and timeline.peak_memory == predicted.peak_memory
+    assert {str(m.value) for m in timeline.messages} == {str(m.value) for m in predicted.messages}
+    for stage in frozen:
+        assert costs.backward_weight[stage] == costs.weight_activation[stage] == 0
+    for stage in range(schedule.first_backward_stage):
+        assert costs.backward_input[stage] == costs.activation[stage] == 0
+
+
+def test_a_program_of_ones_own_is_spared_the_same():
+    program = lower(build("1f1b", 2, 3))
+
+    def run(group):
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH).freeze(), nn.Linear(WIDTH, 2))
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=program)
+        pipeline.step(*batch(6, WIDTH))
+        return [str(a) for a in pipeline.plan.program.actions[group.rank]]
+
+    assert spawn(run, 2) == [
+        ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0F2", "0SEND_F2"],
+        ["1RECV_F0", "1RECV_F1", "1F0", "1B0", "1F1", "1RECV_F2", "1B1", "1F2", "1B2"],
+    ]
+
+
+def test_layers_without_parameters_change_no_schedule_but_count_as_frozen_beside_frozen_ones():
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2)]
+    parts = [range(1), range(1, 2), range(2, 3)]
+    whole = build("1f1b", 3, 2)
+    assert Plan(nn.Sequential(*layers), whole, partition=parts).schedule == whole
+    layers[0].freeze()
+    assert Plan(nn.Sequential(*layers), whole, partition=parts).schedule.frozen == {0, 1}
+
+
+def test_parameters_cannot_be_unfrozen_under_a_pipeline_that_has_no_w_for_them():
+    def unfreeze(group):
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH).freeze(), nn.Linear(WIDTH, 2))
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+        for parameter in pipeline.parameters():
+            parameter.requires_grad = True
+        pipeline.step(*batch(8, WIDTH))
+
+    with pytest.raises(ModelError, match="stage 0 were frozen when the pipeline was made") as caught:
+        spawn(unfreeze, 2)
+    assert caught.value.code == "frozen"
 
 
 def test_a_frozen_module_can_be_trained_again():

@@ -158,9 +158,8 @@ def test_what_a_rank_holds_reaches_its_peak_and_agrees_after_every_action(drawn,
         holds = holds_of(timeline, rank)
         during = [sum(h.start <= start < h.end for h in holds) for _, start, end in row if end > start]
         assert max(during, default=0) == timeline.peak_activations[rank]
-        if not drawn[1].is_forward_only:
-            after = [sum(h.start < span.end < h.end for h in holds) for span in row]
-            assert after == list(timeline.held_activations[rank])
+        after = [sum(h.start < span.end < h.end for h in holds) for span in row]
+        assert after == list(timeline.held_activations[rank])
 
 
 @given(drawn=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=3), costs=st.sampled_from(COSTS))

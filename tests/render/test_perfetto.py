@@ -176,8 +176,10 @@ def test_the_highest_point_of_each_counter_is_the_peak_of_its_rank(timeline):
         if all(s.end - s.start > 1e-3 for row in timeline.spans for s in row if not s.action.kind.is_communication):
             assert tuple(map(max, values.values())) == peaks
             # Rank 0 holds its first activation from the very beginning; the others begin later, with nothing.
-            rows = zip(timeline.spans, held.memory or held.held_activations)
-            at_first = [after[0] if row[0].start == timeline.start else 0 for row, after in rows]
+            curves = held.memory_over_time if held.memory else held.activations_over_time
+            at_first = [
+                curves(r)[0][1] if row[0].start == timeline.start else 0 for r, row in enumerate(timeline.spans)
+            ]
             assert [first for first, *_ in values.values()] == at_first
 
 

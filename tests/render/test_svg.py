@@ -67,12 +67,14 @@ def check_strips(picture, timeline):
     most = max(timeline.peak_activations)
     for rank, lane in enumerate(picture.lanes):
         held, bottom = 0, max((y for _, y in lane.strip), default=0)
-        for (_, start, end), after in zip(timeline.spans[rank], timeline.held_activations[rank]):
+        for (action, start, end), after in zip(timeline.spans[rank], timeline.held_activations[rank]):
             x = ((start + end) / 2 - timeline.start) * picture.scale + picture.left
             if (end - start) * picture.scale > 1:
                 y = next((y for (right, y), _ in zip(lane.strip[1::2], lane.strip[2::2]) if right >= x), bottom)
-                assert (bottom - y) / max(bottom, 1) == pytest.approx(max(held, after) / most, abs=0.002)
-            held = 0 if timeline.is_forward_only else after
+                assert (bottom - y) / max(bottom, 1) == pytest.approx(
+                    max(held + (action.kind is ActionKind.FORWARD), after) / most, abs=0.002
+                )
+            held = after
         assert lane.peak == f"peak {timeline.peak_activations[rank]}"
 
 

@@ -139,8 +139,6 @@ def test_what_a_rank_holds_adds_up_to_what_the_timeline_counts(walkthrough):
             held, memory = 0, 0.0
             if done:
                 held, memory = timeline.held_activations[rank][done[-1]], timeline.memory[rank][done[-1]]
-            if walkthrough.program.is_forward_only:  # the timeline has what it holds while F runs
-                held, memory = 0, 0.0
             assert len(state.held) == held and state.memory == pytest.approx(memory)
     assert tuple(most) == timeline.peak_activations
 

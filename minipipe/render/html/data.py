@@ -68,7 +68,7 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
     row = timeline.spans[rank]
     return tuple(
         Hold(stage, k, row[first].start, None if last is None else row[last].end)
-        for stage, k, first, last in lifetimes([span.action for span in row], timeline.is_forward_only)
+        for stage, k, first, last in lifetimes([span.action for span in row])
     )
 
 
