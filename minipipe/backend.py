@@ -17,40 +17,6 @@ import numpy as np
 
 from minipipe.errors import LaunchError
 
-__all__ = [
-    "Array",
-    "add_rows",
-    "array_module",
-    "as_array",
-    "contiguous",
-    "copy",
-    "empty_on_host",
-    "filled",
-    "gpu_description",
-    "index_add",
-    "is_array",
-    "is_boolean",
-    "is_floating",
-    "is_fresh",
-    "is_integer",
-    "masked",
-    "module_for",
-    "moved",
-    "num_bytes",
-    "numpy_dtype",
-    "one_per_row",
-    "ones",
-    "prod",
-    "product",
-    "reduce_sum",
-    "reshape",
-    "sum_of_rows",
-    "sum_of_squares",
-    "synchronise",
-    "to_numpy",
-    "uniform",
-]
-
 Array = Any
 """An array of whichever module: ``numpy.ndarray``, ``cupy.ndarray`` or array-api-strict's."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from minipipe.errors import ArgumentError
 
-__all__ = ["ATTRIBUTES", "MODULES", "check_keywords", "missing"]
-
 _KEYWORDS = {
     "lr": "learning_rate",
     "p": "probability",

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-__all__ = ["names_on_demand"]
-
 
 def names_on_demand(
     package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = ()

@@ -7,8 +7,6 @@ from typing import Any
 from minipipe.errors import TensorError
 from minipipe.tensor import Tensor
 
-__all__ = ["Bundle", "rebuilt", "tensors_in"]
-
 Bundle = Tensor | tuple[Tensor, ...] | list[Tensor] | dict[str, Tensor]
 
 

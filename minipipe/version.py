@@ -2,8 +2,6 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["__version__"]
-
 try:
     __version__ = version("minipipe-mpi")
 except PackageNotFoundError:  # run from a checkout that was not installed

@@ -69,11 +69,11 @@ MODULES = {module_name(path): ast.parse(path.read_text()) for path in sorted(PAC
 
 
 def names_of(tree):
-    """Return what stands in ``__all__``."""
+    """Return what stands in ``__all__``, or in a module of the inside, which has none, what has no underscore."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] == ["__all__"]:
             return ast.literal_eval(node.value)
-    return []
+    return [name for name in defined_in(tree) if not name.startswith("_")]
 
 
 def defined_in(tree):
@@ -83,7 +83,7 @@ def defined_in(tree):
 
 
 def offered_by(module):
-    """Return the functions and classes that a module defines and names in ``__all__``; re-exports are not its own."""
+    """Return the functions and classes that a module defines and offers; re-exports are not its own."""
     defined = defined_in(MODULES[module])
     return [defined[name] for name in names_of(MODULES[module]) if name in defined]
 

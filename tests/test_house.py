@@ -81,9 +81,9 @@ FIRST_PATH = [
     ),
 ]
 # Lines of code. Engine and pipeline are still to be rebuilt: until then they may be over by what they are over today.
-BUDGETS = {"core": (CORE, 4000, 935), "first path": (FIRST_PATH, 1000, 231)}
+BUDGETS = {"core": (CORE, 4000, 804), "first path": (FIRST_PATH, 1000, 220)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
-NOT_YET_REBUILT = {"comm/mpi.py", "testing.py:check_same_as_one_process"}
+NOT_YET_REBUILT = {"testing.py:check_same_as_one_process"}
 
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
@@ -126,6 +126,10 @@ def is_for_type_checkers(module):
 
 
 LAZY = ("__init__", "schedules", "render")
+
+
+# Modules that a package offers as such; all others are inside.
+PUBLIC_MODULES = {"errors", "tensor", "testing", "analysis.theory", "nn.initialisers"}
 
 
 # -- walls ------------------------------------------------------------------------------------------------------
@@ -376,10 +380,11 @@ print(len(names))
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_every_public_module_says_what_it_offers(module):
+def test_a_public_module_lists_what_it_offers_and_inside_an_underscore_says_what_it_does_not(module):
     tree = TREES[module]
     names = {t.id for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) for t in _targets(node)}
-    assert "__all__" in names, f"{module} has no __all__"
+    is_public = FILES[module].name == "__init__.py" or module in PUBLIC_MODULES
+    assert ("__all__" in names) == is_public, f"{module}: packages and PUBLIC_MODULES have an __all__, others none"
     assert ast.get_docstring(tree), f"{module} has no docstring"
 
 

@@ -24,22 +24,6 @@ from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 
-__all__ = [
-    "Footprint",
-    "Held",
-    "Level",
-    "Lifetime",
-    "endings",
-    "held_counts",
-    "held_memory",
-    "held_over_time",
-    "held_pairs",
-    "lifetimes",
-    "memory_levels",
-    "peak_activations",
-    "per_rank",
-]
-
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _LATER = {F: {B, I, W}, I: {W}, B: set(), W: set()}  # the kinds that end it where a stage has them
 Pair = tuple[int, int]  # (stage, microbatch)

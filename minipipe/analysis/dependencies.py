@@ -45,8 +45,6 @@ from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 
-__all__ = ["Blocked", "Dependencies", "Direction", "ReadyRule", "Value", "Walk", "check_range", "complete_walk", "walk"]
-
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 SEND_F, RECV_F, SEND_B, RECV_B = ActionKind.SEND_F, ActionKind.RECV_F, ActionKind.SEND_B, ActionKind.RECV_B
 

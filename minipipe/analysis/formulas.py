@@ -9,8 +9,6 @@ from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.placement import check_counts
 from minipipe.schedules.registry import builder_of, default_chunks
 
-__all__ = ["MAKESPAN", "PEAK", "PERIOD", "SPAN_BUBBLE", "SPLIT", "Case", "case_of", "formula_of"]
-
 
 class Case(NamedTuple):
     """The arguments of a formula: the sizes, and the times of one microbatch over all chunks of a rank."""

@@ -27,8 +27,6 @@ from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.garbage import collector_paused
 from minipipe.schedules.program import Program
 
-__all__ = ["lower"]
-
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million messages.
 _new_action: Callable[[tuple[int, ActionKind, int]], Action] = partial(tuple.__new__, Action)
 

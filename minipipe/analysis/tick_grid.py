@@ -6,8 +6,6 @@ from minipipe.analysis.dependencies import complete_walk
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 
-__all__ = ["tick_grid"]
-
 
 def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
     """Return one row for each rank and in it one cell for each tick: an action, or None where the rank is idle.

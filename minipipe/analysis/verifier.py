@@ -29,8 +29,6 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.placement import stages_by_rank
 
-__all__ = ["verify"]
-
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 _STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")

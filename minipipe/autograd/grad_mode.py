@@ -8,8 +8,6 @@ from contextvars import ContextVar
 from itertools import count
 from typing import Any, NamedTuple
 
-__all__ = ["current_mode", "enable_grad", "is_grad_enabled", "mode", "next_order", "no_grad", "record_again", "setting"]
-
 
 class Mode(NamedTuple):
     """How operations record here.

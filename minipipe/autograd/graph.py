@@ -28,8 +28,6 @@ from minipipe.autograd.grad_mode import next_order
 from minipipe.backend import Array
 from minipipe.errors import TensorError
 
-__all__ = ["Edge", "Leaf", "Node", "Pending", "StageInput", "Vjp", "changed_in_place", "unchanged"]
-
 Vjp = Callable[[Array], Array]
 Edge = tuple["Node", Vjp]
 

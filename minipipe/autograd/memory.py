@@ -13,8 +13,6 @@ from minipipe.autograd.recompute import RecomputedNode
 from minipipe.autograd.split import WeightWork
 from minipipe.backend import Array
 
-__all__ = ["held_bytes", "observe_recomputation"]
-
 
 def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> int:
     """Return how many bytes the graphs keep alive.

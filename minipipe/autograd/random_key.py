@@ -14,8 +14,6 @@ from numbers import Integral
 from minipipe.autograd.grad_mode import setting
 from minipipe.errors import ArgumentError, TensorError
 
-__all__ = ["Place", "at", "current_place", "next_key", "random_key"]
-
 
 class Place:
     """Where a computation stands.

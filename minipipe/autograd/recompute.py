@@ -18,8 +18,6 @@ from collections.abc import Callable
 from minipipe.autograd.graph import Edge, Node, unchanged
 from minipipe.backend import Array
 
-__all__ = ["Recomputation", "RecomputedNode"]
-
 
 class Recomputation:
     """The results of a module that were computed without a graph.

@@ -23,8 +23,6 @@ from minipipe.autograd.graph import Edge, Node
 from minipipe.autograd.walk import backward
 from minipipe.backend import Array
 
-__all__ = ["WeightWork", "backward_input"]
-
 
 class WeightWork:
     """The second half of a walk: the edges to the weight side, each with the gradient that goes along it.

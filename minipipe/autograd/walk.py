@@ -23,8 +23,6 @@ from minipipe.autograd.graph import Edge, Node, Pending, Vjp
 from minipipe.backend import Array
 from minipipe.errors import TensorError
 
-__all__ = ["backward"]
-
 Postpone = Callable[[Node, Array, list[Edge]], list[Edge]]
 
 

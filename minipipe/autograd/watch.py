@@ -16,8 +16,6 @@ from minipipe.autograd.grad_mode import current_mode, mode
 from minipipe.autograd.graph import Edge, Node, changed_in_place, unchanged
 from minipipe.backend import Array
 
-__all__ = ["WatchedNode", "watch_everything"]
-
 
 class WatchedNode(Node):
     """A node in front of another one, which checks the arrays of an operation before the gradient goes on.

@@ -11,8 +11,6 @@ from minipipe.cli.options import add_memory_limit, add_schedule, add_sizes, sche
 from minipipe.cli.output import figures
 from minipipe.simulation.simulator import simulate
 
-__all__ = ["ANSWER", "EPILOG", "add_options", "run"]
-
 ANSWER = "legal"
 EPILOG = """examples:
   minipipe check mine.csv

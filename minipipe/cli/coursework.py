@@ -9,8 +9,6 @@ from pathlib import Path
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.coursework.student_copy import write_coursework
 
-__all__ = ["SOURCE_HELP", "add_options", "run"]
-
 SOURCE_HELP = "where solutions and tests are (default: tutorials/exercises of the clone)"
 
 

@@ -6,8 +6,6 @@ from enum import IntEnum
 
 from minipipe.errors import MinipipeError, ScheduleError
 
-__all__ = ["ExitStatus"]
-
 
 class ExitStatus(IntEnum):
     """The answer of a command, for the shell.

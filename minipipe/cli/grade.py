@@ -10,8 +10,6 @@ from minipipe.cli.coursework import SOURCE_HELP
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.coursework.grading import TIME_LIMIT, grade
 
-__all__ = ["add_options", "run"]
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""

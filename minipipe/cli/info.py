@@ -11,8 +11,6 @@ from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.machine import blas_library, gpu_messages, mpi_library, num_cores, package_version
 from minipipe.version import __version__
 
-__all__ = ["add_options", "run"]
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options: there are none."""

@@ -10,8 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 from threadpoolctl import threadpool_info
 
-__all__ = ["blas_library", "gpu_messages", "mpi_library", "num_cores", "package_version"]
-
 # In a process of its own: an MPI that is broken, or of another kind than mpi4py's, may end the one that loads it.
 _ASK_MPI = """
 import mpi4py

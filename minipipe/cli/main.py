@@ -20,8 +20,6 @@ from typing import NoReturn
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.errors import CourseworkError, MinipipeError, ScheduleError
 
-__all__ = ["VERBS", "main"]
-
 VERBS = {
     "schedules": "list the named schedules, with time, bubble, memory and what each one trades",
     "show": "draw a schedule, or write it so that it can be read again",

@@ -16,18 +16,6 @@ from minipipe.schedules.schedule import Schedule
 if TYPE_CHECKING:
     from minipipe.simulation.costs import Costs
 
-__all__ = [
-    "add_costs",
-    "add_memory_limit",
-    "add_schedule",
-    "add_sizes",
-    "costs_of",
-    "misuse",
-    "schedule_of",
-    "schedules_of",
-    "sizes_of",
-]
-
 _RANKS, _MICROBATCHES = 4, 8  # of a named schedule, by default
 
 

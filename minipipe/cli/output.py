@@ -8,8 +8,6 @@ from typing import Any
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["figures", "sizes_as_data", "table"]
-
 _FIGURES = (
     "makespan",
     "bubble_fraction",

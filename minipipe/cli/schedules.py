@@ -10,8 +10,6 @@ from minipipe.cli.options import add_costs, add_memory_limit, add_sizes, costs_o
 from minipipe.cli.output import table
 from minipipe.simulation import comparison
 
-__all__ = ["add_options", "run"]
-
 _NOTE = """
 v: stages on each rank. time: with a rank's work divided among its stages.
 bubble: idle time over all time. peak: the most microbatches that a rank holds,

@@ -20,8 +20,6 @@ from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["EPILOG", "add_options", "run"]
-
 EPILOG = """in a drawing:
   F3    forward of microbatch 3; 2F3 on stage 2, where a rank holds several, or,
         for want of room, f3 on the second of two

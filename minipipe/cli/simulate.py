@@ -14,8 +14,6 @@ from minipipe.simulation.simulator import simulate
 from minipipe.simulation.span import IdleCause
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["EPILOG", "add_options", "run"]
-
 EPILOG = """busy: computing. Idle by cause: warm-up, before the first action; waiting, for
 another rank or its message; sending, where sends block; drain, after the last;
 overhead, between two actions.

@@ -12,8 +12,6 @@ from minipipe.stepper.loop import step_with_keys
 from minipipe.stepper.output import chosen_snapshots, write_snapshots
 from minipipe.stepper.walkthrough import Walkthrough
 
-__all__ = ["EPILOG", "add_options", "run"]
-
 EPILOG = """In a terminal: n next, p back, g go to a step or a time, r one rank, ? help,
 q quit. Into a pipe or a file, and with --all: every step, one after another.
 An illegal schedule goes up to where it sticks, each action taking one round.

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 
 from minipipe.errors import MinipipeError
 
-__all__ = ["Watchdog", "exit_code_of", "last_words"]
-
 _INTERVAL = 0.25  # seconds between the watchdog's looks
 
 

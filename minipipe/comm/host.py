@@ -14,8 +14,6 @@ from threadpoolctl import threadpool_limits
 
 from minipipe.errors import ArgumentError
 
-__all__ = ["keep_freed_memory", "limit_blas_threads", "yield_core"]
-
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 

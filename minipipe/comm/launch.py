@@ -12,8 +12,6 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import DEFAULT_TIMEOUT
 from minipipe.errors import LaunchError
 
-__all__ = ["init_process_group", "launched_ranks"]
-
 # Set by mpirun or srun in each rank. Not SLURM_PROCID: a shell inside `salloc` carries it, too.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 

@@ -16,8 +16,6 @@ import numpy as np
 from minipipe.backend import Array, numpy_dtype
 from minipipe.errors import MessageError
 
-__all__ = ["Expectation", "Header"]
-
 _MAGIC = b"mnpp"
 _MAX_AXES = 8
 _LAYOUT = struct.Struct(f"<4s8sqB{_MAX_AXES}q")  # magic, dtype, step, number of axes, lengths

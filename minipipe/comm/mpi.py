@@ -49,8 +49,6 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import Request
 from minipipe.errors import ArgumentError, MessageError
 
-__all__ = ["MPIGroup", "is_cuda_aware", "world_group"]
-
 _YIELDS = 400  # looks that only yield the core, before the sleeps begin (100 made two ranks 10 % slower)
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
 _SEND_PATIENCE = 0.25e-9  # seconds for each byte, before a send is left to finish later

@@ -13,8 +13,6 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import DEFAULT_TIMEOUT, Done, Request
 from minipipe.errors import MessageError
 
-__all__ = ["OneRankGroup"]
-
 
 class OneRankGroup(ProcessGroup):
     """The group of one: plain ``python`` runs the same program as four ranks do.

@@ -21,8 +21,6 @@ from minipipe.comm.message import Expectation, Header
 from minipipe.comm.request import DEFAULT_TIMEOUT, ReceiveInto, Request, check_rank
 from minipipe.errors import ArgumentError, LaunchError
 
-__all__ = ["ProcessGroup"]
-
 # Tags below zero are the library's own; users' begin at zero.
 _BROADCAST, _GATHER, _BARRIER, _CLOCK = -1, -2, -3, -4
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from minipipe.errors import RankError
 
-__all__ = ["DEFAULT_TIMEOUT", "Done", "ReceiveInto", "Request", "check_rank"]
-
 DEFAULT_TIMEOUT = 300.0
 """Seconds that a rank waits for another before it gives up and says what it waited for."""
 

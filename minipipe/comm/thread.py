@@ -27,8 +27,6 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import DEFAULT_TIMEOUT, Done, Request
 from minipipe.errors import MessageError, RankError
 
-__all__ = ["ThreadGroup", "spawn"]
-
 Result = TypeVar("Result")
 _GRACE = 5.0  # seconds that the other ranks have to stop after one has failed
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from minipipe.coursework.expectations import Unexpected, shown
 
-__all__ = ["Outcome", "load", "outcome_of", "run_test"]
-
 
 class Outcome(NamedTuple):
     """How a test ended.

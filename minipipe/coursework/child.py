@@ -23,8 +23,6 @@ try:
 except ImportError:  # Windows has no such limits
     resource = None  # type: ignore[assignment]
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Load the tests, then the student's file, run test after test, and tell how each ended."""

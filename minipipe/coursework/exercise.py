@@ -28,8 +28,6 @@ from typing import NamedTuple
 
 from minipipe.errors import CourseworkError
 
-__all__ = ["Exercise", "Test", "exercises_in", "find_source", "named"]
-
 _MARKED = re.compile(r"^ *# SOLUTION\n(.*?)^ *# STUB\n(.*?)^ *# END\n", re.DOTALL | re.MULTILINE)
 _MARKER = re.compile(r"^ *# (SOLUTION|STUB|END|HIDDEN)$", re.MULTILINE)
 _HIDDEN = re.compile(r"^# HIDDEN\n", re.MULTILINE)

@@ -20,19 +20,6 @@ from minipipe.schedules.action import Action
 from minipipe.schedules.program import Program
 from minipipe.schedules.schedule import Schedule
 
-__all__ = [
-    "Unexpected",
-    "expect_at_most",
-    "expect_bits",
-    "expect_close",
-    "expect_equal",
-    "expect_legal",
-    "expect_sequence",
-    "expect_that",
-    "expect_type",
-    "shown",
-]
-
 _LONGEST = 400
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")  # another one each time, and nobody is helped by it
 _PLAIN = (bool, int, float, str, bytes, range, type(None), Action)

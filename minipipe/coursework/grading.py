@@ -25,8 +25,6 @@ from minipipe.coursework.process import LONGEST_OUTPUT, run_tests
 from minipipe.coursework.report import Report, TaskReport
 from minipipe.errors import CourseworkError
 
-__all__ = ["TIME_LIMIT", "grade"]
-
 TIME_LIMIT = 30.0
 """Seconds that all tests of one task may take together."""
 

@@ -19,8 +19,6 @@ from typing import IO, Any
 from minipipe.coursework.checking import Outcome
 from minipipe.coursework.exercise import Exercise
 
-__all__ = ["LONGEST_OUTPUT", "MEMORY_LIMIT", "Run", "run_tests"]
-
 MEMORY_LIMIT = 4 << 30
 """Bytes of addresses that a task may use; threads and libraries reserve far more than they touch."""
 LONGEST_OUTPUT = 2000

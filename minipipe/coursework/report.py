@@ -26,8 +26,6 @@ from typing import Any
 from minipipe.coursework.checking import Outcome
 from minipipe.coursework.exercise import Exercise, Test
 
-__all__ = ["Report", "TaskReport"]
-
 _WIDTH = 76
 
 

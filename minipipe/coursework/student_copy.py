@@ -8,8 +8,6 @@ from pathlib import Path
 from minipipe.coursework.exercise import Exercise, exercises_in, find_source
 from minipipe.errors import CourseworkError
 
-__all__ = ["write_coursework"]
-
 _README = """# Coursework
 
 Each task is one file, such as `{first}.py`. Its first lines say what to do and why, with an example. In some you

@@ -8,8 +8,6 @@ import numpy as np
 
 from minipipe.errors import ArgumentError
 
-__all__ = ["batches", "num_batches", "split_examples"]
-
 Examples = tuple[np.ndarray, np.ndarray]
 
 

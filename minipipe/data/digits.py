@@ -7,8 +7,6 @@ from importlib.resources import files
 
 import numpy as np
 
-__all__ = ["load_digits"]
-
 
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return the images and the digits that they show.

@@ -8,8 +8,6 @@ import numpy as np
 
 from minipipe.errors import ArgumentError
 
-__all__ = ["Alphabet", "load_text", "text_windows"]
-
 
 def load_text() -> str:
     """Return the reference of the Python language that ``help()`` shows, about half a million characters.

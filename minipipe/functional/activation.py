@@ -9,8 +9,6 @@ from minipipe.backend import Array, array_module
 from minipipe.functional.error_function import erf_of_array
 from minipipe.tensor import Operand, Tensor, as_real, as_tensor, record
 
-__all__ = ["gelu", "relu", "sigmoid", "silu", "tanh"]
-
 
 def tanh(a: Operand) -> Tensor:
     """Return the hyperbolic tangent of a.

@@ -19,8 +19,6 @@ from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_real, operands, record
 
-__all__ = ["attention", "self_attention"]
-
 
 def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = False) -> Tensor:
     """Return softmax(query key^T / sqrt(d)) value, over the last two axes.

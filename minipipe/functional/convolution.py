@@ -22,8 +22,6 @@ from minipipe.errors import TensorError
 from minipipe.functional.shape import reshape
 from minipipe.tensor import Operand, Tensor, as_tensor, operands, record
 
-__all__ = ["conv1d", "conv2d", "max_pool2d"]
-
 Shape = tuple[int, ...]
 
 

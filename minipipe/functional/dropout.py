@@ -7,8 +7,6 @@ from minipipe.autograd.random_key import next_key
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_real, record
 
-__all__ = ["dropout"]
-
 
 def dropout(a: Operand, probability: float) -> Tensor:
     """Return a with each element set to 0 with a probability, and the others scaled up so that the mean stays.

@@ -31,21 +31,6 @@ from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_real, as_tensor, operands, record
 
-__all__ = [
-    "add",
-    "clip",
-    "divide",
-    "exp",
-    "log",
-    "masked_fill",
-    "multiply",
-    "negative",
-    "power",
-    "sqrt",
-    "subtract",
-    "where",
-]
-
 
 def _unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
     """Sum a gradient over the axes along which its input, of shape ``shape``, was broadcast."""

@@ -7,8 +7,6 @@ from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 
-__all__ = ["embedding"]
-
 
 def embedding(weight: Tensor, ids: Operand) -> Tensor:
     """Return the rows of the weight that the ids name.

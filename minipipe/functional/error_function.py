@@ -7,8 +7,6 @@ import math
 from minipipe.backend import Array, array_module
 from minipipe.tensor import Operand, Tensor, as_real, record
 
-__all__ = ["erf"]
-
 # Coefficients of polynomials, the constant first. float64: Cody's tables, a ratio of each pair.
 _NEAR_TOP = (
     3.20937758913846947e3,

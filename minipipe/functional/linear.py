@@ -10,8 +10,6 @@ from minipipe.backend import Array
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, operands, record
 
-__all__ = ["linear", "matmul"]
-
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight + bias as one operation, over the last axis of x.

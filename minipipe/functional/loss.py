@@ -7,8 +7,6 @@ from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_real, operands, record
 
-__all__ = ["cross_entropy", "log_softmax", "mean_squared_error", "softmax"]
-
 
 def softmax(a: Operand, axis: int = -1) -> Tensor:
     """Return e^a over its sum along an axis, shifted by the largest element so that nothing overflows.

@@ -12,8 +12,6 @@ from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Tensor, as_real, operands, record
 
-__all__ = ["layer_norm", "rms_norm"]
-
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
     """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance over the last axis.

@@ -11,8 +11,6 @@ from typing import Any
 from minipipe.errors import ArgumentError
 from minipipe.tensor import Tensor
 
-__all__: list[str] = []
-
 _REFLECTED = {
     **{"add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__"},
     **{"power": "__rpow__", "matmul": "__rmatmul__", "equal": "__eq__", "not_equal": "__ne__"},

@@ -10,8 +10,6 @@ from typing import Any
 from minipipe.functional import activation, elementwise, linear, reduction, shape
 from minipipe.tensor import Operand, Tensor, record
 
-__all__: list[str] = []
-
 
 def _swapped(operation: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
     return lambda self, other: operation(other, self)

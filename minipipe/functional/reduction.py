@@ -13,8 +13,6 @@ from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_real, as_tensor, record
 
-__all__ = ["amax", "amin", "logsumexp", "mean", "total", "variance"]
-
 Axis = int | tuple[int, ...] | None
 
 

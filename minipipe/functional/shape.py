@@ -12,8 +12,6 @@ from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 
-__all__ = ["concatenate", "contiguous", "identity", "index", "reshape", "split", "stack", "transpose"]
-
 
 def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
     """Return the same elements in another shape; one length may be -1, to be worked out.

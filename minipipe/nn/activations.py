@@ -6,8 +6,6 @@ from minipipe import functional
 from minipipe.nn.module import Module
 from minipipe.tensor import Tensor
 
-__all__ = ["GELU", "ReLU", "SiLU", "Sigmoid", "Tanh"]
-
 
 class ReLU(Module):
     """x where it is positive, 0 elsewhere.

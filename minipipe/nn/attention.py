@@ -15,8 +15,6 @@ from minipipe.nn.normalisation import LayerNorm
 from minipipe.nn.residual import Residual
 from minipipe.tensor import Tensor
 
-__all__ = ["MultiHeadAttention", "TransformerBlock", "Unembedding"]
-
 
 class MultiHeadAttention(Module):
     """Each position of a sequence gathers from all (or, causally, from itself and those before it).

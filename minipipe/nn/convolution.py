@@ -17,8 +17,6 @@ from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.tensor import Tensor
 
-__all__ = ["Conv1d", "Conv2d", "MaxPool2d"]
-
 
 class _Convolution(Module):
     """What the convolutions share; they differ in the number of axes that the kernel moves along."""

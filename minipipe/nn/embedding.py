@@ -11,8 +11,6 @@ from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
 from minipipe.tensor import Operand, Tensor
 
-__all__ = ["Embedding", "PositionalEmbedding"]
-
 
 class Embedding(Module):
     """A learned vector for each of a number of symbols; see :func:`minipipe.functional.embedding`.

@@ -11,8 +11,6 @@ from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
 from minipipe.tensor import Tensor
 
-__all__ = ["Dropout", "Flatten", "Identity", "Linear"]
-
 
 class Linear(Module):
     """x @ weight + bias over the last axis of x.

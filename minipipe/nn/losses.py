@@ -6,8 +6,6 @@ from minipipe import functional
 from minipipe.nn.module import Module
 from minipipe.tensor import Operand, Tensor
 
-__all__ = ["CrossEntropyLoss", "MSELoss"]
-
 
 class CrossEntropyLoss(Module):
     """Mean of -log softmax(scores)[label]; see :func:`minipipe.functional.cross_entropy`.

@@ -14,8 +14,6 @@ from minipipe.errors import ArgumentError, ParameterError
 from minipipe.habits import check_keywords
 from minipipe.nn.parameter import Parameter
 
-__all__ = ["Module", "check_lengths", "check_state"]
-
 
 class Module:
     """A part of a model. Subclasses set parameters and modules as attributes and define ``forward``.

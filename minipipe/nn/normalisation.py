@@ -10,8 +10,6 @@ from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
 from minipipe.tensor import Tensor
 
-__all__ = ["LayerNorm", "RMSNorm"]
-
 
 class LayerNorm(Module):
     """Mean 0 and variance 1 over the last axis, then * weight + bias; see :func:`minipipe.functional.layer_norm`.

@@ -20,8 +20,6 @@ from minipipe.errors import ParameterError, TensorError
 from minipipe.nn.initialisers import Initialiser, constant, generator_for
 from minipipe.tensor import Tensor
 
-__all__ = ["Alias", "Parameter"]
-
 
 class Parameter(Tensor):
     """A tensor that training changes.

@@ -15,8 +15,6 @@ from minipipe.nn.module import Module
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor, record
 
-__all__ = ["Recompute"]
-
 
 class Recompute(Module):
     """Computes a module without keeping its activations, and computes it again when backward needs them.

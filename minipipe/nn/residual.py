@@ -7,8 +7,6 @@ from minipipe.nn.module import Module
 from minipipe.nn.sequential import Sequential
 from minipipe.tensor import Tensor, as_tensor
 
-__all__ = ["Residual"]
-
 
 class Residual(Module):
     """x + layers(x): the result of the layers is added to their input.

@@ -16,8 +16,6 @@ from minipipe.nn.recompute import Recompute
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor
 
-__all__ = ["Sequential", "boundary", "parameters_of"]
-
 _BUNDLES = (Tensor, tuple, list, dict)
 
 

@@ -13,8 +13,6 @@ from minipipe.optim.optimiser import Optimiser
 from minipipe.optim.parameter_group import ParameterGroup
 from minipipe.optim.sgd import with_decay
 
-__all__ = ["Adam", "AdamW"]
-
 
 class Adam(Optimiser):
     """Adam: the running mean of the gradient, over the root of the running mean of its square.

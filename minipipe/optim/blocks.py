@@ -8,8 +8,6 @@ import numpy as np
 
 from minipipe.backend import Array
 
-__all__ = ["blocks"]
-
 _BLOCK_SIZE = 1 << 16  # elements: a float32 block is 256 KiB
 
 

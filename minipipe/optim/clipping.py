@@ -14,8 +14,6 @@ from minipipe.backend import Array
 from minipipe.errors import ArgumentError, ParameterError
 from minipipe.nn.parameter import Parameter
 
-__all__ = ["clip_grad_norm", "clip_gradients", "gradient_norm", "squared_norms", "total_norm"]
-
 
 def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     """Scale all gradients by the same factor, in place, so that their norm is at most ``max_norm``, up to rounding.

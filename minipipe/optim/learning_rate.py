@@ -10,8 +10,6 @@ from typing import Any
 from minipipe.errors import ArgumentError
 from minipipe.optim.optimiser import Optimiser
 
-__all__ = ["LearningRateSchedule", "constant", "cosine", "linear", "step_decay"]
-
 Factor = Callable[[int], float]
 """From the step, counted from 0, to the factor of the learning rate."""
 

@@ -15,8 +15,6 @@ from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.optim.parameter_group import ParameterGroup
 
-__all__ = ["Optimiser"]
-
 
 class Optimiser(ABC):
     """A rule that changes parameters by their gradients.

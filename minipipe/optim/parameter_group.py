@@ -11,8 +11,6 @@ from typing import Any
 from minipipe.errors import ArgumentError
 from minipipe.nn.parameter import Parameter
 
-__all__ = ["ParameterGroup"]
-
 
 class ParameterGroup(SimpleNamespace):
     """Parameters that are changed by the same rule with the same numbers.

@@ -11,8 +11,6 @@ from minipipe.optim.blocks import blocks
 from minipipe.optim.optimiser import Optimiser
 from minipipe.optim.parameter_group import ParameterGroup
 
-__all__ = ["SGD"]
-
 
 class SGD(Optimiser):
     """Stochastic gradient descent with momentum and weight decay.

@@ -11,8 +11,6 @@ from minipipe.nn import Parameter
 from minipipe.pipeline.plan import Plan
 from minipipe.pipeline.stage import Loss, Stage
 
-__all__ = ["build_stages"]
-
 
 def build_stages(
     plan: Plan, rank: int, loss: Loss, seed: int, recompute: bool = False, xp: ModuleType = np

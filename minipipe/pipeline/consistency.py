@@ -14,8 +14,6 @@ from minipipe.errors import MessageError, ModelError, RankError
 from minipipe.nn import Module, Parameter
 from minipipe.pipeline.stage import Stage
 
-__all__ = ["Calls", "check_agreement", "check_frozen", "check_loss", "part_of", "warn_of_missing_gradients"]
-
 _NAMES = (
     "step",
     "evaluate",

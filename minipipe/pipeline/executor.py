@@ -26,8 +26,6 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.program import Program
 from minipipe.simulation.span import Span
 
-__all__ = ["Batch", "Executor", "Receipt", "Record"]
-
 
 @dataclass
 class Batch:

@@ -26,8 +26,6 @@ from minipipe.simulation.timeline import Timeline
 
 MakeExecutor = Callable[[Program], Executor]
 
-__all__ = ["MemoryPerMicrobatch", "gather_timeline", "measure_costs", "measure_memory"]
-
 
 class MemoryPerMicrobatch(NamedTuple):
     """What one microbatch holds, in bytes by stage: the names are those of :class:`minipipe.Costs`.

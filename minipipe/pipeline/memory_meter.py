@@ -11,8 +11,6 @@ from minipipe.backend import Array
 from minipipe.pipeline.stage import Stage
 from minipipe.schedules.action import Action
 
-__all__ = ["MemoryMeter"]
-
 
 class MemoryMeter:
     """Measures the bytes held by this rank's stages during one run. Slow: it walks through every graph.

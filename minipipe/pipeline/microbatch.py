@@ -5,8 +5,6 @@ from __future__ import annotations
 from minipipe.errors import MicrobatchError
 from minipipe.pipeline.partition import partition_evenly
 
-__all__ = ["split_microbatches"]
-
 
 def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
     """Divide samples among microbatches: sizes differ by at most one, none is empty, nothing is dropped.

@@ -8,8 +8,6 @@ from itertools import accumulate
 
 from minipipe.errors import PartitionError
 
-__all__ = ["check_partition", "partition_by_cost", "partition_evenly"]
-
 
 def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
     """Divide layers among stages by number; the first stages get one more where they do not divide.

@@ -19,8 +19,6 @@ from minipipe.backend import Array
 from minipipe.pytree import Bundle, rebuilt, tensors_in
 from minipipe.tensor import Tensor
 
-__all__ = ["Payload"]
-
 _ALIGNMENT = 64  # in bytes, of each array among the packed ones
 _LENGTH = np.dtype("<u8")  # of the description, which it precedes
 _FORMS: dict[str, Any] = {"tensor": None, "tuple": (), "list": []}

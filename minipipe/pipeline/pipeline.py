@@ -46,8 +46,6 @@ from minipipe.simulation.costs import Costs
 from minipipe.simulation.timeline import Timeline
 from minipipe.tensor import Tensor
 
-__all__ = ["Pipeline"]
-
 
 class Pipeline:
     """A model cut into stages over the ranks of a group: a plan, a group and stages. Making one is collective.

@@ -28,8 +28,6 @@ from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.schedule import Schedule
 from minipipe.version import __version__
 
-__all__ = ["Plan", "planned"]
-
 _HEAD = ("layer", "", "stage", "rank", "parameters", "bytes")
 
 

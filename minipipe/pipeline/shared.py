@@ -16,8 +16,6 @@ from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
 from minipipe.nn import Parameter
 
-__all__ = ["SharedParameters"]
-
 _NOTHING = np.zeros(0)  # travels in place of a gradient that is None
 
 

@@ -21,8 +21,6 @@ from minipipe.pytree import tensors_in
 from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor
 
-__all__ = ["Stage"]
-
 Loss = Callable[[Any, Tensor], Tensor]
 
 

@@ -8,8 +8,6 @@ from functools import cached_property
 
 from minipipe.render.lettering import text_width
 
-__all__ = ["Axis"]
-
 _SHORTEST = 1e-300  # of any unit: below it, divisions overflow, so that such a duration counts as 0
 
 

@@ -10,17 +10,6 @@ from minipipe.render.panel import Panel
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.simulation.span import Span
 
-__all__ = [
-    "Columns",
-    "are_near",
-    "drawn_spans",
-    "fit_columns",
-    "label_width",
-    "labels",
-    "places_of",
-    "shortest_time",
-]
-
 _FEW_BANDS, _MANY_BANDS = 4, 6  # with space between labels; before labels shrink to letters
 _MOST_COLUMNS = 5  # per unit: more would only stretch the drawing
 _LETTERS = {ActionKind.SEND_F: "S", ActionKind.SEND_B: "S", ActionKind.RECV_F: "R", ActionKind.RECV_B: "R"}

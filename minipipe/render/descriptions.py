@@ -8,23 +8,6 @@ from minipipe.simulation.message import Message
 from minipipe.simulation.span import Idle, IdleCause
 from minipipe.simulation.timeline import Timeline
 
-__all__ = [
-    "KIND_NAMES",
-    "LATE_RECEIPTS",
-    "caption",
-    "describe_action",
-    "describe_idle",
-    "describe_message",
-    "describe_wait",
-    "figures",
-    "format_memory",
-    "format_time",
-    "held_words",
-    "origin",
-    "short_label",
-    "title",
-]
-
 KIND_NAMES = {
     ActionKind.FORWARD: "forward",
     ActionKind.BACKWARD: "backward",

@@ -17,8 +17,6 @@ from minipipe.render.text import draw_text
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["ENDINGS", "check_ending", "drawing", "save"]
-
 _TEXT_WIDTH = 120  # columns: a file has more room than a terminal
 
 

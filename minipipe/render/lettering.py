@@ -9,8 +9,6 @@ from unicodedata import combining
 
 from minipipe.errors import ArgumentError
 
-__all__ = ["escaped", "note_lines", "number", "text_width", "wrapped"]
-
 # Widths in units of the font size, of DejaVu Sans: the widest of the sans-serif fonts that browsers fall back on.
 _WIDTHS = {
     **dict.fromkeys("ijl'|", 0.34),

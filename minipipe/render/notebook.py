@@ -12,8 +12,6 @@ from minipipe.render.text import draw_text
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["picture_or_text", "show"]
-
 
 def show(*drawn: ActionTable | Timeline) -> None:
     """Show schedules and timelines above each other: as a picture in a notebook, elsewhere as text.

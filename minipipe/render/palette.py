@@ -14,8 +14,6 @@ from typing import NamedTuple
 from minipipe.schedules.action import ActionKind
 from minipipe.simulation.span import IdleCause
 
-__all__ = ["DARK", "FILL", "HATCH", "LIGHT", "Fill", "Theme", "shade"]
-
 _BLACK, _WHITE = "#000000", "#ffffff"
 
 

@@ -11,8 +11,6 @@ from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["Panel", "panels_of"]
-
 
 class Panel:
     """One timeline, with the properties that all drawings need.

@@ -29,8 +29,6 @@ from minipipe.simulation.message import Message
 from minipipe.simulation.span import Span
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["perfetto_trace"]
-
 Event = dict[str, Any]
 
 # Eighths of a microsecond are exact as floats, also when multiplied by 1000. Viewers count in nanoseconds and drop a

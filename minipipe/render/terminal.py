@@ -10,8 +10,6 @@ from typing import TextIO
 
 from minipipe.schedules.action import ActionKind
 
-__all__ = ["ALARM", "IDLE", "SHADES", "ground", "has_colour", "luminance", "paint"]
-
 _GREYS = (247, 243, 240, 237)
 # The hues of palette.py in the nearest of a terminal's 256 colours: for the first chunk of a rank, then a shade darker
 # for each further chunk. Both ground and text are set, so that labels are legible on dark and on light terminals.

@@ -17,8 +17,6 @@ from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["FILL", "Cell", "draw_axis", "draw_text", "paint_cells", "row_cells"]
-
 _IDLE = "·"
 # The fill characters after an action's label, which distinguish the kinds at a glance.
 FILL = {

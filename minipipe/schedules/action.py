@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError
 
-__all__ = ["Action", "ActionKind"]
-
 
 class ActionKind(StrEnum):
     """The kind of an action. The letters are PyTorch's; the zero-bubble papers write B for our I.

@@ -31,8 +31,6 @@ from minipipe.schedules.text import (
     write_text,
 )
 
-__all__ = ["ActionTable", "check_table"]
-
 T = TypeVar("T", bound="ActionTable")
 _KIND = attrgetter("kind")
 _GRADIENT_KINDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)

@@ -9,8 +9,6 @@ from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.schedule import Schedule, check_schedule
 
-__all__ = ["cut_stages", "first_stages", "spread_stages"]
-
 
 def cut_stages(rows: Iterable[Sequence[Action]], pieces: int) -> tuple[tuple[Action, ...], ...]:
     """Cut every stage into neighbouring stages on its rank: F runs through them upwards, B, I and W downwards.

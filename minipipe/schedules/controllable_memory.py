@@ -14,8 +14,6 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.placement import check_two_chunks, v_placement
 from minipipe.schedules.schedule import Schedule
 
-__all__ = ["v_half", "v_min"]
-
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 # The steps of one microbatch on a rank, in order: (kind, chunk).

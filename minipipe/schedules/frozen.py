@@ -8,8 +8,6 @@ from dataclasses import replace
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, T
 
-__all__ = ["freeze_stages"]
-
 
 def freeze_stages(table: T, stages: Iterable[int]) -> T:
     """Return the schedule for stages without trained parameters.

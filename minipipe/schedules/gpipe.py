@@ -7,8 +7,6 @@ from minipipe.schedules.chunks import cut_stages
 from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.schedule import Schedule
 
-__all__ = ["gpipe"]
-
 
 def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
     """Return GPipe: every rank runs all forwards, then all backwards, both in ascending order of microbatches.

@@ -11,8 +11,6 @@ from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.placement import check_counts, looped_placement
 from minipipe.schedules.schedule import Schedule
 
-__all__ = ["interleaved_1f1b", "looped_bfs", "microbatch_groups", "order_table"]
-
 
 def interleaved_1f1b(
     num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, microbatch_group_size: int | None = None

@@ -10,8 +10,6 @@ from minipipe.schedules.chunks import cut_stages
 from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.schedule import Schedule
 
-__all__ = ["eager_1f1b", "one_f_one_b", "warmup_then_pairs"]
-
 
 def one_f_one_b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
     """Return 1F1B: just enough forwards to fill the pipeline, then forwards and backwards in alternation.

@@ -8,16 +8,6 @@ from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
 
-__all__ = [
-    "check_counts",
-    "check_placement",
-    "check_two_chunks",
-    "looped_placement",
-    "neighbouring_placement",
-    "stages_by_rank",
-    "v_placement",
-]
-
 
 def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:
     """Return the looped placement: chunk j of rank r is stage ``j * num_ranks + r``.

@@ -10,8 +10,6 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.text import read_either, read_file
 
-__all__ = ["Program", "read_schedule", "schedule_of_text"]
-
 
 @dataclass(frozen=True, repr=False)
 class Program(ActionTable):

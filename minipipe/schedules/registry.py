@@ -18,8 +18,6 @@ from minipipe.schedules.sequential import forward_only, sequential
 from minipipe.schedules.v_shaped import dualpipe_v, zb_v
 from minipipe.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
-__all__ = ["REGISTRY", "TRADES", "build", "builder_of", "default_chunks", "expected_names"]
-
 _ENTRIES: dict[str, tuple[Callable[..., Schedule], str]] = {
     "sequential": (sequential, "one rank works, the others wait"),
     "gpipe": (gpipe, "the simplest; holds all microbatches"),

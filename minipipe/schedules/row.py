@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from minipipe.schedules.action import Action, ActionKind
 
-__all__ = ["Row", "first_microbatches"]
-
 
 class Row:
     """The actions of one rank, appended phase by phase.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from minipipe.errors import Problem, ScheduleCode, ScheduleError
 from minipipe.schedules.action_table import ActionTable
 
-__all__ = ["Schedule", "check_schedule"]
-
 
 @dataclass(frozen=True, repr=False)
 class Schedule(ActionTable):

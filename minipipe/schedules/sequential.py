@@ -9,8 +9,6 @@ from minipipe.schedules.interleaved import microbatch_groups, order_table
 from minipipe.schedules.placement import check_counts, looped_placement, stages_by_rank
 from minipipe.schedules.schedule import Schedule
 
-__all__ = ["forward_only", "forward_only_over", "one_microbatch", "sequential"]
-
 
 def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
     """Return the sequential schedule: one rank works while all others wait.

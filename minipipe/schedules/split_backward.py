@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.schedule import Schedule, check_schedule
 
-__all__ = ["split_backward"]
-
 
 def split_backward(schedule: Schedule) -> Schedule:
     """Return the schedule with every B replaced by I and W.

@@ -17,17 +17,6 @@ from typing import NamedTuple
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action
 
-__all__ = [
-    "Cells",
-    "describe_sizes",
-    "read_csv",
-    "read_either",
-    "read_file",
-    "read_text",
-    "write_csv",
-    "write_text",
-]
-
 # PyTorch overlaps a forward and a backward and writes them as (0F3;3B1)OVERLAP_F_B. We run one after the other.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
 # Cells of PyTorch's fully sharded data parallelism; they are not pipeline actions.

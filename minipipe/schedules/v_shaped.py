@@ -9,8 +9,6 @@ from minipipe.schedules.placement import check_two_chunks, v_placement
 from minipipe.schedules.row import Row, first_microbatches
 from minipipe.schedules.schedule import Schedule
 
-__all__ = ["dualpipe_v", "zb_v"]
-
 
 def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
     """Return ZB-V: no bubble within a rank's own span, and 1F1B's memory on every rank.

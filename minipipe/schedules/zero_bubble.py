@@ -14,8 +14,6 @@ from minipipe.schedules.placement import check_counts, looped_placement, neighbo
 from minipipe.schedules.row import Row, first_microbatches
 from minipipe.schedules.schedule import Schedule
 
-__all__ = ["interleaved_zb", "zb_h1", "zb_h2"]
-
 
 def zb_h1(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
     """Return ZB-H1: 1F1B's memory and a third of its bubble.

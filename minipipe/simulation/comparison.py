@@ -11,8 +11,6 @@ from minipipe.schedules.registry import REGISTRY, TRADES, build
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import check_costs, simulate
 
-__all__ = ["table"]
-
 _KEYS = (
     *("num_stages", "num_microbatches", "chunks_per_rank", "makespan", "bubble_fraction", "bubble_over_ideal"),
     *("span_bubble_rate", "peak", "peak_activations", "peak_memory", "is_reproducible", "trades", "error"),

@@ -15,8 +15,6 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.fitting import fit_costs
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["Costs"]
-
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["format_number", "format_time"]
-
 _MOST = 1e15  # of any unit: from here on a power of ten says more than its digits
 
 

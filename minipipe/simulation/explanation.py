@@ -12,8 +12,6 @@ from minipipe.simulation.message import Message
 from minipipe.simulation.span import Idle, IdleCause, Span
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["Explanation", "explain"]
-
 _SENDS = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
 _RECEIVES = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})
 Position = tuple[int, int]  # a rank, and the index of one of its spans

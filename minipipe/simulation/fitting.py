@@ -13,8 +13,6 @@ from minipipe.schedules.action import ActionKind
 from minipipe.simulation.span import IdleCause
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["fit_costs", "fit_messages"]
-
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 

@@ -14,8 +14,6 @@ from minipipe.schedules.placement import check_counts, check_placement, stages_b
 from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.costs import Costs
 
-__all__ = ["greedy"]
-
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from minipipe.schedules.action import Action
 
-__all__ = ["Message"]
-
 
 class Message(NamedTuple):
     """The message of one value: an activation after F, a gradient after B or I.

@@ -29,9 +29,6 @@ from minipipe.simulation.costs import Costs
 from minipipe.simulation.span import Span
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["check_costs", "peak_memory", "simulate"]
-
-
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
 _new_span: Callable[[tuple[Action, float, float]], Span] = partial(tuple.__new__, Span)
 

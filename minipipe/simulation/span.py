@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from minipipe.schedules.action import Action
 
-__all__ = ["Idle", "IdleCause", "Span"]
-
 
 class Span(NamedTuple):
     """One action with its start and end, in the unit of its timeline.

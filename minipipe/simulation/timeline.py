@@ -12,8 +12,6 @@ from minipipe.simulation.duration import format_time
 from minipipe.simulation.message import Message
 from minipipe.simulation.span import Idle, Span
 
-__all__ = ["Timeline"]
-
 
 @dataclass(frozen=True, repr=False)
 class Timeline:

@@ -12,16 +12,6 @@ from minipipe.simulation.message import Message
 from minipipe.stepper.snapshot import Activity, RankState, Snapshot
 from minipipe.stepper.walkthrough import Walkthrough
 
-__all__ = [
-    "describe_event",
-    "describe_held",
-    "describe_state",
-    "describe_transit",
-    "describe_verdict",
-    "draw_snapshot",
-    "shows_memory",
-]
-
 
 def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     """Return a snapshot as text: the event, a line for each rank, a line for each message; the last adds the verdict.

@@ -12,8 +12,6 @@ from minipipe.simulation.span import Span
 from minipipe.simulation.timeline import Timeline
 from minipipe.stepper.snapshot import Event
 
-__all__ = ["by_rank", "events_in_rounds", "problems_of", "timed_events", "timeline_in_rounds"]
-
 
 def problems_of(schedule: ActionTable, memory_limit: int | Sequence[int] | None) -> tuple[tuple[Problem, ...], str]:
     """Return the problems and the grid of the verifier; raise its error if the walk cannot even begin."""

@@ -18,8 +18,6 @@ from minipipe.stepper.grid import Grid
 from minipipe.stepper.snapshot import Activity, RankState, Snapshot
 from minipipe.stepper.walkthrough import Walkthrough
 
-__all__ = ["LEAST_SIZE", "Frame"]
-
 _BOLD = "1"
 LEAST_SIZE = (39, 12)  # columns and lines
 

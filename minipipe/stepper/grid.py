@@ -12,8 +12,6 @@ from minipipe.render.text import FILL, Cell, draw_axis, paint_cells
 from minipipe.stepper.snapshot import Snapshot
 from minipipe.stepper.walkthrough import Walkthrough
 
-__all__ = ["Grid"]
-
 _BEYOND = 14  # columns after the end, for the labels of stuck actions
 _MOST_COLUMNS = (
     12  # for each action of the longest row, so that one short action cannot stretch the strip without limit

@@ -16,8 +16,6 @@ try:
 except ImportError:  # Windows
     termios = None  # type: ignore[assignment]
 
-__all__ = ["KeyScreen", "LineScreen", "Screen", "screen_of_this_terminal"]
-
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # to the alternate screen without a cursor, and back
 _SEQUENCES = {
     "[A": "up",

@@ -7,8 +7,6 @@ from minipipe.stepper.frame import LEAST_SIZE, Frame
 from minipipe.stepper.keys import Screen
 from minipipe.stepper.walkthrough import Walkthrough
 
-__all__ = ["Stepper", "step_with_keys"]
-
 _KEYS = "n next  p back  home end  g go to  r one rank  ? help  q quit"
 _HELP = """
   n, space, right, Enter   next step: one more action begins

@@ -12,8 +12,6 @@ from minipipe.stepper.description import draw_snapshot
 from minipipe.stepper.snapshot import RankState, Snapshot
 from minipipe.stepper.walkthrough import Walkthrough
 
-__all__ = ["chosen_snapshots", "snapshot_as_data", "write_snapshots"]
-
 
 def chosen_snapshots(
     walkthrough: Walkthrough, first: int | None = None, last: int | None = None, at: int | None = None

@@ -9,8 +9,6 @@ from minipipe.schedules.action import Action
 from minipipe.simulation.message import Message
 from minipipe.simulation.span import IdleCause
 
-__all__ = ["Activity", "Event", "RankState", "Snapshot"]
-
 
 class Event(NamedTuple):
     """The execution of one action: its rank, its position in the rank's list, its start and its end."""

@@ -24,8 +24,6 @@ from minipipe.simulation.span import IdleCause
 from minipipe.stepper.events import by_rank, events_in_rounds, problems_of, timed_events, timeline_in_rounds
 from minipipe.stepper.snapshot import Activity, Event, RankState, Snapshot
 
-__all__ = ["Walkthrough"]
-
 _SENDS = (ActionKind.SEND_F, ActionKind.SEND_B)
 _RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
 

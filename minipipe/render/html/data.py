@@ -20,8 +20,6 @@ from minipipe.simulation.message import Message
 from minipipe.simulation.span import Idle, IdleCause
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["Hold", "holds_of", "player_data"]
-
 _SENT = attrgetter("sent")
 # Sentences about a moment, which only the player has.
 _SENTENCES = {

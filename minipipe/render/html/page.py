@@ -19,8 +19,6 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.span import IdleCause
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["draw_html"]
-
 # The files of the script, in the order of their dependencies.
 _SCRIPTS = (
     "search",

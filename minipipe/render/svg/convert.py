@@ -10,8 +10,6 @@ from minipipe.render.svg.drawing import draw_svg
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["check_converter", "draw_pdf", "draw_png"]
-
 _PNG_SCALE = 2  # pixels for each pixel of the SVG: screens of high resolution and printers show them
 
 

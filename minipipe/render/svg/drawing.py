@@ -13,8 +13,6 @@ from minipipe.render.svg.page import Options, Page
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["draw_svg"]
-
 _LEAST_WIDTH = 20  # times the font size
 
 

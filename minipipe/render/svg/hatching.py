@@ -8,8 +8,6 @@ from minipipe.render.lettering import number
 from minipipe.render.palette import HATCH
 from minipipe.simulation.span import IdleCause
 
-__all__ = ["hatch_path"]
-
 
 def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> str:
     """Return the hatch lines of a slot as path data, clipped to the slot; its upper edge is at 0.

@@ -16,8 +16,6 @@ from minipipe.render.svg.style import label_paint
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.simulation.span import Span
 
-__all__ = ["Labels"]
-
 _PADDING = 1.0  # pixels, on each side
 _RISE = 0.36  # of the font size: from the middle of letters down to their base line
 _SIZES = (11.0, 10.0, 9.0, 8.0)  # pixels, at the default font size

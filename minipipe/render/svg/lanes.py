@@ -18,8 +18,6 @@ from minipipe.schedules.action import ActionKind
 from minipipe.simulation.duration import format_number
 from minipipe.simulation.span import Idle, Span
 
-__all__ = ["LaneSize", "draw_boxes", "draw_idle", "draw_strip", "is_drawn", "runs", "shown_idle"]
-
 _NARROWEST = 1.0  # pixels: the narrowest single box, and the narrowest idle slot
 _THIN = 4.0  # pixels: narrower boxes have a thinner outline
 _ROUNDED = 8.0  # pixels: wider boxes have rounded corners

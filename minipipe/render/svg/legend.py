@@ -14,8 +14,6 @@ from minipipe.render.svg.style import box_paint, paint
 from minipipe.schedules.action import ActionKind
 from minipipe.simulation.span import IdleCause
 
-__all__ = ["Entry", "Legend"]
-
 _LINE = 20  # pixels from one line to the next; this and the sizes below at the default font size
 _WIDTH, _HEIGHT = 20, 13
 _GAP = 14  # between two entries

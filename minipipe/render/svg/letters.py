@@ -7,8 +7,6 @@ from typing import NamedTuple
 from minipipe.render.lettering import escaped, number, text_width
 from minipipe.render.svg.style import paint
 
-__all__ = ["DEFAULT_SIZE", "Letters"]
-
 DEFAULT_SIZE = 12.0  # pixels: the font size at which all other sizes in this package are given
 _BOLD = 1.12  # bold letters are wider by this factor
 _SMALL = 11 / 12

@@ -12,8 +12,6 @@ from minipipe.render.svg.style import paint
 from minipipe.schedules.action import ActionKind
 from minipipe.simulation.message import Message
 
-__all__ = ["WAYS", "arrow_head", "draw_messages", "way_of"]
-
 WAYS = ("forward", "backward")
 
 

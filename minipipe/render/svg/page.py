@@ -21,8 +21,6 @@ from minipipe.render.svg.style import FONT_FAMILY, paint, style_sheet
 from minipipe.simulation.span import IdleCause
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["Options", "Page"]
-
 _MARGIN = 18  # pixels on each side, at the default font size
 _BASELINE = 0.72  # of the height of a line
 

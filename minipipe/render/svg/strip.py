@@ -9,8 +9,6 @@ from minipipe.render.descriptions import format_memory
 from minipipe.render.lettering import number
 from minipipe.simulation.timeline import Timeline
 
-__all__ = ["Strip", "strip_of", "strip_path"]
-
 
 @dataclass(frozen=True)
 class Strip:

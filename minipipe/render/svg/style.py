@@ -13,8 +13,6 @@ from typing import NamedTuple
 from minipipe.render.palette import DARK, FILL, LIGHT, shade
 from minipipe.schedules.action import ActionKind
 
-__all__ = ["FONT_FAMILY", "box_class", "box_paint", "label_paint", "paint", "style_sheet"]
-
 # Converters take the first family and never search the list, so it begins with one that they know.
 FONT_FAMILY = "Helvetica,Arial,sans-serif"
 _BROWSER_FONTS = f'system-ui,-apple-system,"Segoe UI",Roboto,{FONT_FAMILY}'
