@@ -81,7 +81,7 @@ FIRST_PATH = [
     ),
 ]
 # Lines of code. Engine and pipeline are still to be rebuilt: until then they may be over by what they are over today.
-BUDGETS = {"core": (CORE, 4000, 804), "first path": (FIRST_PATH, 1000, 220)}
+BUDGETS = {"core": (CORE, 4000, 676), "first path": (FIRST_PATH, 1000, 220)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 NOT_YET_REBUILT = {"testing.py:check_same_as_one_process"}
 

@@ -6,31 +6,31 @@ fails until it has a gradient check.
 
 from minipipe.functional import of_numpy as of_numpy  # attaches NumPy's protocols to Tensor
 from minipipe.functional import operators as operators  # attaches the arithmetic
-from minipipe.functional.activation import gelu, relu, sigmoid, silu, tanh
+from minipipe.functional.activation import relu, sigmoid, silu, tanh
 from minipipe.functional.attention import attention, self_attention
 from minipipe.functional.convolution import conv1d, conv2d, max_pool2d
 from minipipe.functional.dropout import dropout
 from minipipe.functional.elementwise import (
     add,
-    clip,
     divide,
     exp,
     log,
-    masked_fill,
     multiply,
     negative,
     power,
     sqrt,
     subtract,
-    where,
 )
 from minipipe.functional.embedding import embedding
 from minipipe.functional.error_function import erf
+from minipipe.functional.gelu import gelu
+from minipipe.functional.joining import concatenate, split, stack
 from minipipe.functional.linear import linear, matmul
 from minipipe.functional.loss import cross_entropy, log_softmax, mean_squared_error, softmax
 from minipipe.functional.normalisation import layer_norm, rms_norm
 from minipipe.functional.reduction import amax, amin, logsumexp, mean, total, variance
-from minipipe.functional.shape import concatenate, contiguous, identity, index, reshape, split, stack, transpose
+from minipipe.functional.selection import clip, masked_fill, where
+from minipipe.functional.shape import contiguous, identity, index, reshape, transpose
 
 __all__ = [
     "add",

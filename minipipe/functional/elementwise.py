@@ -12,9 +12,6 @@ negative      -a                       -g
 exp           e ** a                   g * exp(a)
 log           natural logarithm of a   g / a
 sqrt          square root of a         g / (2 * sqrt(a))
-where         a or b, by a condition   g where it is true; g where it is false
-masked_fill   a or number, by a mask   g where the mask is false
-clip          a within bounds          g where a is kept
 ============  =======================  ===================================================
 
 Operands are tensors, arrays or numbers. Two of them are broadcast: counted from the last axis, lengths are equal or one
@@ -24,15 +21,13 @@ TensorError with code ``shape`` or ``dtype``.
 
 from __future__ import annotations
 
-from numbers import Real
-
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_real, as_tensor, operands, record
 
 
-def _unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
+def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
     """Sum a gradient over the axes along which its input, of shape ``shape``, was broadcast."""
     if gradient.shape == shape:
         return gradient
@@ -45,11 +40,18 @@ def _unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
 def _broadcast(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     """Return both operands as tensors of one dtype, whose shapes fit."""
     left, right = operands(a, b)
-    _check_broadcast(name, left, right)
+    check_broadcast(name, left, right)
     return left, right
 
 
-def _check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
+def check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
+    """Refuse operands whose shapes cannot be broadcast.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+    """
     for left, right in zip(reversed(a.shape), reversed(b.shape)):
         if left != right and left != 1 and right != 1:
             raise TensorError(
@@ -73,8 +75,8 @@ def add(a: Operand, b: Operand) -> Tensor:
     a_shape, b_shape = a.shape, b.shape
     return record(
         a.data + b.data,
-        (a, lambda g: _unbroadcast(g, a_shape)),
-        (b, lambda g: _unbroadcast(g, b_shape)),
+        (a, lambda g: unbroadcast(g, a_shape)),
+        (b, lambda g: unbroadcast(g, b_shape)),
     )
 
 
@@ -91,8 +93,8 @@ def subtract(a: Operand, b: Operand) -> Tensor:
     a_shape, b_shape = a.shape, b.shape
     return record(
         a.data - b.data,
-        (a, lambda g: _unbroadcast(g, a_shape)),
-        (b, lambda g: _unbroadcast(-g, b_shape)),
+        (a, lambda g: unbroadcast(g, a_shape)),
+        (b, lambda g: unbroadcast(-g, b_shape)),
     )
 
 
@@ -113,8 +115,8 @@ def multiply(a: Operand, b: Operand) -> Tensor:
     x, y, a_shape, b_shape = a.data, b.data, a.shape, b.shape
     return record(
         x * y,
-        (a, lambda g: _unbroadcast(g * y, a_shape)),
-        (b, lambda g: _unbroadcast(g * x, b_shape)),
+        (a, lambda g: unbroadcast(g * y, a_shape)),
+        (b, lambda g: unbroadcast(g * x, b_shape)),
     )
 
 
@@ -131,8 +133,8 @@ def divide(a: Operand, b: Operand) -> Tensor:
     x, y, a_shape, b_shape = a.data, b.data, a.shape, b.shape
     return record(
         x / y,
-        (a, lambda g: _unbroadcast(g / y, a_shape)),
-        (b, lambda g: _unbroadcast(-g * x / (y * y), b_shape)),
+        (a, lambda g: unbroadcast(g / y, a_shape)),
+        (b, lambda g: unbroadcast(-g * x / (y * y), b_shape)),
     )
 
 
@@ -154,8 +156,8 @@ def power(a: Operand, b: Operand) -> Tensor:
     result = x**y
     return record(
         result,
-        (a, lambda g: _unbroadcast(g * y * x ** (y - 1), a_shape)),
-        (b, lambda g: _unbroadcast(g * result * xp.log(x), b_shape)),
+        (a, lambda g: unbroadcast(g * y * x ** (y - 1), a_shape)),
+        (b, lambda g: unbroadcast(g * result * xp.log(x), b_shape)),
     )
 
 
@@ -214,112 +216,3 @@ def sqrt(a: Operand) -> Tensor:
     a = as_real(a)
     result = array_module(a.data).sqrt(a.data)
     return record(result, (a, lambda g: g * 0.5 / result))
-
-
-def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
-    """Return a where the condition is true and b elsewhere; all three are broadcast.
-
-    Parameters
-    ----------
-    condition : array or Tensor of truth values
-        It has no gradient.
-    a, b : Tensor, array or number
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from minipipe import Tensor, functional
-    >>> functional.where(np.array([True, False]), Tensor([1.0, 2.0]), 0)
-    Tensor([1., 0.])
-    """
-    a, b = operands(a, b)
-    mask = _mask("where", condition, a)
-    for one, other in ((a, b), (mask, a), (mask, b)):
-        _check_broadcast("where", one, other)
-    a_shape, b_shape = a.shape, b.shape
-    return record(
-        array_module(a.data).where(mask, a.data, b.data),
-        (a, lambda g: _unbroadcast(backend.masked(g, mask), a_shape)),
-        (b, lambda g: _unbroadcast(backend.masked(g, ~mask), b_shape)),
-    )
-
-
-def masked_fill(a: Operand, mask: Operand, value: float) -> Tensor:
-    """Return a with one number, for instance ``-math.inf``, wherever the mask is true; both are broadcast.
-
-    Parameters
-    ----------
-    a : Tensor of any shape
-    mask : array or Tensor of truth values
-    value : float
-
-    Returns
-    -------
-    Tensor of the broadcast shape
-
-    Examples
-    --------
-    >>> import math
-    >>> import numpy as np
-    >>> from minipipe import Tensor, functional
-    >>> functional.masked_fill(Tensor([1.0, 2.0]), np.array([True, False]), -math.inf)
-    Tensor([-inf,   2.])
-    """
-    a = as_real(a)
-    mask = _mask("masked_fill", mask, a)
-    if not isinstance(value, Real):
-        raise TensorError(
-            "dtype",
-            f"masked_fill: the value must be one number, without a gradient; it is {value!r:.60}. "
-            "Write where(mask, value, a) to fill with a tensor.",
-        )
-    _check_broadcast("masked_fill", a, mask)
-    shape = a.shape
-    result = array_module(a.data).where(mask, float(value), a.data)
-    return record(result, (a, lambda g: _unbroadcast(backend.masked(g, ~mask), shape)))
-
-
-def _mask(name: str, mask: Operand, like: Tensor) -> Array:
-    """Return a mask as an array of truth values."""
-    values = mask.data if isinstance(mask, Tensor) else backend.as_array(mask, like=like.data)
-    if not backend.is_boolean(values.dtype):
-        raise TensorError("dtype", f"{name}: the mask must hold truth values (bool); this one is {values.dtype}.")
-    return values
-
-
-def clip(a: Operand, low: float | None = None, high: float | None = None) -> Tensor:
-    """Return a with smaller elements raised to ``low`` and larger ones lowered to ``high``; None sets no bound.
-
-    The gradient is 1 from bound to bound, the bounds included, and 0 beyond.
-
-    Parameters
-    ----------
-    a : Tensor of any shape
-    low, high : float, optional
-        One of them at least.
-
-    Returns
-    -------
-    Tensor of the same shape
-
-    Raises
-    ------
-    TensorError
-        Code ``range``.
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, functional
-    >>> functional.clip(Tensor([-3.0, 0.5, 7.0]), low=0, high=1)
-    Tensor([0. , 0.5, 1. ])
-    """
-    a = as_real(a)
-    if low is None and high is None:
-        raise TensorError("range", "clip: neither low nor high was given; expected one bound at least.")
-    if low is not None and high is not None and low > high:
-        raise TensorError("range", f"clip: low is {low}, which lies above high, {high}.")
-    result = array_module(a.data).clip(
-        a.data, None if low is None else float(low), None if high is None else float(high)
-    )
-    is_kept = result == a.data
-    return record(result, (a, lambda g: backend.masked(g, is_kept)))
