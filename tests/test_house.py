@@ -80,8 +80,8 @@ FIRST_PATH = [
         "comm.thread",
     ),
 ]
-# Lines of code. Engine and pipeline are still to be rebuilt: until then they may be over by what they are over today.
-BUDGETS = {"core": (CORE, 4000, 676), "first path": (FIRST_PATH, 1000, 220)}
+# Lines of code: the rooms, their budget, and by how much they may still exceed it.
+BUDGETS = {"core": (CORE, 4000, 668), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 NOT_YET_REBUILT = {"testing.py:check_same_as_one_process"}
 

@@ -19,10 +19,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import NamedTuple
 
-from minipipe.analysis.dependencies import check_range
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.action_table import ActionTable, check_range
 
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _LATER = {F: {B, I, W}, I: {W}, B: set(), W: set()}  # the kinds that end it where a stage has them

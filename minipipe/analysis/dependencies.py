@@ -1,4 +1,4 @@
-"""Data dependencies: who produces what for whom, when an action is ready, and the one walk in topological order.
+"""Data dependencies: who produces what for whom, and when an action is ready.
 
 Everything that follows from the order of a schedule asks here: verifier, lowering, simulator, greedy schedules, the
 explanation of waits, the stepper, measured timelines and the executor. Stages depend on their neighbours. With F(s,k)
@@ -35,13 +35,10 @@ after ``schedules/action.py``, before ``analysis/lowering.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from functools import cached_property
-from operator import itemgetter
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 
@@ -56,12 +53,9 @@ class Direction(StrEnum):
     BACKWARD = "backward"
 
 
-_CARRIED = {
-    SEND_F: Direction.FORWARD,
-    RECV_F: Direction.FORWARD,
-    SEND_B: Direction.BACKWARD,
-    RECV_B: Direction.BACKWARD,
-}
+# By direction, the kinds of action that compute a value, send it and receive it; by kind, the direction of its value.
+_KINDS = {Direction.FORWARD: (F, SEND_F, RECV_F), Direction.BACKWARD: (B, SEND_B, RECV_B)}
+_DIRECTION = {kind: direction for direction, kinds in _KINDS.items() for kind in kinds} | {I: Direction.BACKWARD}
 
 
 class Value(NamedTuple):
@@ -99,46 +93,40 @@ class Value(NamedTuple):
     @property
     def producer(self) -> Action:
         """The action that computes it. B stands for I where the backward is split."""
-        return Action(self.stage, F if self.direction is Direction.FORWARD else B, self.microbatch)
+        return Action(self.stage, _KINDS[self.direction][0], self.microbatch)
 
     @property
     def consumer(self) -> Action:
         """The action that needs it. B stands for I where the backward is split."""
-        return self.producer._replace(stage=self.consumer_stage)
+        return Action(self.consumer_stage, _KINDS[self.direction][0], self.microbatch)
 
     @property
     def send(self) -> Action:
         """The SEND of its message."""
-        return Action(self.stage, SEND_F if self.direction is Direction.FORWARD else SEND_B, self.microbatch)
+        return Action(self.stage, _KINDS[self.direction][1], self.microbatch)
 
     @property
     def receive(self) -> Action:
         """The RECV of its message."""
-        kind = RECV_F if self.direction is Direction.FORWARD else RECV_B
-        return Action(self.consumer_stage, kind, self.microbatch)
+        return Action(self.consumer_stage, _KINDS[self.direction][2], self.microbatch)
 
     @classmethod
     def produced_by(cls, action: Action) -> Value | None:
         """Return the value that an action computes; None for W, SEND and RECV."""
         stage, kind, microbatch = action
-        if kind is F:
-            return cls(stage, Direction.FORWARD, microbatch)
-        return cls(stage, Direction.BACKWARD, microbatch) if kind in (B, I) else None
+        return cls(stage, _DIRECTION[kind], microbatch) if kind in (F, B, I) else None
 
     @classmethod
     def consumed_by(cls, action: Action) -> Value | None:
         """Return the value that an action needs from a neighbouring stage; None for W, SEND and RECV."""
         stage, kind, microbatch = action
-        if kind is F:
-            return cls(stage - 1, Direction.FORWARD, microbatch)
-        return cls(stage + 1, Direction.BACKWARD, microbatch) if kind in (B, I) else None
+        return cls(stage - 1 if kind is F else stage + 1, _DIRECTION[kind], microbatch) if kind in (F, B, I) else None
 
     @classmethod
     def carried_by(cls, message: Action) -> Value:
         """Return the value that a SEND or a RECV carries."""
         stage, kind, microbatch = message
-        producer = {RECV_F: stage - 1, RECV_B: stage + 1}.get(kind, stage)
-        return cls(producer, _CARRIED[kind], microbatch)
+        return cls({RECV_F: stage - 1, RECV_B: stage + 1}.get(kind, stage), _DIRECTION[kind], microbatch)
 
 
 class ReadyRule(NamedTuple):
@@ -285,178 +273,3 @@ class Dependencies:
         placement = self.table.placement
         home = placement[action.stage] if 0 <= action.stage < len(placement) else None
         return self.rank_of.get(action, home)
-
-
-# -- the walk in topological order -----------------------------------------------------------------------------------
-
-
-class Blocked(NamedTuple):
-    """A rank that can go no further, and the action it waits for."""
-
-    rank: int
-    position: int
-    action: Action
-    awaited: Action
-
-
-class Walk(NamedTuple):
-    """The actions that ran, and the ranks that were left, if the schedule cannot end.
-
-    Attributes
-    ----------
-    table : Schedule or Program
-    rounds : list of list of int
-        The ranks that run their next action in each round, ascending.
-    blocked : list of Blocked
-    """
-
-    table: ActionTable
-    rounds: list[list[int]]
-    blocked: list[Blocked]
-
-    def order(self) -> Iterator[tuple[int, Action]]:
-        """Yield (rank, action) in the one global order: round after round, in each the lowest rank first."""
-        heads = [iter(row).__next__ for row in self.table.actions]  # by rank, gives its next action
-        for ranks in self.rounds:
-            for rank in ranks:
-                yield rank, heads[rank]()
-
-
-def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
-    """Walk in topological order: in each round, every rank whose next action is ready runs it, lowest rank first.
-
-    Ready means ready given the rounds before. Local; no messages. Time is linear in the number of actions: each rank
-    runs as far as it can, and a rank that waits is looked at again only when the awaited event has happened. A table
-    keeps its walks.
-
-    Parameters
-    ----------
-    table : Schedule or Program
-    sends_are_buffered : bool
-        Whether a SEND completes at once instead of meeting its RECV.
-
-    Returns
-    -------
-    Walk
-
-    Raises
-    ------
-    ScheduleError
-        Code ``out-of-range``, where an action names a stage or a microbatch that does not exist; ``missing``, where
-        nearly all actions are.
-    """
-    is_buffered = sends_are_buffered and any(kind.is_communication for kind in table.kinds)
-    key = "buffered walk" if is_buffered else "walk"
-    if key not in table._kept:  # the cache of a table, see schedules/action_table.py
-        check_range(table)
-        table._kept[key] = _Walker(Dependencies(table, is_buffered)).walk()
-    return Walk(table, *table._kept[key])
-
-
-def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
-    """Return the walk of a schedule that ends; parameters are those of :func:`walk`.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``deadlock``, when it cannot end; :func:`minipipe.verify` says why.
-    """
-    found = walk(table, sends_are_buffered)
-    if found.blocked:
-        stuck = found.blocked[0]
-        message = f"{stuck.action} on rank {stuck.rank} waits for ever for {stuck.awaited}; verify(schedule) says why."
-        raise ScheduleError.of(ScheduleCode.DEADLOCK, message, stuck.rank, stuck.position)
-    return found
-
-
-def check_range(table: ActionTable) -> None:
-    """Refuse stages and microbatches that do not exist, quickly; the verifier says where they are.
-
-    Raises
-    ------
-    ScheduleError
-        Codes ``out-of-range``, and ``missing`` where nearly all actions are: tables of their events would take
-        memory for nothing.
-    """
-    for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
-        for rank, row in enumerate(table.actions):
-            if row and not (min(map(itemgetter(part), row)) >= 0 and max(map(itemgetter(part), row)) < count):
-                message = f"Rank {rank} names a {name} that is not among the {count}; verify(schedule) says where."
-                raise ScheduleError.of(ScheduleCode.OUT_OF_RANGE, message, rank)
-    pairs, actions = table.num_stages * table.num_microbatches, sum(map(len, table.actions))
-    if pairs > 100 * (actions + 100):
-        message = f"{table.name} has {actions} actions for {pairs} pairs of stage and microbatch."
-        raise ScheduleError.of(ScheduleCode.MISSING, f"{message} verify(schedule) says what is missing.")
-
-
-class _Walker:
-    """Runs each rank as far as it can. The round of an action is one more than the latest round it depends on.
-
-    Rounds are counted from 1, so that 0 means: has not happened.
-    """
-
-    def __init__(self, dependencies: Dependencies) -> None:
-        self.dependencies, self.table = dependencies, dependencies.table
-        self.happened = [0] * dependencies.num_events
-        self.position = [0] * self.table.num_ranks
-        self.now = [0] * self.table.num_ranks
-        self.waiting: dict[int, list[int]] = {}  # event: the ranks that wait for it
-        self.rounds: list[list[int]] = []
-
-    def walk(self) -> tuple[list[list[int]], list[Blocked]]:
-        ready = list(range(self.table.num_ranks))[::-1]
-        while ready:
-            ready += self.run(ready.pop())
-        for ranks in self.rounds:
-            ranks.sort()
-        return self.rounds, self.blocked()
-
-    def run(self, rank: int) -> list[int]:
-        """Run a rank as far as it can; return the ranks that can go on because of it. The hot loop.
-
-        A rank that was woken begins its action again at [1].
-        """
-        happened, waiting, rounds, rules = self.happened, self.waiting, self.rounds, self.dependencies.rules
-        woken: list[int] = []
-        now, position = self.now[rank], self.position[rank]
-        row = self.table.actions[rank]
-        while position < len(row):
-            stage, kind, k = row[position]
-            own, announces, awaits, completes = rules[kind][stage]
-            if own >= 0:  # [1]
-                before = happened[own + k]
-                if not before:
-                    waiting.setdefault(own + k, []).append(rank)
-                    break
-                if before > now:  # in an illegal schedule, where it is on another rank
-                    now = before
-            if announces >= 0:  # [2]
-                happened[announces + k] = now or 1  # 0 means: not yet
-                woken += waiting.pop(announces + k, ())
-            if awaits >= 0:  # [3]
-                before = happened[awaits + k]
-                if not before:
-                    waiting.setdefault(awaits + k, []).append(rank)
-                    break
-                if before > now:
-                    now = before
-            now += 1
-            position += 1
-            if now > len(rounds):
-                rounds.append([])
-            rounds[now - 1].append(rank)
-            if completes >= 0 and not happened[completes + k]:  # [4]
-                happened[completes + k] = now
-                if completes + k in waiting:
-                    woken += waiting.pop(completes + k)
-        self.now[rank], self.position[rank] = now, position
-        return woken
-
-    def blocked(self) -> list[Blocked]:
-        stuck = []
-        for event, ranks in self.waiting.items():
-            for rank in ranks:
-                action = self.table.actions[rank][self.position[rank]]
-                awaited = self.dependencies.action_of(event) or action
-                stuck.append(Blocked(rank, self.position[rank], action, awaited))
-        return sorted(stuck)

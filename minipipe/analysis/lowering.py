@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from minipipe.analysis.dependencies import Dependencies, Value, complete_walk
+from minipipe.analysis.dependencies import Dependencies, Value
+from minipipe.analysis.walk import complete_walk
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.garbage import collector_paused

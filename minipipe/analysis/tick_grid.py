@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minipipe.analysis.dependencies import complete_walk
+from minipipe.analysis.walk import complete_walk
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 

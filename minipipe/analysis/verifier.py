@@ -23,7 +23,8 @@ from itertools import islice
 from operator import attrgetter
 
 from minipipe.analysis.activations import held_counts, per_rank
-from minipipe.analysis.dependencies import Blocked, Dependencies, Value, walk
+from minipipe.analysis.dependencies import Dependencies, Value
+from minipipe.analysis.walk import Blocked, walk
 from minipipe.errors import Problem, ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table

@@ -7,9 +7,7 @@ after ``analysis/lowering.py``, before ``pipeline/stage.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,96 +15,15 @@ from minipipe import backend
 from minipipe.analysis.dependencies import Direction, Value
 from minipipe.autograd.grad_mode import enable_grad, no_grad
 from minipipe.autograd.random_key import random_key
-from minipipe.backend import Array
 from minipipe.comm import ProcessGroup, Request
 from minipipe.pipeline.memory_meter import MemoryMeter
+from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.payload import Payload
+from minipipe.pipeline.record import Receipt, Record
 from minipipe.pipeline.stage import Stage
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.program import Program
 from minipipe.simulation.span import Span
-
-
-@dataclass
-class Batch:
-    """One batch, as far as this rank has it.
-
-    Attributes
-    ----------
-    slices : list of slice
-        The microbatches, along the first axis.
-    inputs, targets : array or None
-        Of shape (samples, ...), where this rank has the first (the last) stage.
-    step : int
-        The number of this call of step, evaluate or predict. It travels with every message, so that ranks out of step
-        are noticed.
-    training_step : int
-        Counts the steps that were taken before; random numbers in the model depend on it.
-    """
-
-    slices: list[slice]
-    inputs: Array | None
-    targets: Array | None
-    step: int
-    training_step: int
-
-    def weight(self, microbatch: int) -> float:
-        """Return a microbatch's share of the batch."""
-        part = self.slices[microbatch]
-        return (part.stop - part.start) / self.slices[-1].stop
-
-    def part(self, array: Array | None, microbatch: int) -> Array:
-        """Return a microbatch of the inputs or the targets."""
-        assert array is not None
-        return array[self.slices[microbatch], ...]
-
-    @property
-    def arrays(self) -> list[Array]:
-        """The inputs and targets that this rank has."""
-        return [array for array in (self.inputs, self.targets) if array is not None]
-
-
-class Receipt(NamedTuple):
-    """How a message came: since when it was awaited, when it was there, in the group's time, and its bytes."""
-
-    awaited_from: float
-    arrived: float
-    size: int
-
-
-@dataclass
-class Record:
-    """What one run left behind on this rank.
-
-    Attributes
-    ----------
-    losses : dict
-        Mean loss by microbatch, on the rank of the last stage.
-    outputs : dict
-        Outputs by microbatch, there, where there were no targets.
-    spans : list of Span
-        Every computation, in the group's time.
-    peak_activations : int
-        The most (stage, microbatch) pairs held at once.
-    held_bytes : list of (Action, int, int)
-        The bytes that the stage of an action held after it, and at most while it computed something again (0 where it
-        did not), if it was measured.
-    memory : list of (int, int)
-        The bytes that all stages held after each action, and at most while it ran, if it was measured. An array that
-        two stages on this rank hold counts for both.
-    sent : dict of Value to float
-        When each SEND began.
-    received : dict of Value to Receipt
-    """
-
-    losses: dict[int, float] = field(default_factory=dict)
-    outputs: dict[int, Array] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-    peak_activations: int = 0
-    held_bytes: list[tuple[Action, int, int]] = field(default_factory=list)
-    memory: list[tuple[int, int]] = field(default_factory=list)
-    sent: dict[Value, float] = field(default_factory=dict)
-    received: dict[Value, Receipt] = field(default_factory=dict)
 
 
 class Executor:

@@ -13,7 +13,9 @@ from minipipe.analysis.dependencies import Dependencies, Value
 from minipipe.analysis.lowering import lower
 from minipipe.comm import ProcessGroup
 from minipipe.pipeline.consistency import part_of
-from minipipe.pipeline.executor import Batch, Executor, Record
+from minipipe.pipeline.executor import Executor
+from minipipe.pipeline.microbatch import Batch
+from minipipe.pipeline.record import Record
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.program import Program

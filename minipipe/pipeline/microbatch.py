@@ -1,9 +1,51 @@
-"""How a batch is divided into microbatches."""
+"""Batches, and how one is divided into microbatches."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from minipipe.backend import Array
 from minipipe.errors import MicrobatchError
 from minipipe.pipeline.partition import partition_evenly
+
+
+@dataclass
+class Batch:
+    """One batch, as far as this rank has it.
+
+    Attributes
+    ----------
+    slices : list of slice
+        The microbatches, along the first axis.
+    inputs, targets : array or None
+        Of shape (samples, ...), where this rank has the first (the last) stage.
+    step : int
+        The number of this call of step, evaluate or predict. It travels with every message, so that ranks out of step
+        are noticed.
+    training_step : int
+        Counts the steps that were taken before; random numbers in the model depend on it.
+    """
+
+    slices: list[slice]
+    inputs: Array | None
+    targets: Array | None
+    step: int
+    training_step: int
+
+    def weight(self, microbatch: int) -> float:
+        """Return a microbatch's share of the batch."""
+        part = self.slices[microbatch]
+        return (part.stop - part.start) / self.slices[-1].stop
+
+    def part(self, array: Array | None, microbatch: int) -> Array:
+        """Return a microbatch of the inputs or the targets."""
+        assert array is not None
+        return array[self.slices[microbatch], ...]
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The inputs and targets that this rank has."""
+        return [array for array in (self.inputs, self.targets) if array is not None]
 
 
 def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:

@@ -33,10 +33,11 @@ from minipipe.pipeline.consistency import (
     part_of,
     warn_of_missing_gradients,
 )
-from minipipe.pipeline.executor import Batch, Executor, Record
+from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
-from minipipe.pipeline.microbatch import split_microbatches
+from minipipe.pipeline.microbatch import Batch, split_microbatches
 from minipipe.pipeline.plan import Plan, planned
+from minipipe.pipeline.record import Record
 from minipipe.pipeline.shared import SharedParameters
 from minipipe.pipeline.stage import Loss
 from minipipe.schedules.program import Program

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import chain, pairwise
 from numbers import Integral
-from operator import attrgetter, index
+from operator import attrgetter, index, itemgetter
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -266,6 +266,26 @@ def check_table(given: object) -> None:
     if not isinstance(given, ActionTable):
         how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
         raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {given!r:.60}; {how}.")
+
+
+def check_range(table: ActionTable) -> None:
+    """Refuse stages and microbatches that do not exist, quickly; the verifier says where they are.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``out-of-range``, and ``missing`` where nearly all actions are: tables of their events would take
+        memory for nothing.
+    """
+    for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
+        for rank, row in enumerate(table.actions):
+            if row and not (min(map(itemgetter(part), row)) >= 0 and max(map(itemgetter(part), row)) < count):
+                message = f"Rank {rank} names a {name} that is not among the {count}; verify(schedule) says where."
+                raise ScheduleError.of(ScheduleCode.OUT_OF_RANGE, message, rank)
+    pairs, actions = table.num_stages * table.num_microbatches, sum(map(len, table.actions))
+    if pairs > 100 * (actions + 100):
+        message = f"{table.name} has {actions} actions for {pairs} pairs of stage and microbatch."
+        raise ScheduleError.of(ScheduleCode.MISSING, f"{message} verify(schedule) says what is missing.")
 
 
 def _check_index(noun: str, given: Any, count: int) -> None:

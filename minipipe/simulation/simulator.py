@@ -18,9 +18,10 @@ from functools import partial
 from math import inf
 
 from minipipe.analysis.activations import Level, memory_levels, peak_activations
-from minipipe.analysis.dependencies import Dependencies, Value, complete_walk
+from minipipe.analysis.dependencies import Dependencies, Value
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
+from minipipe.analysis.walk import complete_walk
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minipipe.analysis.dependencies import complete_walk, walk
 from minipipe.analysis.verifier import verify
+from minipipe.analysis.walk import complete_walk, walk
 from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.span import Span

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
-from minipipe.analysis.dependencies import Dependencies, Direction, Value, complete_walk, walk
+from minipipe.analysis.dependencies import Dependencies, Direction, Value
 from minipipe.analysis.lowering import lower
+from minipipe.analysis.walk import complete_walk, walk
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
 from tests.strategies import examples, named_schedules

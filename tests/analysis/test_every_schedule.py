@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from minipipe import schedules
 from minipipe.analysis.activations import peak_activations
-from minipipe.analysis.dependencies import walk
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.tick_grid import tick_grid
 from minipipe.analysis.verifier import verify
+from minipipe.analysis.walk import walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import theory
 from minipipe.schedules.action import ActionKind

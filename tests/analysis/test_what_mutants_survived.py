@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from minipipe import schedules
-from minipipe.analysis.dependencies import walk
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.tick_grid import tick_grid
 from minipipe.analysis.verifier import verify
+from minipipe.analysis.walk import walk
 from minipipe.errors import ScheduleError
 from minipipe.render import draw_text
 from minipipe.schedules import schedule_of_text, theory

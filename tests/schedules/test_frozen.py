@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Action, Costs, Schedule, schedules, simulate, verify
-from minipipe.analysis.dependencies import Dependencies, Direction, Value, complete_walk
+from minipipe.analysis.dependencies import Dependencies, Direction, Value
+from minipipe.analysis.walk import complete_walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, freeze_stages, lower
 from tests.analysis.verdicts import refusal

@@ -5,12 +5,13 @@ import pickle
 import pytest
 
 from minipipe import schedules
-from minipipe.analysis.dependencies import check_range, complete_walk
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
+from minipipe.analysis.walk import complete_walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text, theory
 from minipipe.schedules.action import Action
+from minipipe.schedules.action_table import check_range
 from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import peak_memory, simulate

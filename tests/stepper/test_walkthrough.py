@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minipipe import schedules
-from minipipe.analysis.dependencies import walk
 from minipipe.analysis.lowering import lower
+from minipipe.analysis.walk import walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind

@@ -3,7 +3,7 @@
 import random
 
 from minipipe import Schedule, schedules
-from minipipe.analysis.dependencies import walk
+from minipipe.analysis.walk import walk
 from minipipe.coursework import expect_equal, expect_sequence
 
 

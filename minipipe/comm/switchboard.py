@@ -1,0 +1,111 @@
+"""What thread ranks share: mailboxes, who waits for what, and whose turn it is. It notices a deadlock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from minipipe.comm.message import Header
+from minipipe.errors import MessageError
+
+
+class Cancelled(BaseException):
+    """Ends a rank at its next communication after another one has failed. No ``except Exception`` catches it."""
+
+
+class Wait(NamedTuple):
+    """What a rank waits for: a question that is answered under the switchboard's lock, and its words."""
+
+    is_over: Callable[[], bool]
+    words: str
+
+
+class Switchboard:
+    """What the ranks share: mailboxes, who waits for what, and whose turn it is."""
+
+    def __init__(self, num_ranks: int, take_turns: bool) -> None:
+        self.changed = threading.Condition()
+        # By (group, source, destination, tag); tags below 0 are the library's own.
+        self.mailboxes: defaultdict[tuple, deque[tuple[Header, np.ndarray]]] = defaultdict(deque)
+        self.waits: dict[int, Wait] = {}
+        self.everyone = range(num_ranks)
+        self.running = set(self.everyone)
+        self.failure: tuple[int, BaseException] | None = None
+        self.turn: int | None = 0 if take_turns else None
+
+    def check_cancelled(self) -> None:
+        """End this rank, if another one has failed."""
+        if self.failure is not None:
+            raise Cancelled
+
+    def post(self, box: tuple, header: Header, array: np.ndarray) -> None:
+        """Put a message into a mailbox."""
+        with self.changed:
+            self.check_cancelled()
+            self.mailboxes[box].append((header, array))
+            self.changed.notify_all()
+
+    def wait(self, rank: int, wait: Wait, timeout: float) -> None:
+        """Return once the wait is over (and, where ranks take turns, it is this one's turn)."""
+        since = time.perf_counter()
+        with self.changed:
+            self.waits[rank] = wait
+            try:
+                while not (wait.is_over() and self.turn in (None, rank)):
+                    self.check_cancelled()
+                    self._check_deadlock(rank)
+                    if self.turn == rank:
+                        self._pass_turn()
+                        continue
+                    # Where ranks take turns there is no limit: one may be in a debugger. Deadlocks are noticed anyway.
+                    left = since + timeout - time.perf_counter() if self.turn is None else timeout
+                    if left <= 0:
+                        began = time.strftime("%H:%M:%S", time.localtime(time.time() - timeout))
+                        sentence = f"Rank {rank} has waited {timeout:g} s, since {began}, for {wait.words}."
+                        raise MessageError("timeout", sentence)
+                    self.changed.wait(min(left, threading.TIMEOUT_MAX))
+            finally:
+                del self.waits[rank]
+
+    def _check_deadlock(self, rank: int) -> None:
+        """All who still run wait, and nothing that they wait for is there: it never will be."""
+        if self.running - self.waits.keys() or any(wait.is_over() for wait in self.waits.values()):
+            return
+        waits = "; ".join(f"rank {r} waits for {wait.words}" for r, wait in sorted(self.waits.items()))
+        gone = "".join(f"; rank {r} has returned" for r in self.everyone if r not in self.running)
+        left = "".join(
+            f"; nobody receives a message from rank {source} to rank {destination} with tag {tag}"
+            for (_, source, destination, tag), letters in sorted(self.mailboxes.items())
+            if letters and tag >= 0
+        )
+        raise MessageError("deadlock", f"No rank can go on: {waits}{gone}{left}.")
+
+    def _pass_turn(self) -> None:
+        """Give the turn to the next rank, in turn, that can run."""
+        assert self.turn is not None
+        ranks = sorted(self.running)
+        later = [r for r in ranks if r > self.turn] + [r for r in ranks if r <= self.turn]
+        able = (r for r in later if r not in self.waits or self.waits[r].is_over())
+        self.turn = next(able, None if not ranks else ranks[0])
+        self.changed.notify_all()
+
+    def leave(self, rank: int) -> None:
+        """Note that a rank has returned."""
+        with self.changed:
+            self.running.discard(rank)
+            if self.turn == rank:
+                self._pass_turn()
+            self.changed.notify_all()
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Note that a rank has failed; the others end at their next communication."""
+        with self.changed:
+            if self.failure is None:
+                self.failure = (rank, error)
+            self.turn = None
+            self.changed.notify_all()

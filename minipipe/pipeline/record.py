@@ -1,0 +1,54 @@
+"""What one run of a program leaves behind on a rank: results, times, and what was held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from minipipe.analysis.dependencies import Value
+from minipipe.backend import Array
+from minipipe.schedules.action import Action
+from minipipe.simulation.span import Span
+
+
+class Receipt(NamedTuple):
+    """How a message came: since when it was awaited, when it was there, in the group's time, and its bytes."""
+
+    awaited_from: float
+    arrived: float
+    size: int
+
+
+@dataclass
+class Record:
+    """What one run left behind on this rank.
+
+    Attributes
+    ----------
+    losses : dict
+        Mean loss by microbatch, on the rank of the last stage.
+    outputs : dict
+        Outputs by microbatch, there, where there were no targets.
+    spans : list of Span
+        Every computation, in the group's time.
+    peak_activations : int
+        The most (stage, microbatch) pairs held at once.
+    held_bytes : list of (Action, int, int)
+        The bytes that the stage of an action held after it, and at most while it computed something again (0 where it
+        did not), if it was measured.
+    memory : list of (int, int)
+        The bytes that all stages held after each action, and at most while it ran, if it was measured. An array that
+        two stages on this rank hold counts for both.
+    sent : dict of Value to float
+        When each SEND began.
+    received : dict of Value to Receipt
+    """
+
+    losses: dict[int, float] = field(default_factory=dict)
+    outputs: dict[int, Array] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    peak_activations: int = 0
+    held_bytes: list[tuple[Action, int, int]] = field(default_factory=list)
+    memory: list[tuple[int, int]] = field(default_factory=list)
+    sent: dict[Value, float] = field(default_factory=dict)
+    received: dict[Value, Receipt] = field(default_factory=dict)
