@@ -7,9 +7,12 @@ and messages take none. The tests compare every formula with the simulator over 
 
 from __future__ import annotations
 
-from minipipe.analysis.formulas import MAKESPAN, PEAK, PERIOD, SPAN_BUBBLE, SPLIT, case_of, formula_of
+from collections.abc import Callable
+
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.closed_forms import Case
 from minipipe.schedules.placement import check_counts
+from minipipe.schedules.registry import CLOSED_FORMS, builder_of, default_chunks
 
 __all__ = [
     "bubble_fraction",
@@ -65,8 +68,8 @@ def makespan(
     >>> makespan("1f1b", 4, 8), makespan("interleaved-1f1b", 4, 8, 2), makespan("zb-h1", 4, 8)
     (33.0, 28.5, 27.0)
     """
-    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank, forward, backward_input, backward_weight)
-    return formula_of(MAKESPAN, case)(case)
+    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, forward, backward_input, backward_weight)
+    return _formula("makespan", case)(case)
 
 
 def bubble_fraction(
@@ -81,8 +84,8 @@ def bubble_fraction(
     >>> [round(100 * bubble_fraction("gpipe", 4, m)) for m in (4, 8, 16)]
     [43, 27, 16]
     """
-    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank, **times)
-    total = formula_of(MAKESPAN, case)(case)
+    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
+    total = _formula("makespan", case)(case)
     return 1 - case.work / total if total else 0.0
 
 
@@ -98,8 +101,8 @@ def bubble_over_ideal(
     >>> bubble_over_ideal("1f1b", 4, 8), bubble_over_ideal("interleaved-1f1b", 4, 8, 2)
     (0.375, 0.1875)
     """
-    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank, **times)
-    return formula_of(MAKESPAN, case)(case) / case.work - 1 if case.work else 0.0
+    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
+    return _formula("makespan", case)(case) / case.work - 1 if case.work else 0.0
 
 
 def span_bubble(
@@ -116,8 +119,8 @@ def span_bubble(
     >>> span_bubble("1f1b", 4, 8), span_bubble("zb-h1", 4, 8), span_bubble("zb-h2", 4, 8)
     (9.0, 3.0, 0.0)
     """
-    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank, **times)
-    return formula_of(SPAN_BUBBLE, case)(case)
+    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
+    return _formula("span_bubble", case)(case)
 
 
 def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: float = 0.0, **times: float) -> float:
@@ -152,8 +155,8 @@ def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: 
     >>> [steady_period(name, 4, 8, **times) for name in ("1f1b", "eager-1f1b", "gpipe")]
     [7.5, 6, 6]
     """
-    case = case_of(name, num_ranks, num_microbatches, None, **times)
-    return formula_of(PERIOD, case)(case, latency)
+    case = _case(name, num_ranks, num_microbatches, None, **times)
+    return _formula("period", case)(case, latency)
 
 
 def peak_memory(
@@ -193,11 +196,11 @@ def peak_memory(
     >>> peak_memory("zb-h1", 4, 8, activation=2, weight_activation=1)
     (8, 7, 6, 5)
     """
-    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank)
-    pairs = [formula_of(PEAK, case)(case, rank) for rank in range(num_ranks)]
-    if name in SPLIT:
+    case = _case(name, num_ranks, num_microbatches, chunks_per_rank)
+    pairs = [_formula("peak", case)(case, rank) for rank in range(num_ranks)]
+    if CLOSED_FORMS[name].is_split:
         case.require(weight_activation <= activation, "weight_activation <= activation")
-    if name in ("v-half", "v-min"):
+    if CLOSED_FORMS[name].holds_as_much_until_weights:
         case.require(weight_activation == activation, "weight_activation = activation")
     return tuple(held * activation + later * weight_activation for held, later in pairs)
 
@@ -214,8 +217,8 @@ def peak_activations(
     >>> peak_activations("1f1b", 4, 8), peak_activations("gpipe", 4, 8)
     ((4, 3, 2, 1), (8, 8, 8, 8))
     """
-    case = case_of(name, num_ranks, num_microbatches, chunks_per_rank)
-    return tuple(sum(formula_of(PEAK, case)(case, rank)) for rank in range(num_ranks))
+    case = _case(name, num_ranks, num_microbatches, chunks_per_rank)
+    return tuple(sum(_formula("peak", case)(case, rank)) for rank in range(num_ranks))
 
 
 def memory_footprint_ratio(num_ranks: int, num_microbatches: int, rank: int) -> float:
@@ -258,3 +261,30 @@ def recommended_num_microbatches(num_ranks: int) -> int:
     """
     check_counts(num_ranks, 1)
     return 4 * num_ranks
+
+
+def _case(
+    name: str,
+    p: int,
+    m: int,
+    v: int | None,
+    forward: float = 1.0,
+    backward_input: float = 1.0,
+    backward_weight: float = 1.0,
+) -> Case:
+    """Return the arguments of a formula after checking the name, the sizes and the times."""
+    default = default_chunks(builder_of(name))
+    check_counts(p, m, default if v is None else v)
+    times = (forward, backward_input, backward_weight)
+    if not all(time >= 0 for time in times):
+        message = f"The times are {forward}, {backward_input} and {backward_weight}; expected numbers, at least 0."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    return Case(name, p, m, default if v is None else v, *((forward, 0, 0) if name == "forward-only" else times))
+
+
+def _formula(figure: str, case: Case) -> Callable:
+    formula = getattr(CLOSED_FORMS[case.name], figure)
+    if formula is None:
+        message = f"No closed form is known for {case.name}; simulate it instead."
+        raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)
+    return formula

@@ -11,7 +11,7 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.controllable_memory import v_half, v_min
 from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.gpipe import gpipe
-from minipipe.schedules.interleaved import interleaved_1f1b, looped_bfs
+from minipipe.schedules.interleaved import interleaved_1f1b, interleaved_zb, looped_bfs
 from minipipe.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from minipipe.schedules.program import Program, read_schedule, schedule_of_text
 from minipipe.schedules.registry import REGISTRY, TRADES, build
@@ -19,7 +19,7 @@ from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.sequential import forward_only, forward_only_over, one_microbatch, sequential
 from minipipe.schedules.split_backward import split_backward
 from minipipe.schedules.v_shaped import dualpipe_v, zb_v
-from minipipe.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
+from minipipe.schedules.zero_bubble import zb_h1, zb_h2
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from minipipe.analysis import theory

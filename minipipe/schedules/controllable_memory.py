@@ -11,8 +11,10 @@ from collections import deque
 from collections.abc import Iterator
 
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.closed_forms import Case, ClosedForms
 from minipipe.schedules.placement import check_two_chunks, v_placement
 from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.v_shaped import require_v
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
@@ -199,3 +201,17 @@ class _Slots:
             if kind is I:
                 pending.append(Action(stages[chunk], W, k))
         yield from pending
+
+
+def _peak(case: Case, chunks: int) -> tuple[int, int]:
+    require_v(case)
+    case.require(case.m >= case.p, "m >= p")
+    return 2 * chunks, 0
+
+
+V_HALF = ClosedForms(
+    peak=lambda case, rank: _peak(case, (case.p + 2) // 2), is_split=True, holds_as_much_until_weights=True
+)
+V_MIN = ClosedForms(
+    peak=lambda case, rank: _peak(case, (case.p + 4) // 3), is_split=True, holds_as_much_until_weights=True
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.chunks import cut_stages
+from minipipe.schedules.closed_forms import Case, ClosedForms, round_trip, straight, straight_bubble
 from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.schedule import Schedule
 
@@ -52,3 +53,10 @@ def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     )
     placement = neighbouring_placement(num_ranks, chunks_per_rank)
     return Schedule("gpipe", placement, num_microbatches, cut_stages(rows, chunks_per_rank))
+
+
+def _peak(case: Case, rank: int) -> tuple[int, int]:
+    return case.v * case.m, 0
+
+
+GPIPE = ClosedForms(straight, straight_bubble, _peak, lambda case, latency: round_trip(case, latency, case.m))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.closed_forms import Case, ClosedForms
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.placement import check_counts, looped_placement
 from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.zero_bubble import h1_makespan, h1_span_bubble
 
 
 def interleaved_1f1b(
@@ -150,3 +153,107 @@ def microbatch_groups(num_ranks: int, num_microbatches: int, group_size: int | N
     count = max(1, num_microbatches // size)
     starts = [i * num_microbatches // count for i in range(count + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]
+
+
+def interleaved_zb(
+    num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, microbatch_group_size: int | None = None
+) -> Schedule:
+    """Return interleaved 1F1B with a split backward: ZB-H1 with several chunks on each rank.
+
+    ::
+
+        stages 0 and 2 are on rank 0, stages 1 and 3 on rank 1
+        rank 0: 0F0 0F1 2F0 2F1     2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
+        rank 1:     1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
+
+    The warm-up of rank r is w = min((v - 1)g + p - 1 - r, m v) forwards, where g is the size of the largest group of
+    microbatches. For m >= p and tW <= tF the makespan is m(tF + tI + tW) + (p - 1)(tF + max(0, tI - tW)) / v, and the
+    largest idle time within a rank's own span is (p - 1)(tF + tI - tW) / v. At its peak, rank r holds (v - 1)g + p - r
+    chunks and, for r more, the part that W needs.
+
+    Parameters
+    ----------
+    num_ranks, num_microbatches : int
+        At least 1.
+    chunks_per_rank : int
+        At least 1. Chunk j of rank r is stage ``j * num_ranks + r``.
+    microbatch_group_size : int, optional
+        The smallest number of microbatches that a rank runs through one chunk before it switches to the next chunk.
+        The number of ranks is the default and the minimum. All groups have nearly the same size.
+
+    Returns
+    -------
+    Schedule
+
+    References
+    ----------
+    Qi et al. 2023, "Zero bubble pipeline parallelism"; PyTorch, ``ScheduleInterleavedZeroBubble``.
+
+    Examples
+    --------
+    A chunk is half of a rank's work. ZB-H1 takes 27 units.
+
+    >>> from minipipe import Costs, schedules, simulate
+    >>> simulate(schedules.interleaved_zb(4, 8, chunks_per_rank=2), Costs(0.5, 0.5, 0.5)).makespan
+    25.5
+    """
+    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
+    ahead = (chunks_per_rank - 1) * max(map(len, groups))
+    rows = []
+    for rank in range(num_ranks):
+        stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
+        forwards = deque(order_table(ActionKind.FORWARD, stages, groups))
+        inputs = order_table(ActionKind.BACKWARD_INPUT, stages[::-1], groups)
+        weights = deque(action._replace(kind=ActionKind.BACKWARD_WEIGHT) for action in inputs)
+        warmup = min(ahead + num_ranks - 1 - rank, len(forwards))
+        row: list[Action] = [forwards.popleft() for _ in range(warmup)]
+        for i, action in enumerate(inputs):
+            if forwards:
+                row.append(forwards.popleft())
+            row.append(action)
+            if i >= rank:
+                row.append(weights.popleft())
+        rows.append((*row, *weights))
+    placement = looped_placement(num_ranks, chunks_per_rank)
+    return Schedule("interleaved-zb", placement, num_microbatches, tuple(rows))
+
+
+def rounds_of_chunks(case: Case) -> float:
+    """Return the makespan of a looped schedule, in units of one rank's work for one microbatch."""
+    return ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v
+
+
+def _looped(case: Case) -> float:
+    return rounds_of_chunks(case) * case.round
+
+
+def _looped_bubble(case: Case) -> float:
+    return _looped(case) - case.work  # of the first rank, which starts first and ends last
+
+
+def _largest_group(case: Case) -> int:
+    """Return the size of the largest group of microbatches."""
+    return -(-case.m // max(1, case.m // case.p))
+
+
+def _interleaved_peak(case: Case, rank: int) -> tuple[int, int]:
+    return min(2 * (case.p - rank - 1) + (case.v - 1) * _largest_group(case) + 1, case.m * case.v), 0
+
+
+def _zb_makespan(case: Case) -> float:
+    return case.work + (h1_makespan(case) - case.work) / case.v
+
+
+def _zb_span_bubble(case: Case) -> float:
+    return h1_span_bubble(case) / case.v
+
+
+def _zb_peak(case: Case, rank: int) -> tuple[int, int]:
+    case.require(case.m >= case.p, "m >= p")
+    return (case.v - 1) * _largest_group(case) + case.p - rank, rank
+
+
+INTERLEAVED_1F1B = ClosedForms(_looped, _looped_bubble, _interleaved_peak)
+LOOPED_BFS = ClosedForms(_looped, _looped_bubble, lambda case, rank: (case.m * case.v, 0))
+INTERLEAVED_ZB = ClosedForms(_zb_makespan, _zb_span_bubble, _zb_peak, is_split=True)

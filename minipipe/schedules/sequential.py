@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.interleaved import microbatch_groups, order_table
+from minipipe.schedules.closed_forms import Case, ClosedForms
+from minipipe.schedules.interleaved import microbatch_groups, order_table, rounds_of_chunks
 from minipipe.schedules.placement import check_counts, looped_placement, stages_by_rank
 from minipipe.schedules.schedule import Schedule
 
@@ -146,3 +147,15 @@ def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:
     for stage, rank in reversed(list(enumerate(placement))):
         rows[rank] += [Action(stage, ActionKind.BACKWARD_INPUT, 0), Action(stage, ActionKind.BACKWARD_WEIGHT, 0)]
     return Schedule("one-microbatch", tuple(placement), 1, tuple(map(tuple, rows)))
+
+
+def _one_after_another(case: Case) -> float:
+    return case.p * case.work
+
+
+def _one_after_another_bubble(case: Case) -> float:
+    return (case.p - 1) * case.work
+
+
+SEQUENTIAL = ClosedForms(_one_after_another, _one_after_another_bubble, lambda case, rank: (case.v, 0))
+FORWARD_ONLY = ClosedForms(lambda case: rounds_of_chunks(case) * case.forward, peak=lambda case, rank: (1, 0))

@@ -5,6 +5,7 @@ The first and the last stage are on rank 0, and each rank has two chunks.
 
 from __future__ import annotations
 
+from minipipe.schedules.closed_forms import Case, ClosedForms
 from minipipe.schedules.placement import check_two_chunks, v_placement
 from minipipe.schedules.row import Row, first_microbatches
 from minipipe.schedules.schedule import Schedule
@@ -122,3 +123,52 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
         row.repeat(p - 1 - r, "W I0")
         row.repeat(r + 1, "W")
     return Schedule("dualpipe-v", v_placement(p), num_microbatches, first_microbatches(rows, num_microbatches))
+
+
+def require_v(case: Case) -> None:
+    """Refuse another number of chunks than two."""
+    case.require(case.v == 2, "two chunks on each rank")
+
+
+def _require_filled(case: Case, least: int, text: str) -> None:
+    require_v(case)
+    case.require(case.m >= least, text)
+
+
+def _makespan(case: Case) -> float:
+    case.require(case.forward == case.backward_input == case.backward_weight, "tF = tI = tW")
+    return (6 * case.m + case.p - 1) * case.forward / case.v
+
+
+def _zb_v_makespan(case: Case) -> float:
+    _require_filled(case, 2 * case.p - 1, "m >= 2p - 1")
+    return _makespan(case)
+
+
+def _zb_v_span_bubble(case: Case) -> float:
+    _zb_v_makespan(case)
+    return 0.0
+
+
+def _zb_v_peak(case: Case, rank: int) -> tuple[int, int]:
+    _require_filled(case, 2 * case.p - 1, "m >= 2p - 1")
+    return 2 * case.p, 0
+
+
+def _dualpipe_v_makespan(case: Case) -> float:
+    _require_filled(case, 2 * case.p, "m >= 2p")
+    return _makespan(case)
+
+
+def _dualpipe_v_span_bubble(case: Case) -> float:
+    _dualpipe_v_makespan(case)
+    return (case.p - 1) * case.forward / case.v
+
+
+def _dualpipe_v_peak(case: Case, rank: int) -> tuple[int, int]:
+    _require_filled(case, 2 * case.p, "m >= 2p")
+    return 2 * case.p + 1, 0
+
+
+ZB_V = ClosedForms(_zb_v_makespan, _zb_v_span_bubble, _zb_v_peak, is_split=True)
+DUALPIPE_V = ClosedForms(_dualpipe_v_makespan, _dualpipe_v_span_bubble, _dualpipe_v_peak, is_split=True)

@@ -5,12 +5,9 @@ The papers write B for our I.
 
 from __future__ import annotations
 
-from collections import deque
-
-from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.chunks import cut_stages
-from minipipe.schedules.interleaved import microbatch_groups, order_table
-from minipipe.schedules.placement import check_counts, looped_placement, neighbouring_placement
+from minipipe.schedules.closed_forms import Case, ClosedForms
+from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.row import Row, first_microbatches
 from minipipe.schedules.schedule import Schedule
 
@@ -112,65 +109,54 @@ def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     return Schedule("zb-h2", neighbouring_placement(p, chunks_per_rank), num_microbatches, actions)
 
 
-def interleaved_zb(
-    num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, microbatch_group_size: int | None = None
-) -> Schedule:
-    """Return interleaved 1F1B with a split backward: ZB-H1 with several chunks on each rank.
+def _require_h1(case: Case) -> None:
+    case.require(case.m >= case.p, "m >= p")
+    case.require(case.backward_weight <= case.forward, "tW <= tF")
 
-    ::
 
-        stages 0 and 2 are on rank 0, stages 1 and 3 on rank 1
-        rank 0: 0F0 0F1 2F0 2F1     2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
-        rank 1:     1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
+def h1_makespan(case: Case) -> float:
+    """Return the makespan of ZB-H1."""
+    _require_h1(case)
+    return case.work + (case.p - 1) * (case.forward + max(0.0, case.backward_input - case.backward_weight))
 
-    The warm-up of rank r is w = min((v - 1)g + p - 1 - r, m v) forwards, where g is the size of the largest group of
-    microbatches. For m >= p and tW <= tF the makespan is m(tF + tI + tW) + (p - 1)(tF + max(0, tI - tW)) / v, and the
-    largest idle time within a rank's own span is (p - 1)(tF + tI - tW) / v. At its peak, rank r holds (v - 1)g + p - r
-    chunks and, for r more, the part that W needs.
 
-    Parameters
-    ----------
-    num_ranks, num_microbatches : int
-        At least 1.
-    chunks_per_rank : int
-        At least 1. Chunk j of rank r is stage ``j * num_ranks + r``.
-    microbatch_group_size : int, optional
-        The smallest number of microbatches that a rank runs through one chunk before it switches to the next chunk.
-        The number of ranks is the default and the minimum. All groups have nearly the same size.
+def h1_span_bubble(case: Case) -> float:
+    """Return the largest bubble within a rank's own span of ZB-H1."""
+    _require_h1(case)
+    return (case.p - 1) * (case.forward + case.backward_input - case.backward_weight)
 
-    Returns
-    -------
-    Schedule
 
-    References
-    ----------
-    Qi et al. 2023, "Zero bubble pipeline parallelism"; PyTorch, ``ScheduleInterleavedZeroBubble``.
+def _h1_peak(case: Case, rank: int) -> tuple[int, int]:
+    case.require(case.m >= case.p, "m >= p")
+    return case.v * (case.p - rank), case.v * rank
 
-    Examples
-    --------
-    A chunk is half of a rank's work. ZB-H1 takes 27 units.
 
-    >>> from minipipe import Costs, schedules, simulate
-    >>> simulate(schedules.interleaved_zb(4, 8, chunks_per_rank=2), Costs(0.5, 0.5, 0.5)).makespan
-    25.5
-    """
-    check_counts(num_ranks, num_microbatches, chunks_per_rank)
-    groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
-    ahead = (chunks_per_rank - 1) * max(map(len, groups))
-    rows = []
-    for rank in range(num_ranks):
-        stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards = deque(order_table(ActionKind.FORWARD, stages, groups))
-        inputs = order_table(ActionKind.BACKWARD_INPUT, stages[::-1], groups)
-        weights = deque(action._replace(kind=ActionKind.BACKWARD_WEIGHT) for action in inputs)
-        warmup = min(ahead + num_ranks - 1 - rank, len(forwards))
-        row: list[Action] = [forwards.popleft() for _ in range(warmup)]
-        for i, action in enumerate(inputs):
-            if forwards:
-                row.append(forwards.popleft())
-            row.append(action)
-            if i >= rank:
-                row.append(weights.popleft())
-        rows.append((*row, *weights))
-    placement = looped_placement(num_ranks, chunks_per_rank)
-    return Schedule("interleaved-zb", placement, num_microbatches, tuple(rows))
+def _h1_period(case: Case, latency: float) -> float:
+    case.require(case.m >= case.p, "m >= p")
+    trip = case.p * (case.forward + case.backward_input) + case.backward_weight  # no other rank waits for W
+    return max(case.round, (trip + 2 * (case.p - 1) * latency) / case.p)
+
+
+def _require_h2(case: Case) -> None:
+    case.require(case.m >= 2 * case.p - 1, "m >= 2p - 1")
+    case.require(case.backward_weight <= case.forward, "tW <= tF")
+    case.require(2 * case.backward_weight <= case.forward + case.backward_input, "2 tW <= tF + tI")
+
+
+def _h2_makespan(case: Case) -> float:
+    _require_h2(case)
+    return case.work + (case.p - 1) * max(case.forward, case.forward + case.backward_input - 2 * case.backward_weight)
+
+
+def _h2_span_bubble(case: Case) -> float:
+    _require_h2(case)
+    return (case.p - 1) * (case.forward + case.backward_input - 2 * case.backward_weight)
+
+
+def _h2_peak(case: Case, rank: int) -> tuple[int, int]:
+    case.require(case.m >= 2 * case.p - 1, "m >= 2p - 1")
+    return case.v * (2 * (case.p - rank) - 1), case.v * 2 * rank
+
+
+ZB_H1 = ClosedForms(h1_makespan, h1_span_bubble, _h1_peak, _h1_period, is_split=True)
+ZB_H2 = ClosedForms(_h2_makespan, _h2_span_bubble, _h2_peak, is_split=True)
