@@ -163,7 +163,7 @@ def index_add(target: Array, index: Any, values: Array) -> None:
     """Add ``values`` to ``target[index]`` in place; where an index repeats, all its values add.
 
     Other modules than NumPy do it on the host, in NumPy's order: a GPU's own additions come in another order every
-    time. For rows of a matrix there is :func:`add_rows`.
+    time.
     """
     parts = index if isinstance(index, tuple) else (index,)
     if all(part is None or part is ... or isinstance(part, (slice, Integral)) for part in parts):
@@ -174,43 +174,6 @@ def index_add(target: Array, index: Any, values: Array) -> None:
         host = np.array(to_numpy(target))
         np.add.at(host, tuple(to_numpy(part) if is_array(part) else part for part in parts), to_numpy(values))
         target[...] = array_module(target).asarray(host)
-
-
-def add_rows(shape: tuple[int, int], ids: Array, values: Array) -> Array:
-    """Return zeros of a shape with each row of values added to the row that its id names.
-
-    A stable sort brings the rows of one id together; they are added in pairs, the pairs in pairs, and so on. That order
-    depends on nothing but the ids, whatever the module; a GPU's atomic additions come in another order every time. In
-    NumPy it beats ``np.add.at`` from about 60 rows of 128 on, five times at 1000.
-
-    Parameters
-    ----------
-    shape : (int, int)
-        Of the result, (rows, width).
-    ids : array of integers of shape (n,)
-        Each 0 to rows - 1.
-    values : array of shape (n, width)
-
-    Returns
-    -------
-    array of shape ``shape``
-    """
-    xp = array_module(values)
-    if not hasattr(values, "flags"):  # the array API standard writes to no list of rows
-        return xp.asarray(add_rows(shape, np.asarray(ids), np.asarray(values)))
-    order = xp.argsort(ids, kind="stable")
-    ids, values = ids[order], values[order]
-    is_first = xp.ones(ids.shape, dtype=bool)
-    is_first[1:] = ids[1:] != ids[:-1]
-    first = xp.flatnonzero(is_first)
-    rank = xp.arange(len(ids)) - first[xp.cumsum(is_first) - 1]  # among the rows of the same id
-    distance = 1
-    while len(right := xp.flatnonzero(rank % (2 * distance) == distance)):
-        values[right - distance] += values[right]
-        distance *= 2
-    result = xp.zeros(shape, dtype=values.dtype)
-    result[ids[first]] = values[first]
-    return result
 
 
 def uniform(like: Array, key: tuple[int, ...]) -> Array:

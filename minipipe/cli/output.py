@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minipipe.schedules.action_table import ActionTable
@@ -36,12 +35,3 @@ def figures(schedule: ActionTable, timeline: Timeline) -> dict[str, Any]:
         **{name: summary[name] for name in _FIGURES},
         "is_reproducible": schedule.is_reproducible,
     }
-
-
-def table(rows: Sequence[Sequence[str]], right: Iterable[int]) -> str:
-    """Align columns; those in ``right`` to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    sides = [">" if i in set(right) else "<" for i in range(len(widths))]
-    return "\n".join(
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths)).rstrip() for row in rows
-    )

@@ -7,7 +7,7 @@ import json
 
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_memory_limit, add_sizes, costs_of, sizes_of
-from minipipe.cli.output import table
+from minipipe.render.table import text_table
 from minipipe.simulation import comparison
 
 _NOTE = """
@@ -45,6 +45,6 @@ def run(options: argparse.Namespace) -> ExitStatus:
             continue
         time, bubble = f"{row['makespan']:g}", f"{100 * row['bubble_fraction']:.1f} %"
         cells.append([row["schedule"], str(row["chunks_per_rank"]), time, bubble, f"{row['peak']:g}", row["trades"]])
-    print(table(cells, right=(1, 2, 3, 4)))
+    print(text_table(cells, right=(1, 2, 3, 4)))
     print(_NOTE)
     return status

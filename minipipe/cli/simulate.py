@@ -8,7 +8,8 @@ import json
 from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_schedule, add_sizes, costs_of, schedule_of
-from minipipe.cli.output import figures, table
+from minipipe.cli.output import figures
+from minipipe.render.table import text_table
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.span import IdleCause
@@ -54,7 +55,7 @@ def _report(schedule: ActionTable, timeline: Timeline, idle_by_cause: list[dict[
         memory = timeline.peak_memory[rank] if timeline.peak_memory else 0.0
         numbers = [timeline.busy(rank), *(idle_by_cause[rank][cause] for cause in causes)]
         cells.append([str(rank), *(f"{x:g}" for x in numbers), str(timeline.peak_activations[rank]), f"{memory:g}"])
-    lines = [f"{schedule.describe(', ')}\n\n{table(cells, right=range(len(cells[0])))}\n"]
+    lines = [f"{schedule.describe(', ')}\n\n{text_table(cells, right=range(len(cells[0])))}\n"]
     lines.append(f"busy and idle by cause in {timeline.unit}; activations in (stage, microbatch) pairs")
     if schedule.num_stages > schedule.num_ranks:
         lines.append("costs are of one stage; a rank that holds several pays for each")

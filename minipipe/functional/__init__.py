@@ -26,11 +26,12 @@ from minipipe.functional.error_function import erf
 from minipipe.functional.gelu import gelu
 from minipipe.functional.joining import concatenate, split, stack
 from minipipe.functional.linear import linear, matmul
-from minipipe.functional.loss import cross_entropy, log_softmax, mean_squared_error, softmax
+from minipipe.functional.loss import cross_entropy, mean_squared_error
 from minipipe.functional.normalisation import layer_norm, rms_norm
-from minipipe.functional.reduction import amax, amin, logsumexp, mean, total, variance
+from minipipe.functional.reduction import amax, amin, mean, total, variance
 from minipipe.functional.selection import clip, masked_fill, where
 from minipipe.functional.shape import contiguous, identity, index, reshape, transpose
+from minipipe.functional.softmax import log_softmax, logsumexp, softmax
 
 __all__ = [
     "add",

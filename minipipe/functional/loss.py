@@ -1,4 +1,4 @@
-"""Softmax and the losses."""
+"""The losses."""
 
 from __future__ import annotations
 
@@ -8,59 +8,8 @@ from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_real, operands, record
 
 
-def softmax(a: Operand, axis: int = -1) -> Tensor:
-    """Return e^a over its sum along an axis, shifted by the largest element so that nothing overflows.
-
-    Parameters
-    ----------
-    a : Tensor of any shape
-    axis : int
-        Along which they sum to 1.
-
-    Returns
-    -------
-    Tensor of the same shape
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, functional
-    >>> functional.softmax(Tensor([[1000.0, 1000.0], [0.0, 1000.0]]))
-    Tensor([[0.5, 0.5],
-            [0. , 1. ]])
-    """
-    a = as_real(a)
-    xp = array_module(a.data)
-    exponentials = xp.exp(a.data - xp.max(a.data, axis=axis, keepdims=True))
-    result = exponentials / backend.reduce_sum(exponentials, axis, True)
-    return record(result, (a, lambda g: result * (g - backend.reduce_sum(g * result, axis, True))))
-
-
-def log_softmax(a: Operand, axis: int = -1) -> Tensor:
-    """Return the logarithm of :func:`softmax`, more exact than taking it afterwards.
-
-    Parameters
-    ----------
-    a : Tensor of any shape
-    axis : int
-        Along which the probabilities sum to 1.
-
-    Returns
-    -------
-    Tensor of the same shape
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, functional
-    >>> functional.log_softmax(Tensor([0.0, 1000.0]))
-    Tensor([-1000.,     0.])
-    """
-    a = as_real(a)
-    xp = array_module(a.data)
-    result = _log_softmax(a.data, axis)
-    return record(result, (a, lambda g: g - xp.exp(result) * backend.reduce_sum(g, axis, True)))
-
-
-def _log_softmax(x: Array, axis: int) -> Array:
+def log_softmax_of_array(x: Array, axis: int) -> Array:
+    """Return the logarithm of the softmax of an array along an axis, without overflow."""
     xp = array_module(x)
     shifted = x - xp.max(x, axis=axis, keepdims=True)
     return shifted - xp.log(backend.reduce_sum(xp.exp(shifted), axis, True))
@@ -99,7 +48,7 @@ def cross_entropy(logits: Tensor, labels: Operand) -> Tensor:
     wanted = labels.data if isinstance(labels, Tensor) else backend.as_array(labels, like=logits.data)
     _check_labels(logits, wanted)
     columns = backend.reshape(wanted, (-1,))
-    log_probabilities = _log_softmax(backend.reshape(logits.data, (-1, num_classes)), -1)
+    log_probabilities = log_softmax_of_array(backend.reshape(logits.data, (-1, num_classes)), -1)
     shape, count = logits.shape, columns.shape[0]
 
     def vjp(g: Array) -> Array:

@@ -16,7 +16,7 @@ from minipipe.tensor import Operand, Tensor, as_real, as_tensor, record
 Axis = int | tuple[int, ...] | None
 
 
-def _axes(a: Tensor, axis: Axis) -> tuple[int, ...]:
+def axes_of(a: Tensor, axis: Axis) -> tuple[int, ...]:
     """Return the axes as a tuple of numbers from 0."""
     given = tuple(range(a.ndim)) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
     for i in given:
@@ -25,14 +25,14 @@ def _axes(a: Tensor, axis: Axis) -> tuple[int, ...]:
     return tuple(i % a.ndim for i in given)
 
 
-def _kept(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+def kept_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape with length 1 along the reduced axes."""
     return tuple(1 if i in axes else length for i, length in enumerate(shape))
 
 
-def _reduced(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+def reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
     """Return the shape of a result."""
-    return _kept(shape, axes) if keepdims else tuple(length for i, length in enumerate(shape) if i not in axes)
+    return kept_shape(shape, axes) if keepdims else tuple(length for i, length in enumerate(shape) if i not in axes)
 
 
 def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -62,8 +62,8 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Tensor([4., 6.])
     """
     a = as_tensor(a)
-    shape, axes = a.shape, _axes(a, axis)
-    kept = _kept(shape, axes)
+    shape, axes = a.shape, axes_of(a, axis)
+    kept = kept_shape(shape, axes)
 
     def spread(g: Array) -> Array:
         return array_module(g).broadcast_to(backend.reshape(g, kept), shape)
@@ -99,8 +99,8 @@ def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
             [3.5]])
     """
     a = as_real(a)
-    shape, axes = a.shape, _axes(a, axis)
-    kept = _kept(shape, axes)
+    shape, axes = a.shape, axes_of(a, axis)
+    kept = kept_shape(shape, axes)
     count = backend.prod(shape) // max(1, backend.prod(kept))
 
     def spread(g: Array) -> Array:
@@ -135,8 +135,8 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
     (1.0, 2.0)
     """
     a = as_real(a)
-    axes = _axes(a, axis)
-    kept = _kept(a.shape, axes)
+    axes = axes_of(a, axis)
+    kept = kept_shape(a.shape, axes)
     count = backend.prod(a.shape) // max(1, backend.prod(kept))
     if count <= correction:
         raise TensorError(
@@ -215,56 +215,12 @@ def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def _extreme(a: Tensor, choose: Callable[..., Array], axis: Axis, keepdims: bool) -> Tensor:
-    x, axes = a.data, _axes(a, axis)
-    kept = _kept(a.shape, axes)
+    x, axes = a.data, axes_of(a, axis)
+    kept = kept_shape(a.shape, axes)
     result = choose(x, axis=axes, keepdims=True)
 
     def share(g: Array) -> Array:
         chosen = array_module(x).astype(x == result, x.dtype)
         return backend.reshape(g, kept) * chosen / backend.reduce_sum(chosen, axes, True)
 
-    return record(backend.reshape(result, _reduced(a.shape, axes, keepdims)), (a, share))
-
-
-def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the logarithm of the sum of e^a over the given axes, by default all.
-
-    Shifted by the largest element, so that nothing overflows. Where all are -inf the result is -inf, its gradient 0.
-
-    Parameters
-    ----------
-    a : Tensor of any shape
-    axis : int or tuple of int, optional
-    keepdims : bool
-        Whether the axes stay, with length 1.
-
-    Returns
-    -------
-    Tensor
-        Without those axes, or with length 1 along them.
-
-    Raises
-    ------
-    TensorError
-        Code ``shape``.
-
-    Examples
-    --------
-    >>> from minipipe import Tensor, functional
-    >>> functional.logsumexp(Tensor([0.0, 1000.0]))
-    Tensor(1000.)
-    """
-    a = as_real(a)
-    x, axes = a.data, _axes(a, axis)
-    kept = _kept(a.shape, axes)
-    xp = array_module(x)
-    largest = xp.max(x, axis=axes, keepdims=True)
-    is_finite = xp.isfinite(largest)
-    shift = xp.where(is_finite, largest, 0)  # -inf - (-inf) would be no number
-    exponentials = xp.exp(x - shift)
-    sums = xp.where(is_finite, backend.reduce_sum(exponentials, axes, True), 1)
-    result = xp.where(is_finite, xp.log(sums) + shift, largest)
-    return record(
-        backend.reshape(result, _reduced(a.shape, axes, keepdims)),
-        (a, lambda g: exponentials * (backend.reshape(g, kept) / sums)),
-    )
+    return record(backend.reshape(result, reduced_shape(a.shape, axes, keepdims)), (a, share))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from html import escape
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from minipipe.errors import ArgumentError, ModelError, PartitionError, RankError
 from minipipe.nn import Module, Sequential
 from minipipe.nn.sequential import parameters_of
 from minipipe.pipeline.partition import check_partition, partition_by_cost
+from minipipe.render.table import html_table, text_table
 from minipipe.schedules.chunks import first_stages, spread_stages
 from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.placement import check_counts, neighbouring_placement
@@ -28,7 +28,7 @@ from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.schedule import Schedule
 from minipipe.version import __version__
 
-_HEAD = ("layer", "", "stage", "rank", "parameters", "bytes")
+_HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
 
 
 class Plan:
@@ -207,13 +207,10 @@ class Plan:
         return f"<Plan {self.schedule.describe()}, {len(self.layers)} layers>"
 
     def __str__(self) -> str:
-        rows = [_HEAD, *self._rows()]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-        return "\n".join(_line(row, widths) for row in rows)
+        return text_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
 
     def _repr_html_(self) -> str:
-        body = "".join(_html_row(row, "td") for row in self._rows())
-        return f"<table><thead>{_html_row(_HEAD, 'th')}</thead><tbody>{body}</tbody></table>"
+        return html_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the columns of each layer, and then of all."""
@@ -359,16 +356,3 @@ def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_mo
             f"Expected {num_ranks + 1} to {2 * num_ranks} modules."
         )
         raise RankError("wrong-number", message) from None
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    number, name, *figures = row
-    cells = [number.rjust(widths[0]), name.ljust(widths[1])]
-    cells += [cell.rjust(width) for cell, width in zip(figures, widths[2:])]
-    return "  ".join(cells).rstrip()
-
-
-def _html_row(row: Sequence[str], tag: str) -> str:
-    sides = ("right", "left", *["right"] * (len(row) - 2))
-    cells = (f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in zip(row, sides))
-    return f"<tr>{''.join(cells)}</tr>"
