@@ -120,3 +120,10 @@ def test_who_makes_the_layers_cheap_has_not_divided_them():
         "def partition(costs, n):\n    costs[:] = [0] * len(costs)\n    return [1] * (n - 1) + [len(costs) - n + 1]\n"
     )
     assert "test_random_costs_against_all_partitions" in failed_tests("13_partition", text)
+
+
+def test_a_ring_of_senders_is_told_that_its_sends_wait():
+    """The story: it was told of a receive with tag 1, which the student had never written."""
+    text = named(EXERCISES, "03_all_reduce").solution.replace("if rank % 2 == 0:", "if True:")
+    reason = failed_tests("03_all_reduce", text)["test_nobody_waits_for_ever_although_sends_block"]
+    assert "rank 0 waits for its send to be received" in str(reason) and "tag 1" not in str(reason)

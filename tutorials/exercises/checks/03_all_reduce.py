@@ -22,7 +22,7 @@ class Ring:
         self.destinations.append(destination)
         self._group.send(array, destination, tag=0)
         if self._sends_block:
-            self._group.recv(destination, tag=1)
+            self._group.irecv(destination, tag=1, what="its send to be received: the acknowledgement").wait()
 
     def recv(self, source):
         array = self._group.recv(source, tag=0)
