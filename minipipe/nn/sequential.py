@@ -57,7 +57,9 @@ class Sequential(Module):
                     "Write Sequential(*layers) to give a list.",
                 )
         self.layers = _tied(layers)
-        self.first_layer = 0  # the number of the first one, where these are part of a longer sequence
+        # Where these are part of a longer sequence: the number of the first one, for people, and its place, for random
+        # numbers. They differ behind a recomputed sequence, which is one layer and has as many places as layers.
+        self.first_layer = self.first_place = 0
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
         for i, layer in enumerate(self.layers):
@@ -67,29 +69,29 @@ class Sequential(Module):
         """Apply every layer in turn."""
         place = current_place()
         if place.layer is not None:  # a sequence inside a layer of another one, which no cut divides
-            return self._apply(x, None, 0)
+            return self._apply(x, None, 0, 0)
         try:
-            return self._apply(x, place, self.first_layer)
+            return self._apply(x, place, self.first_place, self.first_layer)
         finally:
             place.leave()
 
-    def _apply(self, x: Any, place: Place | None, number: int) -> Any:
+    def _apply(self, x: Any, place: Place | None, first_place: int, number: int) -> Any:
         if not isinstance(x, _BUNDLES):
             x = as_tensor(x)
         last, layer = len(self.layers) - 1, cast(Module, self)
         try:
             for i, layer in enumerate(self.layers):
                 if place is not None:
-                    place.enter(number)
+                    place.enter(first_place)
                 if place is not None and type(layer) in (Sequential, Recompute):
-                    x, places = _in_its_places(cast(Any, layer), x, place, number), _num_places(layer)
+                    x, places = _in_its_places(cast(Any, layer), x, place, first_place, number), _num_places(layer)
                 else:
                     x, places = layer(x), 1
                 if not isinstance(x, Tensor):
                     x = boundary(x)
                 elif i < last:
                     x = functional.contiguous(x)
-                number += places
+                first_place, number = first_place + places, number + _num_layers(layer)
         except MinipipeError as error:
             if place is None or not _is_nested(layer):  # a nested sequence has named the layer
                 error.add_note(f"in layer {number}, {layer.brief()}")
@@ -115,7 +117,8 @@ class Sequential(Module):
         """Return a part of the flat layers, which draws random numbers as it does in the whole."""
         flat = self.flat_layers
         part = Sequential(*flat[layers.start : layers.stop])
-        part.first_layer = self.first_layer + sum(map(_num_places, flat[: layers.start]))
+        part.first_layer = self.first_layer + layers.start
+        part.first_place = self.first_place + sum(map(_num_places, flat[: layers.start]))
         part.is_training = self.is_training
         return part
 
@@ -134,7 +137,9 @@ class Sequential(Module):
             return self.layers[index]
         part = Sequential(*self.layers[index])
         start, _, step = index.indices(len(self))
-        part.first_layer = self.first_layer + sum(map(_num_places, self.layers[:start])) if step == 1 else 0
+        if step == 1:
+            part.first_layer = self.first_layer + sum(map(_num_layers, self.layers[:start]))
+            part.first_place = self.first_place + sum(map(_num_places, self.layers[:start]))
         part.is_training = self.is_training
         return part
 
@@ -143,20 +148,24 @@ def _is_nested(layer: Module) -> TypeGuard[Sequential]:
     return type(layer) is Sequential and bool(layer.layers)
 
 
+def _num_layers(layer: Module) -> int:
+    return sum(map(_num_layers, layer.layers)) if _is_nested(layer) else 1
+
+
 def _num_places(layer: Module) -> int:
     """Return how many places a layer has for random numbers: a sequence, recomputed or not, those of its layers."""
     inner = layer.module if type(layer) is Recompute else layer
     return sum(map(_num_places, inner.layers)) if _is_nested(inner) else 1
 
 
-def _in_its_places(layer: Sequential | Recompute, x: Any, place: Place, number: int) -> Any:
+def _in_its_places(layer: Sequential | Recompute, x: Any, place: Place, first_place: int, number: int) -> Any:
     """Apply a nested sequence, recomputed or not: its layers have places of their own. Others are layers like all."""
     inner = layer.module if isinstance(layer, Recompute) else layer
     if not _is_nested(inner):
         return layer(x)
     if isinstance(layer, Recompute):
-        return layer.compute(lambda given: inner._apply(given, current_place(), number), x)
-    return inner._apply(x, place, number)
+        return layer.compute(lambda given: inner._apply(given, current_place(), first_place, 0), x)
+    return inner._apply(x, place, first_place, number)
 
 
 def boundary(x: Any) -> Any:

@@ -171,7 +171,7 @@ def test_a_sequence_that_was_cut_draws_what_the_whole_would(cut):
     def parts(masks: list[bytes]) -> list[nn.Sequential]:
         layers = [Draws(masks) for _ in range(3)]
         first, second = nn.Sequential(*layers[:cut]), nn.Sequential(*layers[cut:])
-        second.first_layer = cut
+        second.first_place = cut
         return [first, second]
 
     assert drawn(parts) == drawn(lambda masks: [nn.Sequential(*(Draws(masks) for _ in range(3)))])

@@ -129,7 +129,7 @@ def test_a_slice_of_a_nested_model_draws_as_in_the_whole():
         whole = model(x).numpy()
     with random_key(0):
         first = model[:1](x)
-    assert model[1:].first_layer == 4
+    assert (model[1:].first_layer, model[1:].first_place) == (4, 4)
     with random_key(0):
         assert same_bits(model[1:](first).numpy(), whole)
 
@@ -148,3 +148,19 @@ def test_a_recomputation_of_ones_own_keeps_its_forward():
 
     doubles = Doubles(nn.Sequential(nn.Identity()))
     assert nn.Sequential(doubles)(Tensor([1.0])).item() == 2
+
+
+def test_an_error_names_the_layer_as_the_plan_does_behind_a_recomputed_sequence_too():
+    """The story: it counted places for random numbers, of which a recomputed sequence has one for each layer."""
+    recomputed = nn.Recompute(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, WIDTH)))
+    model = nn.Sequential(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), recomputed, nn.Linear(WIDTH + 1, 2))
+    number = [type(layer) for layer in Plan(model, num_ranks=1).layers].index(nn.Recompute) + 1
+    assert (model[2:].first_layer, model[2:].first_place) == (3, 5)
+
+    def run(group):
+        Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=1).step(*batch(2, WIDTH))
+
+    for num_ranks in (1, 2):
+        with pytest.raises(TensorError) as caught:
+            spawn(run, num_ranks)
+        assert caught.value.__notes__[0] == f"in layer {number}, Linear(5, 2)"
