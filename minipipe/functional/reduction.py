@@ -74,22 +74,7 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean over the given axes, by default all.
 
-    Parameters
-    ----------
-    a : Tensor of any shape
-    axis : int or tuple of int, optional
-    keepdims : bool
-        Whether the axes stay, with length 1.
-
-    Returns
-    -------
-    Tensor
-        Without those axes, or with length 1 along them.
-
-    Raises
-    ------
-    TensorError
-        Code ``shape``.
+    Parameters, result and errors are those of :func:`total`.
 
     Examples
     --------
@@ -153,22 +138,7 @@ def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
     Where several elements are largest, they share the gradient equally.
 
-    Parameters
-    ----------
-    a : Tensor of any shape
-    axis : int or tuple of int, optional
-    keepdims : bool
-        Whether the axes stay, with length 1.
-
-    Returns
-    -------
-    Tensor
-        Without those axes, or with length 1 along them.
-
-    Raises
-    ------
-    TensorError
-        Code ``shape``.
+    Parameters, result and errors are those of :func:`total`.
 
     Examples
     --------
@@ -187,22 +157,7 @@ def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
     Where several elements are smallest, they share the gradient equally.
 
-    Parameters
-    ----------
-    a : Tensor of any shape
-    axis : int or tuple of int, optional
-    keepdims : bool
-        Whether the axes stay, with length 1.
-
-    Returns
-    -------
-    Tensor
-        Without those axes, or with length 1 along them.
-
-    Raises
-    ------
-    TensorError
-        Code ``shape``.
+    Parameters, result and errors are those of :func:`total`.
 
     Examples
     --------

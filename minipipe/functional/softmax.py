@@ -66,22 +66,7 @@ def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
     Shifted by the largest element, so that nothing overflows. Where all are -inf the result is -inf, its gradient 0.
 
-    Parameters
-    ----------
-    a : Tensor of any shape
-    axis : int or tuple of int, optional
-    keepdims : bool
-        Whether the axes stay, with length 1.
-
-    Returns
-    -------
-    Tensor
-        Without those axes, or with length 1 along them.
-
-    Raises
-    ------
-    TensorError
-        Code ``shape``.
+    Parameters, result and errors are those of :func:`minipipe.functional.total`.
 
     Examples
     --------
