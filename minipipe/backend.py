@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from numbers import Integral
 from types import ModuleType
 from typing import Any
@@ -126,9 +127,18 @@ def product(a: Array, b: Array) -> Array:
     return a.dot(b) if isinstance(a, np.ndarray) else a @ b  # the method saves a fifth of small products
 
 
+@lru_cache(maxsize=64)
+def _ones_in_numpy(length: int, dtype: np.dtype) -> np.ndarray:
+    ones = np.ones(length, dtype)
+    ones.flags.writeable = False
+    return ones
+
+
 def sum_of_rows(matrix: Array) -> Array:
     """Return the sum over the first axis, from shape (n, k) to (k,): as a product, faster than a reduction."""
-    return product(ones((matrix.shape[0],), matrix), matrix)
+    if isinstance(matrix, np.ndarray):
+        return _ones_in_numpy(matrix.shape[0], matrix.dtype).dot(matrix)
+    return ones((matrix.shape[0],), matrix) @ matrix
 
 
 def ones(shape: tuple[int, ...], like: Array) -> Array:
@@ -231,7 +241,9 @@ def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
         if xp is not np:
             array = xp.asarray(array)
             synchronise(xp)  # the memory that it was copied from may be used again
-    return array if dtype is None else as_array(array, getattr(xp, numpy_dtype(dtype).name))
+    if dtype is None or array.dtype is dtype:
+        return array
+    return as_array(array, getattr(xp, numpy_dtype(dtype).name))
 
 
 def to_numpy(array: Array) -> np.ndarray:

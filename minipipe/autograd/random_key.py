@@ -86,6 +86,11 @@ def next_key() -> tuple[int, int, int, int, int]:
     return place.seed, layer, place.step, place.microbatch, place.num_draws
 
 
+def go_to(place: Place) -> None:
+    """Let random numbers be drawn for another place, until the block of :func:`at` around it ends."""
+    _place.set(place)
+
+
 def at(place: Place) -> AbstractContextManager[None]:
     """Compute at a place inside this block."""
     return setting(_place, place)

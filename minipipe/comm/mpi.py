@@ -345,8 +345,7 @@ def is_cuda_aware() -> bool:
 def _late(waited: str, peer: int) -> MessageError:
     return MessageError(
         "timeout",
-        f"{waited}. Rank {peer} may have stopped, be busy for longer than the timeout, or never come to its half of "
-        "this message.",
+        f"{waited}. Rank {peer} may have stopped, be busy for longer, or never come to its half of this message.",
     )
 
 

@@ -84,14 +84,15 @@ class Sequential(Module):
                 if place is not None:
                     place.enter(first_place)
                 if place is not None and type(layer) in (Sequential, Recompute):
-                    x, places = _in_its_places(cast(Any, layer), x, place, first_place, number), _num_places(layer)
+                    x = _in_its_places(cast(Any, layer), x, place, first_place, number)
+                    places, layers = _num_places(layer), _num_layers(layer)
                 else:
-                    x, places = layer(x), 1
+                    x, places, layers = layer(x), 1, 1
                 if not isinstance(x, Tensor):
                     x = boundary(x)
                 elif i < last:
                     x = functional.contiguous(x)
-                first_place, number = first_place + places, number + _num_layers(layer)
+                first_place, number = first_place + places, number + layers
         except MinipipeError as error:
             if place is None or not _is_nested(layer):  # a nested sequence has named the layer
                 error.add_note(f"in layer {number}, {layer.brief()}")

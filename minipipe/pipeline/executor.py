@@ -6,15 +6,16 @@ after ``analysis/lowering.py``, before ``pipeline/stage.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from minipipe import backend
 from minipipe.analysis.dependencies import Direction, Value
 from minipipe.autograd.grad_mode import enable_grad, no_grad
-from minipipe.autograd.random_key import random_key
+from minipipe.autograd.random_key import Place, at, go_to
 from minipipe.comm import ProcessGroup, Request
 from minipipe.pipeline.memory_meter import MemoryMeter
 from minipipe.pipeline.microbatch import Batch
@@ -25,18 +26,21 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.program import Program
 from minipipe.simulation.span import Span
 
+Step = Callable[[Batch], None]
+
 
 class Executor:
     """Runs one rank's program on its stages. Keeps nothing of a batch once it has run.
 
-    A RECV is noted, and waited for by the action that needs the value; a SEND is finished at the end at the latest.
-    Neighbouring stages on this rank hand over without a message. Here rank 1 holds stages 1 and 2::
+    Each action is bound once to its stage, its value, its message: a list of functions, which every batch runs. A RECV
+    only notes that a message is expected, and the action that needs it waits; a SEND is finished at the end at the
+    latest. Neighbouring stages on this rank hand over without a message. Here rank 1 holds stages 1 and 2::
 
-        rank 0    0F3 --[1]--> outbox --[2] SEND----.
-        rank 1                                       `--> [3] RECV --> inbox --[4]--> 1F3 --[1]--> inbox --[4]--> 2F3
+        rank 0    0F3 --[1]--> box --[2] SEND----.
+        rank 1                                   `--> [3] RECV --> box --[4]--> 1F3 --[1]--> box --[4]--> 2F3
 
-    [1] hands the value of a computation to the inbox, where its consumer is on this rank, and to the outbox otherwise;
-    [3] only notes that a message is expected; [4] waits for it. The tags are repeated at the code.
+    [1] puts the value of a computation into the box, for its SEND or its consumer; [2] takes it out and sends it;
+    [3] puts in the request for a message; [4] takes out the value, or waits for it. The tags are repeated at the code.
 
     Parameters
     ----------
@@ -66,120 +70,131 @@ class Executor:
         self.xp = xp
         self.allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self.measures_memory = False
-        self._begin(None)
+        self._steps = [(action, _METHODS[action.kind](self, action)) for action in program.actions[group.rank]]
+        self._forget()
 
     def run(self, batch: Batch) -> Record:
         """Run the program once. Collective: every rank runs its own, and talks to those of neighbouring stages."""
-        self._begin(batch)
+        self._meter = MemoryMeter(batch.arrays) if self.measures_memory else None
+        action: Action | None = None
         try:
-            with no_grad() if self.program.is_forward_only else enable_grad():
-                for action in self.program.actions[self.group.rank]:
-                    self._run_one(action, batch)
+            with no_grad() if self.program.is_forward_only else enable_grad(), at(Place()):
+                for action, step in self._steps:  # noqa: B007 - for the note below
+                    step(batch)
+            action = None
             for send in self._sends:
                 send.wait()
-            return self.record  # before _begin gives this rank a new one
-        finally:
-            self._begin(None)
-
-    def _begin(self, batch: Batch | None) -> None:
-        """Forget the last batch, and get ready for another one."""
-        self.batch = batch
-        self.record = Record()
-        self._inbox: dict[Value, Payload | Request] = {}
-        self._outbox: dict[Value, Payload] = {}
-        self._sends: list[Request] = []
-        self._meter = MemoryMeter(batch.arrays) if batch is not None and self.measures_memory else None
-
-    def _run_one(self, action: Action, batch: Batch) -> None:
-        try:
-            _METHODS[action.kind](self, action, batch)
+            return self._record  # before _forget makes a new one
         except Exception as error:
-            error.add_note(
-                f"on rank {self.group.rank}, stage {action.stage}, microbatch {action.microbatch}, "
-                f"action {action} of {self.program.name}, step {batch.step}"
-            )
+            if action is not None:
+                error.add_note(
+                    f"on rank {self.group.rank}, stage {action.stage}, microbatch {action.microbatch}, "
+                    f"action {action} of {self.program.name}, step {batch.step}"
+                )
             raise
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._record = Record()
+        self._box: dict[Value | None, Any] = {}  # Payload or Request
+        self._sends: list[Request] = []
+        self._meter = None
 
     # -- computing ------------------------------------------------------------------------------------------
 
-    def _forward(self, action: Action, batch: Batch) -> None:
-        stage, k = self.stages[action.stage], action.microbatch
-        received = Payload([batch.part(batch.inputs, k)], [False]) if stage.is_first else self._take(action)
-        start = self.group.time()
-        with random_key(self.seed, batch.training_step, k):
+    def _forward(self, action: Action) -> Step:
+        stage, k, time = self.stages[action.stage], action.microbatch, self.group.time
+        consumed, produced = Value.consumed_by(action), Value.produced_by(action)
+
+        def run(batch: Batch) -> None:
+            received = batch.input(k) if stage.is_first else self._take(consumed)
+            start = time()
+            go_to(Place(self.seed, batch.training_step, k))
             if not stage.is_last:
-                self._deliver(action, stage.forward(k, received))
+                self._box[produced] = stage.forward(k, received)  # [1]
             elif batch.targets is None:
-                self.record.outputs[k] = stage.predict(received)
+                self._record.outputs[k] = stage.predict(received)
             else:
-                targets = batch.part(batch.targets, k)
-                self.record.losses[k] = stage.forward_with_loss(k, received, targets, batch.weight(k))
-        self._note(action, start)
+                self._record.losses[k] = stage.forward_with_loss(k, received, batch.target(k), batch.weight(k))
+            self._note(action, stage, start)
 
-    def _backward(self, action: Action, batch: Batch) -> None:
-        stage, k = self.stages[action.stage], action.microbatch
-        received = None if stage.is_last else self._take(action)
-        start = self.group.time()
-        if self._meter is not None:  # the bytes of a recomputation count, too
-            self._meter.observe(stage, k)
+        return run
+
+    def _backward(self, action: Action) -> Step:
+        stage, k, time = self.stages[action.stage], action.microbatch, self.group.time
+        consumed, produced = Value.consumed_by(action), Value.produced_by(action)
         compute = stage.backward if action.kind is ActionKind.BACKWARD else stage.backward_input
-        gradient = compute(k, received)
-        if stage.returns_gradient:
-            self._deliver(action, gradient)
-        self._note(action, start)
 
-    def _backward_weight(self, action: Action, batch: Batch) -> None:
-        start = self.group.time()
-        self.stages[action.stage].backward_weight(action.microbatch)
-        self._note(action, start)
+        def run(batch: Batch) -> None:
+            received = None if stage.is_last else self._take(consumed)
+            start = time()
+            if self._meter is not None:  # the bytes of a recomputation count, too
+                self._meter.observe(stage, k)
+            gradient = compute(k, received)
+            if stage.returns_gradient:
+                self._box[produced] = gradient  # [1]
+            self._note(action, stage, start)
 
-    def _note(self, action: Action, start: float) -> None:
+        return run
+
+    def _backward_weight(self, action: Action) -> Step:
+        stage, k, time = self.stages[action.stage], action.microbatch, self.group.time
+
+        def run(batch: Batch) -> None:
+            start = time()
+            stage.backward_weight(k)
+            self._note(action, stage, start)
+
+        return run
+
+    def _note(self, action: Action, stage: Stage, start: float) -> None:
         """Record the times of the action, and the activations held after it; those of a frozen F, while it ran."""
-        record, only_now = self.record, action.kind is ActionKind.FORWARD and not self.stages[action.stage].has_backward
-        num_held = sum(stage.num_held for stage in self.stages.values()) + only_now
         backend.synchronise(self.xp)  # otherwise this would time the launch of kernels on a GPU
+        record = self._record
         record.spans.append(Span(action, start, self.group.time()))
+        only_now = action.kind is ActionKind.FORWARD and not stage.has_backward
+        num_held = sum(stage.num_held for stage in self.stages.values()) + only_now
         record.peak_activations = max(record.peak_activations, num_held)
         if self._meter is not None:
-            stage_bytes, all_bytes = self._meter.measure(action, self.stages[action.stage])
+            stage_bytes, all_bytes = self._meter.measure(action, stage)
             record.held_bytes.append((action, *stage_bytes))
             record.memory.append(all_bytes)
 
-    # -- handing over ---------------------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------------
 
-    def _deliver(self, action: Action, payload: Payload) -> None:
-        """Hand the value of an action to its consumer: on this rank, or through the outbox of its SEND."""
-        value = Value.produced_by(action)
-        assert value is not None
-        box: dict = self._inbox if value.consumer_stage in self.stages else self._outbox  # [1]
-        box[value] = payload
-
-    def _take(self, action: Action) -> Payload:
-        """Return the value that an action consumes; wait if it is still to come."""
-        value = Value.consumed_by(action)
-        assert value is not None
-        item = self._inbox.pop(value)  # [4]
+    def _take(self, value: Value | None) -> Payload:
+        """Return a value that an action consumes; wait if it is still to come."""
+        item = self._box.pop(value)  # [4]
         if isinstance(item, Payload):
             return item
         awaited_from = self.group.time()
         message = item.wait()
-        assert message is not None
-        self.record.received[value] = Receipt(awaited_from, self.group.time(), backend.num_bytes(message))
+        assert value is not None and message is not None
+        self._record.received[value] = Receipt(awaited_from, self.group.time(), backend.num_bytes(message))
         return Payload.from_message(message, self.xp)
 
-    def _send(self, action: Action, batch: Batch) -> None:
+    def _send(self, action: Action) -> Step:
         value = Value.carried_by(action)
-        array = self._outbox.pop(value).to_message(self.group.takes_device_arrays)  # [2]
-        destination = self.program.placement[value.consumer_stage]
-        self.record.sent[value] = self.group.time()
-        self._sends.append(self.group.isend(array, destination, self._tag(value), step=batch.step))
+        destination, tag = self.program.placement[value.consumer_stage], self._tag(value)
 
-    def _receive(self, action: Action, batch: Batch) -> None:
+        def run(batch: Batch) -> None:
+            array = self._box.pop(value).to_message(self.group.takes_device_arrays)  # [2]
+            self._record.sent[value] = self.group.time()
+            self._sends.append(self.group.isend(array, destination, tag, step=batch.step))
+
+        return run
+
+    def _receive(self, action: Action) -> Step:
         value = Value.carried_by(action)
         noun = "activations" if value.direction is Direction.FORWARD else "gradient"
         words = f"the {noun} of microbatch {value.microbatch} from stage {value.stage}"
-        source, tag = self.program.placement[value.stage], self._tag(value)  # [3]
-        self._inbox[value] = self.group.irecv(source, tag, step=batch.step, what=words, allocate=self.allocate)
+        source, tag = self.program.placement[value.stage], self._tag(value)
+
+        def run(batch: Batch) -> None:  # [3]
+            self._box[value] = self.group.irecv(source, tag, step=batch.step, what=words, allocate=self.allocate)
+
+        return run
 
     def _tag(self, value: Value) -> int:
         """Number a value: its consuming stage, its microbatch and its direction."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from minipipe.backend import Array
 from minipipe.errors import MicrobatchError
 from minipipe.pipeline.partition import partition_evenly
+from minipipe.pipeline.payload import Payload
 
 
 @dataclass
@@ -37,10 +38,15 @@ class Batch:
         part = self.slices[microbatch]
         return (part.stop - part.start) / self.slices[-1].stop
 
-    def part(self, array: Array | None, microbatch: int) -> Array:
-        """Return a microbatch of the inputs or the targets."""
-        assert array is not None
-        return array[self.slices[microbatch], ...]
+    def input(self, microbatch: int) -> Payload:
+        """Return a microbatch of the inputs, as the first stage takes it."""
+        assert self.inputs is not None
+        return Payload([self.inputs[self.slices[microbatch], ...]], [False])
+
+    def target(self, microbatch: int) -> Array:
+        """Return a microbatch of the targets."""
+        assert self.targets is not None
+        return self.targets[self.slices[microbatch], ...]
 
     @property
     def arrays(self) -> list[Array]:

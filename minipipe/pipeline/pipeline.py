@@ -143,6 +143,7 @@ class Pipeline:
         self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
         self._trainer = self._executor(plan.program)
         self._predictors: dict[int, Executor] = {}
+        self._slices: dict[tuple[int, int], list[slice]] = {}  # by numbers of samples and microbatches
 
     @classmethod
     def from_modules(
@@ -352,8 +353,9 @@ class Pipeline:
         count = self.schedule.num_microbatches
         if call not in ("step", "measure_costs"):  # any number of samples will do, but none
             count = max(1, min(count, num_samples))
-        slices = split_microbatches(num_samples, count)
-        return Batch(slices, own_inputs, own_targets, self._calls.count, self._num_steps)
+        if (num_samples, count) not in self._slices:
+            self._slices[num_samples, count] = split_microbatches(num_samples, count)
+        return Batch(self._slices[num_samples, count], own_inputs, own_targets, self._calls.count, self._num_steps)
 
     def _own(self, given: Any, name: str, is_needed: bool) -> Array | None:
         """Return an array that this rank needs, in the model's dtype; None where it does not need it."""

@@ -90,6 +90,7 @@ class Stage:
         self.has_backward = index >= schedule.first_backward_stage
         self.returns_gradient = index > schedule.first_backward_stage
         self.parameters = parameters
+        self._leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
         self._forward = Recompute(module) if recompute else module
         self._loss = loss
         self._held: dict[int, _Held] = {}
@@ -186,21 +187,15 @@ class Stage:
     def _roots(self, held: _Held, gradient: Payload | None) -> dict[Node, Array]:
         """Return where the walk begins, and with which gradients."""
         arrays = [held.seed] if gradient is None else gradient.arrays
-        if len(arrays) != len(held.results):
-            raise MessageError(
-                "shape", f"Stage {self.index} passed on {len(held.results)} tensors; {len(arrays)} gradients came back."
+        given = [None if array is None else array.shape for array in arrays]
+        expected = [result.shape for result in held.results]
+        if len(given) != len(expected) or any(shape not in (None, other) for shape, other in zip(given, expected)):
+            sentence = (
+                f"Stage {self.index} passed on tensors of shapes {expected}; gradients of shapes {given} came back."
             )
-        roots = {}
-        for result, array in zip(held.results, arrays):
-            if array is not None and array.shape != result.shape:
-                raise MessageError(
-                    "shape",
-                    f"Stage {self.index} passed on a tensor of shape {result.shape}; "
-                    f"the gradient that came back has {array.shape}.",
-                )
-            if result.node is not None and array is not None:
-                roots[result.node] = array
-        return roots
+            raise MessageError("shape", sentence)
+        roots = zip((result.node for result in held.results), arrays)
+        return {node: array for node, array in roots if node is not None and array is not None}
 
     @staticmethod
     def _gradients(held: _Held) -> Payload:
@@ -214,8 +209,8 @@ class Stage:
         """Forget the gradients, and whatever a step that failed has left."""
         self._held.clear()
         self._weight_work.clear()
-        for parameter in self.parameters.values():  # found once; the module would search for them at every step
-            parameter.zero_grad()
+        for leaf in self._leaves:
+            leaf.grad = None
 
     @property
     def num_held(self) -> int:

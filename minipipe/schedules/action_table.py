@@ -119,7 +119,7 @@ class ActionTable:
         """The kinds of action that occur."""
         return frozenset(map(_KIND, chain.from_iterable(self.actions)))
 
-    @property
+    @cached_property
     def is_forward_only(self) -> bool:
         """Whether no stage has any backward action."""
         return not any(kind.is_backward for kind in self.kinds)
