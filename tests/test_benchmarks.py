@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch import find_mpirun, needs_mpi
+
 BENCHMARKS = Path(__file__).resolve().parent / "benchmarks"
 
 RUNS = [
@@ -16,11 +18,25 @@ RUNS = [
     ("prediction.py", ["--width", "8", "--layers", "4", "--steps", "1", "--rounds", "1"], ["zb-v", "median error"]),
     ("schedule_scale.py", ["--sizes", "1", "--repeats", "1"], ["1f1b", "growth"]),
 ]
+BY_RANKS = [
+    ("pipelining.py", ["--case", "d=32", "--steps", "2", "--rounds", "1"], ["floor", "peer", "zb-h1", "ms a step"]),
+    ("pipelining.py", ["--case", "d=32", "--steps", "1", "--rounds", "1", "--json"], ['"ranks": 2']),
+    ("transport.py", ["--rounds", "1", "--largest", "65536"], ["minipipe", "65536"]),
+]
 
 
 @pytest.mark.parametrize("script, options, expected", RUNS)
 def test_a_benchmark_ends_well_and_prints_its_table(script, options, expected):
-    command = [sys.executable, str(BENCHMARKS / script), *options]
+    check([sys.executable, str(BENCHMARKS / script), *options], expected)
+
+
+@needs_mpi
+@pytest.mark.parametrize("script, options, expected", BY_RANKS)
+def test_a_benchmark_of_ranks_ends_well_and_prints_its_table(script, options, expected):
+    check([find_mpirun(), "-n", "2", sys.executable, str(BENCHMARKS / script), *options], expected)
+
+
+def check(command, expected):
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent.parent)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr

@@ -49,9 +49,9 @@ ROOMS = {
     "__init__": {"lazy"},
 }
 ONLY_HERE = {
-    "mpi4py": "comm.mpi",
-    "cupy": "backend",
-    "cupyx": "backend",
+    "mpi4py": {"comm.mpi_job"},
+    "cupy": {"backend"},
+    "cupyx": {"backend"},
 }  # what may be missing is imported in one place
 # Imports inside a function, by which a file opens one above it when it is called: a property of data, or a picture.
 DOORS = {
@@ -81,7 +81,7 @@ FIRST_PATH = [
     ),
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 552), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 602), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 NOT_YET_REBUILT = {"testing.py:check_same_as_one_process"}
 
@@ -144,7 +144,7 @@ def test_a_file_imports_only_from_the_rooms_that_its_room_may_know(module):
         if is_for_type_checkers(module) and not is_inside and belongs(imported, ALL_LAZY[module]):
             continue
         assert room in ROOMS[room_of(module)], f"{module} imports {imported}"
-        assert ONLY_HERE.get(room, module) == module, f"{module} imports {room}"
+        assert module in ONLY_HERE.get(room, {module}), f"{module} imports {room}"
 
 
 def test_the_table_names_no_room_that_is_gone_and_rooms_import_one_way():

@@ -75,5 +75,11 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
 yield_core = getattr(os, "sched_yield", lambda: None)
 """Let another rank have this core, if one wants it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,8 @@ from minipipe.errors import MessageError
 
 _MAGIC = b"mnpp"
 _MAX_AXES = 8
-_LAYOUT = struct.Struct(f"<4s8sqB{_MAX_AXES}q")  # magic, dtype, step, number of axes, lengths
+_START = struct.Struct("<4sq")  # magic, step
+_DESCRIPTION = struct.Struct(f"<8sB{_MAX_AXES}q11x")  # dtype, number of axes, lengths; with the start, 96 bytes
 
 
 class Header(NamedTuple):
@@ -46,12 +48,7 @@ class Header(NamedTuple):
         MessageError
             Codes ``dtype`` (objects and records do not travel) and ``shape`` (more than 8 axes).
         """
-        dtype = numpy_dtype(array.dtype)
-        if dtype.kind not in "biufc":
-            raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {dtype}.")
-        if array.ndim > _MAX_AXES:
-            raise MessageError("shape", f"An array to send has at most {_MAX_AXES} axes; this one has {array.ndim}.")
-        return cls(dtype.str, array.shape, step)
+        return cls(*_described(numpy_dtype(array.dtype), array.shape), step)
 
     @property
     def nbytes(self) -> int:
@@ -60,34 +57,54 @@ class Header(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the header as bytes, always ``Header.size()`` of them."""
-        lengths = (*self.shape, *(0,) * (_MAX_AXES - len(self.shape)))
-        return _LAYOUT.pack(_MAGIC, self.dtype.encode(), self.step, len(self.shape), *lengths)
+        return _START.pack(_MAGIC, self.step) + _packed(self.dtype, self.shape)
 
     @classmethod
-    def unpack(cls, data: bytes | bytearray) -> Header:
-        """Read a header.
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Header:
+        """Read the header with which bytes begin.
 
         Raises
         ------
         MessageError
             Code ``header``, when the bytes are not one.
         """
-        if len(data) != _LAYOUT.size or data[:4] != _MAGIC:
+        size = cls.size()
+        if len(data) < size or data[:4] != _MAGIC:
             raise MessageError(
                 "header",
                 f"{len(data)} bytes arrived that are not the header of a message. Did something else send with this "
                 "tag, or do the ranks run different versions of minipipe?",
             )
-        _, dtype, step, axes, *lengths = _LAYOUT.unpack(data)
-        return cls(dtype.rstrip(b"\0").decode("ascii"), tuple(lengths[:axes]), step)
+        return cls(*_unpacked(bytes(data[_START.size : size])), _START.unpack_from(data)[1])
 
     @staticmethod
     def size() -> int:
         """Return the length of every header, in bytes."""
-        return _LAYOUT.size
+        return _START.size + _DESCRIPTION.size
 
     def __str__(self) -> str:
         return f"{np.dtype(self.dtype).name} {self.shape}"
+
+
+# What a channel carries repeats: dtype and shape are checked, packed and unpacked once.
+@lru_cache(maxsize=1024)
+def _described(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    if dtype.kind not in "biufc":
+        raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {dtype}.")
+    if len(shape) > _MAX_AXES:
+        raise MessageError("shape", f"An array to send has at most {_MAX_AXES} axes; this one has {len(shape)}.")
+    return dtype.str, shape
+
+
+@lru_cache(maxsize=1024)
+def _packed(dtype: str, shape: tuple[int, ...]) -> bytes:
+    return _DESCRIPTION.pack(dtype.encode(), len(shape), *shape, *(0,) * (_MAX_AXES - len(shape)))
+
+
+@lru_cache(maxsize=1024)
+def _unpacked(description: bytes) -> tuple[str, tuple[int, ...]]:
+    dtype, axes, *lengths = _DESCRIPTION.unpack(description)
+    return dtype.rstrip(b"\0").decode("ascii"), tuple(lengths[:axes])
 
 
 class Expectation(NamedTuple):

@@ -37,8 +37,17 @@ class OneRankGroup(ProcessGroup):
         self._mailbox[tag].append((header, backend.copy(array)))
         return Done()
 
-    def _post_receive(self, expected: Expectation) -> Request:
-        return _FromMailbox(self._mailbox[expected.tag], expected)
+    def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
+        letters = self._mailbox[expected.tag]
+        if not letters:
+            raise MessageError(
+                "deadlock",
+                f"Rank 0 waits for {expected} from itself, and nobody else is there to send it. "
+                "Send before you receive.",
+            )
+        header, array = letters.popleft()
+        expected.check(header)
+        return array
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         return OneRankGroup(self.timeout) if members else None
@@ -46,20 +55,3 @@ class OneRankGroup(ProcessGroup):
     def abort(self, code: int = 1) -> NoReturn:
         """End the process by SystemExit."""
         raise SystemExit(code or 1)
-
-
-class _FromMailbox(Request):
-    def __init__(self, letters: deque[tuple[Header, np.ndarray]], expected: Expectation) -> None:
-        self._letters = letters
-        self._expected = expected
-
-    def wait(self, timeout: float | None = None) -> np.ndarray:
-        if not self._letters:
-            raise MessageError(
-                "deadlock",
-                f"Rank 0 waits for {self._expected} from itself, and nobody else is there to send it. "
-                "Send before you receive.",
-            )
-        header, array = self._letters.popleft()
-        self._expected.check(header)
-        return array

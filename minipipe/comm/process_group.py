@@ -18,7 +18,7 @@ import numpy as np
 from minipipe import backend
 from minipipe.backend import Array
 from minipipe.comm.message import Expectation, Header
-from minipipe.comm.request import DEFAULT_TIMEOUT, ReceiveInto, Request, check_rank
+from minipipe.comm.request import DEFAULT_TIMEOUT, Receive, Request, check_rank
 from minipipe.errors import ArgumentError, LaunchError
 
 # Tags below zero are the library's own; users' begin at zero.
@@ -74,8 +74,13 @@ class ProcessGroup(ABC):
     @abstractmethod
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request: ...
 
+    def _post_receive(self, expected: Expectation) -> Expectation:
+        """Get ready for a message, where it needs memory in which to arrive."""
+        return expected
+
     @abstractmethod
-    def _post_receive(self, expected: Expectation) -> Request: ...
+    def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
+        """Wait for a message, check it, and return its array."""
 
     @abstractmethod
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
@@ -134,10 +139,11 @@ class ProcessGroup(ABC):
     def _isend(self, array: Array, destination: int, tag: int, step: int = 0) -> Request:
         self._check_open()
         check_rank("destination", destination, self.size)
-        if not (self.takes_device_arrays and backend.is_array(array)):
-            array = np.asarray(array)
+        if not isinstance(array, np.ndarray):
+            if not (self.takes_device_arrays and backend.is_array(array)):
+                array = np.asarray(array)
+            backend.synchronise(backend.array_module(array))  # MPI reads the memory as soon as it is told to
         array = backend.contiguous(array)
-        backend.synchronise(backend.array_module(array))  # MPI reads the memory as soon as it is told to
         return self._post_send(Header.of(array, step), array, destination, tag)
 
     def irecv(
@@ -149,7 +155,7 @@ class ProcessGroup(ABC):
         step: int | None = None,
         what: str = "",
         allocate: Callable[..., Array] = np.empty,
-    ) -> Request:
+    ) -> Receive:
         """Say that a message is expected; its array comes from ``wait()``.
 
         Local; nothing is taken before ``wait``, so of several receives with one source and tag, the one waited for
@@ -183,10 +189,21 @@ class ProcessGroup(ABC):
         """
         if tag < 0:
             raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
+        return self._irecv(source, tag, out, step, what, allocate)
+
+    def _irecv(
+        self,
+        source: int,
+        tag: int,
+        out: np.ndarray | None = None,
+        step: int | None = None,
+        what: str = "",
+        allocate: Callable[..., Array] = np.empty,
+    ) -> Receive:
         self._check_open()
         check_rank("source", source, self.size)
         expected = Expectation(self.rank, source, tag, out, step, what, allocate)
-        return ReceiveInto(self._post_receive(expected), out)
+        return Receive(self._take, self._post_receive(expected))
 
     def send(self, array: np.ndarray, destination: int, tag: int = 0, *, timeout: float | None = None) -> None:
         """Send an array and wait until it may be changed again.
@@ -257,16 +274,7 @@ class ProcessGroup(ABC):
         >>> spawn(receive_into, num_ranks=2)
         [None, True]
         """
-        array = self.irecv(source, tag, out).wait(timeout)
-        assert array is not None
-        return array
-
-    def _receive(self, source: int, tag: int, out: np.ndarray | None, what: str) -> np.ndarray:
-        self._check_open()
-        request = self._post_receive(Expectation(self.rank, source, tag, out, None, what))
-        array = ReceiveInto(request, out).wait()
-        assert array is not None
-        return array
+        return self.irecv(source, tag, out).wait(timeout)
 
     @staticmethod
     def _finish(sends: list[Request]) -> None:
@@ -312,7 +320,7 @@ class ProcessGroup(ABC):
         place = (self.rank - root) % self.size  # in the tree, whose root is 0
         if place:
             parent = (place & (place - 1)) + root
-            array = self._receive(parent % self.size, _BROADCAST, array, what)
+            array = self._irecv(parent % self.size, _BROADCAST, array, what=what).wait()
         elif array is None:
             raise ArgumentError("value", f"broadcast: rank {root} is the root and must give an array.")
         array = np.asarray(array)
@@ -349,7 +357,7 @@ class ProcessGroup(ABC):
         for distance in range(1, self.size):
             sends.append(self._isend(gathered[self.rank], (self.rank + distance) % self.size, _GATHER))
             source = (self.rank - distance) % self.size
-            gathered[source] = self._receive(source, _GATHER, None, what)
+            gathered[source] = self._irecv(source, _GATHER, None, what=what).wait()
         self._finish(sends)
         return gathered
 
@@ -411,7 +419,7 @@ class ProcessGroup(ABC):
         distance = 1
         while distance < self.size:
             send = self._isend(np.zeros(0), (self.rank + distance) % self.size, _BARRIER)
-            self._receive((self.rank - distance) % self.size, _BARRIER, None, "a barrier")
+            self._irecv((self.rank - distance) % self.size, _BARRIER, None, what="a barrier").wait()
             self._finish([send])
             distance *= 2
 
@@ -496,14 +504,14 @@ class ProcessGroup(ABC):
         if self.rank == 0:
             for rank in range(1, self.size):
                 for _ in range(rounds):
-                    self._receive(rank, _CLOCK, None, "a question for the time")
+                    self._irecv(rank, _CLOCK, None, what="a question for the time").wait()
                     self._isend(np.array(time.perf_counter()), rank, _CLOCK).wait()
             return
         best = float("inf")
         for _ in range(rounds):
             asked = time.perf_counter()
             self._isend(nothing, 0, _CLOCK).wait()
-            answer = float(self._receive(0, _CLOCK, None, "the time"))
+            answer = float(self._irecv(0, _CLOCK, None, what="the time").wait())
             heard = time.perf_counter()
             if heard - asked < best:
                 best = heard - asked

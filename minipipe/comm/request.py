@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 
+from minipipe.comm.message import Expectation
 from minipipe.errors import RankError
 
 DEFAULT_TIMEOUT = 300.0
@@ -42,31 +44,37 @@ class Request(ABC):
         """
 
 
+class Receive(Request):
+    """One receive: one message, however often it is waited for; copied into the caller's array if there is one.
+
+    Parameters
+    ----------
+    take : function
+        ``(expected, timeout) -> array``: waits for the message.
+    expected : Expectation
+    """
+
+    def __init__(self, take: Callable[[Expectation, float | None], np.ndarray], expected: Expectation) -> None:
+        self._take, self._expected = take, expected
+        self._array: np.ndarray | None = None
+
+    def wait(self, timeout: float | None = None) -> np.ndarray:
+        """Return the array, the same each time."""
+        if self._array is None:
+            array, out = self._take(self._expected, timeout), self._expected.like
+            if out is not None:
+                out[...] = array
+                array = out
+            self._array = array
+        return self._array
+
+
 class Done(Request):
     """A send that was done at once, because the array was copied."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Return at once."""
         return None
-
-
-class ReceiveInto(Request):
-    """One receive: one message, however often it is waited for; copied into the caller's array if there is one."""
-
-    def __init__(self, request: Request, out: np.ndarray | None) -> None:
-        self._request: Request | None = request
-        self._out = out
-        self._array: np.ndarray | None = None
-
-    def wait(self, timeout: float | None = None) -> np.ndarray | None:
-        """Return the array, the same each time."""
-        if self._request is not None:
-            self._array = self._request.wait(timeout)
-            self._request = None
-            if self._out is not None:
-                self._out[...] = self._array
-                self._array = self._out
-        return self._array
 
 
 def check_rank(name: str, rank: int, size: int) -> None:

@@ -57,10 +57,7 @@ class ThreadGroup(ProcessGroup):
         self._switchboard.post((self._name, self.rank, destination, tag), header, backend.copy(array))
         return Done()
 
-    def _post_receive(self, expected: Expectation) -> Request:
-        return _ThreadReceive(self, expected)
-
-    def _receive_now(self, expected: Expectation, timeout: float | None) -> np.ndarray:
+    def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
         with self._switchboard.changed:
             letters = self._switchboard.mailboxes[self._name, expected.source, self.rank, expected.tag]
         words = f"{expected} from rank {expected.source}"
@@ -81,15 +78,6 @@ class ThreadGroup(ProcessGroup):
     def abort(self, code: int = 1) -> NoReturn:
         """End every rank: SystemExit here, which :func:`spawn` raises again."""
         raise SystemExit(code or 1)
-
-
-class _ThreadReceive(Request):
-    def __init__(self, group: ThreadGroup, expected: Expectation) -> None:
-        self._group = group
-        self._expected = expected
-
-    def wait(self, timeout: float | None = None) -> np.ndarray:
-        return self._group._receive_now(self._expected, timeout)
 
 
 def spawn(

@@ -1,0 +1,161 @@
+"""One rank's share of an MLP, and two pipelines over it, by hand: NumPy and mpi4py, every array allocated once."""
+
+import numpy as np
+from mpi4py import MPI
+
+from minipipe import nn
+
+__all__ = ["blocking_gpipe", "posted_1f1b", "shares"]
+
+
+class Layers:
+    """Linear layers with a ReLU behind each, but not behind the last of all. Holds every microbatch.
+
+    Parameters
+    ----------
+    numbers : range
+        Of the Linear layers of this rank, counted over all ranks.
+    linears : list of Linear
+        All of them, with values; left as they are.
+    size, num_microbatches : int
+    rate : float
+        The learning rate.
+    """
+
+    def __init__(self, numbers, linears, size, num_microbatches, rate):
+        self.numbers, self.is_last = numbers, numbers.stop == len(linears)
+        self.weights = [linears[i].weight.data.copy() for i in numbers]
+        self.biases = [linears[i].bias.data.copy() for i in numbers]
+        self.width, self.m, self.rate = len(self.weights[0]), num_microbatches, np.float32(rate)
+        self.shape = (size, self.width)
+        self.outputs = [[np.empty(self.shape, np.float32) for _ in numbers] for _ in range(num_microbatches)]
+        self.inputs = [None] * num_microbatches
+        self.scratch = [np.empty(self.shape, np.float32) for _ in range(2)]
+        self.mask, self.ones = np.empty(self.shape, bool), np.ones(size, np.float32)
+        self.zeros = np.zeros(self.width if size * self.width >= 4096 else (), np.float32)
+        self.weight_gradients = [np.empty_like(w) for w in self.weights]
+        self.bias_gradients = [np.empty_like(b) for b in self.biases]
+        self.weight_scratch, self.bias_scratch = np.empty_like(self.weights[0]), np.empty_like(self.biases[0])
+
+    def forward(self, k, x):
+        """Return the result for microbatch k."""
+        self.inputs[k] = x
+        for i, (weight, bias, out) in enumerate(zip(self.weights, self.biases, self.outputs[k])):
+            x.dot(weight, out=out)
+            np.add(out, bias, out=out)
+            if not (self.is_last and i == len(self.weights) - 1):
+                np.maximum(out, self.zeros, out=out)
+            x = out
+        return x
+
+    def loss_gradient(self, k, y):
+        """Return the loss of microbatch k, and the gradient of the result, in place of it."""
+        g = self.outputs[k][-1]
+        np.subtract(g, y, out=g)
+        flat = g.reshape(-1)
+        loss = float(flat.dot(flat)) / g.size
+        np.multiply(g, np.float32(2 / g.size / self.m), out=g)
+        return loss, g
+
+    def backward(self, k, g, out):
+        """Add the gradients of microbatch k; write that of the input to ``out`` unless it is None."""
+        for i in range(len(self.weights) - 1, -1, -1):
+            if not (self.is_last and i == len(self.weights) - 1):
+                np.greater(self.outputs[k][i], self.zeros, out=self.mask)
+                g = np.multiply(g, self.mask, out=self.scratch[i % 2])
+            x = self.outputs[k][i - 1] if i else self.inputs[k]
+            if k == 0:
+                x.T.dot(g, out=self.weight_gradients[i])
+                self.ones.dot(g, out=self.bias_gradients[i])
+            else:
+                self.weight_gradients[i] += x.T.dot(g, out=self.weight_scratch)
+                self.bias_gradients[i] += self.ones.dot(g, out=self.bias_scratch)
+            if i:
+                g = g.dot(self.weights[i].T, out=self.scratch[(i + 1) % 2])
+            elif out is not None:
+                g.dot(self.weights[0].T, out=out)
+
+    def update(self):
+        """Take a step of gradient descent."""
+        for value, gradient in zip(self.weights + self.biases, self.weight_gradients + self.bias_gradients):
+            np.multiply(gradient, self.rate, out=gradient)
+            np.subtract(value, gradient, out=value)
+
+    def state_dict(self):
+        """Return this rank's weights under the names that they have in the model."""
+        weights = {f"{2 * n}.weight": w.copy() for n, w in zip(self.numbers, self.weights)}
+        return weights | {f"{2 * n}.bias": b.copy() for n, b in zip(self.numbers, self.biases)}
+
+
+def shares(model, rank, layers, size, num_microbatches, rate):
+    """Return the layers of a rank."""
+    linears = [layer for layer in model if isinstance(layer, nn.Linear)]
+    return Layers(range(rank * layers, (rank + 1) * layers), linears, size, num_microbatches, rate)
+
+
+def posted_1f1b(layers, rank, num_ranks, inputs, targets):
+    """Return the step of a 1F1B pipeline that posts every receive at its beginning."""
+    comm, m, size = MPI.COMM_WORLD.Dup(), layers.m, layers.shape[0]
+    activations, gradients, backs = ([np.empty(layers.shape, np.float32) for _ in range(m)] for _ in range(3))
+    parts = [slice(k * size, (k + 1) * size) for k in range(m)]
+    is_first, is_last = rank == 0, rank == num_ranks - 1
+    warmup = min(num_ranks - 1 - rank, m)
+    row = [("F", k) for k in range(warmup)]
+    row += [(kind, k + warmup * (kind == "F")) for k in range(m - warmup) for kind in "FB"]
+    row += [("B", k) for k in range(m - warmup, m)]
+
+    def step():
+        sends = []
+        from_before = [] if is_first else [comm.Irecv(activations[k], rank - 1, k) for k in range(m)]
+        from_next = [] if is_last else [comm.Irecv(gradients[k], rank + 1, m + k) for k in range(m)]
+        for kind, k in row:
+            if kind == "F":
+                if not is_first:
+                    from_before[k].Wait()
+                out = layers.forward(k, inputs[parts[k]] if is_first else activations[k])
+                if not is_last:
+                    sends.append(comm.Isend(out, rank + 1, k))
+                continue
+            if is_last:
+                _, gradient = layers.loss_gradient(k, targets[parts[k]])
+            else:
+                from_next[k].Wait()
+                gradient = gradients[k]
+            layers.backward(k, gradient, None if is_first else backs[k])
+            if not is_first:
+                sends.append(comm.Isend(backs[k], rank - 1, m + k))
+        MPI.Request.Waitall(sends)
+        layers.update()
+
+    return step
+
+
+def blocking_gpipe(layers, rank, num_ranks, inputs, targets):
+    """Return the step of a GPipe loop with blocking messages and two buffers: one for each direction."""
+    comm, m, size = MPI.COMM_WORLD.Dup(), layers.m, layers.shape[0]
+    activations = [np.empty(layers.shape, np.float32) for _ in range(m)]  # kept for the backward
+    gradient, back = np.empty(layers.shape, np.float32), np.empty(layers.shape, np.float32)
+    is_first, is_last = rank == 0, rank == num_ranks - 1
+
+    def step():
+        for k in range(m):
+            if is_first:
+                x = inputs[k * size : (k + 1) * size]
+            else:
+                comm.Recv(activations[k], rank - 1)
+                x = activations[k]
+            out = layers.forward(k, x)
+            if not is_last:
+                comm.Send(out, rank + 1)
+        for k in range(m):
+            g = gradient
+            if is_last:
+                _, g = layers.loss_gradient(k, targets[k * size : (k + 1) * size])
+            else:
+                comm.Recv(gradient, rank + 1)
+            layers.backward(k, g, None if is_first else back)
+            if not is_first:
+                comm.Send(back, rank - 1)
+        layers.update()
+
+    return step
