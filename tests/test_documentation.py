@@ -94,7 +94,8 @@ def members_of(documented):
         return []
     nodes = [node for node in documented.node.body if isinstance(node, ast.FunctionDef)]
     is_setter = {node for node in nodes for d in node.decorator_list if getattr(d, "attr", "") == "setter"}
-    shown = [node for node in nodes if not node.name.startswith("_") and node not in is_setter]
+    hidden = {node for node in nodes if any(getattr(d, "id", "") == "overload" for d in node.decorator_list)}
+    shown = [node for node in nodes if not node.name.startswith("_") and node not in is_setter | hidden]
     return [Documented(f"{documented.name}.{node.name}", node) for node in shown]
 
 

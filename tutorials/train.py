@@ -71,10 +71,10 @@ def train(pipeline, examples, options, speaks):
                 # Noise keeps the network from memorising a small data set. Every rank draws the same noise.
                 inputs += 0.25 * generator.standard_normal(inputs.shape, dtype=np.float32)
                 start = time.perf_counter()
-                losses.append(pipeline.step(inputs, targets))
+                losses.append(pipeline.step(inputs, targets, wait=False))  # the loss is asked for after the epoch
                 optimiser.step()
                 times.append(time.perf_counter() - start)
-            loss = sum(losses) / len(losses)
+            loss = sum(map(float, losses)) / len(losses)
             if not math.isfinite(loss):
                 sys.exit(f"epoch {epoch + 1}: the loss is {loss}. Try a smaller --learning-rate.")
             epochs.set_postfix(loss=f"{loss:.4f}")

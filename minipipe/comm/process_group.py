@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
@@ -22,7 +23,7 @@ from minipipe.comm.request import DEFAULT_TIMEOUT, Receive, Request, check_rank
 from minipipe.errors import ArgumentError, LaunchError
 
 # Tags below zero are the library's own; users' begin at zero.
-_BROADCAST, _GATHER, _BARRIER, _CLOCK = -1, -2, -3, -4
+_BROADCAST, _GATHER, _BARRIER, _CLOCK, _IBROADCAST = -1, -2, -3, -4, -5
 
 
 class ProcessGroup(ABC):
@@ -68,6 +69,7 @@ class ProcessGroup(ABC):
         self.is_closed = False
         self._parent: ProcessGroup | None = None  # the group that this one was split off from
         self._resources = ExitStack()
+        self._under_way: deque[Receive] = deque()  # of ibroadcast
 
     # -- primitives of a kind of group ---------------------------------------------------------------------
 
@@ -332,6 +334,62 @@ class ProcessGroup(ABC):
                 sends.append(self._isend(array, (place + reach + root) % self.size, _BROADCAST))
         self._finish(sends)
         return array
+
+    def ibroadcast(
+        self,
+        array: np.ndarray | None = None,
+        root: int = 0,
+        *,
+        step: int = 0,
+        what: str = "the broadcast array",
+    ) -> Receive:
+        """Start to broadcast the root's array, and return at once; ``wait()`` of the result returns the array.
+
+        Collective, but nobody waits for another rank. The root sends to each rank itself. Of several broadcasts under
+        way, earlier ones are taken first, whichever is waited for.
+
+        Parameters
+        ----------
+        array : array
+            On the root, what is sent; not to be changed before it has come. None on other ranks.
+        root : int
+            A rank.
+        step : int
+            The number of the call, which must be the same on all ranks.
+        what : str
+            In words, what is awaited; for the message of a timeout.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> def share(group):
+        ...     first, second = (group.ibroadcast(np.array(n) if group.rank == 1 else None, root=1) for n in (7, 8))
+        ...     return int(second.wait()), int(first.wait())
+        >>> spawn(share, num_ranks=2)
+        [(8, 7), (8, 7)]
+        """
+        check_rank("root", root, self.size)
+        expected = Expectation(self.rank, root, _IBROADCAST, None, step, what)
+        if self.rank != root:
+            self._check_open()
+
+            def take(expected: Expectation, timeout: float | None) -> np.ndarray:
+                while self._under_way[0] is not request:  # which removes itself
+                    self._under_way[0].wait(timeout)
+                received = self._take(expected, timeout)
+                self._under_way.popleft()
+                return received
+
+            request = Receive(take, self._post_receive(expected))
+            self._under_way.append(request)
+            return request
+        if array is None:
+            raise ArgumentError("value", f"ibroadcast: rank {root} is the root and must give an array.")
+        for other in range(self.size):
+            if other != root:
+                self._isend(array, other, _IBROADCAST, step)
+        return Receive(lambda expected, timeout: array, expected)
 
     def all_gather(self, array: np.ndarray, *, what: str = "its part of a gather") -> list[np.ndarray]:
         """Return the arrays of all ranks, by rank; their shapes may differ.

@@ -71,10 +71,14 @@ class Executor:
         self.allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self.measures_memory = False
         self._steps = [(action, _METHODS[action.kind](self, action)) for action in program.actions[group.rank]]
+        self._earlier_sends: list[Request] = []
         self._forget()
 
-    def run(self, batch: Batch) -> Record:
-        """Run the program once. Collective: every rank runs its own, and talks to those of neighbouring stages."""
+    def run(self, batch: Batch, finishes_sends: bool = True) -> Record:
+        """Run the program once. Collective: every rank runs its own, and talks to those of neighbouring stages.
+
+        Sends that are not finished now are, at the latest, at the end of the next run.
+        """
         self._meter = MemoryMeter(batch.arrays) if self.measures_memory else None
         action: Action | None = None
         try:
@@ -82,8 +86,9 @@ class Executor:
                 for action, step in self._steps:  # noqa: B007 - for the note below
                     step(batch)
             action = None
-            for send in self._sends:
+            for send in (*self._earlier_sends, *(self._sends if finishes_sends else ())):
                 send.wait()
+            self._earlier_sends = [] if finishes_sends else self._sends
             return self._record  # before _forget makes a new one
         except Exception as error:
             if action is not None:

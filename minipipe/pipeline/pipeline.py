@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -14,13 +15,7 @@ from minipipe import backend
 from minipipe.analysis.lowering import lower
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
-from minipipe.errors import (
-    ArgumentError,
-    MicrobatchError,
-    ScheduleCode,
-    ScheduleError,
-    TensorError,
-)
+from minipipe.errors import ArgumentError, MicrobatchError, ScheduleCode, ScheduleError, TensorError
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import check_state
 from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
@@ -36,6 +31,7 @@ from minipipe.pipeline.consistency import (
 from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
 from minipipe.pipeline.microbatch import Batch, split_microbatches
+from minipipe.pipeline.pending import PendingLoss
 from minipipe.pipeline.plan import Plan, planned
 from minipipe.pipeline.record import Record
 from minipipe.pipeline.shared import SharedParameters
@@ -143,6 +139,7 @@ class Pipeline:
         self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
         self._trainer = self._executor(plan.program)
         self._predictors: dict[int, Executor] = {}
+        self._pending: deque[PendingLoss] = deque()  # of the last step, waited for or not
         self._slices: dict[tuple[int, int], list[slice]] = {}  # by numbers of samples and microbatches
 
     @classmethod
@@ -216,7 +213,11 @@ class Pipeline:
 
     # -- training -------------------------------------------------------------------------------------------
 
-    def step(self, inputs: Any, targets: Any) -> float:
+    @overload
+    def step(self, inputs: Any, targets: Any, *, wait: Literal[True] = True) -> float: ...
+    @overload
+    def step(self, inputs: Any, targets: Any, *, wait: bool) -> float | PendingLoss: ...
+    def step(self, inputs: Any, targets: Any, *, wait: bool = True) -> float | PendingLoss:
         """Run forward and backward of one batch; leave its gradients, overwriting the last ones.
 
         Collective. ``inputs`` are read on the rank of the first stage, ``targets`` on that of the last; others may
@@ -226,11 +227,14 @@ class Pipeline:
         ----------
         inputs : array of shape (samples, ...)
         targets : array of shape (samples, ...)
+        wait : bool
+            Whether to wait for the loss, which the rank of the last stage has first. If not, this rank may update its
+            parameters and begin the next step while others are still in this one.
 
         Returns
         -------
-        float
-            The mean loss of the batch, the same on every rank.
+        float or PendingLoss
+            The mean loss of the batch, the same on every rank; without waiting, where to ask for it.
 
         Raises
         ------
@@ -262,13 +266,18 @@ class Pipeline:
         for stage in self._stages.values():
             check_frozen(stage)
             stage.zero_grad()
-        self._last_step = self._trainer.run(batch)
+        self._last_step = self._trainer.run(batch, finishes_sends=wait)
         first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
         self._shared.exchange_gradients(batch.step, first_tag)
         if self._num_steps == 0:
             warn_of_missing_gradients(self._parameters)
         self._num_steps += 1
-        return self._mean_loss("step", batch, self._last_step)
+        mine = np.array(self._mean(batch, self._last_step)) if self._group.rank == self._last_rank else None
+        request = self._group.ibroadcast(mine, self._last_rank, step=batch.step, what=part_of("step"))
+        self._pending.append(PendingLoss(request, self._num_steps))
+        while len(self._pending) > 1:  # in their order, and no rank is far behind
+            self._pending.popleft().wait()
+        return self._pending[0].wait() if wait else self._pending[0]
 
     def evaluate(self, inputs: Any, targets: Any) -> float:
         """Return the mean loss of a batch, forward only.
@@ -298,7 +307,9 @@ class Pipeline:
         [1.0, 1.0]
         """
         batch = self._batch("evaluate", inputs, targets)
-        return self._mean_loss("evaluate", batch, self._predictor(batch).run(batch))
+        mine = self._mean(batch, self._predictor(batch).run(batch))
+        sent = np.array(mine) if self._group.rank == self._last_rank else None
+        return float(self._group.broadcast(sent, self._last_rank, what=part_of("evaluate")))
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Return the model's outputs for a batch, forward only; the same array on every rank.
@@ -368,11 +379,10 @@ class Pipeline:
             raise TensorError("shape", f"The {name} are a single number; expected an array of shape (samples, ...).")
         return backend.moved(array, self._xp, self._dtypes[name] if backend.is_floating(array.dtype) else None)
 
-    def _mean_loss(self, call: str, batch: Batch, record: Record) -> float:
+    @staticmethod
+    def _mean(batch: Batch, record: Record) -> float:
         """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""
-        total = sum(batch.weight(k) * record.losses[k] for k in sorted(record.losses))
-        mine = np.array(total) if self._group.rank == self._last_rank else None
-        return float(self._group.broadcast(mine, self._last_rank, what=part_of(call)))
+        return sum(batch.weight(k) * record.losses[k] for k in sorted(record.losses))
 
     @property
     def _first_rank(self) -> int:

@@ -130,6 +130,38 @@ def broadcast_brings_every_root_to_every_rank(group):
     assert group.broadcast(np.ones(2) if group.rank == 0 else own).tolist() == [1, 1]
 
 
+def broadcasts_under_way_come_in_their_order_whichever_is_waited_for(group):
+    roots = [0, group.size - 1, 0, group.size - 1]
+    started = [
+        group.ibroadcast(np.array(10 * i + root) if group.rank == root else None, root, step=i)
+        for i, root in enumerate(roots)
+    ]
+    group.ibroadcast(np.array(-1) if group.rank == 0 else None)  # nobody ever asks for it
+    for i in (2, 3, 0, 1, 2):
+        assert int(started[i].wait()) == 10 * i + roots[i]
+    last = group.ibroadcast(np.arange(20_000) if group.rank == 0 else None)
+    assert last.wait().tolist() == list(range(20_000))
+
+
+def arrays_with_their_header_and_apart_from_it_keep_their_order(group):
+    lengths = [8191, 8192, 8193, 0, 50_000, 1, 8193]  # of float32, so that 8192 is the most that travels with a header
+    sends = [group.isend(np.full(n, i, np.float32), right(group), tag=3) for i, n in enumerate(lengths)]
+    receives = [group.irecv(left(group), tag=3) for _ in lengths]
+    order = [3, 0, 6, 1, 2, 5, 4]  # the receive that is waited for first gets the first message
+    for i, which in enumerate(order):
+        received = receives[which].wait()
+        assert received.shape == (lengths[i],) and (received == i).all()
+    for send in sends:
+        send.wait()
+
+
+def a_receive_that_is_never_waited_for_loses_no_message(group):
+    group.irecv(left(group), tag=4)
+    group.isend(np.array(group.rank), right(group), tag=4).wait()
+    assert int(group.recv(left(group), tag=4)) == left(group)
+    group.irecv(left(group), tag=4)  # and nothing comes
+
+
 def all_gather_is_by_rank_and_may_be_ragged(group):
     gathered = group.all_gather(np.full(group.rank, group.rank))
     assert [a.tolist() for a in gathered] == [[r] * r for r in range(group.size)]
@@ -191,6 +223,9 @@ BODIES = [
     receiving_into_an_array_fills_it,
     ranks_and_tags_out_of_range_are_refused,
     broadcast_brings_every_root_to_every_rank,
+    broadcasts_under_way_come_in_their_order_whichever_is_waited_for,
+    arrays_with_their_header_and_apart_from_it_keep_their_order,
+    a_receive_that_is_never_waited_for_loses_no_message,
     all_gather_is_by_rank_and_may_be_ragged,
     all_reduce_adds_in_rank_order_with_the_same_bits_everywhere,
     a_barrier_waits_for_all,
