@@ -21,6 +21,11 @@ RUNS = [
 BY_RANKS = [
     ("pipelining.py", ["--case", "d=32", "--steps", "2", "--rounds", "1"], ["floor", "peer", "zb-h1", "ms a step"]),
     ("pipelining.py", ["--case", "d=32", "--steps", "1", "--rounds", "1", "--json"], ['"ranks": 2']),
+    (
+        "overlap.py",
+        ["--unit", "0.001", "--steps", "2", "--microbatches", "2", "--schedule", "zb-h2"],
+        ["overlap", "zb-h2"],
+    ),
     ("transport.py", ["--rounds", "1", "--largest", "65536"], ["minipipe", "65536"]),
 ]
 

@@ -15,6 +15,7 @@ from minipipe.schedules.interleaved import interleaved_1f1b, interleaved_zb, loo
 from minipipe.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from minipipe.schedules.program import Program, read_schedule, schedule_of_text
 from minipipe.schedules.registry import REGISTRY, TRADES, build
+from minipipe.schedules.repeated import repeat
 from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.sequential import forward_only, forward_only_over, one_microbatch, sequential
 from minipipe.schedules.split_backward import split_backward
@@ -86,6 +87,7 @@ __all__ = [
     "peak_activations",
     "peak_memory",
     "read_schedule",
+    "repeat",
     "schedule_of_text",
     "sequential",
     "simulate",
