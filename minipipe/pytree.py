@@ -18,6 +18,8 @@ def tensors_in(value: Any) -> list[Tensor]:
     TensorError
         Code ``not-a-tensor``.
     """
+    if isinstance(value, Tensor):
+        return [value]
     items = list(value.values()) if isinstance(value, dict) else list(value) if _is_row(value) else [value]
     has_names = not isinstance(value, dict) or all(isinstance(name, str) for name in value)
     if not items or not has_names or not all(isinstance(item, Tensor) for item in items):
@@ -38,7 +40,7 @@ def rebuilt(form: Any, items: list[Any]) -> Any:
     """Return items in the form of a bundle: one by itself, or a tuple, list or dict of them."""
     if isinstance(form, dict):
         return dict(zip(form, items))
-    return type(form)(items) if _is_row(form) else items[0]
+    return type(form)(items) if form is not None and _is_row(form) else items[0]
 
 
 def _is_row(value: Any) -> bool:

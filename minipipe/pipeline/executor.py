@@ -104,6 +104,7 @@ class Executor:
         self._record = Record()
         self._box: dict[Value | None, Any] = {}  # Payload or Request
         self._sends: list[Request] = []
+        self._num_held = dict.fromkeys(self.stages, 0)
         self._meter = None
 
     # -- computing ------------------------------------------------------------------------------------------
@@ -159,8 +160,8 @@ class Executor:
         record = self._record
         record.spans.append(Span(action, start, self.group.time()))
         only_now = action.kind is ActionKind.FORWARD and not stage.has_backward
-        num_held = sum(stage.num_held for stage in self.stages.values()) + only_now
-        record.peak_activations = max(record.peak_activations, num_held)
+        self._num_held[stage.index] = stage.num_held
+        record.peak_activations = max(record.peak_activations, sum(self._num_held.values()) + only_now)
         if self._meter is not None:
             stage_bytes, all_bytes = self._meter.measure(action, stage)
             record.held_bytes.append((action, *stage_bytes))

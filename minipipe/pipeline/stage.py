@@ -19,7 +19,7 @@ from minipipe.nn.sequential import boundary
 from minipipe.pipeline.payload import Payload
 from minipipe.pytree import tensors_in
 from minipipe.schedules.schedule import Schedule
-from minipipe.tensor import Tensor
+from minipipe.tensor import Tensor, record
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -125,7 +125,7 @@ class Stage:
             the loss that is returned is not scaled.
         """
         inputs, result = self._compute(received)
-        loss = self._loss(result, Tensor(targets))
+        loss = self._loss(result, record(targets))
         if not isinstance(loss, Tensor) or loss.size != 1:
             given = f"a tensor of shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
             raise TensorError("not-scalar", f"The loss must be a tensor with one element, the mean; it is {given}.")
@@ -173,7 +173,7 @@ class Stage:
     def _compute(self, received: Payload) -> tuple[list[StageInput], Any]:
         tensors, inputs = [], []
         for array, is_wanted in zip(received.arrays, received.wanted):
-            tensor = Tensor(array)
+            tensor = record(array)
             tensor.node = stage_input = StageInput(needs_gradient=is_wanted)
             tensors.append(tensor)
             inputs.append(stage_input)
