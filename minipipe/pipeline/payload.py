@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -60,9 +61,9 @@ class Payload(NamedTuple):
         if self.form is None and first is not None and self._is_plain(first):
             return first if may_be_on_device else backend.to_numpy(first)
         arrays = [None if array is None else backend.to_numpy(array) for array in self.arrays]
-        parts = [None if a is None else (a.dtype.str, a.shape) for a in arrays]
-        form = list(self.form) if isinstance(self.form, dict) else _name_of(self.form)
-        description = json.dumps({"form": form, "wanted": self.wanted, "parts": parts}).encode()
+        parts = tuple(None if a is None else (a.dtype.str, a.shape) for a in arrays)
+        form = tuple(self.form) if isinstance(self.form, dict) else _name_of(self.form)
+        description = _written(form, tuple(self.wanted), parts)
         pieces = [np.array(len(description), _LENGTH).tobytes(), description]
         for array in arrays:
             if array is not None:
@@ -81,7 +82,7 @@ class Payload(NamedTuple):
         message = backend.to_numpy(message)
         start = _LENGTH.itemsize
         end = start + int(message[:start].view(_LENGTH)[0])
-        description = json.loads(message[start:end].tobytes())
+        description = _read(message[start:end].tobytes())
         arrays: list[Array | None] = []
         for part in description["parts"]:
             if part is None:
@@ -92,7 +93,18 @@ class Payload(NamedTuple):
             end = start + dtype.itemsize * math.prod(shape)
             arrays.append(backend.moved(message[start:end].view(dtype).reshape(shape), xp))
         form = description["form"]
-        return cls(arrays, description["wanted"], _FORMS[form] if isinstance(form, str) else dict.fromkeys(form))
+        return cls(arrays, list(description["wanted"]), _FORMS[form] if isinstance(form, str) else dict.fromkeys(form))
+
+
+# Payloads of one cut are alike, so each description is written and read once.
+@lru_cache(maxsize=256)
+def _written(form: str | tuple[str, ...], wanted: tuple[bool, ...], parts: tuple) -> bytes:
+    return json.dumps({"form": form, "wanted": wanted, "parts": parts}).encode()
+
+
+@lru_cache(maxsize=256)
+def _read(description: bytes) -> dict[str, Any]:
+    return json.loads(description)
 
 
 def _name_of(form: Any) -> str:
