@@ -227,7 +227,7 @@ class Dependencies:
     # -- the same, one action at a time -----------------------------------------------------------------------------
 
     def exists(self, value: Value) -> bool:
-        """Tell whether a value has both a producing and a consuming stage."""
+        """Tell whether a value has both a producing and a consuming stage; of frozen ones, none needs a gradient."""
         if value.direction is Direction.BACKWARD and value.consumer_stage < self.table.first_backward_stage:
             return False
         return value.cut >= 0 and max(value.stage, value.consumer_stage) < self.table.num_stages

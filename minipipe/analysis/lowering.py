@@ -1,6 +1,6 @@
 """Lowering: from a schedule to the program that the ranks run.
 
-There is one global order of all actions, that of the walk in ``dependencies.py``. Each message is put at one position
+There is one global order of all actions, that of the walk in ``walk.py``. Each message is put at one position
 of it, right behind the action that produces the value::
 
     global order    0F0 [1]   0SEND_F0 [2]   1RECV_F0 [3]   0F1   1F0   1SEND_F0   2RECV_F0   …
@@ -35,8 +35,8 @@ _new_action: Callable[[tuple[int, ActionKind, int]], Action] = partial(tuple.__n
 def lower(schedule: ActionTable) -> Program:
     """Add a SEND and a RECV for every value that crosses ranks, in pairs.
 
-    Local; no messages. Roughly: ``for rank, action in walk(schedule).order(): run it; its SEND goes here, its RECV to
-    the rank of its consumer, now``.
+    Local; no messages. Roughly: ``for rank, action in complete_walk(schedule).order(): run it; its SEND goes here, its
+    RECV to the rank of its consumer, now``.
 
     Parameters
     ----------

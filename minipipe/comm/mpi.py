@@ -97,8 +97,9 @@ class MPIGroup(ProcessGroup):
         return expected
 
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
-        self._post_receive(expected)
-        channel, status = (expected.source, self._mpi_tag(expected.tag)), self._status
+        channel, status = (expected.source, expected.tag + _TAGS_BELOW_ZERO), self._status
+        if channel not in self._posted:
+            self._post_receive(expected)
         request, buffer = self._posted[channel]
         try:
             if not request.Test(status):
@@ -180,7 +181,7 @@ class MPIGroup(ProcessGroup):
     ) -> None:
         if error is not None and not (isinstance(error, SystemExit) and exit_code_of(error) == 0):
             self._job.end_by(error)  # [1]
-        self.close()
+        super().__exit__(kind, error, trace)
 
 
 class _Awaited(NamedTuple):

@@ -1,7 +1,7 @@
 """Ranks that act together: messages between two of them, and collective operations.
 
-A kind of group brings four primitives: post a send, post a receive, make a subgroup, abort. Everything else is written
-here once, from sends and receives, so that all kinds of groups agree to the bit, and every wait has a time limit.
+A kind of group brings four primitives: ``_post_send``, ``_take``, ``_subgroup`` and ``abort``. Everything else is
+written here once, from sends and receives, so that all kinds of groups agree to the bit, and every wait has a limit.
 """
 
 from __future__ import annotations
@@ -375,6 +375,7 @@ class ProcessGroup(ABC):
             self._check_open()
 
             def take(expected: Expectation, timeout: float | None) -> np.ndarray:
+                self._check_open()
                 while self._under_way[0] is not request:  # which removes itself
                     self._under_way[0].wait(timeout)
                 received = self._take(expected, timeout)
@@ -603,6 +604,9 @@ class ProcessGroup(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            for request in tuple(self._under_way):  # to be asked for later, perhaps
+                request.wait()
         self.close()
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 Threads share the interpreter lock, so two of them run small operations at less than the speed of one.
 
 ``process_group.py`` has ``isend``, ``irecv`` and all else that a rank calls; it asks the primitives of a kind of group:
-``_post_send``, ``_post_receive`` and ``_subgroup``. ``message.py`` has the ``Header`` of a message that came and the
+``_post_send``, ``_take``, ``_subgroup`` and ``abort``. ``message.py`` has the ``Header`` of a message that came and the
 ``Expectation`` of one that is awaited; ``switchboard.py`` the mailboxes, and how a deadlock is noticed.
 
 File 12 of 12 on the first path through the code (README.md): after ``autograd/split.py``.

@@ -58,6 +58,12 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. A parameter that a module has already is tied: this place gets an alias of it."""
+        if name == "requires_grad":
+            raise ArgumentError(
+                "name",
+                f"{type(self).__name__} is a module and has no requires_grad of its own: freeze() trains none of its "
+                "parameters, freeze(False) all of them.",
+            )
         if isinstance(value, Parameter) and vars(self).get(name) is not value and value.is_placed:
             value = value.alias()
         for _, part in _parts_in(name, value):
@@ -132,7 +138,7 @@ class Module:
         """Train none of the parameters from now on, or with ``is_frozen=False`` all of them. Returns the module.
 
         Nothing is recorded for a frozen parameter. A pipeline made afterwards leaves out what nothing needs: see
-        :func:`minipipe.schedules.freeze_stages`.
+        :func:`minipipe.schedules.freeze_stages`. One that was made before has copies of the parameters.
 
         Examples
         --------

@@ -16,7 +16,7 @@ from minipipe import backend
 from minipipe.autograd import Leaf
 from minipipe.autograd.grad_mode import next_order
 from minipipe.backend import Array
-from minipipe.errors import ParameterError, TensorError
+from minipipe.errors import ArgumentError, ParameterError, TensorError
 from minipipe.nn.initialisers import Initialiser, constant, generator_for
 from minipipe.tensor import Tensor
 
@@ -124,8 +124,10 @@ class Parameter(Tensor):
 
     @requires_grad.setter
     def requires_grad(self, is_trained: bool) -> None:
+        if not isinstance(is_trained, bool):
+            raise ArgumentError("type", f"requires_grad is {is_trained!r:.40}; expected True or False.")
         for leaf in self.leaves.values():
-            leaf.needs_gradient = bool(is_trained)
+            leaf.needs_gradient = is_trained
         self.zero_grad()
 
     def alias(self) -> Alias:

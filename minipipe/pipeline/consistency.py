@@ -150,7 +150,8 @@ def check_frozen(stage: Stage) -> None:
         raise ModelError(
             "frozen",
             f"All parameters of stage {stage.index} were frozen when the pipeline was made, so its schedule has no W; "
-            "now some of them require gradients. Make another pipeline.",
+            "now some of them require gradients. Make another pipeline, with these values: "
+            "model.load_state_dict(pipeline.state_dict()), model.freeze(False), Pipeline(model, …).",
         )
 
 

@@ -30,11 +30,12 @@ Step = Callable[[Batch], None]
 
 
 class Executor:
-    """Runs one rank's program on its stages. Keeps nothing of a batch once it has run.
+    """Runs one rank's program on its stages. Keeps nothing of a batch once it has run and its sends are finished.
 
     Each action is bound once to its stage, its value, its message: a list of functions, which every batch runs. A RECV
-    only notes that a message is expected, and the action that needs it waits; a SEND is finished at the end at the
-    latest. Neighbouring stages on this rank hand over without a message. Here rank 1 holds stages 1 and 2::
+    only notes that a message is expected, and the action that needs it waits; a SEND is finished at the end of the
+    run, or of the next one. Neighbouring stages on this rank hand over without a message. Here rank 1 holds stages 1
+    and 2::
 
         rank 0    0F3 --[1]--> box --[2] SEND----.
         rank 1                                   `--> [3] RECV --> box --[4]--> 1F3 --[1]--> box --[4]--> 2F3

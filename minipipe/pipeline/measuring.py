@@ -129,7 +129,7 @@ def gather_timeline(group: ProcessGroup, record: Record, program: Program) -> Ti
     )
     is_memory_known = all(len(after) == len(row) for (after, _), row in zip(memory, spans))  # by all ranks
     return Timeline(
-        program.name,
+        program.title,
         spans,
         tuple(int(peak[0]) for peak in peaks),
         tuple(max(during, default=0) for _, during in memory) if is_memory_known else None,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from minipipe.comm.request import Receive
+from minipipe.errors import ArgumentError
 
 
 class PendingLoss:
     """The mean loss of a step, on its way from the rank that computed it.
 
-    ``wait()`` and ``float()`` wait for it; to print it does not.
+    ``wait()`` and ``float()`` wait for it; to print it does not. It cannot be compared or added before it is a number.
 
     Examples
     --------
@@ -20,7 +23,7 @@ class PendingLoss:
     ...     print(loss)
     ...     return float(loss) == loss.wait() > 0
     >>> spawn(train, num_ranks=1)
-    <loss of step 1, pending>
+    <loss of step 1, pending: float() waits>
     [True]
     """
 
@@ -37,8 +40,22 @@ class PendingLoss:
     def __float__(self) -> float:
         return self.wait()
 
+    def _refuse(self, *_: object) -> NoReturn:
+        raise ArgumentError(
+            "type",
+            f"The loss of step {self._step} may still be on its way: float(loss) waits for it and is a number. "
+            "To sum several: sum(map(float, losses)).",
+        )
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __round__ = _refuse
+    __hash__ = object.__hash__
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        return float, (self.wait(),)
+
     def __format__(self, spec: str) -> str:
         return format(self.wait(), spec) if spec else str(self)
 
     def __repr__(self) -> str:
-        return f"<loss of step {self._step}, pending>" if self._value is None else repr(self._value)
+        return f"<loss of step {self._step}, pending: float() waits>" if self._value is None else repr(self._value)

@@ -272,9 +272,7 @@ class Pipeline:
         if self._num_steps == 0:
             warn_of_missing_gradients(self._parameters)
         self._num_steps += 1
-        mine = np.array(self._mean(batch, self._last_step)) if self._group.rank == self._last_rank else None
-        request = self._group.ibroadcast(mine, self._last_rank, step=batch.step, what=part_of("step"))
-        self._pending.append(PendingLoss(request, self._num_steps))
+        self._pending.append(self._mean_loss("step", batch, self._last_step))
         while len(self._pending) > 1:  # in their order, and no rank is far behind
             self._pending.popleft().wait()
         return self._pending[0].wait() if wait else self._pending[0]
@@ -307,9 +305,7 @@ class Pipeline:
         [1.0, 1.0]
         """
         batch = self._batch("evaluate", inputs, targets)
-        mine = self._mean(batch, self._predictor(batch).run(batch))
-        sent = np.array(mine) if self._group.rank == self._last_rank else None
-        return float(self._group.broadcast(sent, self._last_rank, what=part_of("evaluate")))
+        return self._mean_loss("evaluate", batch, self._predictor(batch).run(batch)).wait()
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Return the model's outputs for a batch, forward only; the same array on every rank.
@@ -379,10 +375,12 @@ class Pipeline:
             raise TensorError("shape", f"The {name} are a single number; expected an array of shape (samples, ...).")
         return backend.moved(array, self._xp, self._dtypes[name] if backend.is_floating(array.dtype) else None)
 
-    @staticmethod
-    def _mean(batch: Batch, record: Record) -> float:
+    def _mean_loss(self, call: str, batch: Batch, record: Record) -> PendingLoss:
         """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""
-        return sum(batch.weight(k) * record.losses[k] for k in sorted(record.losses))
+        total = sum(batch.weight(k) * record.losses[k] for k in sorted(record.losses))
+        mine = np.array(total) if self._group.rank == self._last_rank else None
+        request = self._group.ibroadcast(mine, self._last_rank, step=batch.step, what=part_of(call))
+        return PendingLoss(request, self._num_steps)
 
     @property
     def _first_rank(self) -> int:
@@ -662,6 +660,9 @@ class Pipeline:
             raise ArgumentError("value", f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
         batch = self._batch("measure_costs", inputs, targets)
         return measure_costs(self._executor, self._plan.program, batch, num_steps)
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.schedule.describe()}; rank {self._group.rank}>"
 
     def __str__(self) -> str:
         return str(self._plan)

@@ -107,6 +107,13 @@ class Plan:
         is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]
         is_any_frozen = not all(p.requires_grad for p in model.parameters())
         frozen = [stage for stage in range(len(parts)) if is_any_frozen and not is_trained[stage]]
+        for stage in sorted(given.frozen):
+            if is_trained[stage]:
+                raise ModelError(
+                    "frozen",
+                    f"The schedule has stage {stage} frozen, but parameters of its layers are trained. Freeze them: "
+                    f"model[{parts[stage].start}].freeze() and so on; or give a schedule without freeze_stages.",
+                )
         vars(self).update(model=model, program=lower(freeze_stages(given, frozen)), partition=parts, _tied=tied)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -157,11 +157,16 @@ class ActionTable:
 
     # -- text ---------------------------------------------------------------------------------------------
 
+    @property
+    def title(self) -> str:
+        """The name in one line, and which stages are frozen."""
+        frozen = f" (frozen: {', '.join(map(str, sorted(self.frozen)))})" if self.frozen else ""
+        return " ".join(self.name.split()) + frozen
+
     def describe(self, separator: str = ": ") -> str:
         """Return name and sizes: ``1f1b: 4 ranks, 4 stages, 8 microbatches``."""
         sizes = describe_sizes(self.num_ranks, self.num_stages, self.num_microbatches)
-        frozen = f"; frozen: stage {', '.join(map(str, sorted(self.frozen)))}" if self.frozen else ""
-        return f"{' '.join(self.name.split())}{separator}{sizes}{frozen}"
+        return f"{self.title}{separator}{sizes}"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.describe()}>"

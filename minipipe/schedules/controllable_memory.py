@@ -203,6 +203,9 @@ class _Slots:
         yield from pending
 
 
+# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
+
+
 def _peak(case: Case, chunks: int) -> tuple[int, int]:
     require_v(case)
     case.require(case.m >= case.p, "m >= p")

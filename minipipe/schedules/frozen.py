@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import ActionTable, T
+from minipipe.schedules.action_table import ActionTable, T, check_table
 
 
 def freeze_stages(table: T, stages: Iterable[int]) -> T:
@@ -30,17 +31,21 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     Raises
     ------
     ScheduleError
-        Code ``out-of-range``, for a stage that does not exist.
+        Code ``out-of-range``, for a stage that does not exist; ``parameters`` for what is no sequence of them.
 
     Examples
     --------
     >>> from minipipe import schedules
     >>> print(freeze_stages(schedules.one_f_one_b(3, 2), [0, 2]))
-    # 1f1b: 3 ranks, 3 stages, 2 microbatches; frozen: stage 0, 2
+    # 1f1b (frozen: 0, 2): 3 ranks, 3 stages, 2 microbatches
     rank 0: 0F0 0F1
     rank 1: 1F0 1F1 1B0 1B1
     rank 2: 2F0 2I0 2F1 2I1
     """
+    check_table(table)
+    if not isinstance(stages, Iterable):
+        message = f"stages is {stages!r:.40}; expected the numbers of the frozen stages, such as [0]."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     marked = replace(table, frozen=table.frozen | frozenset(stages))
     if table.is_forward_only or not marked.frozen:
         return table

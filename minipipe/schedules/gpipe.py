@@ -55,6 +55,9 @@ def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     return Schedule("gpipe", placement, num_microbatches, cut_stages(rows, chunks_per_rank))
 
 
+# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
+
+
 def _peak(case: Case, rank: int) -> tuple[int, int]:
     return case.v * case.m, 0
 

@@ -219,6 +219,9 @@ def interleaved_zb(
     return Schedule("interleaved-zb", placement, num_microbatches, tuple(rows))
 
 
+# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
+
+
 def rounds_of_chunks(case: Case) -> float:
     """Return the makespan of a looped schedule, in units of one rank's work for one microbatch."""
     return ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v

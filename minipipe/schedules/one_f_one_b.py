@@ -117,6 +117,9 @@ def warmup_then_pairs(forwards: list[Action], backwards: list[Action], warmup: i
     return tuple(forwards[:warmup] + steady + backwards[len(forwards) - warmup :])
 
 
+# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
+
+
 def _peak(case: Case, rank: int) -> tuple[int, int]:
     return case.v * min(case.p - rank, case.m), 0
 

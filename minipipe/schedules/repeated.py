@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action
-from minipipe.schedules.action_table import T
+from minipipe.schedules.action_table import T, check_table
 
 
 def repeat(table: T, num_steps: int) -> T:
@@ -42,9 +42,11 @@ def repeat(table: T, num_steps: int) -> T:
     >>> one, two - one, three - two
     (27.0, 24.0, 24.0)
     """
+    check_table(table)
     if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
         message = f"num_steps is {num_steps!r}; expected a whole number, at least 1."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     m = table.num_microbatches
     rows = [[Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row] for row in table.actions]
-    return type(table)(table.name, table.placement, num_steps * m, tuple(map(tuple, rows)), table.frozen)
+    name = table.name if num_steps == 1 else f"{table.name}, {num_steps} steps"
+    return type(table)(name, table.placement, num_steps * m, tuple(map(tuple, rows)), table.frozen)

@@ -149,6 +149,9 @@ def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:
     return Schedule("one-microbatch", tuple(placement), 1, tuple(map(tuple, rows)))
 
 
+# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
+
+
 def _one_after_another(case: Case) -> float:
     return case.p * case.work
 

@@ -24,6 +24,7 @@ _SHARDING = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)(\d{0,9})", re.ASCI
 
 # Papers omit the stage if each rank has only one.
 _WITHOUT_STAGE = re.compile(r"[FBIW]\d{1,9}", re.ASCII)
+_FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)
 _WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
 
 
@@ -33,6 +34,7 @@ class Cells(NamedTuple):
     placement: tuple[int, ...]
     num_microbatches: int
     actions: tuple[tuple[Action, ...], ...]
+    frozen: frozenset[int] = frozenset()
 
 
 class _Cell(NamedTuple):
@@ -60,7 +62,10 @@ def write_text(description: str, actions: Sequence[Sequence[Action]]) -> str:
 
 
 def read_text(text: str, ignore_sharding: bool = False) -> Cells:
-    """Read the output of :func:`write_text`. ``#`` starts a comment, and the label ``rank N:`` is optional."""
+    """Read the output of :func:`write_text`. ``#`` starts a comment, and the label ``rank N:`` is optional.
+
+    Of comments, only the frozen stages of the first line are read: ``# 1f1b (frozen: 0, 1): …``.
+    """
     rows: list[list[_Cell]] = []
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         content = line.split("#", 1)[0].strip()
@@ -80,7 +85,9 @@ def read_text(text: str, ignore_sharding: bool = False) -> Cells:
             raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}; ranks are counted from 0, and each has one line.")
         cells = content[label.end() if label else 0 :].split()
         rows.append([_Cell(number, column, cell) for column, cell in enumerate(cells, 1)])
-    return _from_cells(rows, ignore_sharding)
+    frozen = _FROZEN.match(text)
+    stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
+    return _from_cells(rows, ignore_sharding)._replace(frozen=stages)
 
 
 def write_csv(actions: Sequence[Sequence[Action]]) -> str:

@@ -125,6 +125,9 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     return Schedule("dualpipe-v", v_placement(p), num_microbatches, first_microbatches(rows, num_microbatches))
 
 
+# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
+
+
 def require_v(case: Case) -> None:
     """Refuse another number of chunks than two."""
     case.require(case.v == 2, "two chunks on each rank")

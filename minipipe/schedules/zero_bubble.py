@@ -109,6 +109,9 @@ def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     return Schedule("zb-h2", neighbouring_placement(p, chunks_per_rank), num_microbatches, actions)
 
 
+# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
+
+
 def _require_h1(case: Case) -> None:
     case.require(case.m >= case.p, "m >= p")
     case.require(case.backward_weight <= case.forward, "tW <= tF")

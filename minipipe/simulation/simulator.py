@@ -79,7 +79,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
     footprint, ran = costs.memory(schedule.num_stages), simulation.table if costs.sends_block else schedule.schedule
     levels = memory_levels(ran, footprint)
     return Timeline(
-        schedule.name,
+        schedule.title,
         spans,
         peak_activations(schedule),
         _peaks(levels),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Plan, Tensor, nn, optim, simulate, spawn
-from minipipe.errors import ModelError, RankError
+from minipipe.errors import ArgumentError, ModelError, RankError
 from minipipe.schedules import freeze_stages, lower
 from minipipe.testing import check_same_as_one_process, same_bits
 from tests.strategies import NAMES, batch, build, split_backward, v_shaped
@@ -168,3 +168,25 @@ def test_a_model_that_is_frozen_altogether_still_evaluates():
         return pipeline.step(*batch(8, WIDTH)), pipeline.evaluate(*batch(8, WIDTH))
 
     assert len(set(spawn(loss, 2))) == 1
+
+
+def test_a_schedule_with_frozen_stages_needs_a_model_with_frozen_layers():
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2))
+    frozen = freeze_stages(build("1f1b", 2, 2), [0])
+    with pytest.raises(
+        ModelError, match=r"stage 0 frozen, but .* are trained. Freeze them: model\[0\].freeze"
+    ) as caught:
+        Plan(model, frozen)
+    assert caught.value.code == "frozen"
+    model[0].freeze()
+    assert Plan(model, frozen).schedule == frozen == Plan(model, build("1f1b", 2, 2)).schedule
+    assert repr(Plan(model, frozen)) == "<Plan 1f1b (frozen: 0): 2 ranks, 2 stages, 2 microbatches, 2 layers>"
+
+
+def test_a_module_has_no_requires_grad_and_a_parameter_takes_truth_values_alone():
+    """The story: ``layer.requires_grad = False`` was taken for any attribute, and the layer was trained."""
+    layer = nn.Linear(2, 2)
+    with pytest.raises(ArgumentError, match=r"Linear is a module and has no requires_grad of its own: freeze\(\)"):
+        layer.requires_grad = False
+    with pytest.raises(ArgumentError, match="requires_grad is 'no'; expected True or False"):
+        layer.weight.requires_grad = "no"

@@ -1,12 +1,15 @@
 """Steps that need not be over on every rank before the next one begins: the same numbers, in the same order."""
 
+import math
+import pickle
 import sys
 
+import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, optim, spawn
 from minipipe.comm import OneRankGroup
-from minipipe.errors import MessageError
+from minipipe.errors import ArgumentError, MessageError
 from minipipe.testing import same_bits
 from tests.launch import mpirun, needs_mpi
 from tests.strategies import NAMES, batch, build
@@ -53,7 +56,7 @@ def test_so_it_does_across_processes(num_ranks):
 def test_a_loss_says_that_it_is_pending_until_somebody_asks_for_it():
     pipeline = Pipeline(model(), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=4)
     first, second = (pipeline.step(*batch(8, WIDTH), wait=False) for _ in range(2))
-    assert repr(second) == str(second) == f"{second}" == "<loss of step 2, pending>"
+    assert repr(second) == str(second) == f"{second}" == "<loss of step 2, pending: float() waits>"
     assert float(second) == second.wait() and repr(second) == repr(float(second))
     assert f"{first:.3f}" == f"{float(first):.3f}" and repr(first) == repr(float(first))
 
@@ -83,6 +86,48 @@ def test_a_rank_that_waits_for_the_loss_of_one_that_makes_no_step_is_told():
     with pytest.raises(MessageError) as caught:
         spawn(run, 2)
     assert caught.value.code in ("deadlock", "timeout")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda loss: loss == 1.0,
+        lambda loss: loss < 1.0,
+        lambda loss: loss <= 1.0,
+        bool,
+        lambda loss: sum([loss, loss]),
+        lambda loss: np.mean([loss, loss]),
+        lambda loss: round(loss, 2),
+        lambda loss: 2 * loss,
+    ],
+)
+def test_what_needs_a_number_says_to_ask_for_it(use):
+    pipeline = Pipeline(model(), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=4)
+    loss = pipeline.step(*batch(8, WIDTH), wait=False)
+    with pytest.raises(ArgumentError, match=r"float\(loss\) waits for it and is a number"):
+        use(loss)
+    assert math.isfinite(loss) and pickle.loads(pickle.dumps(loss)) == float(loss) and len({loss, loss}) == 1
+
+
+AFTERWARDS = """
+import numpy as np
+from minipipe import Pipeline, init_process_group, nn
+
+with init_process_group() as group:
+    pipeline = Pipeline(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), group, loss=nn.MSELoss(), num_microbatches=2)
+    losses = [pipeline.step(np.ones((2, 2)), np.ones((2, 1)), wait=False) for _ in range(3)]
+    late = group.ibroadcast(np.array(7) if group.rank == 0 else None)
+print(float(losses[-1]) > 0, int(late.wait()))
+"""
+
+
+@needs_mpi
+def test_a_loss_can_be_asked_for_after_the_group_was_left(tmp_path):
+    """The story: MPI's own error about a communicator that is no more."""
+    (tmp_path / "late.py").write_text(AFTERWARDS)
+    done = mpirun(2, tmp_path / "late.py")
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == ["True 7"] * 2
 
 
 def main():

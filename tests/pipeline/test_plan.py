@@ -81,3 +81,8 @@ def test_a_plan_of_modules_has_a_stage_for_each():
     plan = Plan.of_modules(modules, num_ranks=3)
     assert plan.partition == tuple(range(i, i + 1) for i in range(5)) and plan.placement == (0, 1, 2, 0, 1)
     assert np.prod(plan.model[0].weight.shape) == 9
+
+
+def test_a_pipeline_says_in_a_line_what_it_is():
+    pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2)
+    assert repr(pipeline) == "<Pipeline 1f1b: 1 rank, 1 stage, 2 microbatches; rank 0>"

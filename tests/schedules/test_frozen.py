@@ -109,7 +109,8 @@ def test_zero_bubble_with_a_frozen_first_half_as_on_paper():
     assert list(map(dependencies.exists, gradients)) == [False, False, False, True]
     timeline = simulate(schedule)
     assert timeline.peak_activations[:2] == (1, 1) and timeline.held_activations[0] == (0, 0, 0, 0)
-    assert repr(schedule) == "<Schedule zb-h1: 4 ranks, 4 stages, 4 microbatches; frozen: stage 0, 1, 3>"
+    assert repr(schedule) == "<Schedule zb-h1 (frozen: 0, 1, 3): 4 ranks, 4 stages, 4 microbatches>"
+    assert timeline.name == "zb-h1 (frozen: 0, 1, 3)"
 
 
 def test_nothing_to_train_leaves_the_forward_alone_and_forward_only_stays_as_it_is():
@@ -127,3 +128,24 @@ def test_a_frozen_stage_must_exist(stage):
     assert caught.value.code == "out-of-range"
     with pytest.raises(ScheduleError, match="There is no stage"):
         freeze_stages(schedules.gpipe(2, 1), [stage])
+
+
+@examples(40)
+@given(frozen_schedules(), st.booleans())
+def test_as_text_it_keeps_what_is_frozen(drawn, is_lowered):
+    """The story: what ``print`` had written was refused when it was read, for all the backwards that are not there."""
+    frozen = freeze_stages(lower(drawn[0]) if is_lowered else drawn[0], drawn[1])
+    read = schedules.schedule_of_text(frozen.to_text(), frozen.name)
+    if any(action.kind.is_communication for row in frozen.actions for action in row) == is_lowered:
+        assert read == frozen
+    verify(read)
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"), [(0, "stages is 0; expected the numbers"), ([True], "There is no stage True")]
+)
+def test_what_is_no_list_of_stages_is_refused(stages, words):
+    with pytest.raises(ScheduleError, match=words):
+        freeze_stages(schedules.gpipe(2, 1), stages)
+    with pytest.raises(ScheduleError, match="Expected a Schedule"):
+        freeze_stages("1f1b", stages)
