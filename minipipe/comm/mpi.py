@@ -39,6 +39,7 @@ from minipipe.errors import ArgumentError, MessageError
 _YIELDS = 400  # looks before the sleeps begin (100 made two ranks 10 % slower)
 _INLINE = 1 << 15  # bytes of an array that travels with its header, in one message
 _HEADER = Header.size()
+_SPARE = 16  # buffers of receives that are kept for the next ones
 _DONE = Done()
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
 _SEND_PATIENCE = 0.25e-9  # seconds for each byte, before a send is left to finish later
@@ -68,6 +69,7 @@ class MPIGroup(ProcessGroup):
         job.groups.append(self)
         self._resources.callback(comm.Free)
         self._resources.callback(self.withdraw)
+        self._resources.callback(job.groups.remove, self)
         self._world_rank = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
         self.local_rank = _local_rank(comm.rank)
         self.takes_device_arrays = is_cuda_aware()
@@ -78,14 +80,14 @@ class MPIGroup(ProcessGroup):
         if isinstance(array, np.ndarray) and array.nbytes <= _INLINE:
             buffers: list[Any] = [b"".join((packed, array.data))]
         else:
-            buffers = [packed, _bytes_of(array)]
+            buffers = [packed, _bytes_of(array)] if header.nbytes else [packed]
         parts = [self._comm.Isend(buffer, destination, mpi_tag) for buffer in buffers]
         if len(parts) == 1 and parts[0].Test():
             return _DONE
         request = _Send(self, parts, buffers, destination, f"rank {destination} to take {header} with tag {tag}")
-        request.progress(_SEND_PATIENCE * header.nbytes)
         # MPI reads from the buffers until the send is done, whether or not anybody keeps the request or the group.
         self._job.keep(request)
+        request.progress(_SEND_PATIENCE * header.nbytes)
         return request
 
     def _post_receive(self, expected: Expectation) -> Expectation:
@@ -97,10 +99,11 @@ class MPIGroup(ProcessGroup):
         return expected
 
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
+        self._check_open()
         channel, status = (expected.source, expected.tag + _TAGS_BELOW_ZERO), self._status
         if channel not in self._posted:
             self._post_receive(expected)
-        request, buffer = self._posted[channel]
+        request, buffer = self._posted.pop(channel)
         try:
             if not request.Test(status):
                 words = _Awaited(expected)
@@ -110,8 +113,11 @@ class MPIGroup(ProcessGroup):
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
             length = 0  # more than any message has in one piece
-        del self._posted[channel]
-        self._spare.append(buffer)
+        except BaseException:  # too late, or interrupted: the message may still come
+            self._posted[channel] = request, buffer
+            raise
+        if len(self._spare) < _SPARE:
+            self._spare.append(buffer)
         header = Header.unpack(memoryview(buffer)[:length])
         array = expected.allocate(header.shape, np.dtype(header.dtype))
         if not isinstance(array, np.ndarray):
@@ -131,6 +137,7 @@ class MPIGroup(ProcessGroup):
             request.Cancel()
             request.Wait()
         self._posted.clear()
+        self._spare.clear()
 
     def _mpi_tag(self, tag: int) -> int:
         if tag > self._largest_tag:

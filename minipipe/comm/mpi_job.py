@@ -60,6 +60,7 @@ class Job:
         self.spins = _SPINS if here.size <= num_cores() else 0
         here.Free()
         self._unfinished: deque[_Sending] = deque()  # of all groups
+        self._many = 16
         self.groups: list[_Group] = []
         self._goodbyes: list[MPI.Request] = []
         self.watchdog = Watchdog(self._give_up)
@@ -107,10 +108,13 @@ class Job:
         os._exit(code)  # Abort does not return
 
     def keep(self, send: _Sending) -> None:
-        """Keep a send until it is over, and let go of those that are: the oldest first, a look or two for each."""
+        """Keep a send until it is over. The oldest are let go one by one; all others once they have become many."""
         self._unfinished.append(send)
         while self._unfinished and self._unfinished[0].is_over():
             self._unfinished.popleft()
+        if len(self._unfinished) > self._many:
+            self._unfinished = deque(send for send in self._unfinished if not send.is_over())
+            self._many = 2 * len(self._unfinished) + 16
 
     def look_around(self) -> None:
         """Note who has said goodbye."""
@@ -159,6 +163,5 @@ class Job:
 
 @functools.cache
 def the_job() -> Job:
-    """Return the job that this process belongs to, the same each time."""
-    """Return the job; MPI is there once in a process, and so is this."""
+    """Return the job that this process belongs to; MPI is there once in a process, and so is this."""
     return Job()

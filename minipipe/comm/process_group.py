@@ -20,7 +20,7 @@ from minipipe import backend
 from minipipe.backend import Array
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.request import DEFAULT_TIMEOUT, Receive, Request, check_rank
-from minipipe.errors import ArgumentError, LaunchError
+from minipipe.errors import ArgumentError, LaunchError, MessageError
 
 # Tags below zero are the library's own; users' begin at zero.
 _BROADCAST, _GATHER, _BARRIER, _CLOCK, _IBROADCAST = -1, -2, -3, -4, -5
@@ -351,7 +351,7 @@ class ProcessGroup(ABC):
         Parameters
         ----------
         array : array
-            On the root, what is sent; not to be changed before it has come. None on other ranks.
+            On the root, what is sent; not to be changed before ``wait()`` has returned. None on other ranks.
         root : int
             A rank.
         step : int
@@ -376,21 +376,27 @@ class ProcessGroup(ABC):
 
             def take(expected: Expectation, timeout: float | None) -> np.ndarray:
                 self._check_open()
-                while self._under_way[0] is not request:  # which removes itself
-                    self._under_way[0].wait(timeout)
-                received = self._take(expected, timeout)
-                self._under_way.popleft()
-                return received
+                while (first := self._under_way[0]) is not request:
+                    try:
+                        first.wait(timeout)
+                    except MessageError:
+                        if self._under_way[0] is first:  # it has not come; otherwise its error is for who asks for it
+                            raise
+                return self._take(expected, timeout)
 
-            request = Receive(take, self._post_receive(expected))
+            request = Receive(take, self._post_receive(expected), self._under_way.popleft)
             self._under_way.append(request)
             return request
         if array is None:
             raise ArgumentError("value", f"ibroadcast: rank {root} is the root and must give an array.")
-        for other in range(self.size):
-            if other != root:
-                self._isend(array, other, _IBROADCAST, step)
-        return Receive(lambda expected, timeout: array, expected)
+        sends = [self._isend(array, other, _IBROADCAST, step) for other in range(self.size) if other != root]
+
+        def sent(expected: Expectation, timeout: float | None) -> np.ndarray:
+            for send in sends:
+                send.wait(timeout)
+            return array
+
+        return Receive(sent, expected)
 
     def all_gather(self, array: np.ndarray, *, what: str = "its part of a gather") -> list[np.ndarray]:
         """Return the arrays of all ranks, by rank; their shapes may differ.
@@ -604,10 +610,11 @@ class ProcessGroup(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            for request in tuple(self._under_way):  # to be asked for later, perhaps
+        try:
+            for request in tuple(self._under_way) if error is None else ():  # to be asked for later, perhaps
                 request.wait()
-        self.close()
+        finally:
+            self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: rank {self.rank} of {self.size}>"

@@ -8,10 +8,13 @@ from collections.abc import Callable
 import numpy as np
 
 from minipipe.comm.message import Expectation
-from minipipe.errors import RankError
+from minipipe.errors import MessageError, RankError
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds that a rank waits for another before it gives up and says what it waited for."""
+
+
+_NOT_YET = ("timeout", "peer-left", "deadlock")  # codes where no message has come
 
 
 class Request(ABC):
@@ -52,20 +55,37 @@ class Receive(Request):
     take : function
         ``(expected, timeout) -> array``: waits for the message.
     expected : Expectation
+    settled : function
+        Called once the message has come, whether it was right or not.
     """
 
-    def __init__(self, take: Callable[[Expectation, float | None], np.ndarray], expected: Expectation) -> None:
-        self._take, self._expected = take, expected
+    def __init__(
+        self,
+        take: Callable[[Expectation, float | None], np.ndarray],
+        expected: Expectation,
+        settled: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._take, self._expected, self._settled = take, expected, settled
         self._array: np.ndarray | None = None
+        self._error: MessageError | None = None
 
     def wait(self, timeout: float | None = None) -> np.ndarray:
-        """Return the array, the same each time."""
+        """Return the array, or raise what is wrong with the message, the same each time."""
+        if self._error is not None:
+            raise self._error
         if self._array is None:
-            array, out = self._take(self._expected, timeout), self._expected.like
+            try:
+                array, out = self._take(self._expected, timeout), self._expected.like
+            except MessageError as error:
+                if error.code not in _NOT_YET:
+                    self._error = error
+                    self._settled()
+                raise
             if out is not None:
                 out[...] = array
                 array = out
             self._array = array
+            self._settled()
         return self._array
 
 

@@ -266,7 +266,9 @@ class Pipeline:
         for stage in self._stages.values():
             check_frozen(stage)
             stage.zero_grad()
-        self._last_step = self._trainer.run(batch, finishes_sends=wait)
+        # Of frozen stages no gradient comes back to say that what they sent, perhaps the inputs themselves, is gone.
+        finishes_sends = wait or self.schedule.first_backward_stage > 0
+        self._last_step = self._trainer.run(batch, finishes_sends)
         first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
         self._shared.exchange_gradients(batch.step, first_tag)
         if self._num_steps == 0:

@@ -143,6 +143,37 @@ def broadcasts_under_way_come_in_their_order_whichever_is_waited_for(group):
     assert last.wait().tolist() == list(range(20_000))
 
 
+def the_root_may_change_its_array_once_its_wait_is_over(group):
+    """The story: the root's wait returned at once, and another rank received what had been written since."""
+    array = np.full(100_000, 7.0)
+    request = group.ibroadcast(array if group.rank == 0 else None)
+    if group.rank == 0:
+        request.wait()
+        array[:] = -1.0
+    else:
+        assert (request.wait() == 7.0).all()
+
+
+def what_is_wrong_with_a_message_is_said_each_time_and_spoils_no_other(group):
+    """The story: a broadcast of another step stayed at the head of the queue and ate the ones behind it."""
+    if group.rank == 0:
+        for step in (1, 2, 3):
+            group.ibroadcast(np.array(step), step=step)
+        for number in (1, 2) if group.size > 1 else ():
+            group.isend(np.full(number, float(number)), 1, tag=6)
+        return
+    first, second, third = (group.ibroadcast(step=step) for step in (9, 2, 3))
+    assert int(third.wait()) == 3
+    for _ in range(2):
+        expect(MessageError, "step", first.wait)
+    assert int(second.wait()) == 2
+    if group.rank == 1:
+        wrong = group.irecv(0, tag=6, out=np.zeros(5))
+        for _ in range(2):
+            expect(MessageError, "shape", wrong.wait)
+        assert group.recv(0, tag=6).tolist() == [2.0, 2.0]
+
+
 def arrays_with_their_header_and_apart_from_it_keep_their_order(group):
     lengths = [8191, 8192, 8193, 0, 50_000, 1, 8193]  # of float32, so that 8192 is the most that travels with a header
     sends = [group.isend(np.full(n, i, np.float32), right(group), tag=3) for i, n in enumerate(lengths)]
@@ -224,6 +255,8 @@ BODIES = [
     ranks_and_tags_out_of_range_are_refused,
     broadcast_brings_every_root_to_every_rank,
     broadcasts_under_way_come_in_their_order_whichever_is_waited_for,
+    the_root_may_change_its_array_once_its_wait_is_over,
+    what_is_wrong_with_a_message_is_said_each_time_and_spoils_no_other,
     arrays_with_their_header_and_apart_from_it_keep_their_order,
     a_receive_that_is_never_waited_for_loses_no_message,
     all_gather_is_by_rank_and_may_be_ragged,

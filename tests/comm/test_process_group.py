@@ -42,3 +42,19 @@ def test_one_rank_that_waits_for_itself_is_told_at_once():
     with pytest.raises(MessageError) as caught:
         OneRankGroup().recv(0, tag=3)
     assert caught.value.code == "deadlock" and "tag 3" in str(caught.value)
+
+
+OVER_MPI = [
+    "an_empty_array_on_a_device_leaves_its_channel_in_order",
+    "a_group_that_is_closed_leaves_nothing_behind",
+    "sends_that_are_over_are_let_go_behind_one_that_is_not",
+    "a_receive_of_a_group_that_was_closed_says_so",
+]
+
+
+@needs_mpi
+@pytest.mark.parametrize("name", OVER_MPI)
+def test_over_mpi(name):
+    done = mpirun(2, "-m", "tests.comm.over_mpi", name)
+    assert done.code == 0, done.err
+    assert done.out.split() == ["passed"] * 2

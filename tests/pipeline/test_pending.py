@@ -130,6 +130,38 @@ def test_a_loss_can_be_asked_for_after_the_group_was_left(tmp_path):
     assert done.out.splitlines() == ["True 7"] * 2
 
 
+REFILLED = """
+import sys, time
+import numpy as np
+from minipipe import Pipeline, init_process_group, nn
+
+class Slow(nn.Module):
+    def forward(self, x):
+        time.sleep(0.05)
+        return x
+
+def losses(group, wait):
+    model = nn.Sequential(nn.Identity(), Slow(), nn.Embedding(10, 1), nn.Flatten(), nn.Linear(4096, 1).freeze())
+    pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2, partition=[range(1), range(1, 5)])
+    inputs, found = np.empty((256, 4096), np.int64), []
+    for number in range(4):
+        inputs[...] = number + 1
+        found.append(pipeline.step(inputs, np.zeros((256, 1), np.float32), wait=wait))
+    return [float(loss) for loss in found]
+
+with init_process_group(timeout=20) as group:
+    assert losses(group, False) == losses(group, True)
+"""
+
+
+@needs_mpi
+def test_a_batch_that_is_refilled_changes_nothing_that_a_frozen_stage_has_sent(tmp_path):
+    """The story: stage 0 handed whole numbers on as they came, so the message was the caller's own array."""
+    (tmp_path / "refilled.py").write_text(REFILLED)
+    done = mpirun(2, tmp_path / "refilled.py")
+    assert done.code == 0, done.err
+
+
 def main():
     from minipipe import init_process_group
 
