@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.program import Program, read_schedule, schedule_of_text
 from minipipe.schedules.registry import REGISTRY, build, expected_names
+from minipipe.schedules.repeated import repeat
 from minipipe.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -32,6 +34,16 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False) -> None
         type=int,
         metavar="G",
         help="least microbatches of a group, for interleaved schedules (default: P)",
+    )
+    parser.add_argument(
+        "--freeze",
+        type=_stages,
+        default=[],
+        metavar="S,…",
+        help="stages that train nothing: leave out what they need not do",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=1, metavar="N", help="training steps, without a barrier between them"
     )
     parser.add_argument("--ignore-sharding", action="store_true", help="leave out UNSHARD, RESHARD and REDUCE_GRAD")
 
@@ -59,14 +71,29 @@ def add_memory_limit(parser: argparse.ArgumentParser, unit: str, kind: type = in
     parser.add_argument("--memory-limit", type=kind, metavar="N", help=f"most {unit} a rank may hold")
 
 
+def _stages(text: str) -> list[int]:
+    try:
+        return [int(stage) for stage in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} names no stages; expected their numbers, such as 0,1") from None
+
+
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
-    """Return a named schedule, or the content of a file.
+    """Return a named schedule, or the content of a file; with stages frozen, and several steps, where they are wanted.
 
     Raises
     ------
     ScheduleError
         Codes ``unknown``, ``parameters``, ``file`` and ``syntax``.
     """
+    schedule = _one_step(given, options)
+    try:
+        return repeat(freeze_stages(schedule, options.freeze), options.steps)
+    except ScheduleError as error:
+        raise misuse(ScheduleCode.PARAMETERS, f"--freeze or --steps: {error.problems[0].message}") from None
+
+
+def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     if given in REGISTRY:
         return build(given, *sizes_of(options), options.chunks, options.group)
     if given == "-":

@@ -291,3 +291,33 @@ def test_schedules_drawn_above_each_other_share_the_scale_of_a_ranks_work(ask):
     _, out, _ = ask("show", "gpipe", "zb-v", "--width", 80)
     assert "gpipe, predicted: makespan 33 units" in out and "zb-v, predicted: makespan 25.5 units" in out
     assert "makespan 51 units" in ask("show", "zb-v", "--width", 80)[1]  # alone, a stage takes a unit
+
+
+def test_frozen_stages_and_several_steps_are_simulated_drawn_and_read_again(ask, tmp_path):
+    _, out, _ = ask("simulate", "zb-h2", "--steps", 3, "--json")
+    assert json.loads(out)["makespan"] == 27 + 24 + 24
+    _, out, _ = ask("simulate", "1f1b", "--freeze", "0,1", "--json")
+    expected = simulate(schedules.freeze_stages(schedules.one_f_one_b(4, 8), [0, 1]))
+    assert json.loads(out)["makespan"] == expected.makespan and json.loads(out)["peak_activations"] == [1, 1, 2, 1]
+    path = tmp_path / "mine.txt"
+    path.write_text(schedules.freeze_stages(schedules.zb_h1(3, 4), [0]).to_text())
+    status, out, _ = ask("check", path)
+    assert status == 0 and "mine (frozen: 0), 3 ranks" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--freeze", "9"], "There is no stage 9; there are 4"),
+        (["--steps", "0"], "num_steps is 0; expected a whole number, at least 1"),
+    ],
+)
+def test_stages_that_cannot_be_frozen_and_no_steps_are_refused(ask, words, hint):
+    status, _, err = ask("show", "1f1b", *words)
+    assert status == 2 and hint in err
+
+
+def test_what_names_no_stages_is_refused_as_usage(ask, capsys):
+    with pytest.raises(SystemExit) as left:
+        ask("show", "1f1b", "--freeze", "first")
+    assert left.value.code == 2 and "'first' names no stages; expected their numbers" in capsys.readouterr().err
