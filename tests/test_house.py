@@ -66,7 +66,10 @@ CORE = [
         for name in ("elementwise", "operators", "reduction", "shape", "linear", "activation", "loss")
     ),
     *(f"schedules.{name}" for name in ("action", "action_table", "schedule", "program", "text", "placement", "row")),
-    *(f"schedules.{name}" for name in ("chunks", "closed_forms", "registry", "gpipe", "one_f_one_b", "zero_bubble")),
+    *(
+        f"schedules.{name}"
+        for name in ("chunks", "closed_forms", "frozen", "registry", "gpipe", "one_f_one_b", "zero_bubble")
+    ),
 ]
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "analysis.dependencies", "analysis.lowering", "pipeline.executor"),
@@ -81,7 +84,7 @@ FIRST_PATH = [
     ),
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 729), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 757), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 NOT_YET_REBUILT = {"testing.py:check_same_as_one_process"}
 
