@@ -1,7 +1,8 @@
 """The tensor: an array that knows how it was computed. Arithmetic is attached by ``functional/operators.py``.
 
 File 8 of 12 on the first path through the code (README.md):
-after ``functional/linear.py``, before ``autograd/graph.py``.
+after ``functional/linear.py``, before ``autograd/graph.py``. Begin with ``record``: its ``mode`` says whether a graph
+is recorded, and counts the results.
 """
 
 from __future__ import annotations

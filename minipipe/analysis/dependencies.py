@@ -30,7 +30,8 @@ sends and receives and waits for them later; a program without deadlock here has
                       SEND_F(s,k) [3] <----- [2] RECV_F(s+1,k) [4] -> [3] F(s+1,k)
 
 File 3 of 12 on the first path through the code (README.md):
-after ``schedules/action.py``, before ``analysis/lowering.py``.
+after ``schedules/action.py``, before ``analysis/lowering.py``. On a first reading, skip "the ready rule, in numbers":
+it says with numbers, for speed, what the four tags say. A table, ``ActionTable``, has each rank's row of actions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Matrix products.
+"""Matrix products: the result, and beside it the gradients.
 
-File 7 of 12 on the first path through the code (README.md): after ``pipeline/stage.py``, before ``tensor.py``.
+File 7 of 12 on the first path through the code (README.md): after ``pipeline/stage.py``, before ``tensor.py``. Each
+operation ends in ``record``, which takes for each input a vjp: a function from the gradient of the result to its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The executor: runs one rank's program on real tensors and real messages. It decides no order.
 
 File 5 of 12 on the first path through the code (README.md):
-after ``analysis/lowering.py``, before ``pipeline/stage.py``.
+after ``analysis/lowering.py``, before ``pipeline/stage.py``. Not on the path: a ``Batch`` has this rank's inputs and
+targets, a ``Payload`` the arrays of a value, a ``Record`` what a run leaves behind, a ``Place`` the key of random
+numbers.
 """
 
 from __future__ import annotations

@@ -227,7 +227,8 @@ class Plan:
             for i in layers:
                 layer = rows[i]
                 size, nbytes = layer.num_parameters, sum(p.nbytes for p in layer.parameters())
-                yield str(i), layer.brief(), str(stage), str(self.placement[stage]), f"{size:,}", f"{nbytes:,}"
+                mark = "" if not size or any(p.requires_grad for p in layer.parameters()) else ", frozen"
+                yield str(i), layer.brief() + mark, str(stage), str(self.placement[stage]), f"{size:,}", f"{nbytes:,}"
                 total_size, total_bytes = total_size + size, total_bytes + nbytes
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 

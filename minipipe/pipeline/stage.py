@@ -1,7 +1,8 @@
 """A stage: neighbouring layers on one rank, and the graphs they hold between a forward and its backward.
 
 File 6 of 12 on the first path through the code (README.md):
-after ``pipeline/executor.py``, before ``functional/linear.py``.
+after ``pipeline/executor.py``, before ``functional/linear.py``. You will meet its nodes, ``Node`` and ``StageInput``,
+in file 9, and ``WeightWork``, what I leaves for W, in file 11.
 """
 
 from __future__ import annotations

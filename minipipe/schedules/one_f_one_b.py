@@ -1,6 +1,7 @@
-"""1F1B: after a warm-up, forwards and backwards alternate.
+"""1F1B: after a warm-up, forwards and backwards alternate. Eager 1F1B warms up for twice as long.
 
-File 1 of 12 on the first path through the code (README.md): next comes ``schedules/action.py``.
+File 1 of 12 on the first path through the code (README.md): next comes ``schedules/action.py``. On a first reading,
+skip ``cut_stages``, which gives a rank several stages, and the closed forms at the end.
 """
 
 from __future__ import annotations

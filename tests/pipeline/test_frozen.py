@@ -190,3 +190,9 @@ def test_a_module_has_no_requires_grad_and_a_parameter_takes_truth_values_alone(
         layer.requires_grad = False
     with pytest.raises(ArgumentError, match="requires_grad is 'no'; expected True or False"):
         layer.weight.requires_grad = "no"
+
+
+def test_the_table_of_a_plan_marks_frozen_layers():
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH).freeze(), nn.Tanh(), LowRank(WIDTH), nn.Linear(WIDTH, 2))
+    lines = str(Plan(model, num_ranks=2)).splitlines()
+    assert ["frozen" in line for line in lines] == [False, True, False, False, False, False]
