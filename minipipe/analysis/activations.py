@@ -46,11 +46,8 @@ class Footprint(NamedTuple):
     transient: Sequence[float]
 
 
-class Level(NamedTuple):
-    """What a rank holds, as a number, while an action runs (the most) and after it."""
-
-    during: float
-    after: float
+# What a rank holds, as a number: the most while an action runs, and after it.
+Level = tuple[float, float]
 
 
 def endings(actions: Iterable[Action]) -> set[tuple[int, ActionKind]]:
@@ -78,9 +75,9 @@ def held_memory(actions: Sequence[Action], footprint: Footprint) -> Iterator[Lev
     Examples
     --------
     >>> from minipipe import schedules
-    >>> [level.after for level in held_memory(schedules.zb_h1(2, 2).actions[0], Footprint([10, 10], [4, 4], [0, 0]))]
+    >>> [after for _, after in held_memory(schedules.zb_h1(2, 2).actions[0], Footprint([10, 10], [4, 4], [0, 0]))]
     [10.0, 20.0, 14.0, 10.0, 4.0, 0.0]
-    >>> [level.during for level in held_memory(schedules.gpipe(1, 2).actions[0], Footprint([10], [10], [5]))]
+    >>> [during for during, _ in held_memory(schedules.gpipe(1, 2).actions[0], Footprint([10], [10], [5]))]
     [10.0, 20.0, 25.0, 15.0]
     """
     activation, weight_activation, transient = footprint
@@ -97,7 +94,7 @@ def held_memory(actions: Sequence[Action], footprint: Footprint) -> Iterator[Lev
             before += transient[stage]
         elif kind is W:
             held -= weight_activation[stage]
-        yield Level(before if before > held else held, held)
+        yield (before if before > held else held), held
 
 
 def memory_levels(table: ActionTable, footprint: Footprint) -> list[list[Level]]:
@@ -107,7 +104,7 @@ def memory_levels(table: ActionTable, footprint: Footprint) -> list[list[Level]]
     --------
     >>> from minipipe import schedules
     >>> levels = memory_levels(schedules.one_f_one_b(2, 4), Footprint([10, 20], [10, 20], [5, 5]))
-    >>> [max(level.during for level in row) for row in levels]
+    >>> [max(during for during, _ in row) for row in levels]
     [25.0, 25.0]
     """
     check_range(table)
@@ -127,7 +124,7 @@ def held_counts(actions: Sequence[Action]) -> Iterator[Level]:
     for stage, kind, _ in actions:
         during = held + (kind is F)
         held = during - ((stage, kind) in ends)
-        yield Level(during, held)
+        yield during, held
 
 
 def peak_activations(table: ActionTable) -> tuple[int, ...]:
@@ -158,12 +155,12 @@ def held_over_time(
     --------
     >>> from minipipe import schedules, simulate
     >>> spans = simulate(schedules.gpipe(1, 1)).spans[0]
-    >>> list(held_over_time(spans, [Level(1, 1), Level(3, 0)]))
+    >>> list(held_over_time(spans, [(1, 1), (3, 0)]))
     [(0.0, 1), (1.0, 1), (1.0, 3), (3.0, 0)]
     """
-    for (_, start, end), level in zip(spans, levels):
-        yield start, level.during
-        yield end, level.after
+    for (_, start, end), (during, after) in zip(spans, levels):
+        yield start, during
+        yield end, after
 
 
 # -- pairs, named -----------------------------------------------------------------------------------------------------

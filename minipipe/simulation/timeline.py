@@ -175,7 +175,7 @@ class Timeline:
         """
         if self.memory is None or self.memory_during is None:
             return []
-        return list(held_over_time(self.spans[rank], map(Level, self.memory_during[rank], self.memory[rank])))
+        return list(held_over_time(self.spans[rank], zip(self.memory_during[rank], self.memory[rank])))
 
     def activations_over_time(self, rank: int) -> list[tuple[float, float]]:
         """Return (time, activations held) at the start and at the end of each span of a rank: a curve of steps.
