@@ -212,7 +212,10 @@ def check_same_as_one_process(
         xp = module_for(device)
         x, y = moved(np.asarray(inputs), xp), moved(np.asarray(targets), xp)
         expected = one_process_step(twin, loss, x, y, schedule.num_microbatches, seed)
-    by_rank = spawn(pipelined, schedule.num_ranks)
+    _check_alike(spawn(pipelined, schedule.num_ranks), expected)
+
+
+def _check_alike(by_rank: list[StepResult], expected: StepResult) -> None:
     gradients = {name: gradient for result in by_rank for name, gradient in result.gradients.items()}
     assert gradients.keys() == expected.gradients.keys(), (
         f"parameters {sorted(gradients)} of {sorted(expected.gradients)}"

@@ -15,7 +15,7 @@ A stage that has no W and no B gives its activation back with I, and one that ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import NamedTuple
 
@@ -33,17 +33,17 @@ class Footprint(NamedTuple):
 
     Attributes
     ----------
-    activation : sequence of float
+    activation : sequence or mapping of float
         By stage, from F until B or I.
-    weight_activation : sequence of float
+    weight_activation : sequence or mapping of float
         By stage, from I until W.
-    transient : sequence of float
+    transient : sequence or mapping of float
         By stage, beyond that while B or I runs.
     """
 
-    activation: Sequence[float]
-    weight_activation: Sequence[float]
-    transient: Sequence[float]
+    activation: Sequence[float] | Mapping[int, float]
+    weight_activation: Sequence[float] | Mapping[int, float]
+    transient: Sequence[float] | Mapping[int, float]
 
 
 # What a rank holds, as a number: the most while an action runs, and after it.
@@ -76,12 +76,13 @@ def held_memory(actions: Sequence[Action], footprint: Footprint) -> Iterator[Lev
     --------
     >>> from minipipe import schedules
     >>> [after for _, after in held_memory(schedules.zb_h1(2, 2).actions[0], Footprint([10, 10], [4, 4], [0, 0]))]
-    [10.0, 20.0, 14.0, 10.0, 4.0, 0.0]
+    [10, 20, 14, 10, 4, 0]
     >>> [during for during, _ in held_memory(schedules.gpipe(1, 2).actions[0], Footprint([10], [10], [5]))]
-    [10.0, 20.0, 25.0, 15.0]
+    [10, 20, 25, 15]
     """
     activation, weight_activation, transient = footprint
-    ends, held = endings(actions), 0.0
+    held: float = 0
+    ends = endings(actions)
     for stage, kind, _ in actions:
         before = held
         if kind is F:
@@ -105,7 +106,7 @@ def memory_levels(table: ActionTable, footprint: Footprint) -> list[list[Level]]
     >>> from minipipe import schedules
     >>> levels = memory_levels(schedules.one_f_one_b(2, 4), Footprint([10, 20], [10, 20], [5, 5]))
     >>> [max(during for during, _ in row) for row in levels]
-    [25.0, 25.0]
+    [25, 25]
     """
     check_range(table)
     return [list(held_memory(row, footprint)) for row in table.actions]
@@ -120,11 +121,9 @@ def held_counts(actions: Sequence[Action]) -> Iterator[Level]:
     >>> [int(held) for _, held in held_counts(schedules.one_f_one_b(2, 3).actions[0])]
     [1, 2, 1, 2, 1, 0]
     """
-    ends, held = endings(actions), 0
-    for stage, kind, _ in actions:
-        during = held + (kind is F)
-        held = during - ((stage, kind) in ends)
-        yield during, held
+    stages = {stage for stage, _, _ in actions}
+    one, none = dict.fromkeys(stages, 1), dict.fromkeys(stages, 0)
+    return held_memory(actions, Footprint(one, one, none))
 
 
 def peak_activations(table: ActionTable) -> tuple[int, ...]:

@@ -157,5 +157,9 @@ class Expectation(NamedTuple):
                 "Every rank must call step, evaluate and predict equally often and in the same order.",
             )
 
+    def awaited(self) -> str:
+        """Return what the receiver waits for, and from whom."""
+        return f"{self} from rank {self.source}"
+
     def __str__(self) -> str:
         return self.what or f"a message with tag {self.tag}"

@@ -7,9 +7,9 @@ is given about the time that its copy takes, in case the receiver waits already,
 fixed 3 ms made pipelines of small messages five times slower, and was never better.)
 
 Waiting. A spinning wait takes the core that another rank needs, and a sleeping loop around ``Test`` of a large posted
-receive moves one chunk at a time where ranks cannot read each other's memory. So what is
-posted beforehand is a receive for the header, with room for a small array, and it is looked at politely (yield, then
-short sleeps); a large array's bytes are taken with one blocking call once its header is there.
+receive moves one chunk at a time where ranks cannot read each other's memory. So what is posted beforehand is a receive
+for the header, with room for a small array, and it is looked at politely (yield, then short sleeps); a large array's
+bytes are taken with one blocking call once its header is there.
 
 How an MPI job ends is in ``mpi_job.py``.
 """
@@ -17,12 +17,12 @@ How an MPI job ends is in ``mpi_job.py``.
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import time
 from collections.abc import Callable
+from functools import cache, partial
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -84,7 +84,8 @@ class MPIGroup(ProcessGroup):
         parts = [self._comm.Isend(buffer, destination, mpi_tag) for buffer in buffers]
         if len(parts) == 1 and parts[0].Test():
             return _DONE
-        request = _Send(self, parts, buffers, destination, f"rank {destination} to take {header} with tag {tag}")
+        words = "rank {} to take {} with tag {}".format
+        request = _Send(self, parts, buffers, destination, partial(words, destination, header, tag))
         # MPI reads from the buffers until the send is done, whether or not anybody keeps the request or the group.
         self._job.keep(request)
         request.progress(_SEND_PATIENCE * header.nbytes)
@@ -106,8 +107,7 @@ class MPIGroup(ProcessGroup):
         request, buffer = self._posted.pop(channel)
         try:
             if not request.Test(status):
-                words = _Awaited(expected)
-                self._wait_until(lambda: request.Test(status), expected.source, words, timeout)
+                self._wait_until(lambda: request.Test(status), expected.source, expected.awaited, timeout)
             length = status.Get_count(MPI.BYTE)
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
@@ -126,7 +126,7 @@ class MPIGroup(ProcessGroup):
             inline = np.frombuffer(buffer, header.dtype, array.size, _HEADER).reshape(header.shape)
             array[...] = backend.array_module(array).asarray(inline)
         elif header.nbytes:
-            with self._job.watchdog.watch(self.limit(timeout), f"the bytes of {expected} from rank {expected.source}"):
+            with self._job.watchdog.watch(self.limit(timeout), f"the bytes of {expected.awaited()}"):
                 self._comm.Recv(_bytes_of(array), *channel)
         expected.check(header)
         return array
@@ -153,7 +153,9 @@ class MPIGroup(ProcessGroup):
         """Return the seconds that a wait may last."""
         return self.timeout if timeout is None else timeout
 
-    def _wait_until(self, is_over: Callable[[], bool], peer: int, words: object, timeout: float | None) -> None:
+    def _wait_until(
+        self, is_over: Callable[[], bool], peer: int, words: Callable[[], str], timeout: float | None
+    ) -> None:
         """Ask again and again, politely; give up after the timeout, or when the peer has come to its end."""
         for look in range(_YIELDS):
             if is_over():
@@ -167,7 +169,7 @@ class MPIGroup(ProcessGroup):
             now = time.perf_counter()
             if now > next_look:
                 next_look = now + _LOOK_AROUND
-                waited = f"Rank {self.rank} has waited {now - started:.1f} s, since {_clock(since)}, for {words}"
+                waited = f"Rank {self.rank} has waited {now - started:.1f} s, since {_clock(since)}, for {words()}"
                 if now > deadline:
                     raise _late(waited, peer)
                 self._job.look_around()
@@ -191,23 +193,13 @@ class MPIGroup(ProcessGroup):
         super().__exit__(kind, error, trace)
 
 
-class _Awaited(NamedTuple):
-    """The words for an awaited message."""
-
-    expected: Expectation
-
-    def __str__(self) -> str:
-        return f"{self.expected} from rank {self.expected.source}"
-
-
 class _Send(Request):
     """One message, or header and bytes apart under one tag. Holds the buffers until they are gone."""
 
     def __init__(
-        self, group: MPIGroup, parts: list[MPI.Request], buffers: list[Any], destination: int, words: str
+        self, group: MPIGroup, parts: list[MPI.Request], buffers: list[Any], peer: int, words: Callable[[], str]
     ) -> None:
-        self._group, self._parts, self._buffers = group, parts, buffers
-        self._destination, self._words = destination, words
+        self._group, self._parts, self._buffers, self._peer, self._words = group, parts, buffers, peer, words
 
     def is_over(self) -> bool:
         """Tell whether all parts are gone, and let go of them once they are."""
@@ -225,7 +217,7 @@ class _Send(Request):
                 yield_core()
 
     def wait(self, timeout: float | None = None) -> None:
-        self._group._wait_until(self.is_over, self._destination, self._words, timeout)
+        self._group._wait_until(self.is_over, self._peer, self._words, timeout)
 
 
 def _bytes_of(array: Array) -> list[Any]:
@@ -238,7 +230,7 @@ def _local_rank(otherwise: int) -> int:
     return next((int(number) for number in told if number), otherwise)
 
 
-@functools.cache
+@cache
 def is_cuda_aware() -> bool:
     """Tell whether this MPI sends and receives the memory of NVIDIA's GPUs.
 

@@ -6,7 +6,7 @@ A rank that raises, exits or returns while others wait for it would leave them w
 * a rank that comes to its end says goodbye to all others [2], and finalises MPI only when all have said goodbye [3];
 * a rank that waits for one that has said goodbye [4] complains to it, and the complaint ends the job [5].
 
-The tags are repeated at the code::
+The tags are repeated at the code, here and in ``mpi.py``::
 
     rank 0   … works …  end --- goodbye [2] ---> waits for goodbyes [3] ...... complaint [5]: says why, aborts
                                    |                                               ^

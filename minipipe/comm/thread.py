@@ -60,9 +60,8 @@ class ThreadGroup(ProcessGroup):
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
         with self._switchboard.changed:
             letters = self._switchboard.mailboxes[self._name, expected.source, self.rank, expected.tag]
-        words = f"{expected} from rank {expected.source}"
         limit = self.timeout if timeout is None else timeout
-        self._switchboard.wait(self._members[self.rank], Wait(lambda: bool(letters), words), limit)
+        self._switchboard.wait(self._members[self.rank], Wait(lambda: bool(letters), expected.awaited()), limit)
         header, array = letters.popleft()  # without the lock: nobody else takes from this box
         expected.check(header)
         return array

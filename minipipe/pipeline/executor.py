@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Executor:
         self.xp = xp
         self.allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self.measures_memory = False
-        self._steps = [(action, _METHODS[action.kind](self, action)) for action in program.actions[group.rank]]
+        self._steps = [_METHODS[action.kind](self, action) for action in program.actions[group.rank]]
         self._earlier_sends: list[Request] = []
         self._forget()
 
@@ -83,18 +83,19 @@ class Executor:
         Sends that are not finished now are, at the latest, at the end of the next run.
         """
         self._meter = MemoryMeter(batch.arrays) if self.measures_memory else None
-        action: Action | None = None
+        done = 0
         try:
             with no_grad() if self.program.is_forward_only else enable_grad(), at(Place()):
-                for action, step in self._steps:  # noqa: B007 - for the note below
+                for step in self._steps:
                     step(batch)
-            action = None
+                    done += 1
             for send in (*self._earlier_sends, *(self._sends if finishes_sends else ())):
                 send.wait()
             self._earlier_sends = [] if finishes_sends else self._sends
             return self._record  # before _forget makes a new one
         except Exception as error:
-            if action is not None:
+            if done < len(self._steps):
+                action = self.program.actions[self.group.rank][done]
                 error.add_note(
                     f"on rank {self.group.rank}, stage {action.stage}, microbatch {action.microbatch}, "
                     f"action {action} of {self.program.name}, step {batch.step}"
@@ -105,7 +106,7 @@ class Executor:
 
     def _forget(self) -> None:
         self._record = Record()
-        self._box: dict[Value | None, Any] = {}  # Payload or Request
+        self._box: dict[Value, Any] = {}  # Payload or Request
         self._sends: list[Request] = []
         self._num_held = dict.fromkeys(self.stages, 0)
         self._meter = None
@@ -114,7 +115,7 @@ class Executor:
 
     def _forward(self, action: Action) -> Step:
         stage, k, time = self.stages[action.stage], action.microbatch, self.group.time
-        consumed, produced = Value.consumed_by(action), Value.produced_by(action)
+        consumed, produced = cast(Value, Value.consumed_by(action)), cast(Value, Value.produced_by(action))
 
         def run(batch: Batch) -> None:
             received = batch.input(k) if stage.is_first else self._take(consumed)
@@ -132,7 +133,7 @@ class Executor:
 
     def _backward(self, action: Action) -> Step:
         stage, k, time = self.stages[action.stage], action.microbatch, self.group.time
-        consumed, produced = Value.consumed_by(action), Value.produced_by(action)
+        consumed, produced = cast(Value, Value.consumed_by(action)), cast(Value, Value.produced_by(action))
         compute = stage.backward if action.kind is ActionKind.BACKWARD else stage.backward_input
 
         def run(batch: Batch) -> None:
@@ -172,14 +173,13 @@ class Executor:
 
     # -- messages -------------------------------------------------------------------------------------------
 
-    def _take(self, value: Value | None) -> Payload:
+    def _take(self, value: Value) -> Payload:
         """Return a value that an action consumes; wait if it is still to come."""
         item = self._box.pop(value)  # [4]
         if isinstance(item, Payload):
             return item
         awaited_from = self.group.time()
         message = item.wait()
-        assert value is not None and message is not None
         self._record.received[value] = Receipt(awaited_from, self.group.time(), backend.num_bytes(message))
         return Payload.from_message(message, self.xp)
 

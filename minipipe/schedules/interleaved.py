@@ -171,19 +171,7 @@ def interleaved_zb(
     largest idle time within a rank's own span is (p - 1)(tF + tI - tW) / v. At its peak, rank r holds (v - 1)g + p - r
     chunks and, for r more, the part that W needs.
 
-    Parameters
-    ----------
-    num_ranks, num_microbatches : int
-        At least 1.
-    chunks_per_rank : int
-        At least 1. Chunk j of rank r is stage ``j * num_ranks + r``.
-    microbatch_group_size : int, optional
-        The smallest number of microbatches that a rank runs through one chunk before it switches to the next chunk.
-        The number of ranks is the default and the minimum. All groups have nearly the same size.
-
-    Returns
-    -------
-    Schedule
+    Parameters and result are those of :func:`interleaved_1f1b`.
 
     References
     ----------
