@@ -123,7 +123,7 @@ def reshape(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def product(a: Array, b: Array) -> Array:
-    """Return the product of two matrices."""
+    """Return the product of two matrices, or of two vectors."""
     return a.dot(b) if isinstance(a, np.ndarray) else a @ b  # the method saves a fifth of small products
 
 
@@ -158,7 +158,7 @@ def filled(shape: tuple[int, ...], value: float, like: Array) -> Array:
 def sum_of_squares(array: Array) -> Array:
     """Return the sum of the squares of all elements."""
     flat = reshape(array, (-1,))
-    return flat @ flat  # no squares in memory, and no second pass over them
+    return product(flat, flat)  # no squares in memory, and no second pass over them
 
 
 def reduce_sum(array: Array, axis: Any = None, keepdims: bool = False) -> Array:

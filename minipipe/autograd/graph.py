@@ -48,6 +48,8 @@ class Node:
     is_boundary : bool
         Whether the result passes from one layer of a sequence to the next. Its gradient is made contiguous, as it is
         where the model is cut and the gradient comes in a message.
+    pending : array or None
+        During a walk, the sum of the contributions to its gradient so far.
 
     Examples
     --------
@@ -59,7 +61,7 @@ class Node:
     (True, array([ 9., 18.], dtype=float32))
     """
 
-    __slots__ = ("edges", "is_activation", "is_boundary", "needs_gradient", "order")
+    __slots__ = ("edges", "is_activation", "is_boundary", "needs_gradient", "order", "pending")
 
     def __init__(
         self, edges: list[Edge] | None, order: int, needs_gradient: bool = True, is_activation: bool = False
@@ -69,14 +71,15 @@ class Node:
         self.needs_gradient = needs_gradient
         self.is_activation = is_activation
         self.is_boundary = False
+        self.pending: Array | None = None
 
-    def add(self, contribution: Array, pending: Pending) -> None:
+    def add(self, contribution: Array, walk: Walk) -> None:
         """Add a contribution to the gradient, which is pending until the walk comes to this node."""
-        if self in pending.gradients:
-            pending.gradients[self] = pending.gradients[self] + contribution
+        if self.pending is not None:
+            self.pending = self.pending + contribution
         else:
-            pending.gradients[self] = contribution
-            heappush(pending.queue, (-self.order, next(pending.arrivals), self))
+            self.pending = contribution
+            heappush(walk.queue, (-self.order, next(walk.arrivals), self))
 
     def release(self, gradient: Array) -> list[Edge]:
         """Take the whole gradient, and return the edges along which it goes on: once, then they are gone."""
@@ -120,9 +123,9 @@ class Leaf(Node):
         self.grad: Array | None = None
         self.changed = -1
 
-    def add(self, contribution: Array, pending: Pending) -> None:
+    def add(self, contribution: Array, walk: Walk) -> None:
         """Add a contribution to ``grad`` at once. The first one is copied, unless nobody else can have it."""
-        if self.changed > pending.order:
+        if self.changed > walk.order:
             raise changed_in_place("A parameter, or another tensor made with requires_grad=True,")
         if contribution.shape != self.shape:
             raise TensorError(
@@ -134,7 +137,7 @@ class Leaf(Node):
         if self.grad is not None:
             self.grad += contribution
         # A vjp may return its argument, which others then have, too.
-        elif contribution is not pending.gradient and backend.is_fresh(contribution):
+        elif contribution is not walk.gradient and backend.is_fresh(contribution):
             self.grad = contribution
         else:
             self.grad = backend.copy(contribution)
@@ -170,25 +173,22 @@ class StageInput(Node):
         return []
 
 
-class Pending:
-    """The gradients that a walk has yet to pass on, and the node at which it is.
+class Walk:
+    """A walk: the nodes whose gradients it has yet to pass on, and the node at which it is.
 
     Attributes
     ----------
-    gradients : dict of Node to array
-        The sum of the contributions so far.
     queue : heap of (int, int, Node)
-        The same nodes, the latest first.
+        The nodes with a pending gradient, the latest first.
     arrivals : iterator of int
         Decides between nodes of the same order, which exist only where a recomputed module does more than before.
     order, gradient : int, array
-        Those of the node at which the walk is.
+        Those of the node at which it is.
     """
 
-    __slots__ = ("arrivals", "gradient", "gradients", "order", "queue")
+    __slots__ = ("arrivals", "gradient", "order", "queue")
 
     def __init__(self) -> None:
-        self.gradients: dict[Node, Array] = {}
         self.queue: list[tuple[int, int, Node]] = []
         self.arrivals = count()
         self.order = maxsize

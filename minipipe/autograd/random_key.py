@@ -44,6 +44,11 @@ class Place:
         twin.sequence, twin.num_draws = self.sequence, self.num_draws
         return twin
 
+    def begin(self, microbatch: int) -> None:
+        """Go to the beginning of a microbatch of the same step."""
+        self.microbatch, self.layer = microbatch, None
+        self.sequence = self.num_draws = 0
+
     def enter(self, layer: int) -> None:
         """Go to a layer of the outermost sequence."""
         self.layer, self.num_draws = layer, 0
@@ -84,11 +89,6 @@ def next_key() -> tuple[int, int, int, int, int]:
     place.num_draws += 1
     layer = (place.sequence << 32) + (0 if place.layer is None else place.layer + 1)
     return place.seed, layer, place.step, place.microbatch, place.num_draws
-
-
-def go_to(place: Place) -> None:
-    """Let random numbers be drawn for another place, until the block of :func:`at` around it ends."""
-    _place.set(place)
 
 
 def at(place: Place) -> AbstractContextManager[None]:

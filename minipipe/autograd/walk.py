@@ -19,7 +19,7 @@ from collections.abc import Callable
 from heapq import heappop
 
 from minipipe import backend
-from minipipe.autograd.graph import Edge, Node, Pending, Vjp
+from minipipe.autograd.graph import Edge, Node, Vjp, Walk
 from minipipe.backend import Array
 from minipipe.errors import TensorError
 
@@ -46,24 +46,24 @@ def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None
     >>> x.grad
     array([2., 4.], dtype=float32)
     """
-    pending = Pending()
-    queue, gradients = pending.queue, pending.gradients
-    for root, pending.gradient in roots.items():  # a root that is a leaf copies its gradient, which is the caller's
-        root.add(pending.gradient, pending)
+    walk = Walk()
+    queue = walk.queue
+    for root, walk.gradient in roots.items():  # a root that is a leaf copies its gradient, which is the caller's
+        root.add(walk.gradient, walk)
     while queue:
         node = heappop(queue)[-1]  # [1]
-        gradient = gradients.pop(node)  # [2]
+        gradient, node.pending = node.pending, None  # [2]
         if node.is_boundary:
             gradient = backend.contiguous(gradient)
         edges = node.release(gradient)
         if postpone is not None:
             edges = postpone(node, gradient, edges)
-        pending.order, pending.gradient = node.order, gradient
+        walk.order, walk.gradient = node.order, gradient
         for parent, vjp in edges:
             contribution = vjp(gradient)  # [3]
             if contribution is None:
                 raise _nothing_returned(vjp)
-            parent.add(contribution, pending)  # [4]
+            parent.add(contribution, walk)  # [4]
 
 
 def _nothing_returned(vjp: Vjp) -> TensorError:

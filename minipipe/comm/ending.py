@@ -50,11 +50,11 @@ class Watchdog:
 
     def __init__(self, give_up: Callable[[str], None]) -> None:
         self._give_up = give_up
-        self._watched: tuple[float, float, str] | None = None  # since, until, what
+        self._watched: tuple[float, float, Callable[[], str]] | None = None  # since, until, what
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def watch(self, limit: float, words: str) -> Iterator[None]:
+    def watch(self, limit: float, words: Callable[[], str]) -> Iterator[None]:
         """Give up if this block takes longer than ``limit`` seconds.
 
         For the one call that blocks inside MPI: a sender that stops in the middle of its bytes would hang it for ever.
@@ -74,5 +74,5 @@ class Watchdog:
             time.sleep(_INTERVAL)
             watched, now = self._watched, time.perf_counter()
             if watched is not None and now > watched[1]:
-                self._give_up(f"has waited {now - watched[0]:.1f} s for {watched[2]}.")
+                self._give_up(f"has waited {now - watched[0]:.1f} s for {watched[2]()}.")
                 return

@@ -19,8 +19,9 @@ from minipipe.errors import MessageError
 
 _MAGIC = b"mnpp"
 _MAX_AXES = 8
-_START = struct.Struct("<4sq")  # magic, step
-_DESCRIPTION = struct.Struct(f"<8sB{_MAX_AXES}q11x")  # dtype, number of axes, lengths; with the start, 96 bytes
+_FORMAT = struct.Struct(f"<4sq8sB{_MAX_AXES}q11x")  # magic, step, dtype, number of axes, lengths
+HEADER_SIZE = _FORMAT.size
+"""The length of every header, 96 bytes."""
 
 
 class Header(NamedTuple):
@@ -28,14 +29,13 @@ class Header(NamedTuple):
 
     Attributes
     ----------
-    dtype : str
-        NumPy's short form, with byte order: ``"<f4"``.
+    dtype : numpy.dtype
     shape : tuple of int
     step : int
         The number of the call that it belongs to; 0 where there is none.
     """
 
-    dtype: str
+    dtype: np.dtype
     shape: tuple[int, ...]
     step: int
 
@@ -48,16 +48,16 @@ class Header(NamedTuple):
         MessageError
             Codes ``dtype`` (objects and records do not travel) and ``shape`` (more than 8 axes).
         """
-        return cls(*_described(numpy_dtype(array.dtype), array.shape), step)
+        return _described(numpy_dtype(array.dtype), array.shape, step)
 
     @property
     def nbytes(self) -> int:
         """How many bytes follow."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def pack(self) -> bytes:
-        """Return the header as bytes, always ``Header.size()`` of them."""
-        return _START.pack(_MAGIC, self.step) + _packed(self.dtype, self.shape)
+        """Return the header as bytes, always ``HEADER_SIZE`` of them."""
+        return _packed(self)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Header:
@@ -68,43 +68,38 @@ class Header(NamedTuple):
         MessageError
             Code ``header``, when the bytes are not one.
         """
-        size = cls.size()
-        if len(data) < size or data[:4] != _MAGIC:
-            raise MessageError(
-                "header",
-                f"{len(data)} bytes arrived that are not the header of a message. Did something else send with this "
-                "tag, or do the ranks run different versions of minipipe?",
-            )
-        return cls(*_unpacked(bytes(data[_START.size : size])), _START.unpack_from(data)[1])
-
-    @staticmethod
-    def size() -> int:
-        """Return the length of every header, in bytes."""
-        return _START.size + _DESCRIPTION.size
+        return _unpacked(bytes(data[:HEADER_SIZE]))
 
     def __str__(self) -> str:
-        return f"{np.dtype(self.dtype).name} {self.shape}"
+        return f"{self.dtype.name} {self.shape}"
 
 
-# What a channel carries repeats: dtype and shape are checked, packed and unpacked once.
+# What a step sends repeats, so each header is checked, packed and unpacked once.
 @lru_cache(maxsize=1024)
-def _described(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+def _described(dtype: np.dtype, shape: tuple[int, ...], step: int) -> Header:
     if dtype.kind not in "biufc":
         raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {dtype}.")
     if len(shape) > _MAX_AXES:
         raise MessageError("shape", f"An array to send has at most {_MAX_AXES} axes; this one has {len(shape)}.")
-    return dtype.str, shape
+    return Header(dtype, shape, step)
 
 
 @lru_cache(maxsize=1024)
-def _packed(dtype: str, shape: tuple[int, ...]) -> bytes:
-    return _DESCRIPTION.pack(dtype.encode(), len(shape), *shape, *(0,) * (_MAX_AXES - len(shape)))
+def _packed(header: Header) -> bytes:
+    dtype, shape, step = header
+    return _FORMAT.pack(_MAGIC, step, dtype.str.encode(), len(shape), *shape, *(0,) * (_MAX_AXES - len(shape)))
 
 
 @lru_cache(maxsize=1024)
-def _unpacked(description: bytes) -> tuple[str, tuple[int, ...]]:
-    dtype, axes, *lengths = _DESCRIPTION.unpack(description)
-    return dtype.rstrip(b"\0").decode("ascii"), tuple(lengths[:axes])
+def _unpacked(data: bytes) -> Header:
+    if len(data) < HEADER_SIZE or data[:4] != _MAGIC:
+        raise MessageError(
+            "header",
+            f"{len(data)} bytes arrived that are not the header of a message. Did something else send with this "
+            "tag, or do the ranks run different versions of minipipe?",
+        )
+    _, step, dtype, axes, *lengths = _FORMAT.unpack(data)
+    return Header(np.dtype(dtype.rstrip(b"\0").decode("ascii")), tuple(lengths[:axes]), step)
 
 
 class Expectation(NamedTuple):

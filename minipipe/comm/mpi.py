@@ -27,10 +27,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from minipipe import backend
-from minipipe.backend import Array
 from minipipe.comm.ending import exit_code_of
 from minipipe.comm.host import yield_core
-from minipipe.comm.message import Expectation, Header
+from minipipe.comm.message import HEADER_SIZE, Expectation, Header
 from minipipe.comm.mpi_job import MPI, Job, the_job
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import Done, Request
@@ -38,7 +37,6 @@ from minipipe.errors import ArgumentError, MessageError
 
 _YIELDS = 400  # looks before the sleeps begin (100 made two ranks 10 % slower)
 _INLINE = 1 << 15  # bytes of an array that travels with its header, in one message
-_HEADER = Header.size()
 _SPARE = 16  # buffers of receives that are kept for the next ones
 _DONE = Done()
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
@@ -80,7 +78,7 @@ class MPIGroup(ProcessGroup):
         if isinstance(array, np.ndarray) and array.nbytes <= _INLINE:
             buffers: list[Any] = [b"".join((packed, array.data))]
         else:
-            buffers = [packed, _bytes_of(array)] if header.nbytes else [packed]
+            buffers = [packed, [array, header.nbytes, MPI.BYTE]] if header.nbytes else [packed]
         parts = [self._comm.Isend(buffer, destination, mpi_tag) for buffer in buffers]
         if len(parts) == 1 and parts[0].Test():
             return _DONE
@@ -95,7 +93,7 @@ class MPIGroup(ProcessGroup):
         """Post a receive for the next message of a channel, a source and a tag, unless one is posted already."""
         channel = expected.source, self._mpi_tag(expected.tag)
         if channel not in self._posted:
-            buffer = self._spare.pop() if self._spare else bytearray(_HEADER + _INLINE)
+            buffer = self._spare.pop() if self._spare else bytearray(HEADER_SIZE + _INLINE)
             self._posted[channel] = self._comm.Irecv(buffer, *channel), buffer
         return expected
 
@@ -118,16 +116,17 @@ class MPIGroup(ProcessGroup):
             raise
         if len(self._spare) < _SPARE:
             self._spare.append(buffer)
-        header = Header.unpack(memoryview(buffer)[:length])
-        array = expected.allocate(header.shape, np.dtype(header.dtype))
-        if not isinstance(array, np.ndarray):
+        header = Header.unpack(buffer[: min(length, HEADER_SIZE)])
+        array = expected.allocate(header.shape, header.dtype)
+        is_in_ram = isinstance(array, np.ndarray)
+        if not is_in_ram:
             backend.synchronise(backend.array_module(array))  # a GPU may still use the memory for what it held before
-        if length > _HEADER:
-            inline = np.frombuffer(buffer, header.dtype, array.size, _HEADER).reshape(header.shape)
-            array[...] = backend.array_module(array).asarray(inline)
+        if length > HEADER_SIZE:
+            inline = np.ndarray(header.shape, header.dtype, buffer, HEADER_SIZE)
+            array[...] = inline if is_in_ram else backend.array_module(array).asarray(inline)
         elif header.nbytes:
-            with self._job.watchdog.watch(self.limit(timeout), f"the bytes of {expected.awaited()}"):
-                self._comm.Recv(_bytes_of(array), *channel)
+            with self._job.watchdog.watch(self.limit(timeout), lambda: f"the bytes of {expected.awaited()}"):
+                self._comm.Recv([array, header.nbytes, MPI.BYTE], *channel)
         expected.check(header)
         return array
 
@@ -218,10 +217,6 @@ class _Send(Request):
 
     def wait(self, timeout: float | None = None) -> None:
         self._group._wait_until(self.is_over, self._peer, self._words, timeout)
-
-
-def _bytes_of(array: Array) -> list[Any]:
-    return [array.reshape(-1).view(np.uint8), MPI.BYTE]
 
 
 def _local_rank(otherwise: int) -> int:

@@ -39,6 +39,8 @@ class ProcessGroup(ABC):
         Seconds that a wait may last, unless the call says otherwise.
     note : str
         A remark on times measured in this group.
+    clock_offset : float
+        Seconds that the clock of rank 0 is ahead of this rank's ``time.perf_counter``, as far as could be measured.
     takes_device_arrays : bool
         Whether arrays in the memory of a GPU can be sent as they are.
     local_rank : int
@@ -56,7 +58,7 @@ class ProcessGroup(ABC):
 
     takes_device_arrays = False
     note = ""
-    _clock_offset = 0.0
+    clock_offset = 0.0
     _num_serials = 0
 
     def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:
@@ -518,7 +520,7 @@ class ProcessGroup(ABC):
         members.sort(key=lambda rank: (given[rank][1], rank))
         group = self._subgroup(members, mine)
         if group is not None:
-            group._parent, group._clock_offset = self, self._clock_offset
+            group._parent, group.clock_offset = self, self.clock_offset
         return group
 
     def next_serial(self) -> int:
@@ -537,7 +539,7 @@ class ProcessGroup(ABC):
     # -- time -----------------------------------------------------------------------------------------------
 
     def time(self) -> float:
-        """Return seconds on a clock that all ranks share, as far as it could be aligned.
+        """Return seconds on a clock that all ranks share, as far as it could be aligned (``clock_offset``).
 
         Examples
         --------
@@ -547,7 +549,7 @@ class ProcessGroup(ABC):
         ...     group.time() >= before
         True
         """
-        return time.perf_counter() + self._clock_offset
+        return time.perf_counter() + self.clock_offset
 
     def align_clocks(self, rounds: int = 10) -> None:
         """Align the clocks with that of rank 0.
@@ -580,7 +582,7 @@ class ProcessGroup(ABC):
             heard = time.perf_counter()
             if heard - asked < best:
                 best = heard - asked
-                self._clock_offset = answer - (asked + heard) / 2
+                self.clock_offset = answer - (asked + heard) / 2
 
     # -- the end --------------------------------------------------------------------------------------------
 

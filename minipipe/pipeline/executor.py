@@ -9,6 +9,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from types import ModuleType
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ import numpy as np
 from minipipe import backend
 from minipipe.analysis.dependencies import Direction, Value
 from minipipe.autograd.grad_mode import enable_grad, no_grad
-from minipipe.autograd.random_key import Place, at, go_to
+from minipipe.autograd.random_key import Place, at, current_place
 from minipipe.comm import ProcessGroup, Request
 from minipipe.pipeline.memory_meter import MemoryMeter
 from minipipe.pipeline.microbatch import Batch
@@ -26,7 +27,6 @@ from minipipe.pipeline.record import Receipt, Record
 from minipipe.pipeline.stage import Stage
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.program import Program
-from minipipe.simulation.span import Span
 
 Step = Callable[[Batch], None]
 
@@ -71,7 +71,7 @@ class Executor:
         self.group = group
         self.seed = seed
         self.xp = xp
-        self.allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
+        self._allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self.measures_memory = False
         self._steps = [_METHODS[action.kind](self, action) for action in program.actions[group.rank]]
         self._earlier_sends: list[Request] = []
@@ -83,9 +83,9 @@ class Executor:
         Sends that are not finished now are, at the latest, at the end of the next run.
         """
         self._meter = MemoryMeter(batch.arrays) if self.measures_memory else None
-        done = 0
+        done, place = 0, Place(self.seed, batch.training_step)
         try:
-            with no_grad() if self.program.is_forward_only else enable_grad(), at(Place()):
+            with no_grad() if self.program.is_forward_only else enable_grad(), at(place):
                 for step in self._steps:
                     step(batch)
                     done += 1
@@ -108,19 +108,18 @@ class Executor:
         self._record = Record()
         self._box: dict[Value, Any] = {}  # Payload or Request
         self._sends: list[Request] = []
-        self._num_held = dict.fromkeys(self.stages, 0)
         self._meter = None
 
     # -- computing ------------------------------------------------------------------------------------------
 
     def _forward(self, action: Action) -> Step:
-        stage, k, time = self.stages[action.stage], action.microbatch, self.group.time
+        stage, k = self.stages[action.stage], action.microbatch
         consumed, produced = cast(Value, Value.consumed_by(action)), cast(Value, Value.produced_by(action))
 
         def run(batch: Batch) -> None:
             received = batch.input(k) if stage.is_first else self._take(consumed)
-            start = time()
-            go_to(Place(self.seed, batch.training_step, k))
+            start = perf_counter()
+            current_place().begin(k)
             if not stage.is_last:
                 self._box[produced] = stage.forward(k, received)  # [1]
             elif batch.targets is None:
@@ -132,13 +131,13 @@ class Executor:
         return run
 
     def _backward(self, action: Action) -> Step:
-        stage, k, time = self.stages[action.stage], action.microbatch, self.group.time
+        stage, k = self.stages[action.stage], action.microbatch
         consumed, produced = cast(Value, Value.consumed_by(action)), cast(Value, Value.produced_by(action))
         compute = stage.backward if action.kind is ActionKind.BACKWARD else stage.backward_input
 
         def run(batch: Batch) -> None:
             received = None if stage.is_last else self._take(consumed)
-            start = time()
+            start = perf_counter()
             if self._meter is not None:  # the bytes of a recomputation count, too
                 self._meter.observe(stage, k)
             gradient = compute(k, received)
@@ -149,27 +148,23 @@ class Executor:
         return run
 
     def _backward_weight(self, action: Action) -> Step:
-        stage, k, time = self.stages[action.stage], action.microbatch, self.group.time
+        stage, k = self.stages[action.stage], action.microbatch
 
         def run(batch: Batch) -> None:
-            start = time()
+            start = perf_counter()
             stage.backward_weight(k)
             self._note(action, stage, start)
 
         return run
 
     def _note(self, action: Action, stage: Stage, start: float) -> None:
-        """Record the times of the action, and the activations held after it; those of a frozen F, while it ran."""
+        """Record the times of the action, and what is held after it."""
         backend.synchronise(self.xp)  # otherwise this would time the launch of kernels on a GPU
-        record = self._record
-        record.spans.append(Span(action, start, self.group.time()))
-        only_now = action.kind is ActionKind.FORWARD and not stage.has_backward
-        self._num_held[stage.index] = stage.num_held
-        record.peak_activations = max(record.peak_activations, sum(self._num_held.values()) + only_now)
+        self._record.ran.append((start, perf_counter(), stage.num_held))
         if self._meter is not None:
             stage_bytes, all_bytes = self._meter.measure(action, stage)
-            record.held_bytes.append((action, *stage_bytes))
-            record.memory.append(all_bytes)
+            self._record.held_bytes.append((action, *stage_bytes))
+            self._record.memory.append(all_bytes)
 
     # -- messages -------------------------------------------------------------------------------------------
 
@@ -178,9 +173,9 @@ class Executor:
         item = self._box.pop(value)  # [4]
         if isinstance(item, Payload):
             return item
-        awaited_from = self.group.time()
+        awaited_from = perf_counter()
         message = item.wait()
-        self._record.received[value] = Receipt(awaited_from, self.group.time(), backend.num_bytes(message))
+        self._record.received[value] = Receipt(awaited_from, perf_counter(), backend.num_bytes(message))
         return Payload.from_message(message, self.xp)
 
     def _send(self, action: Action) -> Step:
@@ -189,7 +184,7 @@ class Executor:
 
         def run(batch: Batch) -> None:
             array = self._box.pop(value).to_message(self.group.takes_device_arrays)  # [2]
-            self._record.sent[value] = self.group.time()
+            self._record.sent[value] = perf_counter()
             self._sends.append(self.group.isend(array, destination, tag, step=batch.step))
 
         return run
@@ -201,7 +196,7 @@ class Executor:
         source, tag = self.program.placement[value.stage], self._tag(value)
 
         def run(batch: Batch) -> None:  # [3]
-            self._box[value] = self.group.irecv(source, tag, step=batch.step, what=words, allocate=self.allocate)
+            self._box[value] = self.group.irecv(source, tag, step=batch.step, what=words, allocate=self._allocate)
 
         return run
 

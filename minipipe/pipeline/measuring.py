@@ -117,9 +117,9 @@ def _gather_memory(group: ProcessGroup, record: Record, num_stages: int) -> Memo
 
 def gather_timeline(group: ProcessGroup, record: Record, program: Program) -> Timeline:
     """Return the measured timeline of all ranks, in seconds from the beginning. Collective."""
-    own_times = np.array([(span.start, span.end) for span in record.spans]).reshape(-1, 2)
+    own_times = np.array([(start, end) for start, end, _ in record.ran]).reshape(-1, 2) + group.clock_offset
     times = group.all_gather(own_times, what=part_of("timeline"))
-    peaks = group.all_gather(np.array([record.peak_activations]))
+    peaks = group.all_gather(np.array([_peak_activations(record, program, group.rank)]))
     own_memory = np.array(record.memory, np.int64).reshape(-1, 2)
     memory = [held.reshape(-1, 2).T.tolist() for held in group.all_gather(own_memory)]
     origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
@@ -142,6 +142,16 @@ def gather_timeline(group: ProcessGroup, record: Record, program: Program) -> Ti
     )
 
 
+def _peak_activations(record: Record, program: Program, rank: int) -> int:
+    """Return the most (stage, microbatch) pairs that a rank held at once; a frozen F holds its own while it runs."""
+    held, peak = dict.fromkeys(program.schedule.stages_of(rank), 0), 0
+    for action, (_, _, after) in zip(program.schedule.actions[rank], record.ran):
+        held[action.stage] = after
+        only_now = action.kind is ActionKind.FORWARD and action.stage < program.first_backward_stage
+        peak = max(peak, sum(held.values()) + only_now)
+    return peak
+
+
 def _gather_messages(group: ProcessGroup, record: Record, program: Program, origin: float) -> tuple[Message, ...]:
     """Return every message between ranks, in the order in which they were sent. Collective.
 
@@ -149,8 +159,9 @@ def _gather_messages(group: ProcessGroup, record: Record, program: Program, orig
     order of the program.
     """
     sends, receives = _values(program, "send"), _values(program, "receive")
-    sent_at = np.array([record.sent[value] for value in sends[group.rank]])
+    sent_at = np.array([record.sent[value] for value in sends[group.rank]]) + group.clock_offset
     receipts = np.array([record.received[value] for value in receives[group.rank]]).reshape(-1, 3)
+    receipts[:, :2] += group.clock_offset
     all_sent_at = group.all_gather(sent_at)
     all_receipts = group.all_gather(receipts)
     sent = {

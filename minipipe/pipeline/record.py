@@ -8,11 +8,10 @@ from typing import NamedTuple
 from minipipe.analysis.dependencies import Value
 from minipipe.backend import Array
 from minipipe.schedules.action import Action
-from minipipe.simulation.span import Span
 
 
 class Receipt(NamedTuple):
-    """How a message came: since when it was awaited, when it was there, in the group's time, and its bytes."""
+    """How a message came: since when it was awaited, when it was there, and its bytes."""
 
     awaited_from: float
     arrived: float
@@ -21,7 +20,7 @@ class Receipt(NamedTuple):
 
 @dataclass
 class Record:
-    """What one run left behind on this rank.
+    """What one run left behind on this rank. Times are those of ``time.perf_counter``.
 
     Attributes
     ----------
@@ -29,10 +28,8 @@ class Record:
         Mean loss by microbatch, on the rank of the last stage.
     outputs : dict
         Outputs by microbatch, there, where there were no targets.
-    spans : list of Span
-        Every computation, in the group's time.
-    peak_activations : int
-        The most (stage, microbatch) pairs held at once.
+    ran : list of (float, float, int)
+        Start and end of every computation of this rank's row, and the microbatches that its stage held after it.
     held_bytes : list of (Action, int, int)
         The bytes that the stage of an action held after it, and at most while it computed something again (0 where it
         did not), if it was measured.
@@ -46,8 +43,7 @@ class Record:
 
     losses: dict[int, float] = field(default_factory=dict)
     outputs: dict[int, Array] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-    peak_activations: int = 0
+    ran: list[tuple[float, float, int]] = field(default_factory=list)
     held_bytes: list[tuple[Action, int, int]] = field(default_factory=list)
     memory: list[tuple[int, int]] = field(default_factory=list)
     sent: dict[Value, float] = field(default_factory=dict)

@@ -29,13 +29,8 @@ class _Held(NamedTuple):
     """The graph of one microbatch from F until B or I; after I, a WeightWork holds the rest until W."""
 
     inputs: list[StageInput]
-    results: list[_Result]
+    results: list[tuple[Node | None, tuple[int, ...]]]  # no node where it depends on nothing that has a gradient; shape
     seed: Array | None  # on the last stage, the gradient of the loss, with which the backward begins
-
-
-class _Result(NamedTuple):
-    node: Node | None  # None where it depends on nothing that has a gradient
-    shape: tuple[int, ...]
 
 
 class Stage:
@@ -182,21 +177,26 @@ class Stage:
 
     def _hold(self, microbatch: int, inputs: list[StageInput], result: Any, seed: Array | None) -> None:
         if self.has_backward and is_grad_enabled():
-            results = [_Result(tensor.node, tensor.shape) for tensor in tensors_in(result)]
+            results = [(tensor.node, tensor.shape) for tensor in tensors_in(result)]
             self._held[microbatch] = _Held(inputs, results, seed)
 
     def _roots(self, held: _Held, gradient: Payload | None) -> dict[Node, Array]:
         """Return where the walk begins, and with which gradients."""
         arrays = [held.seed] if gradient is None else gradient.arrays
-        given = [None if array is None else array.shape for array in arrays]
-        expected = [result.shape for result in held.results]
-        if len(given) != len(expected) or any(shape not in (None, other) for shape, other in zip(given, expected)):
-            sentence = (
-                f"Stage {self.index} passed on tensors of shapes {expected}; gradients of shapes {given} came back."
+        roots, fits = {}, len(arrays) == len(held.results)
+        for array, (node, shape) in zip(arrays, held.results):
+            if array is not None:
+                fits = fits and array.shape == shape
+                if node is not None:
+                    roots[node] = array
+        if not fits:
+            given = [None if array is None else array.shape for array in arrays]
+            expected = [shape for _, shape in held.results]
+            raise MessageError(
+                "shape",
+                f"Stage {self.index} passed on tensors of shapes {expected}; gradients of shapes {given} came back.",
             )
-            raise MessageError("shape", sentence)
-        roots = zip((result.node for result in held.results), arrays)
-        return {node: array for node, array in roots if node is not None and array is not None}
+        return roots
 
     @staticmethod
     def _gradients(held: _Held) -> Payload:

@@ -14,9 +14,7 @@ class OnDevice:
 
     def __init__(self, array):
         self.array, self.shape, self.dtype, self.nbytes = array, array.shape, array.dtype, array.nbytes
-
-    def reshape(self, *shape):
-        return self.array.reshape(*shape)
+        self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3}
 
 
 def an_empty_array_on_a_device_leaves_its_channel_in_order(group):
