@@ -294,8 +294,7 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     for tensor, vjp in inputs:
         node = tensor.node
         if node is not None:
-            if node.is_activation:
-                is_activation = True
+            is_activation = is_activation or node.is_activation
             if node.needs_gradient:
                 edges.append((node, vjp))
     if edges or is_activation:  # without edges, too: autograd/split.py asks what depends on the stage's input

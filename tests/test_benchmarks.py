@@ -16,6 +16,7 @@ RUNS = [
     ("engine.py", ["--case", "block 4x16", "--steps", "2", "--repeats", "1", "--json"], ['"name": "split / fused"']),
     ("step_time.py", ["--width", "8", "--layers", "2", "--steps", "2"], ["pipeline, 1 rank"]),
     ("prediction.py", ["--width", "8", "--layers", "4", "--steps", "1", "--rounds", "1"], ["zb-v", "median error"]),
+    ("stacking.py", ["--rounds", "1", "--widest", "32"], ["divided", "stacked"]),
     ("schedule_scale.py", ["--sizes", "1", "--repeats", "1"], ["1f1b", "growth"]),
 ]
 BY_RANKS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,8 +109,8 @@ def _arrays_in(item: Any) -> Iterator[Array]:
         for part in item.values() if isinstance(item, dict) else item:
             yield from _arrays_in(part)
     elif callable(item):
-        for cell in getattr(item, "__closure__", None) or ():
-            yield from _arrays_in(cell.cell_contents)
+        cells = getattr(item, "__closure__", None) or ()
+        yield from _arrays_in(item.args if isinstance(item, partial) else tuple(cell.cell_contents for cell in cells))
 
 
 def _base(array: Array) -> Array:

@@ -55,26 +55,11 @@ class Header(NamedTuple):
         """How many bytes follow."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def pack(self) -> bytes:
-        """Return the header as bytes, always ``HEADER_SIZE`` of them."""
-        return _packed(self)
-
-    @classmethod
-    def unpack(cls, data: bytes | bytearray | memoryview) -> Header:
-        """Read the header with which bytes begin.
-
-        Raises
-        ------
-        MessageError
-            Code ``header``, when the bytes are not one.
-        """
-        return _unpacked(bytes(data[:HEADER_SIZE]))
-
     def __str__(self) -> str:
         return f"{self.dtype.name} {self.shape}"
 
 
-# What a step sends repeats, so each header is checked, packed and unpacked once.
+# What a step sends repeats, so each header is made, packed and unpacked once.
 @lru_cache(maxsize=1024)
 def _described(dtype: np.dtype, shape: tuple[int, ...], step: int) -> Header:
     if dtype.kind not in "biufc":
@@ -85,13 +70,21 @@ def _described(dtype: np.dtype, shape: tuple[int, ...], step: int) -> Header:
 
 
 @lru_cache(maxsize=1024)
-def _packed(header: Header) -> bytes:
+def packed(header: Header) -> bytes:
+    """Return a header as bytes, always ``HEADER_SIZE`` of them."""
     dtype, shape, step = header
     return _FORMAT.pack(_MAGIC, step, dtype.str.encode(), len(shape), *shape, *(0,) * (_MAX_AXES - len(shape)))
 
 
 @lru_cache(maxsize=1024)
-def _unpacked(data: bytes) -> Header:
+def unpacked(data: bytes) -> Header:
+    """Read a header.
+
+    Raises
+    ------
+    MessageError
+        Code ``header``, when the bytes are not one.
+    """
     if len(data) < HEADER_SIZE or data[:4] != _MAGIC:
         raise MessageError(
             "header",

@@ -29,7 +29,7 @@ import numpy as np
 from minipipe import backend
 from minipipe.comm.ending import exit_code_of
 from minipipe.comm.host import yield_core
-from minipipe.comm.message import HEADER_SIZE, Expectation, Header
+from minipipe.comm.message import HEADER_SIZE, Expectation, Header, packed, unpacked
 from minipipe.comm.mpi_job import MPI, Job, the_job
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import Done, Request
@@ -74,11 +74,11 @@ class MPIGroup(ProcessGroup):
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
-        packed, mpi_tag = header.pack(), self._mpi_tag(tag)
+        head, mpi_tag = packed(header), self._mpi_tag(tag)
         if isinstance(array, np.ndarray) and array.nbytes <= _INLINE:
-            buffers: list[Any] = [b"".join((packed, array.data))]
+            buffers: list[Any] = [b"".join((head, array.data))]
         else:
-            buffers = [packed, [array, header.nbytes, MPI.BYTE]] if header.nbytes else [packed]
+            buffers = [head, [array, header.nbytes, MPI.BYTE]] if header.nbytes else [head]
         parts = [self._comm.Isend(buffer, destination, mpi_tag) for buffer in buffers]
         if len(parts) == 1 and parts[0].Test():
             return _DONE
@@ -116,14 +116,12 @@ class MPIGroup(ProcessGroup):
             raise
         if len(self._spare) < _SPARE:
             self._spare.append(buffer)
-        header = Header.unpack(buffer[: min(length, HEADER_SIZE)])
+        header = unpacked(bytes(buffer[: min(length, HEADER_SIZE)]))
         array = expected.allocate(header.shape, header.dtype)
-        is_in_ram = isinstance(array, np.ndarray)
-        if not is_in_ram:
-            backend.synchronise(backend.array_module(array))  # a GPU may still use the memory for what it held before
+        xp = backend.array_module(array)
+        backend.synchronise(xp)  # a GPU may still use the memory for what it held before
         if length > HEADER_SIZE:
-            inline = np.ndarray(header.shape, header.dtype, buffer, HEADER_SIZE)
-            array[...] = inline if is_in_ram else backend.array_module(array).asarray(inline)
+            array[...] = xp.asarray(np.ndarray(header.shape, header.dtype, buffer, HEADER_SIZE))
         elif header.nbytes:
             with self._job.watchdog.watch(self.limit(timeout), lambda: f"the bytes of {expected.awaited()}"):
                 self._comm.Recv([array, header.nbytes, MPI.BYTE], *channel)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from minipipe import backend
 from minipipe.backend import Array
 from minipipe.errors import TensorError
+from minipipe.functional.over_rows import OverRows
 from minipipe.tensor import Operand, Tensor, operands, record
 
 
@@ -50,23 +51,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     before, after = data.shape, (*data.shape[:-1], w.shape[1])
 
     # The vjps (see autograd/graph.py): from the gradient g of the result to that of an input. Each holds only the
-    # arrays that it needs.
+    # arrays that it needs. Those of weights sum over rows, so several microbatches may be one (over_rows.py).
     def of_x(g: Array) -> Array:
         return backend.reshape(backend.product(_rows(g), w.T), before)
 
-    def of_weight(g: Array) -> Array:
-        return backend.product(rows.T, _rows(g))
-
-    def of_bias(g: Array) -> Array:
-        return backend.sum_of_rows(_rows(g))
-
+    of_weight = OverRows(_gradient_of_weight, rows)
     if bias is None:
         return record(backend.reshape(result, after), (x, of_x), (weight, of_weight))
     _, bias = operands(x, bias)
     if bias.data.shape != w.shape[1:]:
         raise TensorError("shape", f"linear: the bias has shape {bias.shape}; expected {w.shape[1:]}.")
     result += bias.data
-    return record(backend.reshape(result, after), (x, of_x), (weight, of_weight), (bias, of_bias))
+    return record(backend.reshape(result, after), (x, of_x), (weight, of_weight), (bias, OverRows(_gradient_of_bias)))
+
+
+def _gradient_of_weight(rows: Array, g: Array) -> Array:
+    return backend.product(rows.T, _rows(g))
+
+
+def _gradient_of_bias(g: Array) -> Array:
+    return backend.sum_of_rows(_rows(g))
 
 
 def _rows(array: Array) -> Array:

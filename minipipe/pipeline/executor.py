@@ -13,8 +13,6 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any, cast
 
-import numpy as np
-
 from minipipe import backend
 from minipipe.analysis.dependencies import Direction, Value
 from minipipe.autograd.grad_mode import enable_grad, no_grad
@@ -27,6 +25,7 @@ from minipipe.pipeline.record import Receipt, Record
 from minipipe.pipeline.stage import Stage
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.program import Program
+from minipipe.schedules.split_backward import neighbouring_weights
 
 Step = Callable[[Batch], None]
 
@@ -52,10 +51,10 @@ class Executor:
     stages : mapping of int to Stage
         This rank's stages, by index.
     group : ProcessGroup
-    seed : int
-        Of the random numbers in the model.
     xp : module
         The array module to compute with.
+    stacks : bool
+        Whether the last of several neighbouring W of a stage computes the weight gradients of all of them.
 
     Attributes
     ----------
@@ -64,15 +63,15 @@ class Executor:
     """
 
     def __init__(
-        self, program: Program, stages: Mapping[int, Stage], group: ProcessGroup, seed: int, xp: ModuleType = np
+        self, program: Program, stages: Mapping[int, Stage], group: ProcessGroup, xp: ModuleType, stacks: bool = False
     ) -> None:
         self.program = program
         self.stages = stages
         self.group = group
-        self.seed = seed
         self.xp = xp
         self._allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self.measures_memory = False
+        self._stacked = neighbouring_weights(program.actions[group.rank]) if stacks else {}
         self._steps = [_METHODS[action.kind](self, action) for action in program.actions[group.rank]]
         self._earlier_sends: list[Request] = []
         self._forget()
@@ -83,7 +82,7 @@ class Executor:
         Sends that are not finished now are, at the latest, at the end of the next run.
         """
         self._meter = MemoryMeter(batch.arrays) if self.measures_memory else None
-        done, place = 0, Place(self.seed, batch.training_step)
+        done, place = 0, Place(batch.seed, batch.training_step)
         try:
             with no_grad() if self.program.is_forward_only else enable_grad(), at(place):
                 for step in self._steps:
@@ -148,11 +147,12 @@ class Executor:
         return run
 
     def _backward_weight(self, action: Action) -> Step:
-        stage, k = self.stages[action.stage], action.microbatch
+        stage, microbatches = self.stages[action.stage], self._stacked.get(action, [action.microbatch])
 
         def run(batch: Batch) -> None:
             start = perf_counter()
-            stage.backward_weight(k)
+            if microbatches:
+                stage.backward_weight(*microbatches)
             self._note(action, stage, start)
 
         return run

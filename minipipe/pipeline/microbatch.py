@@ -24,7 +24,8 @@ class Batch:
         The number of this call of step, evaluate or predict. It travels with every message, so that ranks out of step
         are noticed.
     training_step : int
-        Counts the steps that were taken before; random numbers in the model depend on it.
+        Counts the steps that were taken before; random numbers in the model depend on it, and on the seed.
+    seed : int
     """
 
     slices: list[slice]
@@ -32,6 +33,7 @@ class Batch:
     targets: Array | None
     step: int
     training_step: int
+    seed: int
 
     def weight(self, microbatch: int) -> float:
         """Return a microbatch's share of the batch."""

@@ -62,6 +62,9 @@ class Pipeline:
     recompute : bool
         Whether a stage keeps only its input between forward and backward, and computes its activations again:
         less memory, one more forward, the same bits. :class:`minipipe.nn.Recompute` does it for single layers.
+    stack_weight_gradients : bool
+        Whether neighbouring W of a stage are computed as one product for each weight: faster, and other last bits than
+        those of one process. In a timeline the last of them takes the time of all.
     device : str or module
         ``"cpu"``, or ``"gpu"``: parameters, activations and the optimiser's state stay on a GPU, one for each rank of
         a machine, or shared where there are more ranks. Or an array module to compute with.
@@ -112,6 +115,7 @@ class Pipeline:
         loss: Loss,
         seed: int = 0,
         recompute: bool = False,
+        stack_weight_gradients: bool = False,
         device: str | ModuleType = "cpu",
         **options: Any,
     ) -> None:
@@ -137,7 +141,7 @@ class Pipeline:
         self._shared.take_first_values()
         dtypes = [parameter.dtype for parameter in plan.model.parameters()] or [np.dtype(np.float32)]
         self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
-        self._trainer = self._executor(plan.program)
+        self._trainer = self._executor(plan.program, stack_weight_gradients)
         self._predictors: dict[int, Executor] = {}
         self._pending: deque[PendingLoss] = deque()  # of the last step, waited for or not
         self._slices: dict[tuple[int, int], list[slice]] = {}  # by numbers of samples and microbatches
@@ -208,8 +212,8 @@ class Pipeline:
         """The layers of each stage."""
         return list(self._plan.partition)
 
-    def _executor(self, program: Program) -> Executor:
-        return Executor(program, self._stages, self._group, self._seed, self._xp)
+    def _executor(self, program: Program, stacks: bool = False) -> Executor:
+        return Executor(program, self._stages, self._group, self._xp, stacks)
 
     # -- training -------------------------------------------------------------------------------------------
 
@@ -364,7 +368,8 @@ class Pipeline:
             count = max(1, min(count, num_samples))
         if (num_samples, count) not in self._slices:
             self._slices[num_samples, count] = split_microbatches(num_samples, count)
-        return Batch(self._slices[num_samples, count], own_inputs, own_targets, self._calls.count, self._num_steps)
+        slices, steps = self._slices[num_samples, count], self._num_steps
+        return Batch(slices, own_inputs, own_targets, self._calls.count, steps, self._seed)
 
     def _own(self, given: Any, name: str, is_needed: bool) -> Array | None:
         """Return an array that this rank needs, in the model's dtype; None where it does not need it."""

@@ -15,6 +15,7 @@ from minipipe.autograd import Node, StageInput, WeightWork
 from minipipe.autograd.grad_mode import is_grad_enabled
 from minipipe.backend import Array
 from minipipe.errors import MessageError, TensorError
+from minipipe.functional.over_rows import stacked
 from minipipe.nn import Parameter, Recompute, Sequential
 from minipipe.nn.sequential import boundary
 from minipipe.pipeline.payload import Payload
@@ -162,9 +163,9 @@ class Stage:
         self._weight_work[microbatch] = autograd.backward_input(self._roots(held, gradient))
         return self._gradients(held)
 
-    def backward_weight(self, microbatch: int) -> None:
-        """W: add this microbatch's weight gradients."""
-        self._weight_work.pop(microbatch).run()
+    def backward_weight(self, *microbatches: int) -> None:
+        """W: add the weight gradients of a microbatch; those of several as one product for each weight."""
+        stacked([self._weight_work.pop(k) for k in microbatches]).run()
 
     def _compute(self, received: Payload) -> tuple[list[StageInput], Any]:
         tensors, inputs = [], []
