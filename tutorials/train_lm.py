@@ -88,10 +88,11 @@ def train(pipeline, training, validation, options, speaks):
         for step in steps:
             inputs, targets = windows(training, options, TRAINING, step)
             start = time.perf_counter()
-            loss = pipeline.step(inputs, targets)
-            pipeline.clip_grad_norm(1.0)
+            pending = pipeline.step(inputs, targets, wait=False)
+            pipeline.clip_grad_norm(1.0)  # all ranks wait for each other here, for the norm is that of all
             optimiser.step()
             falling.step()
+            loss = float(pending)
             times.append(time.perf_counter() - start)
             if not math.isfinite(loss):
                 sys.exit(f"step {step + 1}: the loss is {loss}. Try a smaller --learning-rate.")

@@ -7,7 +7,7 @@ import json
 
 from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.cli.options import add_memory_limit, add_schedule, add_sizes, schedule_of
+from minipipe.cli.options import add_memory_limit, add_schedule, add_sizes, all_steps, schedule_of
 from minipipe.cli.output import figures
 from minipipe.simulation.simulator import simulate
 
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print one line of figures for a legal schedule; an illegal one raises."""
-    schedule = schedule_of(options.schedule, options)
+    schedule = all_steps(schedule_of(options.schedule, options), options)
     verify(schedule, options.memory_limit)
     timeline = simulate(schedule)
     if options.json:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.action_table import T
 from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.program import Program, read_schedule, schedule_of_text
 from minipipe.schedules.registry import REGISTRY, build, expected_names
@@ -42,9 +43,7 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False) -> None
         metavar="S,…",
         help="stages that train nothing: leave out what they need not do",
     )
-    parser.add_argument(
-        "--steps", type=int, default=1, metavar="N", help="training steps, without a barrier between them"
-    )
+    parser.add_argument("--steps", type=int, default=1, metavar="N", help="training steps, one after another")
     parser.add_argument("--ignore-sharding", action="store_true", help="leave out UNSHARD, RESHARD and REDUCE_GRAD")
 
 
@@ -61,9 +60,14 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="F=…,I=…",
         help="of one stage, such as F=1,I=1,W=1,latency=0; different ones F=1:2:1:1; also bandwidth, message_size, "
-        "overhead, activation, weight_activation, transient_activation",
+        "overhead, activation, weight_activation, transient_activation, and update, between two steps",
     )
     parser.add_argument("--sends-block", action="store_true", help="a send holds its rank until it is received")
+
+
+def add_barrier(parser: argparse.ArgumentParser) -> None:
+    """Declare the barrier between training steps."""
+    parser.add_argument("--barrier", action="store_true", help="no rank begins a step before all have ended the last")
 
 
 def add_memory_limit(parser: argparse.ArgumentParser, unit: str, kind: type = int) -> None:
@@ -79,7 +83,7 @@ def _stages(text: str) -> list[int]:
 
 
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
-    """Return a named schedule, or the content of a file; with stages frozen, and several steps, where they are wanted.
+    """Return a named schedule, or the content of a file; with stages frozen where they are to be.
 
     Raises
     ------
@@ -88,9 +92,23 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     """
     schedule = _one_step(given, options)
     try:
-        return repeat(freeze_stages(schedule, options.freeze), options.steps)
+        return freeze_stages(schedule, options.freeze)
     except ScheduleError as error:
-        raise misuse(ScheduleCode.PARAMETERS, f"--freeze or --steps: {error.problems[0].message}") from None
+        raise misuse(ScheduleCode.PARAMETERS, f"--freeze: {error.problems[0].message}") from None
+
+
+def all_steps(schedule: T, options: argparse.Namespace) -> T:
+    """Return the schedule of as many training steps as are wanted.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+    """
+    try:
+        return repeat(schedule, options.steps)
+    except ScheduleError as error:
+        raise misuse(ScheduleCode.PARAMETERS, f"--steps: {error.problems[0].message}") from None
 
 
 def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:

@@ -12,7 +12,16 @@ from typing import Any
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.cli.options import add_costs, add_schedule, add_sizes, costs_of, misuse, schedules_of
+from minipipe.cli.options import (
+    add_barrier,
+    add_costs,
+    add_schedule,
+    add_sizes,
+    all_steps,
+    costs_of,
+    misuse,
+    schedules_of,
+)
 from minipipe.cli.output import sizes_as_data
 from minipipe.errors import ScheduleCode
 from minipipe.schedules.action_table import ActionTable
@@ -38,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_schedule(parser, several=True)
     add_sizes(parser)
     add_costs(parser)
+    add_barrier(parser)
     parser.add_argument(
         "--format",
         choices=(*_DRAWN, *_WRITTEN),
@@ -61,12 +71,15 @@ def run(options: argparse.Namespace) -> ExitStatus:
     _check(options)
     content: str | bytes
     if options.json or options.format in _WRITTEN:
-        tables = [lower(schedule) if options.messages else schedule for schedule in schedules]
+        whole = [all_steps(schedule, options) for schedule in schedules]
+        tables = [lower(schedule) if options.messages else schedule for schedule in whole]
         content = _as_json(tables) if options.json else _WRITTEN[options.format](tables[0])
     else:
         for schedule in schedules:
-            verify(schedule)
-        content = _drawing(list(map(simulate, schedules, _on_one_scale(schedules, costs))), options)
+            verify(all_steps(schedule, options))
+        on_one_scale = zip(schedules, _on_one_scale(schedules, costs))
+        timelines = [simulate(schedule, own, options.steps, options.barrier) for schedule, own in on_one_scale]
+        content = _drawing(timelines, options)
     if options.output is None:
         print(content, end="")
         return ExitStatus.YES

@@ -7,7 +7,7 @@ import json
 
 from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.cli.options import add_costs, add_schedule, add_sizes, costs_of, schedule_of
+from minipipe.cli.options import add_barrier, add_costs, add_schedule, add_sizes, all_steps, costs_of, schedule_of
 from minipipe.cli.output import figures
 from minipipe.render.table import text_table
 from minipipe.schedules.action_table import ActionTable
@@ -17,7 +17,7 @@ from minipipe.simulation.timeline import Timeline
 
 EPILOG = """busy: computing. Idle by cause: warm-up, before the first action; waiting, for
 another rank or its message; sending, where sends block; drain, after the last;
-overhead, between two actions.
+update, between two steps; overhead, between two actions.
 
 examples:
   minipipe simulate 1f1b --costs F=1,I=1,W=1,latency=0.5
@@ -29,13 +29,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_schedule(parser)
     add_sizes(parser)
     add_costs(parser)
+    add_barrier(parser)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the figures of a schedule under the costs."""
-    schedule = schedule_of(options.schedule, options)
+    one_step = schedule_of(options.schedule, options)
+    schedule = all_steps(one_step, options)
     verify(schedule)
-    timeline = simulate(schedule, costs_of(options))
+    timeline = simulate(one_step, costs_of(options), options.steps, options.barrier)
     idle_by_cause = _idle_by_cause(timeline)
     if options.json:
         path = [str(span.action) for _, span in timeline.critical_path]
@@ -48,7 +50,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 
 def _report(schedule: ActionTable, timeline: Timeline, idle_by_cause: list[dict[str, float]], sends_block: bool) -> str:
-    seldom = {IdleCause.SENDING: sends_block, IdleCause.OVERHEAD: any(idle["overhead"] for idle in idle_by_cause)}
+    seldom = {cause: any(idle[cause] for idle in idle_by_cause) for cause in (IdleCause.OVERHEAD, IdleCause.UPDATE)}
+    seldom[IdleCause.SENDING] = sends_block
     causes = [cause for cause in IdleCause if seldom.get(cause, True)]
     cells = [["rank", "busy", *causes, "peak activations", "peak memory"]]
     for rank in range(timeline.num_ranks):
@@ -59,6 +62,8 @@ def _report(schedule: ActionTable, timeline: Timeline, idle_by_cause: list[dict[
     lines.append(f"busy and idle by cause in {timeline.unit}; activations in (stage, microbatch) pairs")
     if schedule.num_stages > schedule.num_ranks:
         lines.append("costs are of one stage; a rank that holds several pays for each")
+    if timeline.num_steps > 1:
+        lines.append(f"each step after the first takes {timeline.time_of_further_step:g} {timeline.unit}")
     lines.append(f"critical path: {_path(timeline)}")
     lines.append(
         f"bubble {100 * timeline.bubble_fraction:.1f} % of all time, "

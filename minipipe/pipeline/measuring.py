@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from minipipe.analysis.dependencies import Dependencies, Value
+from minipipe.analysis.dependencies import Value
 from minipipe.analysis.lowering import lower
 from minipipe.comm import ProcessGroup
 from minipipe.pipeline.consistency import part_of
@@ -22,10 +22,10 @@ from minipipe.schedules.program import Program
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.split_backward import split_backward
 from minipipe.simulation.costs import Costs
-from minipipe.simulation.message import Message
-from minipipe.simulation.span import Span
+from minipipe.simulation.measured import Recorded, measured_timeline
 from minipipe.simulation.timeline import Timeline
 
+_RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
 MakeExecutor = Callable[[Program], Executor]
 
 
@@ -84,7 +84,7 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
     for _ in range(num_steps + 1):
         executor.group.barrier()
         record = _run_without_trace(executor, batch)
-        timelines.append(gather_timeline(executor.group, record, executor.program))
+        timelines.append(gather_timeline(executor.group, [record], executor.program))
     memory = measure_memory(make_executor, program, batch)
     return replace(Costs.measured(*timelines[1:]), **memory._asdict(), memory_unit="bytes")
 
@@ -115,71 +115,19 @@ def _gather_memory(group: ProcessGroup, record: Record, num_stages: int) -> Memo
     return MemoryPerMicrobatch(*(tuple(map(int, held)) for held in (activation, weight_activation, transient)))
 
 
-def gather_timeline(group: ProcessGroup, record: Record, program: Program) -> Timeline:
-    """Return the measured timeline of all ranks, in seconds from the beginning. Collective."""
-    own_times = np.array([(start, end) for start, end, _ in record.ran]).reshape(-1, 2) + group.clock_offset
-    times = group.all_gather(own_times, what=part_of("timeline"))
-    peaks = group.all_gather(np.array([_peak_activations(record, program, group.rank)]))
-    own_memory = np.array(record.memory, np.int64).reshape(-1, 2)
-    memory = [held.reshape(-1, 2).T.tolist() for held in group.all_gather(own_memory)]
-    origin = min(float(rank_times[0, 0]) for rank_times in times if len(rank_times))
-    spans = tuple(
-        tuple(Span(action, float(start) - origin, float(end) - origin) for action, (start, end) in zip(row, rank_times))
-        for row, rank_times in zip(program.schedule.actions, times)
+def gather_timeline(group: ProcessGroup, records: Sequence[Record], program: Program) -> Timeline:
+    """Return the measured timeline of all ranks and some steps, in seconds from the beginning. Collective."""
+    received = [Value.carried_by(action) for action in program.actions[group.rank] if action.kind in _RECEIVES]
+    own = Recorded(
+        ran=[item for record in records for item in record.ran],
+        memory=[item for record in records for item in record.memory],
+        changes=[(before.left, after.begun) for before, after in pairwise(records)],
+        sent=[time for record in records for time in record.sent.values()],
+        received=[record.received[value] for record in records for value in received],
     )
-    is_memory_known = all(len(after) == len(row) for (after, _), row in zip(memory, spans))  # by all ranks
-    return Timeline(
-        program.title,
-        spans,
-        tuple(int(peak[0]) for peak in peaks),
-        tuple(max(during, default=0) for _, during in memory) if is_memory_known else None,
-        "s",
-        note=group.note,
-        memory=tuple(tuple(after) for after, _ in memory) if is_memory_known else None,
-        memory_during=tuple(tuple(during) for _, during in memory) if is_memory_known else None,
-        measured_messages=_gather_messages(group, record, program, origin),
-        is_measured=True,
-    )
-
-
-def _peak_activations(record: Record, program: Program, rank: int) -> int:
-    """Return the most (stage, microbatch) pairs that a rank held at once; a frozen F holds its own while it runs."""
-    held, peak = dict.fromkeys(program.schedule.stages_of(rank), 0), 0
-    for action, (_, _, after) in zip(program.schedule.actions[rank], record.ran):
-        held[action.stage] = after
-        only_now = action.kind is ActionKind.FORWARD and action.stage < program.first_backward_stage
-        peak = max(peak, sum(held.values()) + only_now)
-    return peak
-
-
-def _gather_messages(group: ProcessGroup, record: Record, program: Program, origin: float) -> tuple[Message, ...]:
-    """Return every message between ranks, in the order in which they were sent. Collective.
-
-    Every rank knows the program of all ranks, so only times need to be exchanged: of each SEND and of each RECV, in the
-    order of the program.
-    """
-    sends, receives = _values(program, "send"), _values(program, "receive")
-    sent_at = np.array([record.sent[value] for value in sends[group.rank]]) + group.clock_offset
-    receipts = np.array([record.received[value] for value in receives[group.rank]]).reshape(-1, 3)
-    receipts[:, :2] += group.clock_offset
-    all_sent_at = group.all_gather(sent_at)
-    all_receipts = group.all_gather(receipts)
-    sent = {
-        value: (rank, float(time) - origin)
-        for rank, values in enumerate(sends)
-        for value, time in zip(values, all_sent_at[rank])
-    }
-    as_written, messages = Dependencies(program).as_written, []
-    for rank, values in enumerate(receives):
-        for value, (awaited_from, arrived, size) in zip(values, all_receipts[rank].tolist()):
-            source, start = sent[value]
-            producer, consumer = as_written(value.producer), as_written(value.consumer)
-            was_awaited = awaited_from - origin <= start
-            messages.append(Message(producer, consumer, source, rank, start, arrived - origin, was_awaited, size))
-    return tuple(sorted(messages, key=attrgetter("sent", "arrived")))
-
-
-def _values(program: Program, half: str) -> list[list[Value]]:
-    """Return, by rank, the values of its sends (``"send"``) or receives (``"receive"``), in its order."""
-    messages = ([(a, Value.carried_by(a)) for a in row if a.kind.is_communication] for row in program.actions)
-    return [[value for action, value in row if action == getattr(value, half)] for row in messages]
+    gathered = []
+    for items, columns, times in zip(own, (3, 2, 2, 1, 3), (2, 0, 2, 1, 2)):  # the first columns are times
+        array = np.array(items, np.float64).reshape(-1, columns)
+        array[:, :times] += group.clock_offset
+        gathered.append(group.all_gather(array if columns > 1 else array[:, 0], what=part_of("timeline")))
+    return measured_timeline(program, [Recorded(*(part.tolist() for part in of)) for of in zip(*gathered)], group.note)

@@ -6,6 +6,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from types import ModuleType
 from typing import Any, Literal, overload
 
@@ -42,6 +43,8 @@ from minipipe.schedules.sequential import forward_only_over
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.timeline import Timeline
 from minipipe.tensor import Tensor
+
+_KEPT_STEPS = 8  # of which a timeline can be asked for
 
 
 class Pipeline:
@@ -130,11 +133,12 @@ class Pipeline:
                 stacklevel=2,
             )
         self._group, self._seed = group, seed
-        self._calls = Calls(group, plan.placement[0])
+        self._first_rank, self._last_rank = plan.placement[0], plan.placement[-1]
+        self._calls = Calls(group, self._first_rank)
         self._xp = backend.module_for(device, group.local_rank)
         self._is_training = plan.model.is_training
         self._num_steps = 0
-        self._last_step: Record | None = None
+        self._records: deque[Record] = deque(maxlen=_KEPT_STEPS)  # of the last steps, for timeline()
         self._stages = build_stages(plan, group.rank, loss, seed, recompute, self._xp)
         self._parameters = {name: p for stage in self._stages.values() for name, p in stage.parameters.items()}
         self._shared = SharedParameters(plan.shared, group, self._parameters)
@@ -265,23 +269,26 @@ class Pipeline:
                 f"{self.schedule.name} has no backward, which step() needs: "
                 "choose another schedule to train, or evaluate() and predict().",
             )
+        begun = perf_counter()
         batch = self._batch("step", inputs, targets)
-        self._last_step = None
         for stage in self._stages.values():
             check_frozen(stage)
             stage.zero_grad()
         # Of frozen stages no gradient comes back to say that what they sent, perhaps the inputs themselves, is gone.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
-        self._last_step = self._trainer.run(batch, finishes_sends)
+        record = self._trainer.run(batch, finishes_sends)
         first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
         self._shared.exchange_gradients(batch.step, first_tag)
         if self._num_steps == 0:
             warn_of_missing_gradients(self._parameters)
         self._num_steps += 1
-        self._pending.append(self._mean_loss("step", batch, self._last_step))
+        self._pending.append(self._mean_loss("step", batch, record))
         while len(self._pending) > 1:  # in their order, and no rank is far behind
             self._pending.popleft().wait()
-        return self._pending[0].wait() if wait else self._pending[0]
+        loss = self._pending[0].wait() if wait else self._pending[0]
+        record.begun, record.left = begun, perf_counter()
+        self._records.append(record)
+        return loss
 
     def evaluate(self, inputs: Any, targets: Any) -> float:
         """Return the mean loss of a batch, forward only.
@@ -388,14 +395,6 @@ class Pipeline:
         mine = np.array(total) if self._group.rank == self._last_rank else None
         request = self._group.ibroadcast(mine, self._last_rank, step=batch.step, what=part_of(call))
         return PendingLoss(request, self._num_steps)
-
-    @property
-    def _first_rank(self) -> int:
-        return self.schedule.placement[0]
-
-    @property
-    def _last_rank(self) -> int:
-        return self.schedule.placement[-1]
 
     # -- this rank's part -----------------------------------------------------------------------------------
 
@@ -578,10 +577,15 @@ class Pipeline:
     def measures_memory(self, value: bool) -> None:
         self._trainer.measures_memory = value
 
-    def timeline(self) -> Timeline:
-        """Return the measured timeline of the last step, of all ranks, in seconds from its beginning.
+    def timeline(self, num_steps: int = 1) -> Timeline:
+        """Return the measured timeline of the last step, or the last ones, of all ranks, in seconds from its beginning.
 
         Collective.
+
+        Parameters
+        ----------
+        num_steps : int
+            At least 1, and at most 8: so many are kept.
 
         Examples
         --------
@@ -595,10 +599,11 @@ class Pipeline:
         >>> spawn(measure, num_ranks=2)
         ['1F0 1B0 1F1 1B1', '1F0 1B0 1F1 1B1']
         """
-        if self._last_step is None:
-            raise ArgumentError("value", "There is no step yet whose timeline could be shown; call step() first.")
+        if not isinstance(num_steps, int) or not 0 < num_steps <= len(self._records):
+            known = f"there are {len(self._records)} to show: call step() first; the last {_KEPT_STEPS} are kept"
+            raise ArgumentError("value", f"timeline: num_steps is {num_steps!r}, and {known}.")
         self._calls.begin("timeline")
-        return gather_timeline(self._group, self._last_step, self._plan.program)
+        return gather_timeline(self._group, list(self._records)[-num_steps:], self._plan.program)
 
     def measure_memory(self, inputs: Any, targets: Any) -> MemoryPerMicrobatch:
         """Return the bytes that one microbatch holds on each stage, after F and after I.

@@ -39,6 +39,8 @@ class Record:
     sent : dict of Value to float
         When each SEND began.
     received : dict of Value to Receipt
+    begun, left : float
+        When the program called the step, and had it back.
     """
 
     losses: dict[int, float] = field(default_factory=dict)
@@ -48,3 +50,5 @@ class Record:
     memory: list[tuple[int, int]] = field(default_factory=list)
     sent: dict[Value, float] = field(default_factory=dict)
     received: dict[Value, Receipt] = field(default_factory=dict)
+    begun: float = 0.0
+    left: float = 0.0

@@ -77,7 +77,9 @@ def describe_wait(idle: Idle) -> str:
     'waits for 1B0 on rank 1 (gradient of microbatch 0)'
     """
     if idle.cause is IdleCause.DRAIN:
-        return "has nothing left to do"
+        return "has nothing left to do in this step"
+    if idle.cause is IdleCause.UPDATE:
+        return "between two steps: updates its parameters"
     if idle.cause is IdleCause.OVERHEAD:
         return "between two actions (overhead: bookkeeping or, where measured, another program on its core)"
     if idle.awaited is None:

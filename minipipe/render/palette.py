@@ -153,6 +153,7 @@ HATCH = MappingProxyType(
         IdleCause.WAITING: (0, 4),
         IdleCause.SENDING: (90, 4),
         IdleCause.DRAIN: (-45, 6),
+        IdleCause.UPDATE: (45, 3),
         IdleCause.OVERHEAD: (0, 9),
     }
 )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from minipipe.simulation.greedy import greedy
     from minipipe.simulation.message import Message
     from minipipe.simulation.simulator import peak_memory, simulate
-    from minipipe.simulation.span import Idle, IdleCause, Span
+    from minipipe.simulation.span import Idle, IdleCause, Span, StepChange
     from minipipe.simulation.timeline import Timeline
 
 __getattr__ = names_on_demand(
@@ -50,7 +50,7 @@ __getattr__ = names_on_demand(
         "minipipe.simulation.greedy": ["greedy"],
         "minipipe.simulation.message": ["Message"],
         "minipipe.simulation.simulator": ["peak_memory", "simulate"],
-        "minipipe.simulation.span": ["Idle", "IdleCause", "Span"],
+        "minipipe.simulation.span": ["Idle", "IdleCause", "Span", "StepChange"],
         "minipipe.simulation.timeline": ["Timeline"],
     },
     modules=["minipipe.analysis.theory"],
@@ -68,6 +68,7 @@ __all__ = [
     "Program",
     "Schedule",
     "Span",
+    "StepChange",
     "Timeline",
     "build",
     "dualpipe_v",

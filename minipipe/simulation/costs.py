@@ -18,7 +18,7 @@ from minipipe.simulation.timeline import Timeline
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation")
-_OTHERS = ("latency", "bandwidth", "message_size", "overhead", *_HELD)
+_OTHERS = ("latency", "bandwidth", "message_size", "overhead", "update", *_HELD)
 _NUMBERS = (*_SHORT.values(), *_OTHERS)
 ByStage = float | Sequence[float]
 
@@ -50,6 +50,8 @@ class Costs:
         By stage, the additional memory while its B or I runs, such as recomputed activations.
     overhead : float
         The time of a rank between two actions: bookkeeping and the start of transfers.
+    update : float or sequence of float
+        By stage, the time of the optimiser between two training steps.
     sends_block : bool
         Whether a SEND blocks its rank until the receiver has reached the RECV and the message has been transferred.
         Otherwise a SEND takes no time.
@@ -77,6 +79,7 @@ class Costs:
     weight_activation: ByStage | None = None
     transient_activation: ByStage = 0.0
     overhead: float = 0.0
+    update: ByStage = 0.0
     sends_block: bool = False
     unit: str = "units"
     memory_unit: str = "units"
@@ -85,9 +88,10 @@ class Costs:
     def measured(cls, *timelines: Timeline) -> Costs:
         """Return the costs fitted to one or, better, several timelines of one model over the same stages.
 
-        The times of actions and the overhead are means within a timeline and medians over several. Latency and
-        bandwidth are fitted to the messages whose receivers waited for them. If all messages have
-        about the same size, the latency is their whole time: latency and bandwidth cannot be told apart.
+        The times of actions and the overhead are means within a timeline and medians over several. Updates come from
+        timelines of several steps. Latency and bandwidth are fitted to the messages whose receivers waited for them. If
+        all messages have about the same size, the latency is their whole time: latency and bandwidth cannot be told
+        apart.
 
         If a stage has whole backwards only, B counts as ``backward_input``. If it has both kinds, I and W are measured
         where the backward is split. A timeline does not contain the size of activations;
@@ -130,7 +134,9 @@ class Costs:
         """
         if not isinstance(pieces, int) or pieces < 1:
             raise ScheduleError.of(ScheduleCode.COSTS, f"pieces is {pieces!r}; expected a whole number, at least 1.")
-        times: dict[str, Any] = {name: _pieces_of(getattr(self, name), pieces) for name in (*_SHORT.values(), *_HELD)}
+        times: dict[str, Any] = {
+            name: _pieces_of(getattr(self, name), pieces) for name in (*_SHORT.values(), "update", *_HELD)
+        }
         return replace(self, **times, message_size=_sizes_between(self.message_size, pieces))
 
     @classmethod
@@ -187,6 +193,17 @@ class Costs:
             self._by_stage(name, num_stages) for name in ("forward", "backward_input", "backward_weight")
         )
         return {F: forward, I: inputs, W: weights, B: [i + w for i, w in zip(inputs, weights)]}
+
+    def update_times(self, schedule: ActionTable) -> list[float]:
+        """Return, by rank, the time of the optimiser between two training steps.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``.
+        """
+        by_stage = self._by_stage("update", schedule.num_stages)
+        return [sum(by_stage[stage] for stage in schedule.stages_of(rank)) for rank in range(schedule.num_ranks)]
 
     def message_times(self, schedule: ActionTable) -> tuple[float, ...]:
         """Return, by stage, the transfer time of its activation to the next stage, and of the gradient back.

@@ -9,7 +9,7 @@ from operator import attrgetter
 from minipipe.analysis.dependencies import Value
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.simulation.message import Message
-from minipipe.simulation.span import Idle, IdleCause, Span
+from minipipe.simulation.span import Idle, IdleCause, Span, StepChange
 from minipipe.simulation.timeline import Timeline
 
 _SENDS = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
@@ -79,6 +79,13 @@ class Explanation:
     def _idle_of(self, rank: int) -> Iterator[Idle]:
         free, has_begun = self._timeline.start, False
         for index, (action, start, end) in enumerate(self._spans[rank]):
+            if change := self._changes[rank].get(index):
+                has_begun = False
+                if change.left > free:
+                    yield Idle(free, change.left, IdleCause.DRAIN)
+                if change.begun > change.left:
+                    yield Idle(change.left, change.begun, IdleCause.UPDATE)
+                free = max(free, change.begun)
             if start > free:
                 yield self._gap(rank, index, free, has_begun)
             has_begun = has_begun or not action.kind.is_communication
@@ -89,6 +96,14 @@ class Explanation:
             free = end
         if self._timeline.end > free:
             yield Idle(free, self._timeline.end, IdleCause.DRAIN)
+
+    @cached_property
+    def _changes(self) -> list[dict[int, StepChange]]:
+        """By rank, the changes of step by the index of the first span behind each."""
+        timeline = self._timeline
+        lengths = (len(row) // timeline.num_steps for row in self._spans)
+        changes = timeline.step_changes or [()] * timeline.num_ranks
+        return [{(i + 1) * n: change for i, change in enumerate(row)} for n, row in zip(lengths, changes)]
 
     def _gap(self, rank: int, index: int, free: float, has_begun: bool) -> Idle:
         """Explain why a rank was idle from ``free`` until its span ``index``."""
@@ -180,11 +195,17 @@ class Explanation:
     def _before(self, rank: int, index: int) -> Position | None:
         """Return the position of the span that ended last among all that a span had to wait for."""
         span = self._spans[rank][index]
+        change = self._changes[rank].get(index)
+        free = change.begun if change else self._spans[rank][index - 1].end if index else self._timeline.start
         previous = (rank, index - 1) if index else None
+        if change and change.after != rank:
+            num_before = len(self._spans[change.after]) // self._timeline.num_steps
+            step = index // (len(self._spans[rank]) // self._timeline.num_steps)
+            previous = change.after, step * num_before - 1
         if span.action.kind in _SENDS:
             receiver = self._receives.get(Value.carried_by(span.action).receive)
             return receiver if receiver and self._spans[receiver[0]][receiver[1]].start > span.start else previous
         source = self._source(rank, span.action)
-        if source and (previous is None or source[0] > self._spans[rank][index - 1].end):
+        if source and (previous is None or source[0] > free):
             return source[1], source[2]
         return previous

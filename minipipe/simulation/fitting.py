@@ -41,6 +41,7 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
         "backward_input": [usual(I if any((I, s) in found for found in times) else B, s) for s in stages],
         "backward_weight": [usual(W, s) for s in stages],
         "overhead": _median(map(_overhead, timelines)),
+        "update": _updates(timelines),
         "latency": latency,
         "bandwidth": bandwidth,
         "message_size": _message_sizes(timelines, len(stages)),
@@ -124,6 +125,17 @@ def _overhead(timeline: Timeline) -> float:
     waits = sum(slot.cause is IdleCause.WAITING for slots in timeline.idle for slot in slots)
     pairs = sum(max(0, len(row) - 1) for row in timeline.spans) - waits
     return sum(gaps) / pairs if pairs else 0.0
+
+
+def _updates(timelines: Sequence[Timeline]) -> float | list[float]:
+    """Return, by stage, the median time between two steps, equal parts for the stages of a rank; 0 for single steps."""
+    times: defaultdict[int, list[float]] = defaultdict(list)
+    for timeline in timelines:
+        for row, changes in zip(timeline.spans, timeline.step_changes):
+            stages = {span.action.stage for span in row}
+            for stage in stages:
+                times[stage] += [(change.begun - change.left) / len(stages) for change in changes]
+    return [_median(times[stage]) for stage in _stages_of(timelines[0])] if times else 0.0
 
 
 def _message_samples(timelines: Iterable[Timeline]) -> Iterator[tuple[float, float]]:

@@ -26,15 +26,16 @@ from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.garbage import collector_paused
+from minipipe.schedules.repeated import repeat
 from minipipe.simulation.costs import Costs
-from minipipe.simulation.span import Span
+from minipipe.simulation.span import Span, StepChange
 from minipipe.simulation.timeline import Timeline
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
 _new_span: Callable[[tuple[Action, float, float]], Span] = partial(tuple.__new__, Span)
 
 
-def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
+def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, barrier: bool = False) -> Timeline:
     """Predict the timeline of a schedule: each action starts once its rank is free and the value it needs is there.
 
     Local; no messages. Exact, and linear in the number of actions. It does not model messages that slow each other
@@ -46,6 +47,11 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
         A legal one. In a program a value leaves when its SEND is reached, in a schedule when it is computed.
     costs : Costs, optional
         By default F, I and W take one unit each, and messages nothing.
+    num_steps : int
+        Training steps, one after another. Between them each rank takes ``costs.update`` for its stages.
+    barrier : bool
+        Whether a rank leaves a step only when all have ended it, as with ``Pipeline.step``; with ``wait=False`` each
+        rank goes on at once.
 
     Returns
     -------
@@ -69,19 +75,21 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
     check_costs(costs)
     costs = costs or Costs()
     _check_legal(schedule, costs)
-    simulation = _Simulation(lower(schedule) if costs.sends_block else schedule, costs)
+    whole = repeat(schedule, num_steps)
+    simulation = _Simulation(lower(schedule) if costs.sends_block else schedule, costs, num_steps)
     with collector_paused():
-        spans = simulation.run()
+        for step in range(num_steps):
+            simulation.run(step, barrier)
     if not max(simulation.free) < inf:
         raise ScheduleError.of(
             ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
         )
-    footprint, ran = costs.memory(schedule.num_stages), simulation.table if costs.sends_block else schedule.schedule
+    footprint, ran = costs.memory(schedule.num_stages), simulation.table if costs.sends_block else whole.schedule
     levels = memory_levels(ran, footprint)
     return Timeline(
-        schedule.title,
-        spans,
-        peak_activations(schedule),
+        whole.title,
+        tuple(map(tuple, simulation.spans)),
+        peak_activations(whole),
         _peaks(levels),
         memory=tuple(tuple(held for _, held in row) for row in levels),
         memory_during=tuple(tuple(held for held, _ in row) for row in levels),
@@ -89,6 +97,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None) -> Timeline:
         memory_unit=costs.memory_unit,
         message_times=simulation.message_times,
         sent=simulation.sent,
+        step_changes=tuple(map(tuple, simulation.changes)) if num_steps > 1 else (),
     )
 
 
@@ -141,11 +150,14 @@ def _peaks(levels: list[list[Level]]) -> tuple[float, ...]:
 
 
 class _Simulation:
-    """Goes through a table in topological order and gives every action its start and end."""
+    """Goes through a table in topological order, once for each step, and gives every action its start and end."""
 
-    def __init__(self, table: ActionTable, costs: Costs) -> None:
-        self.table = table
-        self.order = complete_walk(table, sends_are_buffered=not costs.sends_block).order()
+    def __init__(self, step: ActionTable, costs: Costs, num_steps: int) -> None:
+        table = self.table = repeat(step, num_steps)
+        self.order = list(complete_walk(step, sends_are_buffered=not costs.sends_block).order())
+        self.num_microbatches = step.num_microbatches
+        self.updates = costs.update_times(table)
+        self.changes: list[list[StepChange]] = [[] for _ in range(table.num_ranks)]
         self.dependencies = Dependencies(table, sends_are_buffered=not costs.sends_block)
         self.rules = self.dependencies.rules
         self.available = [0.0] * self.dependencies.num_events  # by event: when others can use what it completes
@@ -157,11 +169,15 @@ class _Simulation:
         self.sent: dict[Value, tuple[float, int, int]] = {}  # as in Timeline
         self.reached: dict[Action, float] = {}  # by SEND: when the first half of a message was reached, if sends block
 
-    def run(self) -> tuple[tuple[Span, ...], ...]:
-        free, available, plan = self.free, self.available, self.plan()
+    def run(self, step: int, barrier: bool) -> None:
+        if step:
+            self.change_step(barrier)
+        free, available, plan, first = self.free, self.available, self.plan(), step * self.num_microbatches
         append = [row.append for row in self.spans]
         between = [0.0] * self.table.num_ranks  # before a rank's next action
         for rank, action in self.order:
+            if first:
+                action = action._replace(microbatch=action.microbatch + first)
             stage, kind, k = action
             if kind not in plan:
                 self.pass_message(rank, action)
@@ -175,7 +191,15 @@ class _Simulation:
                 available[completes + k] = end + in_flight
             between[rank] = self.overhead
             append[rank](_new_span((action, start, end)))
-        return tuple(map(tuple, self.spans))
+
+    def change_step(self, barrier: bool) -> None:
+        """Let every rank update its parameters; with a barrier, once all have ended the step."""
+        ends = list(self.free)
+        last = ends.index(max(ends))
+        for rank, end in enumerate(ends):
+            after = last if barrier and ends[last] > end else rank
+            self.free[rank] = ends[after] + self.updates[rank]
+            self.changes[rank].append(StepChange(ends[after], self.free[rank], after))
 
     def plan(self) -> dict[ActionKind, list[tuple[int, float, int, float]]]:
         """Return, by kind of computation and stage: the event it awaits, its time, its event, its time in flight."""

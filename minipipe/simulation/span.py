@@ -24,6 +24,29 @@ class Span(NamedTuple):
     end: float
 
 
+class StepChange(NamedTuple):
+    """The change of a rank from one training step to the next.
+
+    Attributes
+    ----------
+    left, begun : float
+        When it left the one step, and began the next; in between it updates its parameters.
+    after : int
+        The rank whose end of the step it waited for: itself, where no barrier kept it.
+
+    Examples
+    --------
+    >>> from minipipe import Costs, schedules, simulate
+    >>> timeline = simulate(schedules.gpipe(2, 1), Costs(update=0.5), num_steps=2, barrier=True)
+    >>> timeline.step_changes[1]
+    (StepChange(left=6.0, begun=6.5, after=0),)
+    """
+
+    left: float
+    begun: float
+    after: int
+
+
 class IdleCause(StrEnum):
     """The cause of an idle time.
 
@@ -34,10 +57,11 @@ class IdleCause(StrEnum):
     ['warm-up', 'drain']
     """
 
-    WARM_UP = "warm-up"  # before the first action: the pipeline fills
+    WARM_UP = "warm-up"  # before the first action of a step: the pipeline fills
     WAITING = "waiting"  # for a value from another rank
     SENDING = "sending"  # in a send that blocks
-    DRAIN = "drain"  # after the last action: the pipeline drains
+    DRAIN = "drain"  # after the last action of a step: the pipeline drains
+    UPDATE = "update"  # between two steps: the optimiser or, if measured, whatever the program does there
     OVERHEAD = "overhead"  # between two actions: bookkeeping or, if measured, another program on the core
 
 

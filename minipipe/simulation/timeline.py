@@ -10,7 +10,7 @@ from minipipe.analysis.activations import Level, held_counts, held_over_time
 from minipipe.analysis.dependencies import Value
 from minipipe.simulation.duration import format_time
 from minipipe.simulation.message import Message
-from minipipe.simulation.span import Idle, Span
+from minipipe.simulation.span import Idle, Span, StepChange
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +45,9 @@ class Timeline:
         The messages of a measured timeline.
     is_measured : bool
         Whether the timeline is measured; otherwise it is predicted.
+    step_changes : tuple of tuple of StepChange
+        By rank, its changes from one training step to the next; empty for one step. Microbatch k of step s has the
+        number ``s * num_microbatches + k``.
 
     Examples
     --------
@@ -69,11 +72,31 @@ class Timeline:
     memory_during: tuple[tuple[float, ...], ...] | None = None
     measured_messages: tuple[Message, ...] = ()
     is_measured: bool = False
+    step_changes: tuple[tuple[StepChange, ...], ...] = ()
 
     @property
     def num_ranks(self) -> int:
         """The number of ranks."""
         return len(self.spans)
+
+    @property
+    def num_steps(self) -> int:
+        """The number of training steps."""
+        return 1 + len(self.step_changes[0]) if self.step_changes else 1
+
+    @property
+    def time_of_further_step(self) -> float:
+        """The time from the end of the first step to the end of the last, for each step: that of one, if it is alone.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> [simulate(schedules.zb_h2(4, 8), num_steps=n).time_of_further_step for n in (1, 2, 5)]
+        [27.0, 24.0, 24.0]
+        """
+        first_step = [row[: len(row) // self.num_steps] for row in self.spans]
+        end = max((span.end for row in first_step for span in row), default=0.0)
+        return (self.end - end) / (self.num_steps - 1) if self.num_steps > 1 else self.makespan
 
     @cached_property
     def start(self) -> float:

@@ -4,7 +4,7 @@
 
 Layers that sleep for one unit in F, one in I and one in W, so that nothing but waiting is measured. Shown are the units
 that a step takes with a barrier at its end (``step``) and without one (``step(…, wait=False)``), the prediction of
-``simulate(schedules.repeat(schedule, steps))``, and how far the measurement is from it.
+``simulate(schedule, num_steps=…, barrier=…)``, and how far the measurement is from it.
 """
 
 import argparse
@@ -53,8 +53,8 @@ def measure(group, name, options, wait):
         pipeline.step(x, x, wait=wait)
         optimiser.step()
     spent = float(group.all_reduce(np.array(time.perf_counter() - start), "max"))
-    predicted = simulate(schedules.repeat(schedule, 1 if wait else options.steps)).makespan
-    return spent / unit / options.steps / chunks, predicted / (1 if wait else options.steps) / chunks
+    predicted = simulate(schedule, num_steps=options.steps, barrier=wait).makespan
+    return spent / unit / options.steps / chunks, predicted / options.steps / chunks
 
 
 def main():

@@ -146,6 +146,13 @@ def draw_idle(panel: Panel, rank: int, axis: Axis, size: LaneSize) -> Iterator[s
         yield f'<g {paint("slot")}>{"".join(slots)}</g><path {paint("hatch")} d="{"".join(hatches)}"/>'
 
 
+def draw_steps(panel: Panel, rank: int, axis: Axis, size: LaneSize) -> Iterator[str]:
+    """Yield a line wherever the rank begins another training step."""
+    if changes := panel.timeline.step_changes:
+        begun = (number(axis.x(change.begun - panel.timeline.start)) for change in changes[rank])
+        yield f'<path {paint("step")} d="{"".join(f"M{x} -2V{size.box + 2}" for x in begun)}"/>'
+
+
 def draw_strip(
     panel: Panel, rank: int, axis: Axis, size: LaneSize, strip: Strip, most: float, letters: Letters
 ) -> Iterator[str]:

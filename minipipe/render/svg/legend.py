@@ -60,6 +60,10 @@ class Legend:
             hatch = f'<path {paint("hatch")} d="{hatch_path(0, self._width, self._height, cause)}"/>'
             yield Entry(slot + hatch, f"idle, {cause}")
 
+    def step(self) -> Entry:
+        """Return the entry of the lines between training steps."""
+        return Entry(f'<path {paint("step")} d="M{self._width / 2} 0V{self._height}"/>', "the rank begins another step")
+
     def runs(self) -> Entry:
         """Return the entry of the bands that merge many short actions."""
         return Entry("", "bands: many short actions, each kind by its share of the time")

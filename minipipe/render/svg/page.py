@@ -12,7 +12,16 @@ from minipipe.render.descriptions import title as title_of
 from minipipe.render.lettering import escaped, number, wrapped
 from minipipe.render.panel import Panel
 from minipipe.render.svg.labels import Labels
-from minipipe.render.svg.lanes import LaneSize, draw_boxes, draw_idle, draw_strip, is_drawn, runs, shown_idle
+from minipipe.render.svg.lanes import (
+    LaneSize,
+    draw_boxes,
+    draw_idle,
+    draw_steps,
+    draw_strip,
+    is_drawn,
+    runs,
+    shown_idle,
+)
 from minipipe.render.svg.legend import Entry, Legend
 from minipipe.render.svg.letters import Letters
 from minipipe.render.svg.messages import WAYS, draw_messages, way_of
@@ -143,6 +152,7 @@ class Page:
         parts = [letters.draw("rank", self.axis.left - letters.scaled(8), baseline, f"rank {rank}")]
         parts += draw_idle(panel, rank, self.axis, size)
         parts += draw_boxes(panel, rank, self.axis, size)
+        parts += draw_steps(panel, rank, self.axis, size)
         if self.strips:
             strip = self.strips[index]
             parts += draw_strip(panel, rank, self.axis, size, strip, self._most(strip), letters)
@@ -173,6 +183,8 @@ class Page:
             yield legend.runs()
         causes = {slot.cause for panel, rank in self.rows for slot in shown_idle(panel, rank, self.axis)}
         yield from legend.idle(cause for cause in IdleCause if cause in causes)
+        if any(panel.timeline.num_steps > 1 for panel in self.panels):
+            yield legend.step()
         for is_memory in sorted({strip.is_memory for strip in self.strips if any(strip.curves)}):
             yield legend.strip(is_memory, any(panel.recomputes for panel in self.panels))
         if self.options.messages:

@@ -42,6 +42,7 @@ _PAINT = {
     "box": _Paint("stroke", "ground"),
     "slot": _Paint("fill", "slot"),
     "hatch": _Paint("stroke", "hatch", f'{_LINE} pointer-events="none"'),
+    "step": _Paint("stroke", "ink", f'{_LINE} stroke-width="2" pointer-events="none"'),
     "grid": _Paint("stroke", "grid", _LINE),
     "held": _Paint("fill", "memory"),
     "edge": _Paint("stroke", "memory_edge", f'{_LINE} stroke-width=".8"'),
