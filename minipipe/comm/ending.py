@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from minipipe.errors import MinipipeError
 
@@ -53,9 +52,8 @@ class Watchdog:
         self._watched: tuple[float, float, Callable[[], str]] | None = None  # since, until, what
         self._thread: threading.Thread | None = None
 
-    @contextmanager
-    def watch(self, limit: float, words: Callable[[], str]) -> Iterator[None]:
-        """Give up if this block takes longer than ``limit`` seconds.
+    def watch(self, limit: float, words: Callable[[], str]) -> None:
+        """Give up after ``limit`` seconds, unless it may rest before.
 
         For the one call that blocks inside MPI: a sender that stops in the middle of its bytes would hang it for ever.
         """
@@ -64,10 +62,10 @@ class Watchdog:
         if self._thread is None:
             self._thread = threading.Thread(target=self._look_for_ever, name="watchdog", daemon=True)
             self._thread.start()
-        try:
-            yield
-        finally:
-            self._watched = None
+
+    def rest(self) -> None:
+        """The call is over."""
+        self._watched = None
 
     def _look_for_ever(self) -> None:
         while True:

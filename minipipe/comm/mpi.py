@@ -123,8 +123,11 @@ class MPIGroup(ProcessGroup):
         if length > HEADER_SIZE:
             array[...] = xp.asarray(np.ndarray(header.shape, header.dtype, buffer, HEADER_SIZE))
         elif header.nbytes:
-            with self._job.watchdog.watch(self.limit(timeout), lambda: f"the bytes of {expected.awaited()}"):
+            self._job.watchdog.watch(self.limit(timeout), lambda: f"the bytes of {expected.awaited()}")
+            try:
                 self._comm.Recv([array, header.nbytes, MPI.BYTE], *channel)
+            finally:
+                self._job.watchdog.rest()
         expected.check(header)
         return array
 

@@ -2,7 +2,7 @@
 
     mpirun -n 2 python tests/benchmarks/transport.py
     MPIR_CVAR_CH4_CMA_ENABLE=0 mpirun -n 2 python tests/benchmarks/transport.py     without cross-memory attach
-    MPIR_CVAR_NOLOCAL=1 FI_PROVIDER=tcp mpirun -n 2 python tests/benchmarks/transport.py     over TCP
+    MPIR_CVAR_NOLOCAL=1 UCX_TLS=tcp,self mpirun -n 2 python tests/benchmarks/transport.py  over TCP
 
 Two ranks pass an array back and forth; a message takes half of that. The contenders take turns, and medians are shown:
 
