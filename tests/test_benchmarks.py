@@ -17,11 +17,22 @@ RUNS = [
     ("step_time.py", ["--width", "8", "--layers", "2", "--steps", "2"], ["pipeline, 1 rank"]),
     ("prediction.py", ["--width", "8", "--layers", "4", "--steps", "1", "--rounds", "1"], ["zb-v", "median error"]),
     ("stacking.py", ["--rounds", "1", "--widest", "32"], ["divided", "stacked"]),
+    ("startup.py", ["--rounds", "1", "--ranks"], ["times numpy"]),
     ("schedule_scale.py", ["--sizes", "1", "--repeats", "1"], ["1f1b", "growth"]),
 ]
 BY_RANKS = [
     ("pipelining.py", ["--case", "d=32", "--steps", "2", "--rounds", "1"], ["floor", "peer", "zb-h1", "ms a step"]),
     ("pipelining.py", ["--case", "d=32", "--steps", "1", "--rounds", "1", "--json"], ['"ranks": 2']),
+    (
+        "zero_bubble.py",
+        ["--width", "8", "--steps", "1", "--rounds", "1", "--schedules", "zb-h2"],
+        ["over GPipe", "zb-h2"],
+    ),
+    (
+        "growth.py",
+        ["--microbatches", "2", "--layers", "1", "--rounds", "1", "--schedules", "zb-h1"],
+        ["peak KiB", "zb-h1"],
+    ),
     (
         "overlap.py",
         ["--unit", "0.001", "--steps", "2", "--microbatches", "2", "--schedule", "zb-h2"],

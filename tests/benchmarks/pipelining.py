@@ -2,7 +2,7 @@
 
     mpirun -n 2 python tests/benchmarks/pipelining.py                 every case and contender
     mpirun -n 4 python tests/benchmarks/pipelining.py --case d=32     the cases that have this in their name
-    mpirun -n 2 python tests/benchmarks/pipelining.py --json
+    mpirun -n 2 python tests/benchmarks/pipelining.py --json --torch --picture steps.svg
 
 An MLP of Linear and ReLU by turns, mean squared error, gradient descent, float32, one BLAS thread for each rank. The
 contenders take turns in one run, so a noisy machine disturbs all alike; shown are the median, the lowest and the
@@ -11,20 +11,24 @@ highest time of a step over the rounds, and the median over that of the floor.
     floor      1F1B by hand (by_hand.py): every array allocated once, every receive posted at the beginning of the step
     peer       GPipe by hand, as small frameworks without autograd have it: blocking messages, two buffers, no loss
     1f1b, …    minipipe, with these schedules
+    torch      with --torch: PyTorch's own 1F1B (torch.distributed.pipelining) over gloo, in the same processes
 
 Before they are timed all have taken the same steps, and their weights are compared.
 
 Aims, at most, over the floor on 2 and 4 ranks: d=128 1.25; d=1024 1.03 and 1.05; d=32 1.9. Never slower than the peer.
+Over PyTorch: d=128 0.25, d=1024 0.95, d=32 0.1.
 """
 
 import argparse
 import json
 import sys
 import time
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+from bars import bars
 from by_hand import blocking_gpipe, posted_1f1b, shares
 from floor import mlp
 
@@ -51,10 +55,7 @@ CASES = [Case(32, 64, 4, 2, 200), Case(128, 256, 8, 4, 40), Case(1024, 512, 8, 2
 
 def pipelined(case, group, schedule, inputs, targets):
     """Return minipipe's step, and a function that returns this rank's weights."""
-    linears = case.layers * group.size
-    model = mlp(case.width, linears).initialise(0)
-    parts = [range(2 * case.layers * r, 2 * case.layers * (r + 1)) for r in range(group.size)]
-    parts[-1] = range(parts[-1].start, 2 * linears - 1)
+    model, parts = mlp(case.width, case.layers * group.size).initialise(0), parts_of(case, group)
     chunks = {} if schedule != "zb-v" else {"partition": halves(parts)}
     partition = chunks or {"partition": parts}
     pipeline = Pipeline(
@@ -69,12 +70,18 @@ def pipelined(case, group, schedule, inputs, targets):
     return step, pipeline.state_dict
 
 
+def parts_of(case, group):
+    """Return the layers of each rank: as many Linear layers on each, and a ReLU behind all but the last of all."""
+    parts = [range(2 * case.layers * r, 2 * case.layers * (r + 1)) for r in range(group.size)]
+    return [*parts[:-1], parts[-1][:-1]]
+
+
 def halves(parts):
     """Cut each part of the layers in two, for two stages on each rank."""
     return [piece for part in parts for piece in (part[: len(part) // 2], part[len(part) // 2 :])]
 
 
-def contenders(case, group, schedules):
+def contenders(case, group, schedules, with_torch):
     """Return {name: (step, state_dict)}; ``state_dict`` is collective."""
     generator = np.random.default_rng(0)
     inputs, targets = (generator.standard_normal((case.batch, case.width)).astype(np.float32) for _ in range(2))
@@ -85,6 +92,10 @@ def contenders(case, group, schedules):
         found[name] = make(layers, group.rank, group.size, inputs, targets), layers.state_dict
     for schedule in schedules:
         found[schedule] = pipelined(case, group, schedule, inputs, targets)
+    if with_torch:
+        from torch_over_gloo import torch_1f1b
+
+        found["torch"] = torch_1f1b(model, parts_of(case, group), group, case, inputs, targets, RATE)
     return found
 
 
@@ -121,6 +132,8 @@ def main():
     parser.add_argument("--schedule", action="append", help="by default 1f1b, zb-h1 and gpipe")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, help="in each round; by default what takes some tenths of a second")
+    parser.add_argument("--torch", action="store_true", help="PyTorch over gloo, too: pip install torch")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the times over the floor")
     parser.add_argument("--json", action="store_true")
     with init_process_group() as group:
         options = parser.parse_args()
@@ -128,7 +141,7 @@ def main():
         for case in CASES:
             if options.case and not any(part in str(case) for part in options.case):
                 continue
-            found = contenders(case, group, options.schedule or ["1f1b", "zb-h1", "gpipe"])
+            found = contenders(case, group, options.schedule or ["1f1b", "zb-h1", "gpipe"], options.torch)
             check_alike(found, group, case)
             if options.steps:
                 case = case._replace(steps=options.steps)
@@ -150,6 +163,9 @@ def main():
                     print(f"{name:10} {row['ms']:9.3f} {row['lowest']:8.3f} {row['highest']:8.3f} {row['ratio']:8.2f}")
         if group.rank == 0 and options.json:
             print(json.dumps(report, indent=1))
+        if group.rank == 0 and options.picture:
+            rows = {entry["case"]: {name: row["ratio"] for name, row in entry["steps"].items()} for entry in report}
+            options.picture.write_text(bars(f"A step on {group.size} ranks, over the floor", rows))
 
 
 if __name__ == "__main__":
