@@ -46,7 +46,9 @@ def repeat(table: T, num_steps: int) -> T:
     if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
         message = f"num_steps is {num_steps!r}; expected a whole number, at least 1."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    if num_steps == 1:
+        return table
     m = table.num_microbatches
     rows = [[Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row] for row in table.actions]
-    name = table.name if num_steps == 1 else f"{table.name}, {num_steps} steps"
+    name = f"{table.name}, {num_steps} steps"
     return type(table)(name, table.placement, num_steps * m, tuple(map(tuple, rows)), table.frozen)

@@ -154,7 +154,8 @@ class _Simulation:
 
     def __init__(self, step: ActionTable, costs: Costs, num_steps: int) -> None:
         table = self.table = repeat(step, num_steps)
-        self.order = list(complete_walk(step, sends_are_buffered=not costs.sends_block).order())
+        order = complete_walk(step, sends_are_buffered=not costs.sends_block).order()
+        self.order = order if num_steps == 1 else list(order)
         self.num_microbatches = step.num_microbatches
         self.updates = costs.update_times(table)
         self.changes: list[list[StepChange]] = [[] for _ in range(table.num_ranks)]

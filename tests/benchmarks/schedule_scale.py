@@ -18,7 +18,13 @@ from minipipe.analysis.verifier import verify
 from minipipe.schedules.registry import build
 from minipipe.simulation.simulator import simulate
 
-SIZES = [("1f1b", 8, 64, None), ("1f1b", 64, 256, None), ("1f1b", 256, 1024, None), ("interleaved-1f1b", 64, 256, 4)]
+SIZES = [
+    ("1f1b", 8, 64, None),
+    ("1f1b", 64, 256, None),
+    ("1f1b", 256, 1024, None),
+    ("1f1b", 1024, 256, None),
+    ("interleaved-1f1b", 64, 256, 4),
+]
 STEPS = ("build", "verify", "lower", "simulate")
 
 
