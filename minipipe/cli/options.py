@@ -105,6 +105,8 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
     ScheduleError
         Code ``parameters``.
     """
+    if options.steps == 1 and getattr(options, "barrier", False):
+        raise misuse(ScheduleCode.PARAMETERS, "--barrier is between training steps: give --steps 2 or more.")
     try:
         return repeat(schedule, options.steps)
     except ScheduleError as error:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.cli.options import add_costs, add_memory_limit, add_schedule, add_sizes, all_steps, costs_of, schedule_of
+from minipipe.cli.options import (
+    add_costs,
+    add_memory_limit,
+    add_schedule,
+    add_sizes,
+    all_steps,
+    costs_of,
+    misuse,
+    schedule_of,
+)
+from minipipe.errors import ScheduleCode
 from minipipe.render.terminal import has_colour
 from minipipe.stepper.keys import screen_of_this_terminal
 from minipipe.stepper.loop import step_with_keys
@@ -36,8 +46,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Walk through a schedule, legal or not: with keys in a terminal, otherwise one step after another."""
-    schedule = all_steps(schedule_of(options.schedule, options), options)
-    walkthrough = Walkthrough(schedule, costs_of(options), options.memory_limit)
+    schedule, costs = all_steps(schedule_of(options.schedule, options), options), costs_of(options)
+    if options.steps > 1 and costs.update != 0:
+        message = "The walk goes from one training step to the next at once: leave update out, or use simulate."
+        raise misuse(ScheduleCode.PARAMETERS, message)
+    walkthrough = Walkthrough(schedule, costs, options.memory_limit)
     numbers = chosen_snapshots(walkthrough, options.first, options.last, options.at)
     is_chosen = options.all or options.json or (options.first, options.last, options.at) != (None, None, None)
     screen = None if is_chosen else screen_of_this_terminal()

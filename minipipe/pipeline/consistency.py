@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import MessageError, ModelError, RankError
+from minipipe.errors import ArgumentError, MessageError, ModelError, RankError
 from minipipe.nn import Module, Parameter
 from minipipe.pipeline.stage import Stage
 
@@ -136,6 +136,21 @@ def check_loss(loss: Any) -> None:
         raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
     if isinstance(loss, Module) and loss.num_parameters:
         raise ModelError("loss-with-parameters", "The loss has parameters of its own; make them a layer of the model.")
+
+
+def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
+    """Refuse to show steps that were not taken, or are not kept. Local.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+    """
+    if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
+        raise ArgumentError("value", f"timeline: num_steps is {num_steps!r}; expected a whole number, at least 1.")
+    if num_steps > min(taken, kept):
+        known = f"step() was called {taken} times, and the last {kept} steps are kept"
+        raise ArgumentError("value", f"timeline: num_steps is {num_steps}, but {known}.")
 
 
 def check_frozen(stage: Stage) -> None:

@@ -154,6 +154,8 @@ class Executor:
             if microbatches:
                 stage.backward_weight(*microbatches)
             self._note(action, stage, start)
+            if len(microbatches) > 1:
+                self._record.share_time_of_last(len(microbatches))
 
         return run
 

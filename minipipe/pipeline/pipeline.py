@@ -26,6 +26,7 @@ from minipipe.pipeline.consistency import (
     check_agreement,
     check_frozen,
     check_loss,
+    check_num_steps,
     part_of,
     warn_of_missing_gradients,
 )
@@ -67,7 +68,7 @@ class Pipeline:
         less memory, one more forward, the same bits. :class:`minipipe.nn.Recompute` does it for single layers.
     stack_weight_gradients : bool
         Whether neighbouring W of a stage are computed as one product for each weight: faster, and other last bits than
-        those of one process. In a timeline the last of them takes the time of all.
+        those of one process. In a timeline they share their time equally. ``measure_costs`` measures each W alone.
     device : str or module
         ``"cpu"``, or ``"gpu"``: parameters, activations and the optimiser's state stay on a GPU, one for each rank of
         a machine, or shared where there are more ranks. Or an array module to compute with.
@@ -585,7 +586,7 @@ class Pipeline:
         Parameters
         ----------
         num_steps : int
-            At least 1, and at most 8: so many are kept.
+            At least 1, and at most 8: so many are kept. The same on every rank.
 
         Examples
         --------
@@ -599,9 +600,7 @@ class Pipeline:
         >>> spawn(measure, num_ranks=2)
         ['1F0 1B0 1F1 1B1', '1F0 1B0 1F1 1B1']
         """
-        if not isinstance(num_steps, int) or not 0 < num_steps <= len(self._records):
-            known = f"there are {len(self._records)} to show: call step() first; the last {_KEPT_STEPS} are kept"
-            raise ArgumentError("value", f"timeline: num_steps is {num_steps!r}, and {known}.")
+        check_num_steps(num_steps, self._num_steps, _KEPT_STEPS)
         self._calls.begin("timeline")
         return gather_timeline(self._group, list(self._records)[-num_steps:], self._plan.program)
 

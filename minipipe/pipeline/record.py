@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from minipipe.analysis.dependencies import Value
@@ -52,3 +53,10 @@ class Record:
     received: dict[Value, Receipt] = field(default_factory=dict)
     begun: float = 0.0
     left: float = 0.0
+
+    def share_time_of_last(self, count: int) -> None:
+        """Give the last computations, of which the very last did the work of all, equal parts of their time."""
+        together = self.ran[-count:]
+        start, end = together[0][0], together[-1][1]
+        times = [start + (end - start) * i / count for i in range(count + 1)]
+        self.ran[-count:] = [(*part, held) for part, (_, _, held) in zip(pairwise(times), together)]

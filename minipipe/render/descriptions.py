@@ -79,7 +79,7 @@ def describe_wait(idle: Idle) -> str:
     if idle.cause is IdleCause.DRAIN:
         return "has nothing left to do in this step"
     if idle.cause is IdleCause.UPDATE:
-        return "between two steps: updates its parameters"
+        return "between two steps (the optimiser, and whatever else the program does there)"
     if idle.cause is IdleCause.OVERHEAD:
         return "between two actions (overhead: bookkeeping or, where measured, another program on its core)"
     if idle.awaited is None:

@@ -51,7 +51,8 @@ class Costs:
     overhead : float
         The time of a rank between two actions: bookkeeping and the start of transfers.
     update : float or sequence of float
-        By stage, the time of the optimiser between two training steps.
+        By stage, the time of a rank between two training steps: the optimiser, and whatever else it does there.
+        ``Costs.measured(pipeline.timeline(num_steps=4)).update`` is a measured one.
     sends_block : bool
         Whether a SEND blocks its rank until the receiver has reached the RECV and the message has been transferred.
         Otherwise a SEND takes no time.

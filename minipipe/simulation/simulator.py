@@ -50,8 +50,8 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     num_steps : int
         Training steps, one after another. Between them each rank takes ``costs.update`` for its stages.
     barrier : bool
-        Whether a rank leaves a step only when all have ended it, as with ``Pipeline.step``; with ``wait=False`` each
-        rank goes on at once.
+        Whether a rank leaves a step only when all have ended it. ``Pipeline.step`` comes near that, for it waits for
+        the loss from the rank of the last stage; with ``wait=False`` each rank goes on at once.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     footprint, ran = costs.memory(schedule.num_stages), simulation.table if costs.sends_block else whole.schedule
     levels = memory_levels(ran, footprint)
     return Timeline(
-        whole.title,
+        f"{whole.title} with a barrier" if barrier and num_steps > 1 else whole.title,
         tuple(map(tuple, simulation.spans)),
         peak_activations(whole),
         _peaks(levels),

@@ -30,7 +30,8 @@ class StepChange(NamedTuple):
     Attributes
     ----------
     left, begun : float
-        When it left the one step, and began the next; in between it updates its parameters.
+        When it left the one step, and began the next; in between it updates its parameters and, if measured, does
+        whatever else the program does there.
     after : int
         The rank whose end of the step it waited for: itself, where no barrier kept it.
 

@@ -48,8 +48,11 @@ def measure(group, schedule, m, layers, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--schedules", nargs="+", default=["1f1b", "gpipe"], metavar="NAME")
-    parser.add_argument("--microbatches", nargs="+", type=int, default=[8, 16, 32, 64, 128, 256], metavar="M")
-    parser.add_argument("--layers", nargs="+", type=int, default=[2, 4, 8, 16, 32, 64], metavar="L", help="of a rank")
+    microbatches, layers = [8, 16, 32, 64, 128, 256], [2, 4, 8, 16, 32, 64]
+    parser.add_argument("--microbatches", nargs="+", type=int, default=microbatches, metavar="M", help="with 4 layers")
+    parser.add_argument(
+        "--layers", nargs="+", type=int, default=layers, metavar="L", help="of a rank; in 8 microbatches"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true")
     with init_process_group() as group:

@@ -114,7 +114,7 @@ def test_drawings_show_where_a_rank_begins_another_step(capsys):
     svg = draw_svg(simulate(schedules.gpipe(2, 2), Costs(update=1), num_steps=3))
     assert svg.count('class="step"') == 3  # two ranks, and the legend
     assert "the rank begins another step" in svg and "idle, update" in svg
-    assert "between two steps: updates its parameters" in svg
+    assert "between two steps (the optimiser" in svg
     assert main(["simulate", "zb-h2", "--steps", "3", "--costs", "update=1", "--barrier"]) == 0
     out = capsys.readouterr().out
     assert "each step after the first takes 28 units" in out and "update" in out
@@ -122,8 +122,13 @@ def test_drawings_show_where_a_rank_begins_another_step(capsys):
     assert "update" not in capsys.readouterr().out
     assert main(["show", "zb-h2", "--steps", "2", "--format", "csv"]) == 0
     assert "0F15" in capsys.readouterr().out
-    assert main(["show", "zb-h2", "--steps", "0"]) == 2
-    assert "--steps: num_steps is 0" in capsys.readouterr().err
+    for options, problem in (
+        (["show", "zb-h2", "--steps", "0"], "--steps: num_steps is 0"),
+        (["simulate", "zb-h2", "--barrier"], "give --steps 2 or more"),
+        (["step", "zb-h2", "--steps", "2", "--costs", "update=1"], "leave update out"),
+    ):
+        assert main(options) == 2
+        assert problem in capsys.readouterr().err
 
 
 def test_several_measured_steps():
@@ -131,14 +136,16 @@ def test_several_measured_steps():
         model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
         pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule="zb-h1", num_microbatches=4)
         optimiser = optim.SGD(pipeline.parameters(), 0.1)
-        with pytest.raises(ArgumentError, match="there are 0 to show: call step"):
+        with pytest.raises(ArgumentError, match="step.. was called 0 times"):
             pipeline.timeline()
         for _ in range(10):
             pipeline.step([[1.0, 2.0]] * 8, [[3.0]] * 8, wait=False)
             optimiser.step()
-        for wrong in (0, 9, 1.0, "2", -1):
-            with pytest.raises(ArgumentError, match="the last 8 are kept"):
+        for wrong in (0, 1.0, "2", -1, True):
+            with pytest.raises(ArgumentError, match="expected a whole number, at least 1"):
                 pipeline.timeline(wrong)
+        with pytest.raises(ArgumentError, match="num_steps is 9, but .* the last 8 steps are kept"):
+            pipeline.timeline(9)
         return pipeline.timeline(), pipeline.timeline(num_steps=3), pipeline.schedule
 
     one, three, schedule = spawn(train, 2)[0]
