@@ -49,7 +49,7 @@ __getattr__, __dir__, __all__ = names_on_demand(
         "minipipe.simulation.costs": ["Costs"],
         "minipipe.simulation.simulator": ["simulate"],
         "minipipe.simulation.timeline": ["Timeline"],
-        "minipipe.tensor": ["Tensor"],
+        "minipipe.functional.operators": ["Tensor"],  # it attaches the arithmetic
         "minipipe.version": ["__version__"],
     },
     modules=[

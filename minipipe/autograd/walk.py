@@ -50,20 +50,24 @@ def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None
     queue = walk.queue
     for root, walk.gradient in roots.items():  # a root that is a leaf copies its gradient, which is the caller's
         root.add(walk.gradient, walk)
-    while queue:
-        node = heappop(queue)[-1]  # [1]
-        gradient, node.pending = node.pending, None  # [2]
-        if node.is_boundary:
-            gradient = backend.contiguous(gradient)
-        edges = node.release(gradient)
-        if postpone is not None:
-            edges = postpone(node, gradient, edges)
-        walk.order, walk.gradient = node.order, gradient
-        for parent, vjp in edges:
-            contribution = vjp(gradient)  # [3]
-            if contribution is None:
-                raise _nothing_returned(vjp)
-            parent.add(contribution, walk)  # [4]
+    try:
+        while queue:
+            node = heappop(queue)[-1]  # [1]
+            gradient, node.pending = node.pending, None  # [2]
+            if node.is_boundary:
+                gradient = backend.contiguous(gradient)
+            edges = node.release(gradient)
+            if postpone is not None:
+                edges = postpone(node, gradient, edges)
+            walk.order, walk.gradient = node.order, gradient
+            for parent, vjp in edges:
+                contribution = vjp(gradient)  # [3]
+                if contribution is None:
+                    raise _nothing_returned(vjp)
+                parent.add(contribution, walk)  # [4]
+    finally:
+        for _, _, node in queue:  # after an error: another walk may come to these
+            node.pending = None
 
 
 def _nothing_returned(vjp: Vjp) -> TensorError:

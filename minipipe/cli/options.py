@@ -65,9 +65,11 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sends-block", action="store_true", help="a send holds its rank until it is received")
 
 
-def add_barrier(parser: argparse.ArgumentParser) -> None:
-    """Declare the barrier between training steps."""
-    parser.add_argument("--barrier", action="store_true", help="no rank begins a step before all have ended the last")
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    """Declare the wait between training steps."""
+    parser.add_argument(
+        "--wait", action="store_true", help="between steps, wait for the loss from the rank of the last stage"
+    )
 
 
 def add_memory_limit(parser: argparse.ArgumentParser, unit: str, kind: type = int) -> None:
@@ -105,8 +107,8 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
     ScheduleError
         Code ``parameters``.
     """
-    if options.steps == 1 and getattr(options, "barrier", False):
-        raise misuse(ScheduleCode.PARAMETERS, "--barrier is between training steps: give --steps 2 or more.")
+    if options.steps == 1 and getattr(options, "wait", False):
+        raise misuse(ScheduleCode.PARAMETERS, "--wait is between training steps: give --steps 2 or more.")
     try:
         return repeat(schedule, options.steps)
     except ScheduleError as error:

@@ -13,10 +13,10 @@ from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import (
-    add_barrier,
     add_costs,
     add_schedule,
     add_sizes,
+    add_wait,
     all_steps,
     costs_of,
     misuse,
@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_schedule(parser, several=True)
     add_sizes(parser)
     add_costs(parser)
-    add_barrier(parser)
+    add_wait(parser)
     parser.add_argument(
         "--format",
         choices=(*_DRAWN, *_WRITTEN),
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         for schedule in schedules:
             verify(all_steps(schedule, options))
         on_one_scale = zip(schedules, _on_one_scale(schedules, costs))
-        timelines = [simulate(schedule, own, options.steps, options.barrier) for schedule, own in on_one_scale]
+        timelines = [simulate(schedule, own, options.steps, options.wait) for schedule, own in on_one_scale]
         content = _drawing(timelines, options)
     if options.output is None:
         print(content, end="")

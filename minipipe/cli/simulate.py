@@ -7,7 +7,7 @@ import json
 
 from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.cli.options import add_barrier, add_costs, add_schedule, add_sizes, all_steps, costs_of, schedule_of
+from minipipe.cli.options import add_costs, add_schedule, add_sizes, add_wait, all_steps, costs_of, schedule_of
 from minipipe.cli.output import figures
 from minipipe.render.table import text_table
 from minipipe.schedules.action_table import ActionTable
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_schedule(parser)
     add_sizes(parser)
     add_costs(parser)
-    add_barrier(parser)
+    add_wait(parser)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     one_step = schedule_of(options.schedule, options)
     schedule = all_steps(one_step, options)
     verify(schedule)
-    timeline = simulate(one_step, costs_of(options), options.steps, options.barrier)
+    timeline = simulate(one_step, costs_of(options), options.steps, options.wait)
     idle_by_cause = _idle_by_cause(timeline)
     if options.json:
         path = [str(span.action) for _, span in timeline.critical_path]

@@ -48,20 +48,22 @@ def stacked(works: list[WeightWork]) -> WeightWork:
     if len(works) == 1:
         return works[0]
     together = WeightWork()
-    rows: dict[Any, tuple[int, list[tuple[Array, ...]]]] = {}  # by node behind the edge, and function
+    rows: dict[Any, tuple[int, list[tuple[Array, ...]]]] = {}  # by node behind the edge, function and shapes
     for node, gradient in (item for work in works for item in work.postponed.items()):
         others = []
         for edge in node.edges or ():
             parent, vjp = edge
             if isinstance(vjp, OverRows) and gradient.ndim > 1:
-                order, parts = rows.get((parent, vjp.func), (node.order, []))
-                parts.append((*vjp.args, gradient))
-                rows[parent, vjp.func] = min(order, node.order), parts
+                arrays = (*vjp.args, gradient)
+                key = parent, vjp.func, *(array.shape[1:] for array in arrays)
+                order, parts = rows.get(key, (node.order, []))
+                parts.append(arrays)
+                rows[key] = min(order, node.order), parts
             else:
                 others.append(edge)
         if node.edges is None or others:  # None: it will be computed again
             together.postponed[node if node.edges is None else Node(others, node.order)] = gradient
-    for (parent, function), (order, parts) in rows.items():
+    for (parent, function, *_), (order, parts) in rows.items():
         together.postponed[Node([(parent, _of_all(function, parts))], order)] = parts[0][-1]
     return together
 

@@ -148,9 +148,9 @@ def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
     """
     if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
         raise ArgumentError("value", f"timeline: num_steps is {num_steps!r}; expected a whole number, at least 1.")
-    if num_steps > min(taken, kept):
-        known = f"step() was called {taken} times, and the last {kept} steps are kept"
-        raise ArgumentError("value", f"timeline: num_steps is {num_steps}, but {known}.")
+    if num_steps > taken:
+        known = f"{taken} steps are known since the last error, if any; at most {kept} are kept"
+        raise ArgumentError("value", f"timeline: num_steps is {num_steps}; {known}. Call step() before.")
 
 
 def check_frozen(stage: Stage) -> None:

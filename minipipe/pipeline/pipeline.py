@@ -68,7 +68,8 @@ class Pipeline:
         less memory, one more forward, the same bits. :class:`minipipe.nn.Recompute` does it for single layers.
     stack_weight_gradients : bool
         Whether neighbouring W of a stage are computed as one product for each weight: faster, and other last bits than
-        those of one process. In a timeline they share their time equally. ``measure_costs`` measures each W alone.
+        those of one process. All are held until the last has run; in a timeline they share their time equally.
+        ``measure_costs`` measures each W alone.
     device : str or module
         ``"cpu"``, or ``"gpu"``: parameters, activations and the optimiser's state stay on a GPU, one for each rank of
         a machine, or shared where there are more ranks. Or an array module to compute with.
@@ -277,6 +278,7 @@ class Pipeline:
             stage.zero_grad()
         # Of frozen stages no gradient comes back to say that what they sent, perhaps the inputs themselves, is gone.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
+        records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
         record = self._trainer.run(batch, finishes_sends)
         first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
         self._shared.exchange_gradients(batch.step, first_tag)
@@ -288,7 +290,8 @@ class Pipeline:
             self._pending.popleft().wait()
         loss = self._pending[0].wait() if wait else self._pending[0]
         record.begun, record.left = begun, perf_counter()
-        self._records.append(record)
+        records.append(record)
+        self._records = records
         return loss
 
     def evaluate(self, inputs: Any, targets: Any) -> float:
@@ -600,7 +603,7 @@ class Pipeline:
         >>> spawn(measure, num_ranks=2)
         ['1F0 1B0 1F1 1B1', '1F0 1B0 1F1 1B1']
         """
-        check_num_steps(num_steps, self._num_steps, _KEPT_STEPS)
+        check_num_steps(num_steps, len(self._records), _KEPT_STEPS)
         self._calls.begin("timeline")
         return gather_timeline(self._group, list(self._records)[-num_steps:], self._plan.program)
 

@@ -49,7 +49,7 @@ class Costs:
     transient_activation : float or sequence of float
         By stage, the additional memory while its B or I runs, such as recomputed activations.
     overhead : float
-        The time of a rank between two actions: bookkeeping and the start of transfers.
+        The time of a rank between two actions of a step: bookkeeping and the start of transfers.
     update : float or sequence of float
         By stage, the time of a rank between two training steps: the optimiser, and whatever else it does there.
         ``Costs.measured(pipeline.timeline(num_steps=4)).update`` is a measured one.

@@ -123,7 +123,7 @@ def _overhead(timeline: Timeline) -> float:
     """Return the mean time between two actions of a rank, if the second one was ready."""
     gaps = [slot.end - slot.start for slots in timeline.idle for slot in slots if slot.cause is IdleCause.OVERHEAD]
     waits = sum(slot.cause is IdleCause.WAITING for slots in timeline.idle for slot in slots)
-    pairs = sum(max(0, len(row) - 1) for row in timeline.spans) - waits
+    pairs = sum(max(0, len(row) - timeline.num_steps) for row in timeline.spans) - waits
     return sum(gaps) / pairs if pairs else 0.0
 
 

@@ -78,11 +78,21 @@ def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "
         memory_during=tuple(during for _, during in memory) if is_memory_known else None,
         measured_messages=tuple(sorted(_messages(whole, ranks, origin), key=attrgetter("sent", "arrived"))),
         is_measured=True,
-        step_changes=tuple(
-            tuple(StepChange(left - origin, begun - origin, r) for left, begun in rank.changes)
-            for r, rank in enumerate(ranks)
-        ),
+        step_changes=tuple(tuple(_changes(ranks, r, program.placement[-1], origin)) for r in range(len(ranks))),
     )
+
+
+def _changes(ranks: Sequence[Recorded], rank: int, last: int, origin: float) -> Iterator[StepChange]:
+    """Yield the changes of a rank, which waited for the last stage's if that ended later, and before it went on."""
+    ends = [
+        [row.ran[(i + 1) * len(row.ran) // (len(row.changes) + 1) - 1][1] for i in range(len(row.changes))]
+        if row.ran
+        else []
+        for row in (ranks[rank], ranks[last])
+    ]
+    for i, (left, begun) in enumerate(ranks[rank].changes):
+        has_waited = bool(ends[0]) and ends[0][i] < ends[1][i] <= left
+        yield StepChange(left - origin, begun - origin, last if has_waited else rank)
 
 
 def _peak_activations(program: Program, rank: int, held_after: Sequence[int]) -> int:

@@ -35,7 +35,7 @@ from minipipe.simulation.timeline import Timeline
 _new_span: Callable[[tuple[Action, float, float]], Span] = partial(tuple.__new__, Span)
 
 
-def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, barrier: bool = False) -> Timeline:
+def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, wait: bool = False) -> Timeline:
     """Predict the timeline of a schedule: each action starts once its rank is free and the value it needs is there.
 
     Local; no messages. Exact, and linear in the number of actions. It does not model messages that slow each other
@@ -49,9 +49,9 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
         By default F, I and W take one unit each, and messages nothing.
     num_steps : int
         Training steps, one after another. Between them each rank takes ``costs.update`` for its stages.
-    barrier : bool
-        Whether a rank leaves a step only when all have ended it. ``Pipeline.step`` comes near that, for it waits for
-        the loss from the rank of the last stage; with ``wait=False`` each rank goes on at once.
+    wait : bool
+        Whether a rank leaves a step only with the loss, as from ``Pipeline.step``: when the rank of the last stage has
+        ended the step, too. Otherwise it goes on at once, as with ``Pipeline.step(…, wait=False)``.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     simulation = _Simulation(lower(schedule) if costs.sends_block else schedule, costs, num_steps)
     with collector_paused():
         for step in range(num_steps):
-            simulation.run(step, barrier)
+            simulation.run(step, wait)
     if not max(simulation.free) < inf:
         raise ScheduleError.of(
             ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
@@ -87,7 +87,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     footprint, ran = costs.memory(schedule.num_stages), simulation.table if costs.sends_block else whole.schedule
     levels = memory_levels(ran, footprint)
     return Timeline(
-        f"{whole.title} with a barrier" if barrier and num_steps > 1 else whole.title,
+        f"{whole.title}, each with its loss" if wait and num_steps > 1 else whole.title,
         tuple(map(tuple, simulation.spans)),
         peak_activations(whole),
         _peaks(levels),
@@ -170,9 +170,9 @@ class _Simulation:
         self.sent: dict[Value, tuple[float, int, int]] = {}  # as in Timeline
         self.reached: dict[Action, float] = {}  # by SEND: when the first half of a message was reached, if sends block
 
-    def run(self, step: int, barrier: bool) -> None:
+    def run(self, step: int, wait: bool) -> None:
         if step:
-            self.change_step(barrier)
+            self.change_step(wait)
         free, available, plan, first = self.free, self.available, self.plan(), step * self.num_microbatches
         append = [row.append for row in self.spans]
         between = [0.0] * self.table.num_ranks  # before a rank's next action
@@ -193,12 +193,11 @@ class _Simulation:
             between[rank] = self.overhead
             append[rank](_new_span((action, start, end)))
 
-    def change_step(self, barrier: bool) -> None:
-        """Let every rank update its parameters; with a barrier, once all have ended the step."""
-        ends = list(self.free)
-        last = ends.index(max(ends))
+    def change_step(self, wait: bool) -> None:
+        """Let every rank update its parameters; those that wait, once the rank of the last stage has ended the step."""
+        ends, last = list(self.free), self.table.placement[-1]
         for rank, end in enumerate(ends):
-            after = last if barrier and ends[last] > end else rank
+            after = last if wait and ends[last] > end else rank
             self.free[rank] = ends[after] + self.updates[rank]
             self.changes[rank].append(StepChange(ends[after], self.free[rank], after))
 

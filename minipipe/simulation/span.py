@@ -33,14 +33,14 @@ class StepChange(NamedTuple):
         When it left the one step, and began the next; in between it updates its parameters and, if measured, does
         whatever else the program does there.
     after : int
-        The rank whose end of the step it waited for: itself, where no barrier kept it.
+        The rank whose end of the step it waited for: itself, or that of the last stage, which has the loss.
 
     Examples
     --------
     >>> from minipipe import Costs, schedules, simulate
-    >>> timeline = simulate(schedules.gpipe(2, 1), Costs(update=0.5), num_steps=2, barrier=True)
-    >>> timeline.step_changes[1]
-    (StepChange(left=6.0, begun=6.5, after=0),)
+    >>> timeline = simulate(schedules.zb_h2(4, 8), Costs(update=0.5), num_steps=2, wait=True)
+    >>> timeline.step_changes[0]
+    (StepChange(left=27.0, begun=27.5, after=3),)
     """
 
     left: float

@@ -4,8 +4,8 @@
     mpirun -n 4 python tests/benchmarks/growth.py     more
 
 An MLP of Linear and ReLU layers, d = 128, microbatches of 32 samples, float32, one BLAS thread for each rank. Shown are
-medians: milliseconds a step, microseconds for each microbatch and layer of a rank (of the time in which the pipeline is
-full: without the p - 1 microbatches of its filling), and the largest of all ranks' peaks of activations in KiB.
+medians: milliseconds a step; microseconds for each of its m + p - 1 slots and each layer of a rank, which is what a
+microbatch costs while the pipeline is full; and the largest of all ranks' peaks of activations in KiB.
 
 Aims: the time of a microbatch and layer does not grow; 1F1B's memory does not grow with microbatches, GPipe's does as
 they do.

@@ -3,8 +3,8 @@
     mpirun -n 4 python tests/benchmarks/overlap.py
 
 Layers that sleep for one unit in F, one in I and one in W, so that nothing but waiting is measured. Shown are the units
-that a step takes with a barrier at its end (``step``) and without one (``step(…, wait=False)``), the prediction of
-``simulate(schedule, num_steps=…, barrier=…)``, and how far the measurement is from it.
+that a step takes with the wait for the loss at its end (``step``) and without it (``step(…, wait=False)``), the
+prediction of ``simulate(schedule, num_steps=…, wait=…)``, and how far the measurement is from it.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def measure(group, name, options, wait):
         pipeline.step(x, x, wait=wait)
         optimiser.step()
     spent = float(group.all_reduce(np.array(time.perf_counter() - start), "max"))
-    predicted = simulate(schedule, num_steps=options.steps, barrier=wait).makespan
+    predicted = simulate(schedule, num_steps=options.steps, wait=wait).makespan
     return spent / unit / options.steps / chunks, predicted / options.steps / chunks
 
 
@@ -66,7 +66,7 @@ def main():
     with init_process_group() as group:
         options = parser.parse_args()
         if group.rank == 0:
-            print(f"{'':12}{'barrier':>10}{'predicted':>11}{'off':>8}{'overlap':>11}{'predicted':>11}{'off':>8}")
+            print(f"{'':12}{'waits':>10}{'predicted':>11}{'off':>8}{'overlap':>11}{'predicted':>11}{'off':>8}")
         for name in options.schedule or ["gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v"]:
             found = [measure(group, name, options, wait) for wait in (True, False)]
             if group.rank == 0:

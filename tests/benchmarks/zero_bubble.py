@@ -1,7 +1,7 @@
 """Does zero bubble pay? The speed of schedules next to GPipe's, measured and predicted, over steps that overlap.
 
     mpirun -n 2 python tests/benchmarks/zero_bubble.py
-    mpirun -n 2 python tests/benchmarks/zero_bubble.py --barrier          steps that wait for their loss
+    mpirun -n 2 python tests/benchmarks/zero_bubble.py --wait             steps that wait for their loss
 
 An MLP with equally many Linear and Tanh layers on each stage, float32, one BLAS thread for each rank, gradient descent.
 The costs are measured in each round (``measure_costs`` of 1F1B, and the time of an update); then the schedules take
@@ -14,12 +14,13 @@ Aims: the measured speed at least 0.95 of the predicted one; zb-h1 faster than 1
 import argparse
 import json
 import time
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
 from prediction import pipelines_of
 
-from minipipe import init_process_group, optim, simulate
+from minipipe import Costs, init_process_group, optim, simulate
 
 
 def measure(options, group):
@@ -31,22 +32,22 @@ def measure(options, group):
 
     def train(name, steps):
         for _ in range(steps):
-            pipelines[name].step(*batch, wait=options.barrier)
+            pipelines[name].step(*batch, wait=options.wait)
             optimisers[name].step()
 
     found = {name: [] for name in pipelines}
     for _ in range(options.rounds + 1):
         costs = pipelines["1f1b"].measure_costs(*batch, num_steps=3)
         train("1f1b", 3)
-        update = type(costs).measured(pipelines["1f1b"].timeline(num_steps=3)).update
-        costs = type(costs)(**{**vars(costs), "update": update})
+        update = Costs.measured(pipelines["1f1b"].timeline(num_steps=3)).update
+        costs = replace(costs, update=update)
         for name, pipeline in pipelines.items():
             group.barrier()
             start = time.perf_counter()
             train(name, options.steps)
             spent = float(group.all_reduce(np.array(time.perf_counter() - start), "max"))
             own_costs = costs.cut(pipeline.num_stages // group.size)
-            predicted = simulate(pipeline.schedule, own_costs, options.steps, options.barrier).makespan
+            predicted = simulate(pipeline.schedule, own_costs, options.steps, options.wait).makespan
             found[name].append((spent / options.steps, predicted / options.steps))
     return {name: rounds[1:] for name, rounds in found.items()}  # the first round warms up
 
@@ -60,7 +61,7 @@ def main():
     parser.add_argument("--steps", type=int, default=4, help="of each schedule in a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--schedules", nargs="+", default=["1f1b", "zb-h1", "zb-h2", "zb-v"], metavar="NAME")
-    parser.add_argument("--barrier", action="store_true")
+    parser.add_argument("--wait", action="store_true")
     parser.add_argument("--json", action="store_true")
     with init_process_group() as group:
         options = parser.parse_args()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -355,3 +357,29 @@ def test_a_vjp_that_forgets_to_return_is_named():
     with pytest.raises(TensorError, match=r"double_vjp returned None; expected the gradient, an array") as caught:
         double(double(x)).sum().backward()
     assert caught.value.code == "no-gradient"
+
+
+def test_an_error_in_one_walk_leaves_nothing_behind_for_the_next():
+    """The story: a node kept its pending gradient, never entered the next queue, and gradients were lost in silence."""
+
+    def bad(x):
+        def vjp(g):
+            raise RuntimeError("in the middle")
+
+        return record(x.data * 1, (x, vjp))
+
+    w = Tensor([1.0, 2.0], requires_grad=True)
+    h = w * 3
+    with pytest.raises(RuntimeError, match="in the middle"):
+        (h * 2 + bad(h)).sum().backward()
+    with pytest.raises(RuntimeError, match="in the middle"):
+        (bad(h) + h * 2).sum().backward()
+    w.zero_grad()
+    (h * 5).sum().backward()
+    np.testing.assert_array_equal(w.grad, [15, 15])
+
+
+def test_arithmetic_is_there_with_the_tensor_alone():
+    """The story: until something else had imported the operations, Tensor([1.0]) * 3 was a TypeError."""
+    code = "from minipipe import Tensor; assert (Tensor([1.0]) * 3).item() == 3"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -81,6 +81,16 @@ class WithTurnedWeight(nn.Module):
         return functional.linear(x, self.weight.transpose()) + functional.linear(x, self.weight)
 
 
+class OfTwoShapes(nn.Module):
+    """The story: rows of both shapes were put behind each other, and NumPy refused."""
+
+    def __init__(self):
+        self.inner = nn.Linear(4, 4, dtype=np.float64)
+
+    def forward(self, x):
+        return functional.mean(self.inner(x), axis=1) + self.inner(functional.mean(x, axis=1))
+
+
 class Learned(nn.Module):
     """Ignores its input: what it returns depends on a weight alone."""
 
@@ -105,6 +115,7 @@ MODELS = {
     ),
     "vectors": (nn.Sequential(FromVectors(), layer(4, 4)), (8, 4)),
     "learned": (nn.Sequential(Learned(), layer(4, 4)), (8, 4)),
+    "of two shapes": (nn.Sequential(OfTwoShapes(), layer(4, 4)), (8, 3, 4)),
     "turned": (nn.Sequential(WithTurnedWeight(), layer(4, 4)), (8, 4)),
     "used twice": (nn.Sequential(SHARED, nn.Tanh(), SHARED, layer(4, 4)), (8, 4)),
 }

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, simulate
 from minipipe.render.svg.messages import WAYS
-from minipipe.simulation.span import Span
+from minipipe.simulation.span import IdleCause, Span
 from tests.strategies import named_schedules
 
 NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'
-CAUSES = ("warm-up", "waiting", "sending", "drain", "overhead")
+CAUSES = tuple(map(str, IdleCause))
 
 
 class Rectangle(NamedTuple):
@@ -148,12 +148,17 @@ def corners(data):
 
 @st.composite
 def timelines(draw):
-    """Draw a timeline: any named schedule, times of all lengths (0 too), latency, sends that block or not."""
+    """Draw a timeline: any named schedule and steps, times of all lengths (0 too), latency, sends that block or not."""
     _, schedule = draw(named_schedules(max_ranks=5, max_microbatches=8, max_chunks=3))
     times = st.sampled_from([0, 0.001, 0.5, 1, 1, 2.5])
-    costs = Costs(draw(times), draw(times), draw(times), draw(times), sends_block=draw(st.booleans()))
-    timeline = simulate(schedule, costs)
+    costs = Costs(
+        draw(times), draw(times), draw(times), draw(times), update=draw(times), sends_block=draw(st.booleans())
+    )
+    timeline = simulate(schedule, costs, draw(st.sampled_from([1, 1, 1, 2, 3])), draw(st.booleans()))
     first = draw(st.sampled_from([0.0, 7.0]))  # what was measured need not begin at 0
     rows = tuple(tuple(Span(a, start + first, end + first) for a, start, end in row) for row in timeline.spans)
     sent = {value: (arrival + first, *place) for value, (arrival, *place) in timeline.sent.items()}
-    return replace(timeline, spans=rows, sent=sent)
+    changes = tuple(
+        tuple(c._replace(left=c.left + first, begun=c.begun + first) for c in row) for row in timeline.step_changes
+    )
+    return replace(timeline, spans=rows, sent=sent, step_changes=changes)
