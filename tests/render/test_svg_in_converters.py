@@ -18,8 +18,12 @@ from tests.render.picture import Picture
 CONVERTERS = [with_cairosvg, with_svglib]
 # Every cause of idle time, both kinds of message, two chunks, one and both halves of the backward.
 BLOCKING = simulate(schedules.one_f_one_b(3, 4), Costs(2, 2, 2, latency=1, sends_block=True, overhead=0.5))
-SPLIT = simulate(schedules.zb_v(2, 3), Costs(latency=0.5, update=1), num_steps=2)
-DRAWN = {"blocking": draw_svg(BLOCKING, messages=True), "split": draw_svg(SPLIT, messages=True)}
+SPLIT = simulate(schedules.zb_v(2, 4), Costs(latency=0.5))
+STEPS = simulate(schedules.zb_h1(2, 2), Costs(latency=0.5, update=1), num_steps=2)
+DRAWN = {
+    name: draw_svg(timeline, messages=True)
+    for name, timeline in {"blocking": BLOCKING, "split": SPLIT, "steps": STEPS}.items()
+}
 
 
 def rgb(colour):
