@@ -111,22 +111,17 @@ def windows(numbers, options, purpose, step=0, batches=1):
 
 def evaluate(pipeline, numbers, options):
     """Return the loss in nats per character, on the same windows every time."""
-    pipeline.eval()
-    loss = pipeline.evaluate(*windows(numbers, options, VALIDATION, batches=8))
-    pipeline.train()
-    return loss
+    return pipeline.evaluate(*windows(numbers, options, VALIDATION, batches=8))
 
 
 def write_text(pipeline, alphabet, options, start="\n", length=300):
     """Return the model's continuation of ``start``. Collective: every rank draws the same characters."""
     generator = np.random.Generator(np.random.Philox([options.seed, SAMPLING]))
     numbers = list(alphabet.encode(start))
-    pipeline.eval()
     for _ in range(length):
         scores = pipeline.predict(np.array([numbers[-options.context :]]))[0, -1].astype(np.float64)
         likely = np.exp((scores - scores.max()) / 0.8)  # a temperature below 1 favours likely characters
         numbers.append(generator.choice(len(alphabet), p=likely / likely.sum()))
-    pipeline.train()
     return alphabet.decode(numbers)
 
 

@@ -12,14 +12,14 @@ from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action_table import T
 from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.program import Program, read_schedule, schedule_of_text
-from minipipe.schedules.registry import REGISTRY, build, expected_names
+from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, expected_names
 from minipipe.schedules.repeated import repeat
 from minipipe.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
     from minipipe.simulation.costs import Costs
 
-_RANKS, _MICROBATCHES = 4, 8  # of a named schedule, by default
+_RANKS = 4  # of a named schedule, by default
 
 
 def add_schedule(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -50,7 +50,7 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False) -> None
 def add_sizes(parser: argparse.ArgumentParser) -> None:
     """Declare the sizes of named schedules."""
     parser.add_argument("--ranks", type=int, metavar="P", help=f"how many, for a named one (default: {_RANKS})")
-    parser.add_argument("--microbatches", type=int, metavar="M", help=f"how many (default: {_MICROBATCHES})")
+    parser.add_argument("--microbatches", type=int, metavar="M", help=f"how many (default: {NUM_MICROBATCHES})")
 
 
 def add_costs(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +151,7 @@ def schedules_of(given: Sequence[str], options: argparse.Namespace) -> list[Sche
 def sizes_of(options: argparse.Namespace) -> tuple[int, int]:
     """Return the numbers of ranks and microbatches."""
     ranks = _RANKS if options.ranks is None else options.ranks
-    return ranks, _MICROBATCHES if options.microbatches is None else options.microbatches
+    return ranks, NUM_MICROBATCHES if options.microbatches is None else options.microbatches
 
 
 def costs_of(options: argparse.Namespace) -> Costs:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Integral
 from types import ModuleType
 from typing import Any, Self
@@ -214,6 +215,36 @@ def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _parts_in(f"{name}.{key}", item)
+
+
+def set_modes(modes: Iterable[tuple[Module, bool]]) -> list[tuple[Module, bool]]:
+    """Set whether modules train; return the same as it was before."""
+    before = []
+    for module, is_training in modes:
+        before.append((module, module.is_training))
+        module.is_training = is_training
+    return before
+
+
+@contextmanager
+def modes_of(*modules: Module, is_training: bool) -> Iterator[None]:
+    """Let modules, and those inside them, train or be evaluated inside this block.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> layer = nn.Dropout(0.5)
+    >>> with modes_of(layer, is_training=False):
+    ...     print(layer.is_training)
+    False
+    >>> layer.is_training
+    True
+    """
+    before = set_modes((part, is_training) for module in modules for part in module.modules())
+    try:
+        yield
+    finally:
+        set_modes(before)
 
 
 def check_lengths(layer: str, **lengths: Any) -> None:

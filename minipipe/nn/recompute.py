@@ -11,7 +11,7 @@ from minipipe.autograd.grad_mode import mode, next_order, no_grad, record_again
 from minipipe.autograd.random_key import at, current_place
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import ArgumentError
-from minipipe.nn.module import Module
+from minipipe.nn.module import Module, set_modes
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor, record
 
@@ -106,17 +106,11 @@ class Recompute(Module):
         modes = [(part, part.is_training) for part in self.module.modules()]
 
         def compute_again() -> list[Node | None]:
-            later = [(part, part.is_training) for part, _ in modes]
-            _set_modes(modes)
+            later = set_modes(modes)
             try:
                 with record_again(first), here:
                     return [tensor.node for tensor in tensors_in(function(x))]
             finally:
-                _set_modes(later)
+                set_modes(later)
 
         return compute_again
-
-
-def _set_modes(modes: list[tuple[Module, bool]]) -> None:
-    for part, is_training in modes:
-        part.is_training = is_training

@@ -18,7 +18,7 @@ from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, MicrobatchError, ScheduleCode, ScheduleError, TensorError
 from minipipe.nn import Module, Parameter, Sequential
-from minipipe.nn.module import check_state
+from minipipe.nn.module import check_state, modes_of
 from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
 from minipipe.pipeline.build_stages import build_stages
 from minipipe.pipeline.consistency import (
@@ -148,6 +148,7 @@ class Pipeline:
         dtypes = [parameter.dtype for parameter in plan.model.parameters()] or [np.dtype(np.float32)]
         self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
         self._trainer = self._executor(plan.program, stack_weight_gradients)
+        self.measures_memory = False
         self._predictors: dict[int, Executor] = {}
         self._pending: deque[PendingLoss] = deque()  # of the last step, waited for or not
         self._slices: dict[tuple[int, int], list[slice]] = {}  # by numbers of samples and microbatches
@@ -278,6 +279,7 @@ class Pipeline:
             stage.zero_grad()
         # Of frozen stages no gradient comes back to say that what they sent, perhaps the inputs themselves, is gone.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
+        self._trainer.measures_memory = self.measures_memory
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
         record = self._trainer.run(batch, finishes_sends)
         first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
@@ -294,16 +296,18 @@ class Pipeline:
         self._records = records
         return loss
 
-    def evaluate(self, inputs: Any, targets: Any) -> float:
+    def evaluate(self, inputs: Any, targets: Any, *, is_training: bool = False) -> float:
         """Return the mean loss of a batch, forward only.
 
         Collective; ``inputs`` and ``targets`` are read as by :meth:`step`. Batches smaller than the number of
-        microbatches are fine. Call :meth:`eval` first where layers such as Dropout shall be off, and :meth:`train`
-        afterwards.
+        microbatches are fine.
 
         Parameters
         ----------
         inputs, targets : array of shape (samples, ...)
+        is_training : bool
+            Whether layers such as Dropout compute as in training. By default they are off, whatever the mode of the
+            pipeline, which stays as it is.
 
         Returns
         -------
@@ -316,23 +320,24 @@ class Pipeline:
         >>> from minipipe import Pipeline, nn, spawn
         >>> def test(group):
         ...     model = nn.Sequential(nn.Identity(), nn.Identity())
-        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss()).eval()
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss())
         ...     return pipeline.evaluate(np.ones((5, 2)), np.zeros((5, 2)))
         >>> spawn(test, num_ranks=2)
         [1.0, 1.0]
         """
-        batch = self._batch("evaluate", inputs, targets)
-        return self._mean_loss("evaluate", batch, self._predictor(batch).run(batch)).wait()
+        batch = self._batch("evaluate", inputs, targets, is_training)
+        return self._mean_loss("evaluate", batch, self._forward_only(batch, is_training)).wait()
 
-    def predict(self, inputs: Any) -> np.ndarray:
+    def predict(self, inputs: Any, *, is_training: bool = False) -> np.ndarray:
         """Return the model's outputs for a batch, forward only; the same array on every rank.
 
-        Collective. ``inputs`` are read on the rank of the first stage; others may give None. Call :meth:`eval` first
-        where layers such as Dropout shall be off, and :meth:`train` afterwards.
+        Collective. ``inputs`` are read on the rank of the first stage; others may give None.
 
         Parameters
         ----------
         inputs : array of shape (samples, ...)
+        is_training : bool
+            As for :meth:`evaluate`.
 
         Returns
         -------
@@ -344,30 +349,32 @@ class Pipeline:
         >>> from minipipe import Pipeline, nn, spawn
         >>> def predict(group):
         ...     model = nn.Sequential(nn.ReLU(), nn.Flatten())
-        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss()).eval()
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss())
         ...     return pipeline.predict(np.array([[-1.0, 2.0]])).tolist()
         >>> spawn(predict, num_ranks=2)
         [[[0.0, 2.0]], [[0.0, 2.0]]]
         """
-        batch = self._batch("predict", inputs, None)
-        outputs = self._predictor(batch).run(batch).outputs
+        batch = self._batch("predict", inputs, None, is_training)
+        outputs = self._forward_only(batch, is_training).outputs
         parts = [backend.to_numpy(outputs[k]) for k in sorted(outputs)]
         mine = np.concatenate(parts) if parts else None
         return self._group.broadcast(mine, self._last_rank, what=part_of("predict"))
 
-    def _predictor(self, batch: Batch) -> Executor:
+    def _forward_only(self, batch: Batch, is_training: bool) -> Record:
         count = len(batch.slices)
         if count not in self._predictors:
             schedule = forward_only_over(self.schedule.placement, count, self.schedule.num_ranks)
             self._predictors[count] = self._executor(lower(schedule))
-        return self._predictors[count]
+        with modes_of(*(stage.module for stage in self._stages.values()), is_training=is_training):
+            return self._predictors[count].run(batch)
 
-    def _batch(self, call: str, inputs: Any, targets: Any) -> Batch:
+    def _batch(self, call: str, inputs: Any, targets: Any, is_training: bool | None = None) -> Batch:
         """Agree on the call and on the size of the batch, and divide it."""
+        is_training = self._is_training if is_training is None else is_training
         needs_targets = call != "predict" and self._group.rank == self._last_rank
         own_inputs = self._own(inputs, "inputs", is_needed=self._group.rank == self._first_rank)
         own_targets = self._own(targets, "targets", is_needed=needs_targets)
-        num_samples = self._calls.begin(call, 0 if own_inputs is None else own_inputs.shape[0], self._is_training)
+        num_samples = self._calls.begin(call, 0 if own_inputs is None else own_inputs.shape[0], is_training)
         if own_targets is not None and own_targets.shape[0] != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
@@ -414,13 +421,13 @@ class Pipeline:
 
     @property
     def is_training(self) -> bool:
-        """Whether the layers train (the default) or are evaluated."""
+        """Whether ``step`` computes as in training (the default), with Dropout and the like."""
         return self._is_training
 
     def train(self, mode: bool = True) -> Pipeline:
-        """Set this rank's layers to train, or with ``mode=False`` to be evaluated. Local; returns the pipeline.
+        """Let ``step`` compute as in training, or with ``mode=False`` without Dropout and the like.
 
-        Every rank must do it, or its part of the model is in another mode than the others.
+        Local, and for every rank to do; returns the pipeline. ``evaluate`` and ``predict`` need no such call.
 
         Examples
         --------
@@ -436,17 +443,7 @@ class Pipeline:
         return self
 
     def eval(self) -> Pipeline:
-        """Set this rank's layers to be evaluated. Local, and for every rank to do; returns the pipeline.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from minipipe import Pipeline, init_process_group, nn
-        >>> with init_process_group() as group:
-        ...     pipeline = Pipeline(nn.Sequential(nn.Dropout(0.5)), group, loss=nn.MSELoss())
-        ...     pipeline.eval().predict(np.ones((1, 4), np.float32))
-        array([[1., 1., 1., 1.]], dtype=float32)
-        """
+        """Let ``step`` train without Dropout and the like: ``train(False)``."""
         return self.train(False)
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -571,15 +568,6 @@ class Pipeline:
             parameter.load(np.asarray(state[name]), name)
 
     # -- measuring -------------------------------------------------------------------------------------------
-
-    @property
-    def measures_memory(self) -> bool:
-        """Whether ``step`` measures the bytes held after each action. Slow; off by default."""
-        return self._trainer.measures_memory
-
-    @measures_memory.setter
-    def measures_memory(self, value: bool) -> None:
-        self._trainer.measures_memory = value
 
     def timeline(self, num_steps: int = 1) -> Timeline:
         """Return the measured timeline of the last step, or the last ones, of all ranks, in seconds from its beginning.

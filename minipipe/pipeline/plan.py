@@ -24,7 +24,7 @@ from minipipe.schedules.chunks import first_stages, spread_stages
 from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.program import Program, read_schedule
-from minipipe.schedules.registry import REGISTRY, build
+from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build
 from minipipe.schedules.schedule import Schedule
 from minipipe.version import __version__
 
@@ -46,7 +46,7 @@ class Plan:
     num_ranks : int, optional
         Needed for a named schedule; others have their own.
     num_microbatches : int, optional
-        For each batch; 4 for each stage by default.
+        For each batch; 8 by default, whatever the number of ranks.
     chunks_per_rank : int, optional
         Stages on each rank, for schedules that take it.
     partition : list of range, optional
@@ -143,7 +143,7 @@ class Plan:
         schedule : str, Path, Schedule or Program, optional
             By default 1F1B, in its interleaved form where ranks hold several modules.
         num_microbatches : int, optional
-            By default 4 for each module.
+            By default 8.
 
         Raises
         ------
@@ -337,8 +337,7 @@ def _schedule_of_modules(
     if schedule is None:
         schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
     if isinstance(schedule, str) and schedule in REGISTRY:
-        if num_microbatches is None:
-            num_microbatches = 4 * num_modules
+        num_microbatches = NUM_MICROBATCHES if num_microbatches is None else num_microbatches
         built = _built(schedule, num_ranks, num_microbatches, chunks, num_modules)
         if chunks > 1 and built.placement == neighbouring_placement(num_ranks, chunks):
             return spread_stages(build(schedule, num_ranks, num_microbatches, 1), num_modules)

@@ -20,7 +20,6 @@ from minipipe.schedules.interleaved import (
     looped_bfs,
 )
 from minipipe.schedules.one_f_one_b import EAGER_1F1B, ONE_F_ONE_B, eager_1f1b, one_f_one_b
-from minipipe.schedules.placement import check_counts
 from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.sequential import FORWARD_ONLY, SEQUENTIAL, forward_only, sequential
 from minipipe.schedules.v_shaped import DUALPIPE_V, ZB_V, dualpipe_v, zb_v
@@ -44,6 +43,9 @@ _ENTRIES: dict[str, tuple[Callable[..., Schedule], str, ClosedForms]] = {
     "forward-only": (forward_only, "predicts only; keeps nothing", FORWARD_ONLY),
 }
 
+NUM_MICROBATCHES = 8
+"""By default. It does not depend on the number of ranks, because results may depend on it: dropout draws for each."""
+
 REGISTRY: Mapping[str, Callable[..., Schedule]] = MappingProxyType({name: entry[0] for name, entry in _ENTRIES.items()})
 TRADES: Mapping[str, str] = MappingProxyType({name: entry[1] for name, entry in _ENTRIES.items()})
 CLOSED_FORMS: Mapping[str, ClosedForms] = MappingProxyType({name: entry[2] for name, entry in _ENTRIES.items()})
@@ -64,7 +66,7 @@ def build(
         One of ``REGISTRY``.
     num_ranks : int
     num_microbatches : int, optional
-        By default 4 times the number of stages.
+        8 by default, whatever the number of ranks.
     chunks_per_rank : int, optional
         Stages on each rank; the default depends on the schedule.
     microbatch_group_size : int, optional
@@ -83,21 +85,17 @@ def build(
     Examples
     --------
     >>> build("1f1b", num_ranks=4).num_microbatches
-    16
+    8
     """
     builder = builder_of(name)
-    chunks = default_chunks(builder) if chunks_per_rank is None else chunks_per_rank
     given = {"chunks_per_rank": chunks_per_rank, "microbatch_group_size": microbatch_group_size}
     options = {option: value for option, value in given.items() if value is not None}
     for option in options:
         if option not in _parameters(builder):
             able = ", ".join(other for other in REGISTRY if option in _parameters(REGISTRY[other]))
             raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{name} takes no {option}; leave it out. {able} take one.")
-    if num_microbatches is None:
-        check_counts(num_ranks, 1, chunks)
-        num_microbatches = 4 * num_ranks * chunks
     with collector_paused():
-        return builder(num_ranks, num_microbatches, **options)
+        return builder(num_ranks, NUM_MICROBATCHES if num_microbatches is None else num_microbatches, **options)
 
 
 def builder_of(name: str) -> Callable[..., Schedule]:

@@ -107,7 +107,7 @@ def test_its_tick_grid_is_its_timeline_when_everything_takes_one_tick(drawn):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_unless_told_it_is_made_for_four_microbatches_on_each_stage(name):
+def test_unless_told_it_is_made_for_eight_microbatches(name):
     schedule = schedules.build(name, 4)
-    assert schedule.num_microbatches == 4 * schedule.num_stages
+    assert schedule.num_microbatches == schedules.build(name, 3).num_microbatches == 8
     assert predicted(theory.peak_activations, name, 4, schedule.num_microbatches) == peak_activations(schedule)

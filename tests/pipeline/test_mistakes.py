@@ -235,7 +235,7 @@ def test_a_rank_that_forgets_eval_is_told_so():
         pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), num_microbatches=4)
         if group.rank == 0:
             pipeline.eval()
-        pipeline.evaluate(*batch(8, 4))
+        pipeline.step(*batch(8, 4))
 
     with pytest.raises(RankError, match=r"mode of rank 1 is that of train\(\), but rank 0 has that of eval\(\)"):
         spawn(forget, 2)
