@@ -443,7 +443,15 @@ class Pipeline:
         return self
 
     def eval(self) -> Pipeline:
-        """Let ``step`` train without Dropout and the like: ``train(False)``."""
+        """Let ``step`` train without Dropout and the like: ``train(False)``.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> with init_process_group() as group:
+        ...     Pipeline(nn.Sequential(nn.Dropout(0.5)), group, loss=nn.MSELoss()).eval().is_training
+        False
+        """
         return self.train(False)
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
