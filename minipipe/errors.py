@@ -207,6 +207,7 @@ class MicrobatchCode(StrEnum):
     TOO_FEW_SAMPLES = "too-few-samples"
     OUT_OF_RANGE = "out-of-range"
     UNEQUAL_LENGTHS = "unequal-lengths"
+    NO_WEIGHT = "no-weight"
 
 
 class MicrobatchError(MinipipeError, ValueError):

@@ -16,6 +16,7 @@ from minipipe.comm import spawn
 from minipipe.comm.host import limit_blas_threads
 from minipipe.nn import Parameter, Sequential
 from minipipe.pipeline import Pipeline, split_microbatches
+from minipipe.pipeline.microbatch import shares
 from minipipe.pipeline.stage import Loss
 from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor
@@ -103,7 +104,14 @@ class StepResult(NamedTuple):
 
 
 def one_process_step(
-    model: Sequential, loss: Loss, inputs: Any, targets: Any, num_microbatches: int, seed: int = 0, step: int = 0
+    model: Sequential,
+    loss: Loss,
+    inputs: Any,
+    targets: Any,
+    num_microbatches: int,
+    seed: int = 0,
+    step: int = 0,
+    loss_weight: Callable[[Any], float] | None = None,
 ) -> StepResult:
     """Accumulate the gradients of a batch's microbatches in ascending order, in one process and with plain autograd.
 
@@ -118,6 +126,8 @@ def one_process_step(
     num_microbatches : int
     seed, step : int
         Of the random numbers in the model, as for Dropout. A pipeline counts its steps from 0.
+    loss_weight : function, optional
+        As for a pipeline.
 
     Examples
     --------
@@ -132,11 +142,8 @@ def one_process_step(
     (18.667, array([8.]))
     """
     model.zero_grad()
-    num_samples = inputs.shape[0]
-    parts = split_microbatches(num_samples, num_microbatches)
-    total = 0.0
-    for k, part in enumerate(parts):
-        weight = (part.stop - part.start) / num_samples
+    parts, total = split_microbatches(inputs.shape[0], num_microbatches), 0.0
+    for k, (part, weight) in enumerate(zip(parts, shares(parts, loss, loss_weight, targets))):
         with random_key(seed, step, k):
             value = loss(model(Tensor(inputs[part, ...])), Tensor(targets[part, ...]))
         if value.requires_grad:

@@ -9,6 +9,7 @@ from minipipe.functional import operators as operators  # attaches the arithmeti
 from minipipe.functional.activation import relu, sigmoid, silu, tanh
 from minipipe.functional.attention import attention, self_attention
 from minipipe.functional.convolution import conv1d, conv2d, max_pool2d
+from minipipe.functional.cross_entropy import cross_entropy
 from minipipe.functional.dropout import dropout
 from minipipe.functional.elementwise import (
     add,
@@ -26,7 +27,7 @@ from minipipe.functional.error_function import erf
 from minipipe.functional.gelu import gelu
 from minipipe.functional.joining import concatenate, split, stack
 from minipipe.functional.linear import linear, matmul
-from minipipe.functional.loss import cross_entropy, mean_squared_error
+from minipipe.functional.loss import mean_squared_error
 from minipipe.functional.normalisation import layer_norm, rms_norm
 from minipipe.functional.reduction import amax, amin, mean, total, variance
 from minipipe.functional.selection import clip, masked_fill, where

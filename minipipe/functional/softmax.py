@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from minipipe import backend
-from minipipe.backend import array_module
-from minipipe.functional.loss import log_softmax_of_array
+from minipipe.backend import Array, array_module
 from minipipe.functional.reduction import Axis, axes_of, kept_shape, reduced_shape
 from minipipe.tensor import Operand, Tensor, as_real, record
 
@@ -34,6 +33,13 @@ def softmax(a: Operand, axis: int = -1) -> Tensor:
     exponentials = xp.exp(a.data - xp.max(a.data, axis=axis, keepdims=True))
     result = exponentials / backend.reduce_sum(exponentials, axis, True)
     return record(result, (a, lambda g: result * (g - backend.reduce_sum(g * result, axis, True))))
+
+
+def log_softmax_of_array(x: Array, axis: int) -> Array:
+    """Return the logarithm of the softmax of an array along an axis, without overflow."""
+    xp = array_module(x)
+    shifted = x - xp.max(x, axis=axis, keepdims=True)
+    return shifted - xp.log(backend.reduce_sum(xp.exp(shifted), axis, True))
 
 
 def log_softmax(a: Operand, axis: int = -1) -> Tensor:

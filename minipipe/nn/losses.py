@@ -1,8 +1,14 @@
-"""Losses as modules. Each is a mean over the first axis, so that microbatches can be weighted by their size."""
+"""Losses as modules. Where several microbatches make a batch, each counts by its share of what the mean is over.
+
+That is its number of samples, or what the loss' ``weight(targets)`` says; a loss whose ``reduction`` is ``"sum"`` adds.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from minipipe import functional
+from minipipe.functional.cross_entropy import label_weight
 from minipipe.nn.module import Module
 from minipipe.tensor import Operand, Tensor
 
@@ -10,20 +16,51 @@ from minipipe.tensor import Operand, Tensor
 class CrossEntropyLoss(Module):
     """Mean of -log softmax(scores)[label]; see :func:`minipipe.functional.cross_entropy`.
 
+    Parameters
+    ----------
+    ignore_index : int, optional
+        Rows with this label do not count, such as padding.
+    label_smoothing : float
+        From 0 to 1.
+    class_weights : array of shape (k,), optional
+        How much each of k classes counts.
+    reduction : {"mean", "sum"}
+
     Examples
     --------
     >>> from minipipe import Tensor, nn
     >>> nn.CrossEntropyLoss()(Tensor([[100.0, 0.0], [0.0, 100.0]]), [0, 0])
     Tensor(50.)
+    >>> nn.CrossEntropyLoss(ignore_index=-1)(Tensor([[100.0, 0.0], [0.0, 100.0]]), [-1, 0])
+    Tensor(100.)
     """
+
+    def __init__(
+        self,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        class_weights: Any = None,
+        reduction: str = "mean",
+    ) -> None:
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.class_weights, self.reduction = class_weights, reduction
 
     def forward(self, scores: Tensor, labels: Operand) -> Tensor:
         """Map scores of shape (..., k) and whole-number labels of shape (...) to a loss of shape ()."""
-        return functional.cross_entropy(scores, labels)
+        options = self.ignore_index, self.label_smoothing, self.class_weights, self.reduction
+        return functional.cross_entropy(scores, labels, *options)
+
+    def weight(self, labels: Operand) -> float:
+        """Return how much labels count: how many are not ignored, or the sum of their classes' weights."""
+        return label_weight(labels, self.ignore_index, self.class_weights)
 
 
 class MSELoss(Module):
     """Mean of (prediction - target)^2; see :func:`minipipe.functional.mean_squared_error`.
+
+    Parameters
+    ----------
+    reduction : {"mean", "sum"}
 
     Examples
     --------
@@ -32,6 +69,9 @@ class MSELoss(Module):
     Tensor(2.)
     """
 
+    def __init__(self, reduction: str = "mean") -> None:
+        self.reduction = reduction
+
     def forward(self, prediction: Tensor, target: Operand) -> Tensor:
         """Map two tensors of one shape to a loss of shape ()."""
-        return functional.mean_squared_error(prediction, target)
+        return functional.mean_squared_error(prediction, target, self.reduction)

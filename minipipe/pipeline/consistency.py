@@ -13,6 +13,7 @@ from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, MessageError, ModelError, RankError
 from minipipe.nn import Module, Parameter
 from minipipe.pipeline.stage import Stage
+from minipipe.schedules.schedule import Schedule
 
 _NAMES = (
     "step",
@@ -167,6 +168,16 @@ def check_frozen(stage: Stage) -> None:
             f"All parameters of stage {stage.index} were frozen when the pipeline was made, so its schedule has no W; "
             "now some of them require gradients. Make another pipeline, with these values: "
             "model.load_state_dict(pipeline.state_dict()), model.freeze(False), Pipeline(model, …).",
+        )
+
+
+def warn_of_another_order(schedule: Schedule, group: ProcessGroup) -> None:
+    """Warn, on rank 0, of a schedule whose gradients may have other last bits than those of one process."""
+    if not schedule.is_reproducible and group.rank == 0:
+        warnings.warn(
+            f"{schedule.name} adds gradients of some stage in another order than ascending microbatches; "
+            "it runs as written, but its last bits may differ from those of one process.",
+            stacklevel=3,
         )
 
 

@@ -124,7 +124,7 @@ class Executor:
             elif batch.targets is None:
                 self._record.outputs[k] = stage.predict(received)
             else:
-                self._record.losses[k] = stage.forward_with_loss(k, received, batch.target(k), batch.weight(k))
+                self._record.losses[k] = stage.forward_with_loss(k, received, batch.target(k), batch.shares[k])
             self._note(action, stage, start)
 
         return run

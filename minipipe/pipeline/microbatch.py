@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 from minipipe.backend import Array
 from minipipe.errors import MicrobatchError
@@ -26,6 +29,8 @@ class Batch:
     training_step : int
         Counts the steps that were taken before; random numbers in the model depend on it, and on the seed.
     seed : int
+    shares : list of float
+        By microbatch, its share of the loss of the batch; known where the targets are.
     """
 
     slices: list[slice]
@@ -34,11 +39,7 @@ class Batch:
     step: int
     training_step: int
     seed: int
-
-    def weight(self, microbatch: int) -> float:
-        """Return a microbatch's share of the batch."""
-        part = self.slices[microbatch]
-        return (part.stop - part.start) / self.slices[-1].stop
+    shares: list[float]
 
     def input(self, microbatch: int) -> Payload:
         """Return a microbatch of the inputs, as the first stage takes it."""
@@ -89,3 +90,41 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
             "Use larger batches or fewer microbatches.",
         )
     return [slice(part.start, part.stop) for part in partition_evenly(num_samples, num_microbatches)]
+
+
+def shares(slices: list[slice], loss: Callable, weight: Callable[[Any], float] | None, targets: Array) -> list[float]:
+    """Return each microbatch's share of the loss of the batch: by its weight or, without one, by its samples.
+
+    Parameters
+    ----------
+    slices : list of slice
+    loss : function
+        May have a method ``weight(targets)``, for what its mean is over, and a ``reduction``: if that is ``"sum"``,
+        each share is 1.
+    weight : function, optional
+        Instead of the loss' own.
+    targets : array of shape (samples, ...)
+
+    Raises
+    ------
+    MicrobatchError
+        Code ``no-weight``.
+
+    Examples
+    --------
+    Of four samples, the second half counts three times as much.
+
+    >>> import numpy as np
+    >>> shares([slice(0, 2), slice(2, 4)], max, np.sum, np.array([1, 1, 3, 3]))
+    [0.25, 0.75]
+    """
+    if weight is None and getattr(loss, "reduction", "mean") == "sum":
+        return [1.0] * len(slices)
+    weight = weight or getattr(loss, "weight", None)
+    if not callable(weight):
+        return [(part.stop - part.start) / slices[-1].stop for part in slices]
+    weights = [float(weight(targets[part, ...])) for part in slices]
+    if not all(0 <= w < inf for w in weights) or not sum(weights):
+        message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."
+        raise MicrobatchError("no-weight", f"{message} Is everything ignored, or the loss_weight not a number?")
+    return [w / sum(weights) for w in weights]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -28,11 +28,12 @@ from minipipe.pipeline.consistency import (
     check_loss,
     check_num_steps,
     part_of,
+    warn_of_another_order,
     warn_of_missing_gradients,
 )
 from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
-from minipipe.pipeline.microbatch import Batch, split_microbatches
+from minipipe.pipeline.microbatch import Batch, shares, split_microbatches
 from minipipe.pipeline.pending import PendingLoss
 from minipipe.pipeline.plan import Plan, planned
 from minipipe.pipeline.record import Record
@@ -60,7 +61,8 @@ class Pipeline:
         The layers; or a plan, which has the model and everything that ``options`` would say.
     group : ProcessGroup
     loss : function
-        ``(outputs, targets) -> Tensor`` with one element, a mean over the first axis.
+        ``(outputs, targets) -> Tensor`` with one element: a mean over the first axis, or by ``loss_weight``; or a sum,
+        with the attribute ``reduction = "sum"``.
     seed : int
         First values come from it and the parameter's name, whatever the partition.
     recompute : bool
@@ -70,6 +72,10 @@ class Pipeline:
         Whether neighbouring W of a stage are computed as one product for each weight: faster, and other last bits than
         those of one process. All are held until the last has run; in a timeline they share their time equally.
         ``measure_costs`` measures each W alone.
+    loss_weight : function, optional
+        ``targets -> number``: what the loss of a microbatch is a mean over, such as the number of tokens that count.
+        By default the loss' own ``weight(targets)`` or, without one, the number of samples. The loss of the batch is
+        the mean by these weights.
     device : str or module
         ``"cpu"``, or ``"gpu"``: parameters, activations and the optimiser's state stay on a GPU, one for each rank of
         a machine, or shared where there are more ranks. Or an array module to compute with.
@@ -121,19 +127,16 @@ class Pipeline:
         seed: int = 0,
         recompute: bool = False,
         stack_weight_gradients: bool = False,
+        loss_weight: Callable[[Any], float] | None = None,
         device: str | ModuleType = "cpu",
         **options: Any,
     ) -> None:
         plan = self._plan = planned(model, group.size, options)
         check_loss(loss)
+        self._shares = partial(shares, loss=loss, weight=loss_weight)
         loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)
         check_agreement(group, {**plan.description, "seed": str(seed), "loss": loss_name})
-        if not plan.schedule.is_reproducible and group.rank == 0:
-            warnings.warn(
-                f"{plan.schedule.name} adds gradients of some stage in another order than ascending microbatches; "
-                "it runs as written, but its last bits may differ from those of one process.",
-                stacklevel=2,
-            )
+        warn_of_another_order(plan.schedule, group)
         self._group, self._seed = group, seed
         self._first_rank, self._last_rank = plan.placement[0], plan.placement[-1]
         self._calls = Calls(group, self._first_rank)
@@ -387,7 +390,8 @@ class Pipeline:
         if (num_samples, count) not in self._slices:
             self._slices[num_samples, count] = split_microbatches(num_samples, count)
         slices, steps = self._slices[num_samples, count], self._num_steps
-        return Batch(slices, own_inputs, own_targets, self._calls.count, steps, self._seed)
+        own_shares = [] if own_targets is None else self._shares(slices, targets=own_targets)
+        return Batch(slices, own_inputs, own_targets, self._calls.count, steps, self._seed, own_shares)
 
     def _own(self, given: Any, name: str, is_needed: bool) -> Array | None:
         """Return an array that this rank needs, in the model's dtype; None where it does not need it."""
@@ -402,7 +406,7 @@ class Pipeline:
 
     def _mean_loss(self, call: str, batch: Batch, record: Record) -> PendingLoss:
         """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""
-        total = sum(batch.weight(k) * record.losses[k] for k in sorted(record.losses))
+        total = sum(batch.shares[k] * record.losses[k] for k in sorted(record.losses))
         mine = np.array(total) if self._group.rank == self._last_rank else None
         request = self._group.ibroadcast(mine, self._last_rank, step=batch.step, what=part_of(call))
         return PendingLoss(request, self._num_steps)
