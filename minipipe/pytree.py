@@ -1,13 +1,15 @@
-"""What passes between layers: one tensor, or a tuple, list or dict of them, as skip connections need it."""
+"""What passes between layers, and what a batch is: one tensor, or a tuple, list or dict of them, nested or not."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from minipipe.backend import is_array
 from minipipe.errors import TensorError
 from minipipe.tensor import Tensor
 
-Bundle = Tensor | tuple[Tensor, ...] | list[Tensor] | dict[str, Tensor]
+Bundle = Tensor | tuple["Bundle", ...] | list["Bundle"] | dict[str, "Bundle"]
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -17,12 +19,17 @@ def tensors_in(value: Any) -> list[Tensor]:
     ------
     TensorError
         Code ``not-a-tensor``.
+
+    Examples
+    --------
+    >>> tensors_in((Tensor([1.0]), {"mask": Tensor([0.0])}))
+    [Tensor([1.]), Tensor([0.])]
     """
     if isinstance(value, Tensor):
         return [value]
-    items = list(value.values()) if isinstance(value, dict) else list(value) if _is_row(value) else [value]
+    items = list(value.values()) if isinstance(value, dict) else list(value) if _is_row(value) else []
     has_names = not isinstance(value, dict) or all(isinstance(name, str) for name in value)
-    if not items or not has_names or not all(isinstance(item, Tensor) for item in items):
+    if not items or not has_names or not all(isinstance(item, Tensor | dict) or _is_row(item) for item in items):
         inside = (
             f" of {', '.join(type(item).__name__ for item in items) or 'nothing'}"
             if _is_row(value) or isinstance(value, dict)
@@ -33,14 +40,57 @@ def tensors_in(value: Any) -> list[Tensor]:
             "What passes between layers is a tensor, or a tuple, list or dict (with names of type str) of tensors; "
             f"this is {type(value).__name__}{inside}.",
         )
-    return items
+    return [tensor for item in items for tensor in tensors_in(item)]
+
+
+def flattened(given: Any) -> tuple[list[Any], Any]:
+    """Return the arrays that a batch was given as, and their form: the same bundle, with None for each.
+
+    A tuple and a dict are bundles, and so is a list of those or of arrays; a list of numbers, nested or not, is an
+    array.
+
+    Examples
+    --------
+    >>> flattened({"rows": [[1, 2], [3, 4]], "labels": ([5], [6])})
+    ([[[1, 2], [3, 4]], [5], [6]], {'rows': None, 'labels': (None, None)})
+    """
+    if isinstance(given, dict):
+        leaves, forms = _all_flattened(given.values())
+        return leaves, dict(zip(given, forms))
+    if isinstance(given, tuple) or _is_list_of_arrays(given):
+        leaves, forms = _all_flattened(given)
+        return leaves, tuple(forms) if isinstance(given, tuple) else forms
+    return [given], None
+
+
+def _all_flattened(items: Any) -> tuple[list[Any], list[Any]]:
+    parts = [flattened(item) for item in items]
+    return [leaf for leaves, _ in parts for leaf in leaves], [form for _, form in parts]
+
+
+def _is_list_of_arrays(given: Any) -> bool:
+    return isinstance(given, list) and any(
+        is_array(item) or isinstance(item, Tensor | tuple | dict) or _is_list_of_arrays(item) for item in given
+    )
 
 
 def rebuilt(form: Any, items: list[Any]) -> Any:
-    """Return items in the form of a bundle: one by itself, or a tuple, list or dict of them."""
+    """Return items in the form of a bundle: one by itself, or a tuple, list or dict of them, nested as it is.
+
+    Examples
+    --------
+    >>> rebuilt({"rows": None, "labels": (None, None)}, [1, 2, 3])
+    {'rows': 1, 'labels': (2, 3)}
+    """
+    return _rebuilt(form, iter(items))
+
+
+def _rebuilt(form: Any, items: Iterator[Any]) -> Any:
     if isinstance(form, dict):
-        return dict(zip(form, items))
-    return type(form)(items) if form is not None and _is_row(form) else items[0]
+        return {name: _rebuilt(part, items) for name, part in form.items()}
+    if _is_row(form):
+        return type(form)(_rebuilt(part, items) for part in form)
+    return next(items)
 
 
 def _is_row(value: Any) -> bool:

@@ -11,12 +11,12 @@ import numpy as np
 
 from minipipe.autograd.random_key import random_key
 from minipipe.autograd.watch import watch_everything
-from minipipe.backend import module_for, moved, to_numpy
+from minipipe.backend import module_for, to_numpy
 from minipipe.comm import spawn
 from minipipe.comm.host import limit_blas_threads
 from minipipe.nn import Parameter, Sequential
 from minipipe.pipeline import Pipeline, split_microbatches
-from minipipe.pipeline.microbatch import shares
+from minipipe.pipeline.microbatch import samples, shares
 from minipipe.pipeline.stage import Loss
 from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor
@@ -142,10 +142,12 @@ def one_process_step(
     (18.667, array([8.]))
     """
     model.zero_grad()
-    parts, total = split_microbatches(inputs.shape[0], num_microbatches), 0.0
-    for k, (part, weight) in enumerate(zip(parts, shares(parts, loss, loss_weight, targets))):
+    x, y = samples(inputs, "inputs"), samples(targets, "targets")
+    parts, total = split_microbatches(x.num_samples, num_microbatches), 0.0
+    for k, (part, weight) in enumerate(zip(parts, shares(parts, loss, loss_weight, y))):
         with random_key(seed, step, k):
-            value = loss(model(Tensor(inputs[part, ...])), Tensor(targets[part, ...]))
+            given, wanted = (of.rebuilt(list(map(Tensor, of.cut(part).arrays))) for of in (x, y))
+            value = loss(model(given), wanted)
         if value.requires_grad:
             value.backward(weight)
         total += weight * value.item()
@@ -217,7 +219,8 @@ def check_same_as_one_process(
         twin = copy.deepcopy(model).tied()
         twin.to(device).initialise(seed)
         xp = module_for(device)
-        x, y = moved(np.asarray(inputs), xp), moved(np.asarray(targets), xp)
+        on_device = [samples(given, "batch", xp=xp) for given in (inputs, targets)]
+        x, y = (given.rebuilt(given.arrays) for given in on_device)
         expected = one_process_step(twin, loss, x, y, schedule.num_microbatches, seed)
     _check_alike(spawn(pipelined, schedule.num_ranks), expected)
 

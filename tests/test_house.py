@@ -28,7 +28,7 @@ ROOMS = {
     "backend": {"numpy", "cupy", "cupyx", "errors"},
     "autograd": {"numpy", "errors", "backend"},
     "tensor": {"numpy", "errors", "habits", "backend", "autograd"},
-    "pytree": {"errors", "tensor"},
+    "pytree": {"errors", "backend", "tensor"},
     "functional": {"errors", "backend", "autograd", "tensor"},
     "nn": {"numpy", "errors", "habits", "backend", "autograd", "tensor", "pytree", "functional"},
     "optim": {"numpy", "errors", "habits", "backend", "autograd", "nn"},
@@ -84,7 +84,7 @@ FIRST_PATH = [
     ),
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 710), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 733), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 
 FILES = {

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from minipipe import backend
 from minipipe.backend import Array
-from minipipe.errors import MicrobatchError
+from minipipe.errors import MicrobatchError, TensorError
 from minipipe.pipeline.partition import partition_evenly
 from minipipe.pipeline.payload import Payload
+from minipipe.pytree import flattened
+from minipipe.tensor import Tensor
 
 
 @dataclass
@@ -21,8 +27,8 @@ class Batch:
     ----------
     slices : list of slice
         The microbatches, along the first axis.
-    inputs, targets : array or None
-        Of shape (samples, ...), where this rank has the first (the last) stage.
+    inputs, targets : Payload or None
+        Arrays of shape (samples, ...), where this rank has the first (the last) stage.
     step : int
         The number of this call of step, evaluate or predict. It travels with every message, so that ranks out of step
         are noticed.
@@ -34,8 +40,8 @@ class Batch:
     """
 
     slices: list[slice]
-    inputs: Array | None
-    targets: Array | None
+    inputs: Payload | None
+    targets: Payload | None
     step: int
     training_step: int
     seed: int
@@ -44,17 +50,52 @@ class Batch:
     def input(self, microbatch: int) -> Payload:
         """Return a microbatch of the inputs, as the first stage takes it."""
         assert self.inputs is not None
-        return Payload([self.inputs[self.slices[microbatch], ...]], [False])
+        return self.inputs.cut(self.slices[microbatch])
 
-    def target(self, microbatch: int) -> Array:
+    def target(self, microbatch: int) -> Payload:
         """Return a microbatch of the targets."""
         assert self.targets is not None
-        return self.targets[self.slices[microbatch], ...]
+        return self.targets.cut(self.slices[microbatch])
 
     @property
     def arrays(self) -> list[Array]:
         """The inputs and targets that this rank has."""
-        return [array for array in (self.inputs, self.targets) if array is not None]
+        return [array for given in (self.inputs, self.targets) if given is not None for array in given.arrays]
+
+
+def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = None) -> Payload:
+    """Return inputs or targets: an array, or a bundle of arrays with equally many samples.
+
+    Parameters
+    ----------
+    given : array, or tuple, list or dict of arrays, nested or not
+    name : str
+        What they are, for errors.
+    dtype : dtype, optional
+        That floating arrays get.
+    xp : module, optional
+        That they get into.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+    MicrobatchError
+        Code ``unequal-lengths``.
+    """
+    leaves, form = flattened(given)
+    arrays = [Tensor(leaf).data for leaf in leaves]
+    if not arrays or any(array.ndim == 0 for array in arrays):
+        problem = "empty" if not arrays else "a single number" if form is None else "or contain a single number"
+        raise TensorError("shape", f"The {name} are {problem}; expected arrays of shape (samples, ...).")
+    lengths = [array.shape[0] for array in arrays]
+    if len(set(lengths)) > 1:
+        message = f"The arrays of the {name} have {lengths} samples; expected the same number in each."
+        raise MicrobatchError("unequal-lengths", message)
+    for i, array in enumerate(arrays):
+        own_dtype = dtype if backend.is_floating(array.dtype) else None
+        arrays[i] = backend.moved(array, xp or backend.array_module(array), own_dtype)
+    return Payload(arrays, [False] * len(arrays), form)
 
 
 def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
@@ -92,7 +133,13 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
     return [slice(part.start, part.stop) for part in partition_evenly(num_samples, num_microbatches)]
 
 
-def shares(slices: list[slice], loss: Callable, weight: Callable[[Any], float] | None, targets: Array) -> list[float]:
+def joined(parts: list[Payload]) -> Payload:
+    """Return the outputs of microbatches behind each other, in NumPy's memory."""
+    arrays = [np.concatenate(list(map(backend.to_numpy, pieces))) for pieces in zip(*(part.arrays for part in parts))]
+    return Payload(arrays, [backend.is_floating(array.dtype) for array in arrays], parts[0].form)
+
+
+def shares(slices: list[slice], loss: Callable, weight: Callable[[Any], float] | None, targets: Payload) -> list[float]:
     """Return each microbatch's share of the loss of the batch: by its weight or, without one, by its samples.
 
     Parameters
@@ -103,7 +150,7 @@ def shares(slices: list[slice], loss: Callable, weight: Callable[[Any], float] |
         each share is 1.
     weight : function, optional
         Instead of the loss' own.
-    targets : array of shape (samples, ...)
+    targets : Payload
 
     Raises
     ------
@@ -115,7 +162,7 @@ def shares(slices: list[slice], loss: Callable, weight: Callable[[Any], float] |
     Of four samples, the second half counts three times as much.
 
     >>> import numpy as np
-    >>> shares([slice(0, 2), slice(2, 4)], max, np.sum, np.array([1, 1, 3, 3]))
+    >>> shares([slice(0, 2), slice(2, 4)], max, np.sum, samples([1, 1, 3, 3], "targets"))
     [0.25, 0.75]
     """
     if weight is None and getattr(loss, "reduction", "mean") == "sum":
@@ -123,7 +170,7 @@ def shares(slices: list[slice], loss: Callable, weight: Callable[[Any], float] |
     weight = weight or getattr(loss, "weight", None)
     if not callable(weight):
         return [(part.stop - part.start) / slices[-1].stop for part in slices]
-    weights = [float(weight(targets[part, ...])) for part in slices]
+    weights = [float(weight(targets.rebuilt(targets.cut(part).arrays))) for part in slices]
     if not all(0 <= w < inf for w in weights) or not sum(weights):
         message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."
         raise MicrobatchError("no-weight", f"{message} Is everything ignored, or the loss_weight not a number?")

@@ -18,11 +18,9 @@ import numpy as np
 from minipipe import backend
 from minipipe.backend import Array
 from minipipe.pytree import Bundle, rebuilt, tensors_in
-from minipipe.tensor import Tensor
 
 _ALIGNMENT = 64  # in bytes, of each array among the packed ones
 _LENGTH = np.dtype("<u8")  # of the description, which it precedes
-_FORMS: dict[str, Any] = {"tensor": None, "tuple": (), "list": []}
 
 
 class Payload(NamedTuple):
@@ -35,10 +33,10 @@ class Payload(NamedTuple):
     wanted : list of bool
         By array, whether a gradient of it is of use.
     form : tuple, list, dict or None
-        What they are the items of; its own items do not matter. None for a single tensor.
+        The bundle that they make, nested or not, with None for each array; None for a single one.
     """
 
-    arrays: list[Array | None]
+    arrays: list[Any]
     wanted: list[bool]
     form: Any = None
 
@@ -49,9 +47,18 @@ class Payload(NamedTuple):
         wanted = [tensor.requires_grad for tensor in tensors]
         return cls([tensor.data for tensor in tensors], wanted, rebuilt(value, [None] * len(tensors)))
 
-    def rebuilt(self, tensors: list[Tensor]) -> Bundle:
-        """Return tensors in the form of this payload."""
-        return rebuilt(self.form, tensors)
+    def rebuilt(self, items: list[Any]) -> Any:
+        """Return tensors, or arrays, in the form of this payload."""
+        return rebuilt(self.form, items)
+
+    @property
+    def num_samples(self) -> int:
+        """The length of the first axis."""
+        return self.arrays[0].shape[0]
+
+    def cut(self, part: slice) -> Payload:
+        """Return some of the samples, which lie along the first axis of every array."""
+        return self._replace(arrays=[array[part, ...] for array in self.arrays])
 
     # -- on the way -----------------------------------------------------------------------------------------
 
@@ -62,8 +69,7 @@ class Payload(NamedTuple):
             return first if may_be_on_device else backend.to_numpy(first)
         arrays = [None if array is None else backend.to_numpy(array) for array in self.arrays]
         parts = tuple(None if a is None else (a.dtype.str, a.shape) for a in arrays)
-        form = tuple(self.form) if isinstance(self.form, dict) else _name_of(self.form)
-        description = _written(form, tuple(self.wanted), parts)
+        description = _written(_as_lists(self.form), tuple(self.wanted), parts)
         pieces = [np.array(len(description), _LENGTH).tobytes(), description]
         for array in arrays:
             if array is not None:
@@ -92,13 +98,12 @@ class Payload(NamedTuple):
             start = end + -end % _ALIGNMENT
             end = start + dtype.itemsize * math.prod(shape)
             arrays.append(backend.moved(message[start:end].view(dtype).reshape(shape), xp))
-        form = description["form"]
-        return cls(arrays, list(description["wanted"]), _FORMS[form] if isinstance(form, str) else dict.fromkeys(form))
+        return cls(arrays, list(description["wanted"]), _as_form(description["form"]))
 
 
 # Payloads of one cut are alike, so each description is written and read once.
 @lru_cache(maxsize=256)
-def _written(form: str | tuple[str, ...], wanted: tuple[bool, ...], parts: tuple) -> bytes:
+def _written(form: tuple | None, wanted: tuple[bool, ...], parts: tuple) -> bytes:
     return json.dumps({"form": form, "wanted": wanted, "parts": parts}).encode()
 
 
@@ -107,5 +112,17 @@ def _read(description: bytes) -> dict[str, Any]:
     return json.loads(description)
 
 
-def _name_of(form: Any) -> str:
-    return "tensor" if form is None else "tuple" if isinstance(form, tuple) else "list"
+def _as_lists(form: Any) -> tuple | None:
+    """Return a form as JSON can tell it: the kind of bundle, and its parts."""
+    if isinstance(form, dict):
+        return "dict", *((name, _as_lists(part)) for name, part in form.items())
+    return None if form is None else (type(form).__name__, *map(_as_lists, form))
+
+
+def _as_form(lists: list | None) -> Any:
+    if lists is None:
+        return None
+    kind, *parts = lists
+    if kind == "dict":
+        return {name: _as_form(part) for name, part in parts}
+    return (tuple if kind == "tuple" else list)(map(_as_form, parts))

@@ -14,9 +14,8 @@ import numpy as np
 
 from minipipe import backend
 from minipipe.analysis.lowering import lower
-from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, MicrobatchError, ScheduleCode, ScheduleError, TensorError
+from minipipe.errors import ArgumentError, MicrobatchError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import check_state, modes_of
 from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
@@ -33,7 +32,8 @@ from minipipe.pipeline.consistency import (
 )
 from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
-from minipipe.pipeline.microbatch import Batch, shares, split_microbatches
+from minipipe.pipeline.microbatch import Batch, joined, samples, shares, split_microbatches
+from minipipe.pipeline.payload import Payload
 from minipipe.pipeline.pending import PendingLoss
 from minipipe.pipeline.plan import Plan, planned
 from minipipe.pipeline.record import Record
@@ -44,7 +44,6 @@ from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.sequential import forward_only_over
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.timeline import Timeline
-from minipipe.tensor import Tensor
 
 _KEPT_STEPS = 8  # of which a timeline can be asked for
 
@@ -239,8 +238,9 @@ class Pipeline:
 
         Parameters
         ----------
-        inputs : array of shape (samples, ...)
-        targets : array of shape (samples, ...)
+        inputs, targets : array of shape (samples, ...), or bundle
+            A bundle is a tuple, list or dict of arrays with equally many samples, nested or not. Each array is divided
+            among the microbatches; the first layer and the loss get the bundle, of tensors.
         wait : bool
             Whether to wait for the loss, which the rank of the last stage has first. If not, this rank may update its
             parameters and begin the next step while others are still in this one.
@@ -307,7 +307,7 @@ class Pipeline:
 
         Parameters
         ----------
-        inputs, targets : array of shape (samples, ...)
+        inputs, targets : array of shape (samples, ...), or bundle
         is_training : bool
             Whether layers such as Dropout compute as in training. By default they are off, whatever the mode of the
             pipeline, which stays as it is.
@@ -331,20 +331,21 @@ class Pipeline:
         batch = self._batch("evaluate", inputs, targets, is_training)
         return self._mean_loss("evaluate", batch, self._forward_only(batch, is_training)).wait()
 
-    def predict(self, inputs: Any, *, is_training: bool = False) -> np.ndarray:
-        """Return the model's outputs for a batch, forward only; the same array on every rank.
+    def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
+        """Return the model's outputs for a batch, forward only; the same arrays on every rank.
 
         Collective. ``inputs`` are read on the rank of the first stage; others may give None.
 
         Parameters
         ----------
-        inputs : array of shape (samples, ...)
+        inputs : array of shape (samples, ...), or bundle
         is_training : bool
             As for :meth:`evaluate`.
 
         Returns
         -------
-        array of shape (samples, ...)
+        array of shape (samples, ...), or bundle
+            As the last layer returns it.
 
         Examples
         --------
@@ -359,9 +360,9 @@ class Pipeline:
         """
         batch = self._batch("predict", inputs, None, is_training)
         outputs = self._forward_only(batch, is_training).outputs
-        parts = [backend.to_numpy(outputs[k]) for k in sorted(outputs)]
-        mine = np.concatenate(parts) if parts else None
-        return self._group.broadcast(mine, self._last_rank, what=part_of("predict"))
+        mine = joined([outputs[k] for k in sorted(outputs)]).to_message() if outputs else None
+        found = Payload.from_message(self._group.broadcast(mine, self._last_rank, what=part_of("predict")))
+        return found.rebuilt(found.arrays)
 
     def _forward_only(self, batch: Batch, is_training: bool) -> Record:
         count = len(batch.slices)
@@ -377,11 +378,11 @@ class Pipeline:
         needs_targets = call != "predict" and self._group.rank == self._last_rank
         own_inputs = self._own(inputs, "inputs", is_needed=self._group.rank == self._first_rank)
         own_targets = self._own(targets, "targets", is_needed=needs_targets)
-        num_samples = self._calls.begin(call, 0 if own_inputs is None else own_inputs.shape[0], is_training)
-        if own_targets is not None and own_targets.shape[0] != num_samples:
+        num_samples = self._calls.begin(call, 0 if own_inputs is None else own_inputs.num_samples, is_training)
+        if own_targets is not None and own_targets.num_samples != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
-                f"There are {num_samples} inputs (on rank {self._first_rank}), but {own_targets.shape[0]} targets "
+                f"There are {num_samples} inputs (on rank {self._first_rank}), but {own_targets.num_samples} targets "
                 f"(on rank {self._group.rank}); expected one for each: every rank must be given the same batch.",
             )
         count = self.schedule.num_microbatches
@@ -393,16 +394,13 @@ class Pipeline:
         own_shares = [] if own_targets is None else self._shares(slices, targets=own_targets)
         return Batch(slices, own_inputs, own_targets, self._calls.count, steps, self._seed, own_shares)
 
-    def _own(self, given: Any, name: str, is_needed: bool) -> Array | None:
-        """Return an array that this rank needs, in the model's dtype; None where it does not need it."""
+    def _own(self, given: Any, name: str, is_needed: bool) -> Payload | None:
+        """Return what this rank needs of a batch, in the model's dtype; None where it does not need it."""
         if not is_needed:
             return None
         if given is None:
             raise ArgumentError("value", f"Rank {self._group.rank} needs the {name}, but was given None.")
-        array = Tensor(given).data
-        if array.ndim == 0:
-            raise TensorError("shape", f"The {name} are a single number; expected an array of shape (samples, ...).")
-        return backend.moved(array, self._xp, self._dtypes[name] if backend.is_floating(array.dtype) else None)
+        return samples(given, name, self._dtypes[name], self._xp)
 
     def _mean_loss(self, call: str, batch: Batch, record: Record) -> PendingLoss:
         """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from minipipe.analysis.dependencies import Value
-from minipipe.backend import Array
+from minipipe.pipeline.payload import Payload
 from minipipe.schedules.action import Action
 
 
@@ -45,7 +45,7 @@ class Record:
     """
 
     losses: dict[int, float] = field(default_factory=dict)
-    outputs: dict[int, Array] = field(default_factory=dict)
+    outputs: dict[int, Payload] = field(default_factory=dict)
     ran: list[tuple[float, float, int]] = field(default_factory=list)
     held_bytes: list[tuple[Action, int, int]] = field(default_factory=list)
     memory: list[tuple[int, int]] = field(default_factory=list)

@@ -63,7 +63,7 @@ class Stage:
     >>> layers = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0))).initialise()
     >>> stage = Stage(layers, 0, schedules.gpipe(1, 2), nn.MSELoss(), dict(layers.named_parameters()))
     >>> inputs = Payload([np.ones((3, 2), np.float32)], [False], None)
-    >>> stage.forward_with_loss(0, inputs, np.zeros((3, 1), np.float32), weight=0.5)
+    >>> stage.forward_with_loss(0, inputs, Payload([np.zeros((3, 1), np.float32)], [False]), weight=0.5)
     4.0
     >>> _ = stage.backward(0, None)
     >>> layers[0].bias.grad
@@ -109,34 +109,29 @@ class Stage:
         self._hold(microbatch, inputs, result, None)
         return Payload.of(result)
 
-    def forward_with_loss(self, microbatch: int, received: Payload, targets: Array, weight: float) -> float:
+    def forward_with_loss(self, microbatch: int, received: Payload, targets: Payload, weight: float) -> float:
         """F on the last stage: return the mean loss of this microbatch.
 
         Parameters
         ----------
         microbatch : int
         received : Payload
-        targets : array of shape (samples, ...)
+        targets : Payload
         weight : float
             This microbatch's share of the batch. The backward begins with it instead of 1, which scales every gradient;
             the loss that is returned is not scaled.
         """
         inputs, result = self._compute(received)
-        loss = self._loss(result, record(targets))
+        loss = self._loss(result, targets.rebuilt([record(array) for array in targets.arrays]))
         if not isinstance(loss, Tensor) or loss.size != 1:
             given = f"a tensor of shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
             raise TensorError("not-scalar", f"The loss must be a tensor with one element, the mean; it is {given}.")
         self._hold(microbatch, inputs, loss, loss.seed_gradient(weight))
         return loss.item()
 
-    def predict(self, received: Payload) -> Array:
+    def predict(self, received: Payload) -> Payload:
         """F on the last stage without targets: return the outputs."""
-        result = self._compute(received)[1]
-        if not isinstance(result, Tensor):
-            raise TensorError(
-                "not-a-tensor", f"predict() returns one array; the last layer gave {type(result).__name__}."
-            )
-        return boundary(result).data
+        return Payload.of(boundary(self._compute(received)[1]))
 
     def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
         """B: add this microbatch's weight gradients, and return the gradients of its inputs.

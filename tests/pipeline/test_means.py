@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
-from minipipe.pipeline.microbatch import shares, split_microbatches
+from minipipe.pipeline.microbatch import samples, shares, split_microbatches
 from minipipe.testing import check_same_as_one_process, one_process_step
 from tests.launch import mpirun, needs_mpi
 from tests.strategies import NAMES, build, examples
@@ -129,7 +129,7 @@ def test_a_batch_in_which_nothing_counts_is_an_error_that_says_so(labels):
 @pytest.mark.parametrize("weight", [lambda t: -1, lambda t: float("nan"), lambda t: float("inf"), lambda t: 0])
 def test_weights_that_are_none_are_refused(weight):
     with pytest.raises(MicrobatchError, match="expected at least 0, and not 0 for all"):
-        shares(split_microbatches(4, 2), nn.MSELoss(), weight, np.ones((4, 1)))
+        shares(split_microbatches(4, 2), nn.MSELoss(), weight, samples(np.ones((4, 1)), "targets"))
 
 
 def test_one_microbatch_of_padding_alone_adds_nothing():

@@ -165,7 +165,9 @@ def test_packed_arrays_begin_at_multiples_of_64_bytes_and_are_views_of_the_messa
         assert array.flags.c_contiguous
 
 
-@pytest.mark.parametrize("value", [1.0, np.ones(2), [], (), {}, [1.0], {1: Tensor([1.0])}, [[Tensor([1.0])]], None])
+@pytest.mark.parametrize(
+    "value", [1.0, np.ones(2), [], (), {}, [1.0], {1: Tensor([1.0])}, [[1.0]], [[]], (Tensor([1.0]), {}), None]
+)
 def test_what_is_no_bundle_is_refused(value):
     with pytest.raises(TensorError) as caught:
         Payload.of(value)

@@ -1,0 +1,205 @@
+"""A batch may be a bundle: a tuple, list or dict of arrays, nested or not, which is cut leaf by leaf."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minipipe import Pipeline, Tensor, functional, nn, spawn
+from minipipe.errors import MicrobatchError, TensorError
+from minipipe.pipeline.payload import Payload
+from minipipe.pytree import flattened, rebuilt, tensors_in
+from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
+from tests.launch import mpirun, needs_mpi
+from tests.strategies import NAMES, build, examples
+
+FORMS = st.recursive(
+    st.none(),
+    lambda part: (
+        st.lists(part, min_size=1, max_size=3)
+        | st.lists(part, min_size=1, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from(["ids", "mask", "x"]), part, min_size=1)
+    ),
+    max_leaves=5,
+)
+
+
+def num_leaves(form):
+    if form is None:
+        return 1
+    return sum(map(num_leaves, form.values() if isinstance(form, dict) else form))
+
+
+@st.composite
+def bundles(draw, samples):
+    """Draw (form, arrays): real numbers of shape (samples, 2), which add up, whatever the form."""
+    form = draw(FORMS)
+    generator = np.random.default_rng(draw(st.integers(0, 1000)))
+    return form, [generator.standard_normal((samples, 2)).astype(np.float32) for _ in range(num_leaves(form))]
+
+
+class Add(nn.Module):
+    """Adds all that it is given, weighed by position; hands on the sum and, nested, the first and the last array."""
+
+    def __init__(self):
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x):
+        tensors = tensors_in(x)
+        total = tensors[0]
+        for i, tensor in enumerate(tensors[1:]):
+            total = total + (i + 2) * tensor
+        return {"sum": self.inner(total), "rest": (tensors[0], [tensors[-1]])}
+
+
+class Finish(nn.Module):
+    def __init__(self):
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x):
+        first, (last,) = x["rest"]
+        return self.inner(x["sum"]) * last + first
+
+
+def model():
+    return nn.Sequential(Add(), Add(), Add(), nn.Identity(), Finish(), nn.Tanh(), nn.Linear(2, 2))
+
+
+def square_of_all(outputs, targets):
+    total = 0.0
+    for i, target in enumerate(tensors_in(targets)):
+        total = total + (i + 1) * functional.mean_squared_error(outputs, target)
+    return total
+
+
+@examples(60)
+@given(st.data(), st.sampled_from(NAMES), st.integers(1, 3), st.integers(2, 7))
+def test_any_bundle_has_the_bits_of_one_process(data, name, num_ranks, samples):
+    (x_form, xs), (y_form, ys) = data.draw(bundles(samples)), data.draw(bundles(samples))
+    schedule = build(name, num_ranks, data.draw(st.integers(1, samples)))
+    while schedule.num_stages > 7:
+        schedule = build("zb-h1", num_ranks, schedule.num_microbatches)
+    inputs, targets = rebuilt(x_form, xs), rebuilt(y_form, ys)
+    check_same_as_one_process(model(), square_of_all, inputs, targets, schedule)
+
+
+@examples(100)
+@given(bundles(3))
+def test_a_bundle_arrives_as_it_was_sent(bundle):
+    form, arrays = bundle
+    value = rebuilt(form, list(map(Tensor, arrays)))
+    received = Payload.from_message(Payload.of(value).to_message())
+    assert received.form == form
+    assert all(same_bits(mine, sent) for mine, sent in zip(received.arrays, arrays))
+    leaves, found = flattened(rebuilt(form, arrays))
+    assert found == form and all(a is b for a, b in zip(leaves, arrays))
+
+
+class Masked(nn.Module):
+    """A classifier of padded sequences: the mean over the tokens of each, by its mask."""
+
+    def __init__(self):
+        self.embedding = nn.Embedding(9, 6)
+
+    def forward(self, batch):
+        return {"x": self.embedding(batch["input_ids"]), "mask": batch["mask"]}
+
+
+class Pool(nn.Module):
+    def __init__(self):
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, batch):
+        mask = batch["mask"]
+        mean = (batch["x"] * functional.reshape(mask, (*mask.shape, 1))).sum(axis=1) / mask.sum(axis=1, keepdims=True)
+        return self.head(mean), mean
+
+
+class Scores(nn.Module):
+    def forward(self, pair):
+        return pair[0]
+
+
+def padded(samples=10, length=5):
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(1, length + 1, samples)
+    mask = (np.arange(length) < lengths[:, None]).astype(np.float32)
+    return {"input_ids": generator.integers(0, 9, (samples, length)), "mask": mask}, generator.integers(0, 3, samples)
+
+
+def weighted(outputs, targets):
+    labels, weights = targets
+    rows = functional.log_softmax(outputs)
+    picked = rows * (np.arange(3) == labels.numpy()[:, None]).astype(np.float32)
+    return -(picked.sum(axis=1) * weights).sum() / float(weights.numpy().sum())
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_masks_and_weights_of_samples_are_split_with_the_microbatches(num_ranks):
+    inputs, labels = padded()
+    weights = np.random.default_rng(1).uniform(0.1, 3, 10).astype(np.float32)
+
+    def layers():
+        return nn.Sequential(Masked(), Pool(), Scores())
+
+    def train(group):
+        pipeline = Pipeline(
+            layers(), group, loss=weighted, loss_weight=lambda targets: targets[1].sum(), num_microbatches=4
+        )
+        loss = pipeline.step(inputs, (labels, weights))
+        assert pipeline.evaluate(inputs, (labels, weights)) == pytest.approx(loss, rel=1e-6)
+        pipeline.measure_memory(inputs, (labels, weights))
+        pipeline.measure_costs(inputs, (labels, weights), num_steps=1)
+        return loss, pipeline.predict(inputs)
+
+    whole = one_process_step(layers().initialise(0), weighted, inputs, (labels, weights), 1)
+    for loss, outputs in spawn(train, num_ranks):
+        assert loss == pytest.approx(whole.loss, rel=1e-6)
+        assert outputs.shape == (10, 3)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_predict_returns_the_bundle_that_the_model_returns(num_ranks):
+    inputs, _ = padded()
+    plain = nn.Sequential(Masked(), Pool()).initialise(0)({name: Tensor(array) for name, array in inputs.items()})
+
+    def predict(group):
+        pipeline = Pipeline(nn.Sequential(Masked(), Pool()), group, loss=nn.MSELoss(), num_microbatches=3)
+        return pipeline.predict(inputs)
+
+    for found in spawn(predict, num_ranks):
+        assert type(found) is tuple
+        for mine, tensor in zip(found, plain):
+            np.testing.assert_allclose(mine, tensor.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_list_of_numbers_is_an_array_and_a_tuple_never_is():
+    assert flattened([[1, 2], [3, 4]]) == ([[[1, 2], [3, 4]]], None)
+    assert flattened(([1, 2], [3, 4])) == ([[1, 2], [3, 4]], (None, None))
+    assert flattened([np.ones(2), [3, 4]])[1] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "given, code, words",
+    [
+        ((np.ones((4, 2)), np.ones((3, 2))), "unequal-lengths", r"arrays of the inputs have \[4, 3\] samples"),
+        ((), "shape", "The inputs are empty"),
+        ({}, "shape", "The inputs are empty"),
+        (3.0, "shape", "The inputs are a single number"),
+        ({"x": np.ones((4, 2)), "scale": 2.0}, "shape", "contain a single number"),
+    ],
+)
+def test_what_is_no_batch_is_refused(given, code, words):
+    def train(group):
+        Pipeline(model(), group, loss=nn.MSELoss(), num_microbatches=2).step(given, np.ones((4, 2)))
+
+    with pytest.raises((TensorError, MicrobatchError), match=words) as caught:
+        spawn(train, 1)
+    assert caught.value.code == code
+
+
+@needs_mpi
+def test_nested_bundles_travel_through_mpirun():
+    done = mpirun(3, "-m", "tests.pipeline.bundles_over_mpi", limit=60)
+    assert done.code == 0, done.err
+    assert done.out.count("the same bits") == 3
