@@ -21,7 +21,14 @@ from minipipe.pipeline.stage import Loss
 from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor
 
-__all__ = ["StepResult", "check_gradients", "check_same_as_one_process", "one_process_step", "same_bits"]
+__all__ = [
+    "StepResult",
+    "check_gradients",
+    "check_independent_of_microbatches",
+    "check_same_as_one_process",
+    "one_process_step",
+    "same_bits",
+]
 
 
 def check_gradients(
@@ -223,6 +230,65 @@ def check_same_as_one_process(
         x, y = (given.rebuilt(given.arrays) for given in on_device)
         expected = one_process_step(twin, loss, x, y, schedule.num_microbatches, seed)
     _check_alike(spawn(pipelined, schedule.num_ranks), expected)
+
+
+def check_independent_of_microbatches(
+    pipeline: Pipeline, inputs: Any, targets: Any, counts: Iterable[int] = (1, 2, 4), tolerance: float = 1e-4
+) -> None:
+    """Check that the loss of a batch and its gradients do not depend on the number of microbatches, but for rounding.
+
+    Collective; the pipeline stays as it is. They do where the loss is a mean over something else than samples and has
+    no ``weight``, or where a layer takes statistics over a microbatch. Dropout and the like are left out.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+    inputs, targets : array of shape (samples, ...), or bundle
+    counts : iterable of int
+        Numbers of microbatches, each at most the number of samples.
+    tolerance : float
+        The largest difference that counts as rounding, relative to the largest value.
+
+    Raises
+    ------
+    AssertionError
+        Says which differ, by how much, and what may be the reason.
+
+    Examples
+    --------
+    >>> from minipipe import init_process_group, nn
+    >>> with init_process_group() as group:
+    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss())
+    ...     check_independent_of_microbatches(pipeline, np.ones((8, 2)), np.ones((8, 1)))
+    """
+    state, first = pipeline.state_dict(), None
+    for count in counts:
+        twin = Pipeline(
+            pipeline.model,
+            pipeline.group,
+            loss=pipeline._loss,
+            loss_weight=pipeline._loss_weight,
+            schedule="gpipe",
+            num_microbatches=count,
+        ).eval()
+        twin.load_state_dict(state)
+        found = {"the loss": np.array(twin.step(inputs, targets))}
+        gradients = _gradients(twin.named_parameters())
+        found |= {f"the gradient of {name}": value for name, value in gradients.items() if value is not None}
+        first = first or (count, found)
+        differences = {name: _relative_difference(value, first[1][name]) for name, value in found.items()}
+        name = max(differences, key=differences.__getitem__)
+        worst = float(pipeline.group.all_reduce(np.array(differences[name]), "max"))  # so that all ranks raise
+        assert worst <= tolerance, (
+            f"{name if differences[name] == worst else 'a gradient on another rank'} depends on the number of "
+            f"microbatches: with {count} it differs by {worst:.1e} of its largest value from that with {first[0]}. Is "
+            "the loss a mean over tokens, or over a mask? Give it a method weight(targets), or loss_weight=. Does a "
+            "layer take statistics over its samples? Take them within each."
+        )
+
+
+def _relative_difference(value: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(value - expected).max()) / (float(np.abs(expected).max()) or 1.0)
 
 
 def _check_alike(by_rank: list[StepResult], expected: StepResult) -> None:

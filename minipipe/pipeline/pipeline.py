@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -132,7 +131,7 @@ class Pipeline:
     ) -> None:
         plan = self._plan = planned(model, group.size, options)
         check_loss(loss)
-        self._shares = partial(shares, loss=loss, weight=loss_weight)
+        self._loss, self._loss_weight = loss, loss_weight
         loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)
         check_agreement(group, {**plan.description, "seed": str(seed), "loss": loss_name})
         warn_of_another_order(plan.schedule, group)
@@ -391,7 +390,7 @@ class Pipeline:
         if (num_samples, count) not in self._slices:
             self._slices[num_samples, count] = split_microbatches(num_samples, count)
         slices, steps = self._slices[num_samples, count], self._num_steps
-        own_shares = [] if own_targets is None else self._shares(slices, targets=own_targets)
+        own_shares = [] if own_targets is None else shares(slices, self._loss, self._loss_weight, own_targets)
         return Batch(slices, own_inputs, own_targets, self._calls.count, steps, self._seed, own_shares)
 
     def _own(self, given: Any, name: str, is_needed: bool) -> Payload | None:

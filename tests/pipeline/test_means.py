@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from minipipe import Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
 from minipipe.pipeline.microbatch import samples, shares, split_microbatches
-from minipipe.testing import check_same_as_one_process, one_process_step
+from minipipe.testing import (
+    check_independent_of_microbatches,
+    check_same_as_one_process,
+    one_process_step,
+    same_bits,
+)
 from tests.launch import mpirun, needs_mpi
 from tests.strategies import NAMES, build, examples
 
@@ -103,6 +108,46 @@ def test_a_function_of_ones_own_weighs_instead():
     assert results[0][0] == results[1][0] == pytest.approx(expected, rel=1e-12)
     for key, gradient in gradients.items():
         np.testing.assert_allclose(found[key], gradient, rtol=1e-10, atol=1e-13)
+
+
+def over_tokens(outputs, labels):
+    """A mean over what is no padding, of which nobody tells the pipeline."""
+    return functional.cross_entropy(outputs, labels, ignore_index=PAD)
+
+
+class OverTheBatch(nn.Module):
+    def forward(self, x):
+        return x - x.mean(axis=0)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_check_finds_what_depends_on_the_number_of_microbatches(num_ranks):
+    generator = np.random.default_rng(3)
+    inputs, labels = generator.standard_normal((8, 4, 3)), generator.integers(0, 4, (8, 4))
+    labels[:3, 1:] = PAD
+
+    def check(group):
+        def independent(model, loss, **options):
+            pipeline = Pipeline(model, group, loss=loss, **options)
+            before = pipeline.state_dict()
+            try:
+                check_independent_of_microbatches(pipeline, inputs, labels, counts=(1, 3, 8))
+            except AssertionError as error:
+                return str(error)
+            finally:
+                assert all(same_bits(value, before[name]) for name, value in pipeline.state_dict().items())
+            return ""
+
+        right = nn.CrossEntropyLoss(ignore_index=PAD)
+        dropping = nn.Sequential(*classifier(), nn.Dropout(0.5))
+        assert independent(dropping, right) == ""
+        assert independent(classifier(), over_tokens, loss_weight=right.weight) == ""
+        by_samples = independent(classifier(), over_tokens)
+        assert "depends on the number of microbatches: with 3" in by_samples and "loss_weight=" in by_samples
+        over_batch = nn.Sequential(OverTheBatch(), *classifier())
+        assert "depends on the number of microbatches" in independent(over_batch, right)
+
+    spawn(check, num_ranks)
 
 
 def test_a_sum_is_the_sum_over_the_microbatches():
