@@ -208,6 +208,7 @@ class MicrobatchCode(StrEnum):
     OUT_OF_RANGE = "out-of-range"
     UNEQUAL_LENGTHS = "unequal-lengths"
     NO_WEIGHT = "no-weight"
+    WRONG_NUMBER = "wrong-number"
 
 
 class MicrobatchError(MinipipeError, ValueError):

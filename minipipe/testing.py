@@ -12,11 +12,12 @@ import numpy as np
 from minipipe.autograd.random_key import random_key
 from minipipe.autograd.watch import watch_everything
 from minipipe.backend import module_for, to_numpy
+from minipipe.batch import Microbatches, Pieces, samples
 from minipipe.comm import spawn
 from minipipe.comm.host import limit_blas_threads
 from minipipe.nn import Parameter, Sequential
-from minipipe.pipeline import Pipeline, split_microbatches
-from minipipe.pipeline.microbatch import samples, shares
+from minipipe.pipeline import Pipeline
+from minipipe.pipeline.microbatch import divided, shares
 from minipipe.pipeline.stage import Loss
 from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor
@@ -150,10 +151,10 @@ def one_process_step(
     """
     model.zero_grad()
     x, y = samples(inputs, "inputs"), samples(targets, "targets")
-    parts, total = split_microbatches(x.num_samples, num_microbatches), 0.0
+    parts, total = divided(x.num_samples, num_microbatches, x, y), 0.0
     for k, (part, weight) in enumerate(zip(parts, shares(parts, loss, loss_weight, y))):
         with random_key(seed, step, k):
-            given, wanted = (of.rebuilt(list(map(Tensor, of.cut(part).arrays))) for of in (x, y))
+            given, wanted = (cut.rebuilt(list(map(Tensor, cut.arrays))) for cut in (x.cut(part), y.cut(part)))
             value = loss(model(given), wanted)
         if value.requires_grad:
             value.backward(weight)
@@ -227,7 +228,10 @@ def check_same_as_one_process(
         twin.to(device).initialise(seed)
         xp = module_for(device)
         on_device = [samples(given, "batch", xp=xp) for given in (inputs, targets)]
-        x, y = (given.rebuilt(given.arrays) for given in on_device)
+        x, y = (
+            Microbatches(part.rebuilt() for part in given.parts) if isinstance(given, Pieces) else given.rebuilt()
+            for given in on_device
+        )
         expected = one_process_step(twin, loss, x, y, schedule.num_microbatches, seed)
     _check_alike(spawn(pipelined, schedule.num_ranks), expected)
 

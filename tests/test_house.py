@@ -29,17 +29,18 @@ ROOMS = {
     "autograd": {"numpy", "errors", "backend"},
     "tensor": {"numpy", "errors", "habits", "backend", "autograd"},
     "pytree": {"errors", "backend", "tensor"},
+    "batch": {"errors", "backend", "tensor", "pytree"},
     "functional": {"errors", "backend", "autograd", "tensor"},
     "nn": {"numpy", "errors", "habits", "backend", "autograd", "tensor", "pytree", "functional"},
     "optim": {"numpy", "errors", "habits", "backend", "autograd", "nn"},
     # both together
     "comm": {"numpy", "errors", "backend", "threadpoolctl", "mpi4py"},
     "pipeline": {
-        *("numpy", "errors", "version", "backend", "autograd", "tensor", "pytree"),
+        *("numpy", "errors", "version", "backend", "autograd", "tensor", "pytree", "batch"),
         *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm"),
     },
     "data": {"numpy", "errors"},
-    "testing": {"numpy", "backend", "autograd", "tensor", "nn", "schedules", "comm", "pipeline"},
+    "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "comm", "pipeline"},
     "coursework": {"numpy", "errors", "autograd", "schedules", "analysis"},
     "cli": {
         *("errors", "version", "schedules", "analysis", "simulation", "render", "stepper"),

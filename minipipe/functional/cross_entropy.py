@@ -32,7 +32,8 @@ def cross_entropy(
     label_smoothing : float
         The part, from 0 to 1, of each row's weight that is spread evenly over all classes.
     class_weights : array of shape (k,), optional
-        How much each class counts. The mean is over the sum of the weights of the labels, as in PyTorch.
+        How much each class counts, at least 0; above 0 where labels are smoothed. The mean is over the sum of the
+        weights of the labels, as in PyTorch.
     reduction : {"mean", "sum"}
 
     Returns
@@ -125,6 +126,11 @@ def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k
     if class_weights is not None and len(class_weights) != k:
         message = f"cross_entropy: there are {len(class_weights)} class weights for {k} classes; expected one for each."
         raise ArgumentError("value", message)
+    least = 0.0 if class_weights is None else min(map(float, class_weights))
+    if least < 0 or (label_smoothing and class_weights is not None and not least):
+        # With smoothing a label of weight 0 adds to the sum, but not to what it is divided by.
+        expected = "above 0, where there is label_smoothing" if label_smoothing else "at least 0"
+        raise ArgumentError("value", f"cross_entropy: the least of the class weights is {least}; expected {expected}.")
 
 
 def _check_labels(logits: Tensor, labels: Array, ignore_index: int | None) -> None:

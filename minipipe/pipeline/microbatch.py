@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from minipipe import backend
 from minipipe.backend import Array
+from minipipe.batch import Pieces, Samples
 from minipipe.errors import MicrobatchError, TensorError
 from minipipe.pipeline.partition import partition_evenly
 from minipipe.pipeline.payload import Payload
-from minipipe.pytree import flattened
-from minipipe.tensor import Tensor
 
 
 @dataclass
@@ -27,7 +26,7 @@ class Batch:
     ----------
     slices : list of slice
         The microbatches, along the first axis.
-    inputs, targets : Payload or None
+    inputs, targets : Samples, Pieces or None
         Arrays of shape (samples, ...), where this rank has the first (the last) stage.
     step : int
         The number of this call of step, evaluate or predict. It travels with every message, so that ranks out of step
@@ -40,8 +39,8 @@ class Batch:
     """
 
     slices: list[slice]
-    inputs: Payload | None
-    targets: Payload | None
+    inputs: Samples | Pieces | None
+    targets: Samples | Pieces | None
     step: int
     training_step: int
     seed: int
@@ -50,9 +49,10 @@ class Batch:
     def input(self, microbatch: int) -> Payload:
         """Return a microbatch of the inputs, as the first stage takes it."""
         assert self.inputs is not None
-        return self.inputs.cut(self.slices[microbatch])
+        arrays, form = self.inputs.cut(self.slices[microbatch])
+        return Payload(arrays, [False] * len(arrays), form)
 
-    def target(self, microbatch: int) -> Payload:
+    def target(self, microbatch: int) -> Samples:
         """Return a microbatch of the targets."""
         assert self.targets is not None
         return self.targets.cut(self.slices[microbatch])
@@ -63,39 +63,27 @@ class Batch:
         return [array for given in (self.inputs, self.targets) if given is not None for array in given.arrays]
 
 
-def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = None) -> Payload:
-    """Return inputs or targets: an array, or a bundle of arrays with equally many samples.
-
-    Parameters
-    ----------
-    given : array, or tuple, list or dict of arrays, nested or not
-    name : str
-        What they are, for errors.
-    dtype : dtype, optional
-        That floating arrays get.
-    xp : module, optional
-        That they get into.
+def divided(num_samples: int, count: int, *given: Samples | Pieces | None) -> list[slice]:
+    """Return the microbatches: as they were given, or else of equal sizes.
 
     Raises
     ------
-    TensorError
-        Code ``shape``.
     MicrobatchError
-        Code ``unequal-lengths``.
+        Codes ``wrong-number``, ``unequal-lengths``, and those of :func:`split_microbatches`.
     """
-    leaves, form = flattened(given)
-    arrays = [Tensor(leaf).data for leaf in leaves]
-    if not arrays or any(array.ndim == 0 for array in arrays):
-        problem = "empty" if not arrays else "a single number" if form is None else "or contain a single number"
-        raise TensorError("shape", f"The {name} are {problem}; expected arrays of shape (samples, ...).")
-    lengths = [array.shape[0] for array in arrays]
-    if len(set(lengths)) > 1:
-        message = f"The arrays of the {name} have {lengths} samples; expected the same number in each."
-        raise MicrobatchError("unequal-lengths", message)
-    for i, array in enumerate(arrays):
-        own_dtype = dtype if backend.is_floating(array.dtype) else None
-        arrays[i] = backend.moved(array, xp or backend.array_module(array), own_dtype)
-    return Payload(arrays, [False] * len(arrays), form)
+    known = [own for own in given if own is not None]
+    pieces = [own for own in known if isinstance(own, Pieces)]
+    if not pieces:
+        return _split_before(num_samples, count)
+    if len(pieces) < len(known):
+        raise MicrobatchError("wrong-number", "Inputs or targets alone are Microbatches; expected both, or neither.")
+    lengths = [len(own.parts) for own in pieces]
+    if lengths != [count] * len(lengths):
+        message = f"{lengths[-1]} microbatches were given, but the schedule has {count}."
+        raise MicrobatchError("wrong-number", f"{message} Give num_microbatches={lengths[-1]} to the pipeline.")
+    if len({tuple(part.num_samples for part in own.parts) for own in pieces}) > 1:
+        raise MicrobatchError("unequal-lengths", "Inputs and targets differ in the samples of a microbatch.")
+    return pieces[0].slices
 
 
 def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
@@ -135,11 +123,17 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
 
 def joined(parts: list[Payload]) -> Payload:
     """Return the outputs of microbatches behind each other, in NumPy's memory."""
+    shapes = [[array.shape[1:] for array in part.arrays] for part in parts]
+    if any(shape != shapes[0] for shape in shapes):
+        message = f"The outputs of the microbatches have shapes {shapes} behind their samples, so they make no array"
+        raise TensorError("shape", f"{message}; predict those of one length at a time.")
     arrays = [np.concatenate(list(map(backend.to_numpy, pieces))) for pieces in zip(*(part.arrays for part in parts))]
     return Payload(arrays, [backend.is_floating(array.dtype) for array in arrays], parts[0].form)
 
 
-def shares(slices: list[slice], loss: Callable, weight: Callable[[Any], float] | None, targets: Payload) -> list[float]:
+def shares(
+    slices: list[slice], loss: Callable, weight: Callable[[Any], float] | None, targets: Samples | Pieces
+) -> list[float]:
     """Return each microbatch's share of the loss of the batch: by its weight or, without one, by its samples.
 
     Parameters
@@ -150,7 +144,7 @@ def shares(slices: list[slice], loss: Callable, weight: Callable[[Any], float] |
         each share is 1.
     weight : function, optional
         Instead of the loss' own.
-    targets : Payload
+    targets : Samples or Pieces
 
     Raises
     ------
@@ -162,6 +156,7 @@ def shares(slices: list[slice], loss: Callable, weight: Callable[[Any], float] |
     Of four samples, the second half counts three times as much.
 
     >>> import numpy as np
+    >>> from minipipe.batch import samples
     >>> shares([slice(0, 2), slice(2, 4)], max, np.sum, samples([1, 1, 3, 3], "targets"))
     [0.25, 0.75]
     """
@@ -170,8 +165,11 @@ def shares(slices: list[slice], loss: Callable, weight: Callable[[Any], float] |
     weight = weight or getattr(loss, "weight", None)
     if not callable(weight):
         return [(part.stop - part.start) / slices[-1].stop for part in slices]
-    weights = [float(weight(targets.rebuilt(targets.cut(part).arrays))) for part in slices]
+    weights = [float(weight(targets.cut(part).rebuilt())) for part in slices]
     if not all(0 <= w < inf for w in weights) or not sum(weights):
         message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."
         raise MicrobatchError("no-weight", f"{message} Is everything ignored, or the loss_weight not a number?")
     return [w / sum(weights) for w in weights]
+
+
+_split_before = lru_cache(maxsize=64)(split_microbatches)  # batches are often alike

@@ -51,15 +51,6 @@ class Payload(NamedTuple):
         """Return tensors, or arrays, in the form of this payload."""
         return rebuilt(self.form, items)
 
-    @property
-    def num_samples(self) -> int:
-        """The length of the first axis."""
-        return self.arrays[0].shape[0]
-
-    def cut(self, part: slice) -> Payload:
-        """Return some of the samples, which lie along the first axis of every array."""
-        return self._replace(arrays=[array[part, ...] for array in self.arrays])
-
     # -- on the way -----------------------------------------------------------------------------------------
 
     def to_message(self, may_be_on_device: bool = False) -> Array:

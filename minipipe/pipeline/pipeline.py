@@ -13,6 +13,7 @@ import numpy as np
 
 from minipipe import backend
 from minipipe.analysis.lowering import lower
+from minipipe.batch import Pieces, Samples, samples
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, MicrobatchError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Parameter, Sequential
@@ -31,7 +32,7 @@ from minipipe.pipeline.consistency import (
 )
 from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
-from minipipe.pipeline.microbatch import Batch, joined, samples, shares, split_microbatches
+from minipipe.pipeline.microbatch import Batch, divided, joined, shares
 from minipipe.pipeline.payload import Payload
 from minipipe.pipeline.pending import PendingLoss
 from minipipe.pipeline.plan import Plan, planned
@@ -152,7 +153,6 @@ class Pipeline:
         self.measures_memory = False
         self._predictors: dict[int, Executor] = {}
         self._pending: deque[PendingLoss] = deque()  # of the last step, waited for or not
-        self._slices: dict[tuple[int, int], list[slice]] = {}  # by numbers of samples and microbatches
 
     @classmethod
     def from_modules(
@@ -239,7 +239,8 @@ class Pipeline:
         ----------
         inputs, targets : array of shape (samples, ...), or bundle
             A bundle is a tuple, list or dict of arrays with equally many samples, nested or not. Each array is divided
-            among the microbatches; the first layer and the loss get the bundle, of tensors.
+            among the microbatches; the first layer and the loss get the bundle, of tensors. Or
+            :class:`minipipe.Microbatches`, of any lengths, which are cut already.
         wait : bool
             Whether to wait for the loss, which the rank of the last stage has first. If not, this rank may update its
             parameters and begin the next step while others are still in this one.
@@ -387,13 +388,11 @@ class Pipeline:
         count = self.schedule.num_microbatches
         if call not in ("step", "measure_costs"):  # any number of samples will do, but none
             count = max(1, min(count, num_samples))
-        if (num_samples, count) not in self._slices:
-            self._slices[num_samples, count] = split_microbatches(num_samples, count)
-        slices, steps = self._slices[num_samples, count], self._num_steps
+        slices, steps = divided(num_samples, count, own_inputs, own_targets), self._num_steps
         own_shares = [] if own_targets is None else shares(slices, self._loss, self._loss_weight, own_targets)
         return Batch(slices, own_inputs, own_targets, self._calls.count, steps, self._seed, own_shares)
 
-    def _own(self, given: Any, name: str, is_needed: bool) -> Payload | None:
+    def _own(self, given: Any, name: str, is_needed: bool) -> Samples | Pieces | None:
         """Return what this rank needs of a batch, in the model's dtype; None where it does not need it."""
         if not is_needed:
             return None

@@ -14,6 +14,7 @@ from minipipe import autograd
 from minipipe.autograd import Node, StageInput, WeightWork
 from minipipe.autograd.grad_mode import is_grad_enabled
 from minipipe.backend import Array
+from minipipe.batch import Samples
 from minipipe.errors import MessageError, TensorError
 from minipipe.functional.over_rows import stacked
 from minipipe.nn import Parameter, Recompute, Sequential
@@ -63,7 +64,7 @@ class Stage:
     >>> layers = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0))).initialise()
     >>> stage = Stage(layers, 0, schedules.gpipe(1, 2), nn.MSELoss(), dict(layers.named_parameters()))
     >>> inputs = Payload([np.ones((3, 2), np.float32)], [False], None)
-    >>> stage.forward_with_loss(0, inputs, Payload([np.zeros((3, 1), np.float32)], [False]), weight=0.5)
+    >>> stage.forward_with_loss(0, inputs, Samples([np.zeros((3, 1), np.float32)]), weight=0.5)
     4.0
     >>> _ = stage.backward(0, None)
     >>> layers[0].bias.grad
@@ -109,14 +110,14 @@ class Stage:
         self._hold(microbatch, inputs, result, None)
         return Payload.of(result)
 
-    def forward_with_loss(self, microbatch: int, received: Payload, targets: Payload, weight: float) -> float:
+    def forward_with_loss(self, microbatch: int, received: Payload, targets: Samples, weight: float) -> float:
         """F on the last stage: return the mean loss of this microbatch.
 
         Parameters
         ----------
         microbatch : int
         received : Payload
-        targets : Payload
+        targets : Samples
         weight : float
             This microbatch's share of the batch. The backward begins with it instead of 1, which scales every gradient;
             the loss that is returned is not scaled.

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Pipeline, Tensor, functional, nn, spawn
+from minipipe import Microbatches, Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import MicrobatchError, TensorError
 from minipipe.pipeline.payload import Payload
 from minipipe.pytree import flattened, rebuilt, tensors_in
@@ -196,6 +196,90 @@ def test_what_is_no_batch_is_refused(given, code, words):
     with pytest.raises((TensorError, MicrobatchError), match=words) as caught:
         spawn(train, 1)
     assert caught.value.code == code
+
+
+# -- microbatches that are cut already -----------------------------------------------------------------------
+
+
+def sequences(generator, num_microbatches):
+    """Return token ids and labels in microbatches of unequal lengths and sizes; some labels are padding."""
+    ids, labels = [], []
+    for _ in range(num_microbatches):
+        shape = tuple(generator.integers(1, 5, 2))
+        ids.append({"ids": generator.integers(0, 9, shape)})
+        labels.append(np.where(generator.random(shape) < 0.3, -100, generator.integers(0, 9, shape)))
+    labels[0][0, 0] = 1
+    return ids, labels
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        self.embedding = nn.Embedding(9, 4)
+
+    def forward(self, batch):
+        return self.embedding(batch["ids"])
+
+
+def language_model():
+    return nn.Sequential(Tokens(), *(nn.Linear(4, 4) for _ in range(5)), nn.Linear(4, 9))
+
+
+@examples(40)
+@given(st.sampled_from(NAMES), st.integers(1, 3), st.integers(1, 6), st.integers(0, 1000))
+def test_microbatches_of_any_lengths_have_the_bits_of_one_process(name, num_ranks, m, seed):
+    ids, labels = sequences(np.random.default_rng(seed), m)
+    loss = nn.CrossEntropyLoss(ignore_index=-100)
+    check_same_as_one_process(
+        language_model(), loss, Microbatches(ids), Microbatches(labels), build(name, num_ranks, m)
+    )
+
+
+def test_their_mean_is_over_all_tokens():
+    ids, labels = sequences(np.random.default_rng(1), 5)
+    loss, model = nn.CrossEntropyLoss(ignore_index=-100), language_model().initialise(0)
+    added = nn.CrossEntropyLoss(-100, reduction="sum")
+    sums = [added(model({"ids": Tensor(x["ids"])}), y).item() for x, y in zip(ids, labels)]
+    expected = sum(sums) / sum((y != -100).sum() for y in labels)
+
+    def train(group):
+        pipeline = Pipeline(language_model(), group, loss=loss, num_microbatches=5)
+        batch = Microbatches(ids), Microbatches(labels)
+        assert pipeline.step(*batch) == pytest.approx(pipeline.evaluate(*batch), rel=1e-6)
+        with pytest.raises(TensorError, match="predict those of one length at a time"):
+            pipeline.predict(Microbatches(ids))
+        return pipeline.evaluate(*batch)
+
+    assert spawn(train, 1) == [pytest.approx(expected, rel=1e-5)]
+
+
+@pytest.mark.parametrize(
+    "inputs, targets, words",
+    [
+        (
+            Microbatches([np.ones((1, 2))] * 3),
+            Microbatches([np.ones((1, 2))] * 3),
+            "3 microbatches were given, but the schedule has 2. Give num_microbatches=3",
+        ),
+        (Microbatches([np.ones((2, 2))] * 2), np.ones((4, 2)), "expected both, or neither"),
+        (
+            Microbatches([np.ones((1, 2)), np.ones((3, 2))]),
+            Microbatches([np.ones((2, 2))] * 2),
+            "differ in the samples of a microbatch",
+        ),
+        (Microbatches([]), Microbatches([]), "The inputs are no microbatches; expected at least one"),
+        (
+            Microbatches([np.ones((2, 2)), 3.0]),
+            Microbatches([np.ones((2, 2))] * 2),
+            "The inputs, microbatch 1, are a single number",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_told(inputs, targets, words):
+    def train(group):
+        Pipeline(nn.Sequential(nn.Linear(2, 2)), group, loss=nn.MSELoss(), num_microbatches=2).step(inputs, targets)
+
+    with pytest.raises((TensorError, MicrobatchError), match=words):
+        spawn(train, 1)
 
 
 @needs_mpi

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, functional, nn, spawn
+from minipipe.batch import samples
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
-from minipipe.pipeline.microbatch import samples, shares, split_microbatches
+from minipipe.pipeline.microbatch import shares, split_microbatches
 from minipipe.testing import (
     check_independent_of_microbatches,
     check_same_as_one_process,
@@ -36,12 +37,18 @@ def padded_batches(draw, width=3, classes=4):
     return generator.standard_normal((samples, length, width)), labels
 
 
+REDUCTIONS = st.sampled_from(["mean", "mean", "sum"])
 LOSSES = st.builds(
     nn.CrossEntropyLoss,
     ignore_index=st.just(PAD),
-    label_smoothing=st.sampled_from([0.0, 0.1]),
     class_weights=st.sampled_from([None, [1.0, 0.5, 0.0, 2.0]]),
-    reduction=st.sampled_from(["mean", "mean", "sum"]),
+    reduction=REDUCTIONS,
+) | st.builds(
+    nn.CrossEntropyLoss,
+    ignore_index=st.just(PAD),
+    label_smoothing=st.just(0.1),
+    class_weights=st.sampled_from([None, [1.0, 0.5, 0.1, 2.0]]),
+    reduction=REDUCTIONS,
 )
 
 
@@ -195,6 +202,11 @@ def test_mistakes_with_cross_entropy_are_told():
         functional.cross_entropy(scores, [0, 1], label_smoothing=2)
     with pytest.raises(ArgumentError, match="2 class weights for 3 classes"):
         functional.cross_entropy(scores, [0, 1], class_weights=[1, 2])
+    with pytest.raises(ArgumentError, match="least of the class weights is -1.0; expected at least 0"):
+        functional.cross_entropy(scores, [0, 1], class_weights=[1, 2, -1])
+    # The story: a microbatch whose labels all had weight 0 lost the part of its loss that smoothing spreads.
+    with pytest.raises(ArgumentError, match="is 0.0; expected above 0, where there is label_smoothing"):
+        functional.cross_entropy(scores, [0, 1], class_weights=[1, 2, 0], label_smoothing=0.1)
     with pytest.raises(ArgumentError, match="mean_squared_error: reduction is None"):
         functional.mean_squared_error(scores, scores, None)
 

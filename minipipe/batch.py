@@ -1,0 +1,141 @@
+"""What a batch is: an array or a bundle of arrays, each with all samples; or microbatches that are cut already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from types import ModuleType
+from typing import Any, NamedTuple, cast
+
+from minipipe import backend
+from minipipe.backend import Array
+from minipipe.errors import MicrobatchError, TensorError
+from minipipe.pytree import flattened, rebuilt
+from minipipe.tensor import Tensor
+
+
+class Samples(NamedTuple):
+    """Inputs or targets, of a batch or of a microbatch.
+
+    Attributes
+    ----------
+    arrays : list of array
+        Each of shape (samples, ...).
+    form : tuple, list, dict or None
+        The bundle that they make, nested or not, with None for each array; None for a single one.
+    """
+
+    arrays: list[Array]
+    form: Any = None
+
+    @property
+    def num_samples(self) -> int:
+        """The length of the first axis."""
+        return self.arrays[0].shape[0]
+
+    def cut(self, part: slice) -> Samples:
+        """Return some of the samples."""
+        return Samples([array[part, ...] for array in self.arrays], self.form)
+
+    def rebuilt(self, items: list[Any] | None = None) -> Any:
+        """Return the arrays, or other items instead of them, in their form."""
+        return rebuilt(self.form, self.arrays if items is None else items)
+
+
+class Microbatches:
+    """A batch that is cut already: its microbatches, each an array or a bundle, of any lengths and numbers of samples.
+
+    Both inputs and targets of a step are given so, with as many parts as the schedule has microbatches.
+
+    Parameters
+    ----------
+    parts : iterable of array, or of tuple, list or dict of arrays
+
+    Examples
+    --------
+    Sequences of three lengths, and no padding.
+
+    >>> import numpy as np
+    >>> from minipipe import Microbatches, Pipeline, init_process_group, nn
+    >>> x = Microbatches([np.ones((2, 5, 4)), np.ones((3, 7, 4)), np.ones((1, 9, 4))])
+    >>> with init_process_group() as group:
+    ...     pipeline = Pipeline(nn.Sequential(nn.Identity()), group, loss=nn.MSELoss(), num_microbatches=3)
+    ...     pipeline.step(x, x)
+    0.0
+    """
+
+    def __init__(self, parts: Iterable[Any]) -> None:
+        self.parts = list(parts)
+
+    def __repr__(self) -> str:
+        return f"<Microbatches: {len(self.parts)}>"
+
+
+@dataclass
+class Pieces:
+    """Inputs or targets that came as microbatches; it offers what those of a whole batch do."""
+
+    parts: list[Samples]
+
+    @property
+    def num_samples(self) -> int:
+        """Of all parts."""
+        return self.slices[-1].stop
+
+    @property
+    def slices(self) -> list[slice]:
+        """Where each part would lie in a whole batch."""
+        ends = [0, *accumulate(part.num_samples for part in self.parts)]
+        return list(map(slice, ends, ends[1:]))
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Those of all parts."""
+        return [array for part in self.parts for array in part.arrays]
+
+    def cut(self, part: slice) -> Samples:
+        """Return one of the parts."""
+        return self.parts[self.slices.index(part)]
+
+
+def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = None) -> Samples | Pieces:
+    """Return inputs or targets: an array, or a bundle of arrays with equally many samples, or such microbatches.
+
+    Parameters
+    ----------
+    given : array, or tuple, list or dict of arrays, nested or not; or Microbatches
+    name : str
+        What they are, for errors.
+    dtype : dtype, optional
+        That floating arrays get.
+    xp : module, optional
+        That they get into.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+    MicrobatchError
+        Code ``unequal-lengths``.
+    """
+    if isinstance(given, Microbatches):
+        parts = [
+            cast(Samples, samples(part, f"{name}, microbatch {k},", dtype, xp)) for k, part in enumerate(given.parts)
+        ]
+        if not parts:
+            raise MicrobatchError("wrong-number", f"The {name} are no microbatches; expected at least one.")
+        return Pieces(parts)
+    leaves, form = flattened(given)
+    arrays = [Tensor(leaf).data for leaf in leaves]
+    if not arrays or any(array.ndim == 0 for array in arrays):
+        problem = "empty" if not arrays else "a single number" if form is None else "or contain a single number"
+        raise TensorError("shape", f"The {name} are {problem}; expected arrays of shape (samples, ...).")
+    lengths = [array.shape[0] for array in arrays]
+    if len(set(lengths)) > 1:
+        message = f"The arrays of the {name} have {lengths} samples; expected the same number in each."
+        raise MicrobatchError("unequal-lengths", message)
+    for i, array in enumerate(arrays):
+        own_dtype = dtype if backend.is_floating(array.dtype) else None
+        arrays[i] = backend.moved(array, xp or backend.array_module(array), own_dtype)
+    return Samples(arrays, form)
