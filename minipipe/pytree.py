@@ -82,7 +82,7 @@ def rebuilt(form: Any, items: list[Any]) -> Any:
     >>> rebuilt({"rows": None, "labels": (None, None)}, [1, 2, 3])
     {'rows': 1, 'labels': (2, 3)}
     """
-    return _rebuilt(form, iter(items))
+    return items[0] if form is None else _rebuilt(form, iter(items))
 
 
 def _rebuilt(form: Any, items: Iterator[Any]) -> Any:
