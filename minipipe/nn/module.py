@@ -219,9 +219,9 @@ def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def set_modes(modes: Iterable[tuple[Module, bool]]) -> list[tuple[Module, bool]]:
     """Set whether modules train; return the same as it was before."""
-    before = []
-    for module, is_training in modes:
-        before.append((module, module.is_training))
+    wanted = list(modes)
+    before = [(module, module.is_training) for module, _ in wanted]  # all first: a module may occur twice
+    for module, is_training in wanted:
         module.is_training = is_training
     return before
 

@@ -64,6 +64,31 @@ def test_every_layer_is_in_its_own_mode_again_afterwards():
     on_ranks(1, modes)
 
 
+def test_an_evaluation_between_two_steps_changes_nothing_in_the_second():
+    """The story: a module that a block reaches in two ways was set twice, and stayed in eval mode for good."""
+    block = nn.TransformerBlock(4, 2, dropout=0.5)
+    assert len(list(block.modules())) > len({id(module) for module in block.modules()})
+
+    def losses(pipeline, evaluates):
+        found = []
+        for _ in range(3):
+            found.append(pipeline.step(INPUTS[:, None], TARGETS[:, None]))
+            if evaluates:
+                pipeline.evaluate(INPUTS[:, None], TARGETS[:, None])
+                pipeline.predict(INPUTS[:, None])
+        return found
+
+    def train(group):
+        pipelines = [
+            Pipeline(nn.Sequential(block, nn.Linear(4, 2)), group, loss=nn.MSELoss(), recompute=recompute)
+            for recompute in (False, False, True)
+        ]
+        alone, between, recomputed = (losses(p, evaluates=i > 0) for i, p in enumerate(pipelines))
+        return alone == between == recomputed
+
+    assert spawn(train, 2) == [True, True]
+
+
 def test_a_step_after_eval_trains_without_dropout():
     def losses(pipeline):
         with_dropout = pipeline.step(INPUTS, TARGETS)
