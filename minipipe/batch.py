@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from types import ModuleType
 from typing import Any, NamedTuple, cast
+from zlib import crc32
 
 from minipipe import backend
 from minipipe.backend import Array
@@ -33,6 +34,11 @@ class Samples(NamedTuple):
     def num_samples(self) -> int:
         """The length of the first axis."""
         return self.arrays[0].shape[0]
+
+    @property
+    def layout(self) -> int:
+        """A number for the sizes of its microbatches; 0, for they are equal."""
+        return 0
 
     def cut(self, part: slice) -> Samples:
         """Return some of the samples."""
@@ -93,6 +99,11 @@ class Pieces:
     def arrays(self) -> list[Array]:
         """Those of all parts."""
         return [array for part in self.parts for array in part.arrays]
+
+    @property
+    def layout(self) -> int:
+        """A number for the sizes of its microbatches, the same for the same sizes."""
+        return 1 + crc32(repr([part.num_samples for part in self.parts]).encode())
 
     def cut(self, part: slice) -> Samples:
         """Return one of the parts."""

@@ -83,8 +83,8 @@ class Calls:
         self._first_rank = first_rank
         self._pipeline = group.next_serial()
 
-    def begin(self, call: str, size: int = 0, is_training: bool = True) -> int:
-        """Return the first rank's ``size``, after checking that all ranks begin the same call of the same pipeline.
+    def begin(self, call: str, size: int = 0, is_training: bool = True, layout: int = 0) -> tuple[int, int]:
+        """Return the first rank's ``size`` and ``layout``; check that all ranks begin the same call of one pipeline.
 
         Collective.
 
@@ -96,7 +96,7 @@ class Calls:
             Code ``disagreement``, when one rank trains and another evaluates.
         """
         self.count += 1
-        mine = np.array([self._pipeline, self.count, _NAMES.index(call), is_training, size])
+        mine = np.array([self._pipeline, self.count, _NAMES.index(call), is_training, size, layout])
         sent = mine if self._group.rank == self._first_rank else None
         first = self._group.broadcast(sent, self._first_rank, what=part_of(call))
         if first[:3].tolist() != mine[:3].tolist():
@@ -113,7 +113,7 @@ class Calls:
                 f"The mode of rank {self._group.rank} is {modes[is_training]}, but rank {self._first_rank} has "
                 f"{modes[first[3]]}. Every rank must call pipeline.train() and pipeline.eval() alike.",
             )
-        return int(first[4])
+        return int(first[4]), int(first[5])
 
 
 def part_of(call: str) -> str:

@@ -69,20 +69,16 @@ def divided(num_samples: int, count: int, *given: Samples | Pieces | None) -> li
     Raises
     ------
     MicrobatchError
-        Codes ``wrong-number``, ``unequal-lengths``, and those of :func:`split_microbatches`.
+        Codes ``wrong-number``, and those of :func:`split_microbatches`.
     """
-    known = [own for own in given if own is not None]
-    pieces = [own for own in known if isinstance(own, Pieces)]
+    pieces = [own for own in given if isinstance(own, Pieces)]
     if not pieces:
         return _split_before(num_samples, count)
-    if len(pieces) < len(known):
-        raise MicrobatchError("wrong-number", "Inputs or targets alone are Microbatches; expected both, or neither.")
-    lengths = [len(own.parts) for own in pieces]
-    if lengths != [count] * len(lengths):
-        message = f"{lengths[-1]} microbatches were given, but the schedule has {count}."
-        raise MicrobatchError("wrong-number", f"{message} Give num_microbatches={lengths[-1]} to the pipeline.")
-    if len({tuple(part.num_samples for part in own.parts) for own in pieces}) > 1:
-        raise MicrobatchError("unequal-lengths", "Inputs and targets differ in the samples of a microbatch.")
+    if len(pieces[0].parts) != count:
+        message = f"{len(pieces[0].parts)} microbatches were given, but the schedule has {count}."
+        raise MicrobatchError(
+            "wrong-number", f"{message} Give num_microbatches={len(pieces[0].parts)} to the pipeline."
+        )
     return pieces[0].slices
 
 

@@ -378,13 +378,17 @@ class Pipeline:
         needs_targets = call != "predict" and self._group.rank == self._last_rank
         own_inputs = self._own(inputs, "inputs", is_needed=self._group.rank == self._first_rank)
         own_targets = self._own(targets, "targets", is_needed=needs_targets)
-        num_samples = self._calls.begin(call, 0 if own_inputs is None else own_inputs.num_samples, is_training)
+        size, own_layout = (0, 0) if own_inputs is None else (own_inputs.num_samples, own_inputs.layout)
+        num_samples, layout = self._calls.begin(call, size, is_training, own_layout)
         if own_targets is not None and own_targets.num_samples != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
                 f"There are {num_samples} inputs (on rank {self._first_rank}), but {own_targets.num_samples} targets "
                 f"(on rank {self._group.rank}); expected one for each: every rank must be given the same batch.",
             )
+        if own_targets is not None and own_targets.layout != layout:
+            message = "Inputs and targets are not cut into the same microbatches: give both as Microbatches, each of"
+            raise MicrobatchError("unequal-lengths", f"{message} as many samples as the other's, or neither.")
         count = self.schedule.num_microbatches
         if call not in ("step", "measure_costs"):  # any number of samples will do, but none
             count = max(1, min(count, num_samples))
@@ -487,8 +491,9 @@ class Pipeline:
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale the gradients of all ranks by one factor, so that their norm is at most ``max_norm``.
 
-        Collective. The norm has the same bits for any partition, and as :func:`minipipe.optim.clip_grad_norm` finds it
-        in one process; a parameter that several ranks share counts once.
+        Collective: all ranks wait for each other here, also where they do not wait for the loss. The norm has the same
+        bits for any partition, and as :func:`minipipe.optim.clip_grad_norm` finds it in one process; a parameter that
+        several ranks share counts once.
 
         Parameters
         ----------

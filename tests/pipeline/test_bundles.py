@@ -260,11 +260,15 @@ def test_their_mean_is_over_all_tokens():
             Microbatches([np.ones((1, 2))] * 3),
             "3 microbatches were given, but the schedule has 2. Give num_microbatches=3",
         ),
-        (Microbatches([np.ones((2, 2))] * 2), np.ones((4, 2)), "expected both, or neither"),
+        (
+            Microbatches([np.ones((2, 2))] * 2),
+            np.ones((4, 2)),
+            "not cut into the same microbatches: give both as Microbatches",
+        ),
         (
             Microbatches([np.ones((1, 2)), np.ones((3, 2))]),
             Microbatches([np.ones((2, 2))] * 2),
-            "differ in the samples of a microbatch",
+            "not cut into the same microbatches",
         ),
         (Microbatches([]), Microbatches([]), "The inputs are no microbatches; expected at least one"),
         (
@@ -280,6 +284,19 @@ def test_what_does_not_fit_together_is_told(inputs, targets, words):
 
     with pytest.raises((TensorError, MicrobatchError), match=words):
         spawn(train, 1)
+
+
+@pytest.mark.parametrize("targets", [np.ones((6, 2)), Microbatches([np.ones((k, 2)) for k in (3, 2, 1)])])
+def test_so_it_is_where_inputs_and_targets_are_on_different_ranks(targets):
+    """The story: only shapes told, and a loss that broadcasts would have been wrong in silence."""
+
+    def train(group):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        inputs = Microbatches([np.ones((k, 2)) for k in (2, 3, 1)])
+        Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=3).step(inputs, targets)
+
+    with pytest.raises(MicrobatchError, match="not cut into the same microbatches"):
+        spawn(train, 2)
 
 
 @needs_mpi
