@@ -28,9 +28,10 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from minipipe.autograd.grad_mode import no_grad
     from minipipe.autograd.random_key import random_key
     from minipipe.autograd.watch import watch_everything
-    from minipipe.batch import Microbatches
+    from minipipe.batch import BatchLoss, Microbatches, Replicated, split_microbatches
     from minipipe.comm import ProcessGroup, init_process_group, spawn
-    from minipipe.pipeline import Pipeline, Plan, partition_by_cost, partition_evenly, split_microbatches
+    from minipipe.partition import partition_by_cost, partition_evenly
+    from minipipe.pipeline import Pipeline, Plan
     from minipipe.schedules import Action, ActionKind, Costs, Program, Schedule, Timeline, simulate, verify
     from minipipe.tensor import Tensor
     from minipipe.version import __version__
@@ -38,15 +39,10 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
 __getattr__, __dir__, __all__ = names_on_demand(
     __name__,
     {
-        "minipipe.batch": ["Microbatches"],
+        "minipipe.batch": ["BatchLoss", "Microbatches", "Replicated", "split_microbatches"],
         "minipipe.comm": ["ProcessGroup", "init_process_group", "spawn"],
-        "minipipe.pipeline": [
-            "Pipeline",
-            "Plan",
-            "partition_by_cost",
-            "partition_evenly",
-            "split_microbatches",
-        ],
+        "minipipe.partition": ["partition_by_cost", "partition_evenly"],
+        "minipipe.pipeline": ["Pipeline", "Plan"],
         "minipipe.autograd.random_key": ["random_key"],
         "minipipe.autograd.grad_mode": ["no_grad"],
         "minipipe.autograd.watch": ["watch_everything"],

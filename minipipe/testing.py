@@ -12,13 +12,13 @@ import numpy as np
 from minipipe.autograd.random_key import random_key
 from minipipe.autograd.watch import watch_everything
 from minipipe.backend import module_for, to_numpy
-from minipipe.batch import Microbatches, Pieces, samples
+from minipipe.batch.division import divided
+from minipipe.batch.objective import Loss, shares
+from minipipe.batch.samples import Microbatches, Pieces, samples
 from minipipe.comm import spawn
 from minipipe.comm.host import limit_blas_threads
 from minipipe.nn import Parameter, Sequential
 from minipipe.pipeline import Pipeline
-from minipipe.pipeline.microbatch import divided, shares
-from minipipe.pipeline.stage import Loss
 from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor
 

@@ -1,9 +1,7 @@
 """A model cut into stages, and the executor that runs a schedule on it."""
 
-from minipipe.pipeline.microbatch import split_microbatches
-from minipipe.pipeline.partition import partition_by_cost, partition_evenly
 from minipipe.pipeline.pipeline import Pipeline
 from minipipe.pipeline.plan import Plan
 from minipipe.pipeline.stage import Stage
 
-__all__ = ["Pipeline", "Plan", "Stage", "partition_by_cost", "partition_evenly", "split_microbatches"]
+__all__ = ["Pipeline", "Plan", "Stage"]

@@ -7,14 +7,12 @@ from types import ModuleType
 
 import numpy as np
 
-from minipipe.nn import Parameter
+from minipipe.nn import Parameter, Recompute
 from minipipe.pipeline.plan import Plan
-from minipipe.pipeline.stage import Loss, Stage
+from minipipe.pipeline.stage import Stage
 
 
-def build_stages(
-    plan: Plan, rank: int, loss: Loss, seed: int, recompute: bool = False, xp: ModuleType = np
-) -> dict[int, Stage]:
+def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np) -> dict[int, Stage]:
     """Return the stages of a rank. Only their layers are copied, values too where they have them.
 
     Parameters without values are filled from the seed and their names in the whole model. A parameter that several of
@@ -25,9 +23,9 @@ def build_stages(
     plan : Plan
         Its model is left as it was.
     rank : int
-    loss : function
     seed : int
     recompute : bool
+        Whether stages keep only their inputs between forward and backward, and compute their activations again.
     xp : module
         The array module that holds their parameters.
     """
@@ -42,5 +40,6 @@ def build_stages(
             parameter.move(xp)
             if not parameter.is_filled:
                 parameter.fill(seed, name)
-        stages[index] = Stage(module, index, plan.schedule, loss, parameters, recompute)
+        forward = Recompute(module) if recompute else module
+        stages[index] = Stage(module, index, plan.schedule, parameters, forward)
     return stages

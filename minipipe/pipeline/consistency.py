@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, MessageError, ModelError, RankError
+from minipipe.errors import ArgumentError, MessageError, ModelError, RankError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Parameter
 from minipipe.pipeline.stage import Stage
 from minipipe.schedules.schedule import Schedule
 
 _NAMES = (
     "step",
+    "step(accumulate=True)",
+    "forward_backward",
+    "forward_backward(accumulate=True)",
     "evaluate",
     "predict",
     "state_dict",
@@ -118,11 +121,15 @@ class Calls:
 
 def part_of(call: str) -> str:
     """Name the part of another rank in a collective call, for the message of a timeout."""
-    return f"its part of pipeline.{call}(), which every rank must call,"
+    return f"its part of pipeline.{_called(call)}, which every rank must call,"
 
 
 def _described(pipeline: int, count: int, call: int) -> str:
-    return f"{_NAMES[call]}(), call {count} of pipeline {pipeline}"
+    return f"{_called(_NAMES[call])}, call {count} of pipeline {pipeline}"
+
+
+def _called(name: str) -> str:
+    return name if name.endswith(")") else f"{name}()"
 
 
 def check_loss(loss: Any) -> None:
@@ -133,10 +140,26 @@ def check_loss(loss: Any) -> None:
     ModelError
         Codes ``loss`` and ``loss-with-parameters``.
     """
-    if not callable(loss) or isinstance(loss, type):
+    if not (loss is None or callable(loss)) or isinstance(loss, type):
         raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
     if isinstance(loss, Module) and loss.num_parameters:
         raise ModelError("loss-with-parameters", "The loss has parameters of its own; make them a layer of the model.")
+
+
+def check_backward(schedule: Schedule, call: str) -> None:
+    """Refuse to train over a schedule that only predicts. Local.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``forward-only``.
+    """
+    if schedule.is_forward_only and not schedule.frozen:
+        raise ScheduleError.of(
+            ScheduleCode.FORWARD_ONLY,
+            f"{schedule.name} has no backward, which {call}() needs: "
+            "choose another schedule to train, or evaluate() and predict().",
+        )
 
 
 def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:

@@ -119,12 +119,10 @@ class Executor:
             received = batch.input(k) if stage.is_first else self._take(consumed)
             start = perf_counter()
             current_place().begin(k)
-            if not stage.is_last:
-                self._box[produced] = stage.forward(k, received)  # [1]
-            elif batch.targets is None:
-                self._record.outputs[k] = stage.predict(received)
+            if stage.is_last:
+                stage.forward_with_loss(k, received, batch.objective)
             else:
-                self._record.losses[k] = stage.forward_with_loss(k, received, batch.target(k), batch.shares[k])
+                self._box[produced] = stage.forward(k, received)  # [1]
             self._note(action, stage, start)
 
         return run
@@ -142,6 +140,8 @@ class Executor:
             gradient = compute(k, received)
             if stage.returns_gradient:
                 self._box[produced] = gradient  # [1]
+            else:
+                self._record.input_gradients[k] = gradient
             self._note(action, stage, start)
 
         return run

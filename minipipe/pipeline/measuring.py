@@ -91,10 +91,10 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
 
 def _run_without_trace(executor: Executor, batch: Batch) -> Record:
     for stage in executor.stages.values():
-        stage.zero_grad()
+        stage.begin()
     record = executor.run(batch)
     for stage in executor.stages.values():
-        stage.zero_grad()
+        stage.begin()
     return record
 
 

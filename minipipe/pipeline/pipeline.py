@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
 from minipipe import backend
 from minipipe.analysis.lowering import lower
-from minipipe.batch import Pieces, Samples, samples
+from minipipe.batch import BatchLoss, PendingLoss
+from minipipe.batch.objective import GivenGradient, Loss, Metric, Objective, Weight, Where
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, MicrobatchError, ScheduleCode, ScheduleError
+from minipipe.errors import ArgumentError
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import check_state, modes_of
 from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
 from minipipe.pipeline.build_stages import build_stages
 from minipipe.pipeline.consistency import (
-    Calls,
     check_agreement,
+    check_backward,
     check_frozen,
     check_loss,
     check_num_steps,
@@ -30,20 +31,29 @@ from minipipe.pipeline.consistency import (
     warn_of_another_order,
     warn_of_missing_gradients,
 )
+from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.executor import Executor
+from minipipe.pipeline.intake import Intake
 from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
-from minipipe.pipeline.microbatch import Batch, divided, joined, shares
-from minipipe.pipeline.payload import Payload
-from minipipe.pipeline.pending import PendingLoss
+from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.plan import Plan, planned
 from minipipe.pipeline.record import Record
 from minipipe.pipeline.shared import SharedParameters
-from minipipe.pipeline.stage import Loss
 from minipipe.schedules.program import Program
 from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.sequential import forward_only_over
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.timeline import Timeline
+
+
+class Asked(TypedDict, total=False):
+    """What else :meth:`Pipeline.step` takes; for type checkers."""
+
+    outputs: Where
+    metrics: Mapping[str, Metric] | None
+    accumulate: bool
+    scale: float
+
 
 _KEPT_STEPS = 8  # of which a timeline can be asked for
 
@@ -59,9 +69,9 @@ class Pipeline:
     model : Sequential or Plan
         The layers; or a plan, which has the model and everything that ``options`` would say.
     group : ProcessGroup
-    loss : function
+    loss : function, optional
         ``(outputs, targets) -> Tensor`` with one element: a mean over the first axis, or by ``loss_weight``; or a sum,
-        with the attribute ``reduction = "sum"``.
+        with the attribute ``reduction = "sum"``. Not needed by ``predict`` and ``forward_backward``.
     seed : int
         First values come from it and the parameter's name, whatever the partition.
     recompute : bool
@@ -79,8 +89,8 @@ class Pipeline:
         ``"cpu"``, or ``"gpu"``: parameters, activations and the optimiser's state stay on a GPU, one for each rank of
         a machine, or shared where there are more ranks. Or an array module to compute with.
     **options
-        Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``, ``partition``
-        and ``layer_costs``.
+        Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``,
+        ``partition``, ``layer_costs`` and ``inputs_require_grad``.
 
     Attributes
     ----------
@@ -94,6 +104,9 @@ class Pipeline:
         These five cannot be set: for another of them make another pipeline.
     measures_memory : bool
         Whether ``step`` measures the bytes held after each action. Slow; off by default.
+    input_gradients : array of shape (samples, ...), bundle, or None
+        With ``inputs_require_grad``, on the rank of the first stage: what the last step left, in the form of the
+        inputs; None for whole numbers.
 
     Raises
     ------
@@ -122,11 +135,11 @@ class Pipeline:
         model: Sequential | Plan,
         group: ProcessGroup,
         *,
-        loss: Loss,
+        loss: Loss | None = None,
         seed: int = 0,
         recompute: bool = False,
         stack_weight_gradients: bool = False,
-        loss_weight: Callable[[Any], float] | None = None,
+        loss_weight: Weight | None = None,
         device: str | ModuleType = "cpu",
         **options: Any,
     ) -> None:
@@ -136,23 +149,23 @@ class Pipeline:
         loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)
         check_agreement(group, {**plan.description, "seed": str(seed), "loss": loss_name})
         warn_of_another_order(plan.schedule, group)
-        self._group, self._seed = group, seed
-        self._first_rank, self._last_rank = plan.placement[0], plan.placement[-1]
-        self._calls = Calls(group, self._first_rank)
+        self._group = group
+        self._last_rank = plan.placement[-1]
         self._xp = backend.module_for(device, group.local_rank)
+        self._intake = Intake(plan, group, self._xp, seed)
+        self._calls = self._intake.calls
         self._is_training = plan.model.is_training
         self._num_steps = 0
         self._records: deque[Record] = deque(maxlen=_KEPT_STEPS)  # of the last steps, for timeline()
-        self._stages = build_stages(plan, group.rank, loss, seed, recompute, self._xp)
+        self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
         self._parameters = {name: p for stage in self._stages.values() for name, p in stage.parameters.items()}
         self._shared = SharedParameters(plan.shared, group, self._parameters)
         self._shared.take_first_values()
-        dtypes = [parameter.dtype for parameter in plan.model.parameters()] or [np.dtype(np.float32)]
-        self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
         self._trainer = self._executor(plan.program, stack_weight_gradients)
         self.measures_memory = False
         self._predictors: dict[int, Executor] = {}
         self._pending: deque[PendingLoss] = deque()  # of the last step, waited for or not
+        self.input_gradients: Any = None
 
     @classmethod
     def from_modules(
@@ -192,7 +205,8 @@ class Pipeline:
         >>> spawn(stages, num_ranks=2)
         [(0, 2), (1, 3)]
         """
-        plan = Plan.of_modules(list(modules), group.size, schedule, options.pop("num_microbatches", None))
+        own = {name: options.pop(name) for name in ("num_microbatches", "inputs_require_grad") if name in options}
+        plan = Plan.of_modules(list(modules), group.size, schedule, **own)
         return cls(plan, group, **options)
 
     @property
@@ -226,10 +240,20 @@ class Pipeline:
     # -- training -------------------------------------------------------------------------------------------
 
     @overload
-    def step(self, inputs: Any, targets: Any, *, wait: Literal[True] = True) -> float: ...
+    def step(self, inputs: Any, targets: Any, *, wait: Literal[True] = True, **asked: Unpack[Asked]) -> BatchLoss: ...
     @overload
-    def step(self, inputs: Any, targets: Any, *, wait: bool) -> float | PendingLoss: ...
-    def step(self, inputs: Any, targets: Any, *, wait: bool = True) -> float | PendingLoss:
+    def step(self, inputs: Any, targets: Any, *, wait: bool, **asked: Unpack[Asked]) -> BatchLoss | PendingLoss: ...
+    def step(
+        self,
+        inputs: Any,
+        targets: Any,
+        *,
+        wait: bool = True,
+        outputs: Where = False,
+        metrics: Mapping[str, Metric] | None = None,
+        accumulate: bool = False,
+        scale: float = 1.0,
+    ) -> BatchLoss | PendingLoss:
         """Run forward and backward of one batch; leave its gradients, overwriting the last ones.
 
         Collective. ``inputs`` are read on the rank of the first stage, ``targets`` on that of the last; others may
@@ -239,16 +263,27 @@ class Pipeline:
         ----------
         inputs, targets : array of shape (samples, ...), or bundle
             A bundle is a tuple, list or dict of arrays with equally many samples, nested or not. Each array is divided
-            among the microbatches; the first layer and the loss get the bundle, of tensors. Or
-            :class:`minipipe.Microbatches`, of any lengths, which are cut already.
+            among the microbatches, unless it is :class:`minipipe.Replicated`; the first layer and the loss get the
+            bundle, of tensors. Or :class:`minipipe.Microbatches`, of any lengths, which are cut already.
         wait : bool
             Whether to wait for the loss, which the rank of the last stage has first. If not, this rank may update its
             parameters and begin the next step while others are still in this one.
+        outputs : bool or "everywhere"
+            Whether to return the model's outputs, too: on the rank of the last stage, or on every rank.
+        metrics : mapping of str to function, optional
+            Each ``(outputs, targets) -> number``, of a microbatch, from NumPy's arrays that it may only read. The
+            result has their means, by the weights that the losses have. Every rank is given the same.
+        accumulate : bool
+            Whether to add the gradients to those that are there, instead of overwriting them: the result is the sum
+            over the steps, and for their mean over n steps each has ``scale=1/n``.
+        scale : float
+            Multiplies the gradients, and not the loss.
 
         Returns
         -------
-        float or PendingLoss
-            The mean loss of the batch, the same on every rank; without waiting, where to ask for it.
+        BatchLoss or PendingLoss
+            The mean loss of the batch, a float that is the same on every rank, with what else was asked for; without
+            waiting, where to ask for it.
 
         Raises
         ------
@@ -269,37 +304,91 @@ class Pipeline:
         >>> spawn(train, num_ranks=2)
         [(True, ['0.weight', '0.bias']), (True, ['2.weight', '2.bias'])]
         """
-        if self.schedule.is_forward_only and not self.schedule.frozen:
-            raise ScheduleError.of(
-                ScheduleCode.FORWARD_ONLY,
-                f"{self.schedule.name} has no backward, which step() needs: "
-                "choose another schedule to train, or evaluate() and predict().",
-            )
+        objective = Objective(self._loss, self._loss_weight, metrics, outputs, scale)
+        loss = self._train("step", inputs, targets, objective, wait, accumulate)
+        return loss.wait() if wait else loss
+
+    def forward_backward(self, inputs: Any, gradient: Any, *, outputs: Where = True, accumulate: bool = False) -> Any:
+        """Run forward, and the backward of outputs whose gradient is given: a model as one function among others.
+
+        Collective; needs no loss. It leaves gradients as :meth:`step` does.
+
+        Parameters
+        ----------
+        inputs : array of shape (samples, ...), or bundle
+            Read on the rank of the first stage.
+        gradient : array of shape (samples, ...), bundle, or function
+            That of the outputs, read on the rank of the last stage; or ``outputs -> gradient``, from arrays of a
+            microbatch. Then None stands for an output that has none.
+        outputs : bool or "everywhere"
+            Where to return the outputs: nowhere, on the rank of the last stage, or on every rank.
+        accumulate : bool
+            As for :meth:`step`.
+
+        Returns
+        -------
+        array of shape (samples, ...), bundle, or None
+
+        Examples
+        --------
+        Two functions that are not in the pipeline, before it and behind it: y = (2 x)^2, and dy / dx = 8 x.
+
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> def differentiate(group):
+        ...     model = nn.Sequential(nn.Identity(), nn.Identity())
+        ...     pipeline = Pipeline(model, group, num_microbatches=2, inputs_require_grad=True)
+        ...     x = np.array([[1.0], [3.0]])
+        ...     pipeline.forward_backward(2 * x, lambda outputs: 2 * outputs)
+        ...     return None if pipeline.input_gradients is None else (2 * pipeline.input_gradients).tolist()
+        >>> spawn(differentiate, num_ranks=2)
+        [[[8.0], [24.0]], None]
+        """
+        objective = Objective(GivenGradient(gradient if callable(gradient) else None), outputs=outputs)
+        return self._train("forward_backward", inputs, gradient, objective, True, accumulate).wait().outputs
+
+    def _train(
+        self, call: str, inputs: Any, targets: Any, objective: Objective, wait: bool, accumulate: bool
+    ) -> PendingLoss:
+        """Run forward and backward of one batch, and leave its gradients."""
+        check_backward(self.schedule, call)
         begun = perf_counter()
-        batch = self._batch("step", inputs, targets)
+        batch = self._batch(call + "(accumulate=True)" * accumulate, inputs, targets, objective)
         for stage in self._stages.values():
             check_frozen(stage)
-            stage.zero_grad()
+            stage.begin(accumulate)
+        earlier = self._shared.take_gradients() if accumulate else {}
         # Of frozen stages no gradient comes back to say that what they sent, perhaps the inputs themselves, is gone.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         self._trainer.measures_memory = self.measures_memory
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
         record = self._trainer.run(batch, finishes_sends)
         first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
-        self._shared.exchange_gradients(batch.step, first_tag)
+        self._shared.exchange_gradients(batch.step, first_tag, earlier)
         if self._num_steps == 0:
             warn_of_missing_gradients(self._parameters)
         self._num_steps += 1
-        self._pending.append(self._mean_loss("step", batch, record))
+        self.input_gradients = batch.input_gradients(record.input_gradients)
+        loss = deliver_loss(self._group, self._last_rank, batch)
+        self._pending.append(loss)
         while len(self._pending) > 1:  # in their order, and no rank is far behind
             self._pending.popleft().wait()
-        loss = self._pending[0].wait() if wait else self._pending[0]
+        if wait:
+            loss.wait()
         record.begun, record.left = begun, perf_counter()
         records.append(record)
         self._records = records
         return loss
 
-    def evaluate(self, inputs: Any, targets: Any, *, is_training: bool = False) -> float:
+    def evaluate(
+        self,
+        inputs: Any,
+        targets: Any,
+        *,
+        outputs: Where = False,
+        metrics: Mapping[str, Metric] | None = None,
+        is_training: bool = False,
+    ) -> BatchLoss:
         """Return the mean loss of a batch, forward only.
 
         Collective; ``inputs`` and ``targets`` are read as by :meth:`step`. Batches smaller than the number of
@@ -308,14 +397,17 @@ class Pipeline:
         Parameters
         ----------
         inputs, targets : array of shape (samples, ...), or bundle
+        outputs : bool or "everywhere"
+        metrics : mapping of str to function, optional
+            Both as for :meth:`step`.
         is_training : bool
             Whether layers such as Dropout compute as in training. By default they are off, whatever the mode of the
             pipeline, which stays as it is.
 
         Returns
         -------
-        float
-            The same on every rank.
+        BatchLoss
+            A float, the same on every rank, with what else was asked for.
 
         Examples
         --------
@@ -328,8 +420,9 @@ class Pipeline:
         >>> spawn(test, num_ranks=2)
         [1.0, 1.0]
         """
-        batch = self._batch("evaluate", inputs, targets, is_training)
-        return self._mean_loss("evaluate", batch, self._forward_only(batch, is_training)).wait()
+        objective = Objective(self._loss, self._loss_weight, metrics, outputs)
+        batch = self._forward_only("evaluate", inputs, targets, objective, is_training)
+        return deliver_loss(self._group, self._last_rank, batch).wait()
 
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
         """Return the model's outputs for a batch, forward only; the same arrays on every rank.
@@ -358,58 +451,24 @@ class Pipeline:
         >>> spawn(predict, num_ranks=2)
         [[[0.0, 2.0]], [[0.0, 2.0]]]
         """
-        batch = self._batch("predict", inputs, None, is_training)
-        outputs = self._forward_only(batch, is_training).outputs
-        mine = joined([outputs[k] for k in sorted(outputs)]).to_message() if outputs else None
-        found = Payload.from_message(self._group.broadcast(mine, self._last_rank, what=part_of("predict")))
-        return found.rebuilt(found.arrays)
+        batch = self._forward_only("predict", inputs, None, Objective(outputs="everywhere"), is_training)
+        return deliver_outputs(self._group, self._last_rank, batch)
 
-    def _forward_only(self, batch: Batch, is_training: bool) -> Record:
+    def _forward_only(self, call: str, inputs: Any, targets: Any, objective: Objective, is_training: bool) -> Batch:
+        batch = self._batch(call, inputs, targets, objective, is_training)
         count = len(batch.slices)
         if count not in self._predictors:
             schedule = forward_only_over(self.schedule.placement, count, self.schedule.num_ranks)
             self._predictors[count] = self._executor(lower(schedule))
         with modes_of(*(stage.module for stage in self._stages.values()), is_training=is_training):
-            return self._predictors[count].run(batch)
+            self._predictors[count].run(batch)
+        return batch
 
-    def _batch(self, call: str, inputs: Any, targets: Any, is_training: bool | None = None) -> Batch:
-        """Agree on the call and on the size of the batch, and divide it."""
+    def _batch(
+        self, call: str, inputs: Any, targets: Any, objective: Objective, is_training: bool | None = None
+    ) -> Batch:
         is_training = self._is_training if is_training is None else is_training
-        needs_targets = call != "predict" and self._group.rank == self._last_rank
-        own_inputs = self._own(inputs, "inputs", is_needed=self._group.rank == self._first_rank)
-        own_targets = self._own(targets, "targets", is_needed=needs_targets)
-        size, own_layout = (0, 0) if own_inputs is None else (own_inputs.num_samples, own_inputs.layout)
-        num_samples, layout = self._calls.begin(call, size, is_training, own_layout)
-        if own_targets is not None and own_targets.num_samples != num_samples:
-            raise MicrobatchError(
-                "unequal-lengths",
-                f"There are {num_samples} inputs (on rank {self._first_rank}), but {own_targets.num_samples} targets "
-                f"(on rank {self._group.rank}); expected one for each: every rank must be given the same batch.",
-            )
-        if own_targets is not None and own_targets.layout != layout:
-            message = "Inputs and targets are not cut into the same microbatches: give both as Microbatches, each of"
-            raise MicrobatchError("unequal-lengths", f"{message} as many samples as the other's, or neither.")
-        count = self.schedule.num_microbatches
-        if call not in ("step", "measure_costs"):  # any number of samples will do, but none
-            count = max(1, min(count, num_samples))
-        slices, steps = divided(num_samples, count, own_inputs, own_targets), self._num_steps
-        own_shares = [] if own_targets is None else shares(slices, self._loss, self._loss_weight, own_targets)
-        return Batch(slices, own_inputs, own_targets, self._calls.count, steps, self._seed, own_shares)
-
-    def _own(self, given: Any, name: str, is_needed: bool) -> Samples | Pieces | None:
-        """Return what this rank needs of a batch, in the model's dtype; None where it does not need it."""
-        if not is_needed:
-            return None
-        if given is None:
-            raise ArgumentError("value", f"Rank {self._group.rank} needs the {name}, but was given None.")
-        return samples(given, name, self._dtypes[name], self._xp)
-
-    def _mean_loss(self, call: str, batch: Batch, record: Record) -> PendingLoss:
-        """Add the microbatches' losses in ascending order, whatever the order in which they were computed."""
-        total = sum(batch.shares[k] * record.losses[k] for k in sorted(record.losses))
-        mine = np.array(total) if self._group.rank == self._last_rank else None
-        request = self._group.ibroadcast(mine, self._last_rank, step=batch.step, what=part_of(call))
-        return PendingLoss(request, self._num_steps)
+        return self._intake.batch(call, inputs, targets, objective, is_training, self._num_steps)
 
     # -- this rank's part -----------------------------------------------------------------------------------
 
@@ -633,7 +692,8 @@ class Pipeline:
         ...     pipeline.measure_memory(np.ones((100, 2)), np.ones((100, 3)))
         MemoryPerMicrobatch(activation=(2400,), weight_activation=(1200,), transient_activation=(0,))
         """
-        return measure_memory(self._executor, self._plan.program, self._batch("measure_memory", inputs, targets))
+        batch = self._batch("measure_memory", inputs, targets, Objective(self._loss, self._loss_weight))
+        return measure_memory(self._executor, self._plan.program, batch)
 
     def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
         """Return the times and the memory of each stage's actions, and the times of messages, measured over some steps.
@@ -673,7 +733,7 @@ class Pipeline:
         """
         if not isinstance(num_steps, int) or num_steps < 1:
             raise ArgumentError("value", f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
-        batch = self._batch("measure_costs", inputs, targets)
+        batch = self._batch("measure_costs", inputs, targets, Objective(self._loss, self._loss_weight))
         return measure_costs(self._executor, self._plan.program, batch, num_steps)
 
     def __repr__(self) -> str:

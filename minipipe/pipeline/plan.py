@@ -18,7 +18,7 @@ from minipipe.analysis.verifier import verify
 from minipipe.errors import ArgumentError, ModelError, PartitionError, RankError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Sequential
 from minipipe.nn.sequential import parameters_of
-from minipipe.pipeline.partition import check_partition, partition_by_cost
+from minipipe.partition import check_partition, partition_by_cost
 from minipipe.render.table import html_table, text_table
 from minipipe.schedules.chunks import first_stages, spread_stages
 from minipipe.schedules.frozen import freeze_stages
@@ -53,6 +53,8 @@ class Plan:
         The layers of each stage; by default the largest stage has as few parameters as can be.
     layer_costs : sequence of float, optional
         Balances these, one for each layer, instead of numbers of parameters.
+    inputs_require_grad : bool
+        Whether every step computes the gradients of the inputs, too.
 
     Attributes
     ----------
@@ -61,11 +63,13 @@ class Plan:
         The lowered schedule, which the ranks run.
     schedule : Schedule
         Its computations. Where parameters are frozen, a stage that trains none has no W, and before the first stage
-        that does there is no backward. A model without frozen parameters runs its schedule exactly as written.
+        that does there is no backward. A model without frozen parameters runs its schedule exactly as written, and so
+        does any where the inputs require gradients.
     partition : tuple of range
         The layers of each stage.
     placement : tuple of int
         The rank of each stage.
+    inputs_require_grad : bool
 
     Raises
     ------
@@ -86,6 +90,7 @@ class Plan:
     model: Sequential
     program: Program
     partition: tuple[range, ...]
+    inputs_require_grad: bool
     _tied: Sequential  # the model, whose layers share nothing but by aliases
 
     def __init__(
@@ -98,6 +103,7 @@ class Plan:
         chunks_per_rank: int | None = None,
         partition: Sequence[range] | None = None,
         layer_costs: Sequence[float] | None = None,
+        inputs_require_grad: bool = False,
     ) -> None:
         _check_model(model)
         given = _resolved(schedule, num_ranks, num_microbatches, chunks_per_rank)
@@ -105,7 +111,7 @@ class Plan:
         parts = tuple(_divided(model, given.num_stages, partition, layer_costs))
         tied = model.tied()
         is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]
-        is_any_frozen = not all(p.requires_grad for p in model.parameters())
+        is_any_frozen = not inputs_require_grad and not all(p.requires_grad for p in model.parameters())
         frozen = [stage for stage in range(len(parts)) if is_any_frozen and not is_trained[stage]]
         for stage in sorted(given.frozen):
             if is_trained[stage]:
@@ -114,7 +120,14 @@ class Plan:
                     f"The schedule has stage {stage} frozen, but parameters of its layers are trained. Freeze them: "
                     f"model[{parts[stage].start}].freeze() and so on; or give a schedule without freeze_stages.",
                 )
+        if inputs_require_grad and given.frozen and given.first_backward_stage > 0:
+            raise ModelError(
+                "frozen",
+                "inputs_require_grad=True needs a backward on every stage, but the first stages of the schedule are "
+                "frozen. Give it without freeze_stages.",
+            )
         vars(self).update(model=model, program=lower(freeze_stages(given, frozen)), partition=parts, _tied=tied)
+        vars(self).update(inputs_require_grad=inputs_require_grad)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A plan cannot be changed; make another one with the {name} that you want.")
@@ -129,6 +142,7 @@ class Plan:
         num_ranks: int,
         schedule: str | Path | Schedule | Program | None = None,
         num_microbatches: int | None = None,
+        inputs_require_grad: bool = False,
     ) -> Plan:
         """Return a plan with a stage for each module.
 
@@ -144,6 +158,7 @@ class Plan:
             By default 1F1B, in its interleaved form where ranks hold several modules.
         num_microbatches : int, optional
             By default 8.
+        inputs_require_grad : bool
 
         Raises
         ------
@@ -151,7 +166,8 @@ class Plan:
             Code ``wrong-number``, when there is no module, or a given schedule has another number of stages.
         """
         resolved = _schedule_of_modules(len(modules), num_ranks, schedule, num_microbatches)
-        return cls(Sequential(*modules), resolved, partition=[range(i, i + 1) for i in range(len(modules))])
+        parts = [range(i, i + 1) for i in range(len(modules))]
+        return cls(Sequential(*modules), resolved, partition=parts, inputs_require_grad=inputs_require_grad)
 
     @property
     def schedule(self) -> Schedule:
@@ -233,7 +249,7 @@ class Plan:
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 
 
-_OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
+_OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs", "inputs_require_grad")
 
 
 def planned(model: Sequential | Plan, num_ranks: int, options: dict[str, Any]) -> Plan:

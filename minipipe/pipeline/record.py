@@ -25,10 +25,8 @@ class Record:
 
     Attributes
     ----------
-    losses : dict
-        Mean loss by microbatch, on the rank of the last stage.
-    outputs : dict
-        Outputs by microbatch, there, where there were no targets.
+    input_gradients : dict of int to Payload
+        By microbatch, on the rank of the first stage.
     ran : list of (float, float, int)
         Start and end of every computation of this rank's row, and the microbatches that its stage held after it.
     held_bytes : list of (Action, int, int)
@@ -44,8 +42,7 @@ class Record:
         When the program called the step, and had it back.
     """
 
-    losses: dict[int, float] = field(default_factory=dict)
-    outputs: dict[int, Payload] = field(default_factory=dict)
+    input_gradients: dict[int, Payload] = field(default_factory=dict)
     ran: list[tuple[float, float, int]] = field(default_factory=list)
     held_bytes: list[tuple[Action, int, int]] = field(default_factory=list)
     memory: list[tuple[int, int]] = field(default_factory=list)

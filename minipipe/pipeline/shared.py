@@ -55,7 +55,15 @@ class SharedParameters:
         for send in sends:
             send.wait()
 
-    def exchange_gradients(self, step: int, first_tag: int) -> None:
+    def take_gradients(self) -> dict[str, Array | None]:
+        """Return the gradients of these parameters, which are gone then. Local."""
+        mine = {name: self._parameters[name] for name in self._users if name in self._parameters}
+        gradients = {name: parameter.grad for name, parameter in mine.items()}
+        for parameter in mine.values():
+            parameter.zero_grad()
+        return gradients
+
+    def exchange_gradients(self, step: int, first_tag: int, before: Mapping[str, Array | None]) -> None:
         """Give every copy the sum over all of them.
 
         Collective among the ranks that share a parameter; each sends to each, all at once.
@@ -66,6 +74,8 @@ class SharedParameters:
             Travels with every message.
         first_tag : int
             The first of the tags that this may use.
+        before : mapping of str to array
+            The gradients of earlier steps, to which those of this one are added.
         """
         group, parameters = self._group, self._parameters
         mine = {name: ranks for name, ranks in self._users.items() if name in parameters}
@@ -88,7 +98,8 @@ class SharedParameters:
                     share = None if received is None or not received.size else backend.moved(received, parameter.xp)
                 if share is not None:
                     total = share if total is None else total + share
-            parameter.grad = total
+            earlier = before.get(name)
+            parameter.grad = total if earlier is None else earlier if total is None else earlier + total
         for send in sends:
             send.wait()
 

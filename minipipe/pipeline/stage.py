@@ -14,17 +14,16 @@ from minipipe import autograd
 from minipipe.autograd import Node, StageInput, WeightWork
 from minipipe.autograd.grad_mode import is_grad_enabled
 from minipipe.backend import Array
-from minipipe.batch import Samples
-from minipipe.errors import MessageError, TensorError
+from minipipe.errors import MessageError
 from minipipe.functional.over_rows import stacked
-from minipipe.nn import Parameter, Recompute, Sequential
+from minipipe.nn import Parameter, Sequential
 from minipipe.nn.sequential import boundary
 from minipipe.pipeline.payload import Payload
-from minipipe.pytree import tensors_in
+from minipipe.pytree import Bundle, tensors_in
 from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor, record
 
-Loss = Callable[[Any, Tensor], Tensor]
+Objective = Callable[[int, Bundle], tuple[Tensor | None, float]]
 
 
 class _Held(NamedTuple):
@@ -48,12 +47,10 @@ class Stage:
         The stage, from 0.
     schedule : Schedule
         Says where the stage is: the last one is followed by the loss; a frozen one has no W, or no backward at all.
-    loss : function
-        ``(outputs, targets) -> Tensor`` with one element, a mean over the first axis.
     parameters : dict of str to Parameter
         Those of its layers, by their names in the whole model.
-    recompute : bool
-        Whether it keeps only its input between forward and backward, and computes its activations again.
+    forward : function, optional
+        Computes the layers in another way, such as :class:`minipipe.nn.Recompute`.
 
     Examples
     --------
@@ -62,10 +59,9 @@ class Stage:
     >>> import numpy as np
     >>> from minipipe import nn, schedules
     >>> layers = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0))).initialise()
-    >>> stage = Stage(layers, 0, schedules.gpipe(1, 2), nn.MSELoss(), dict(layers.named_parameters()))
+    >>> stage = Stage(layers, 0, schedules.gpipe(1, 2), dict(layers.named_parameters()))
     >>> inputs = Payload([np.ones((3, 2), np.float32)], [False], None)
-    >>> stage.forward_with_loss(0, inputs, Samples([np.zeros((3, 1), np.float32)]), weight=0.5)
-    4.0
+    >>> stage.forward_with_loss(0, inputs, lambda microbatch, outputs: ((outputs * outputs).mean(), 0.5))
     >>> _ = stage.backward(0, None)
     >>> layers[0].bias.grad
     array([2.], dtype=float32)
@@ -76,9 +72,8 @@ class Stage:
         module: Sequential,
         index: int,
         schedule: Schedule,
-        loss: Loss,
         parameters: dict[str, Parameter],
-        recompute: bool = False,
+        forward: Callable[[Any], Any] | None = None,
     ) -> None:
         self.module = module
         self.index = index
@@ -89,8 +84,7 @@ class Stage:
         self.returns_gradient = index > schedule.first_backward_stage
         self.parameters = parameters
         self._leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
-        self._forward = Recompute(module) if recompute else module
-        self._loss = loss
+        self._forward = forward or module
         self._held: dict[int, _Held] = {}
         self._weight_work: dict[int, WeightWork] = {}
 
@@ -110,29 +104,21 @@ class Stage:
         self._hold(microbatch, inputs, result, None)
         return Payload.of(result)
 
-    def forward_with_loss(self, microbatch: int, received: Payload, targets: Samples, weight: float) -> float:
-        """F on the last stage: return the mean loss of this microbatch.
+    def forward_with_loss(self, microbatch: int, received: Payload, objective: Objective) -> None:
+        """F on the last stage, and the loss.
 
         Parameters
         ----------
         microbatch : int
         received : Payload
-        targets : Samples
-        weight : float
-            This microbatch's share of the batch. The backward begins with it instead of 1, which scales every gradient;
-            the loss that is returned is not scaled.
+        objective : function
+            ``(microbatch, outputs) -> (loss, share)``. The backward begins with this microbatch's share of the batch
+            instead of 1, which scales every gradient. None instead of a loss: nothing is held for a backward.
         """
-        inputs, result = self._compute(received)
-        loss = self._loss(result, targets.rebuilt([record(array) for array in targets.arrays]))
-        if not isinstance(loss, Tensor) or loss.size != 1:
-            given = f"a tensor of shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise TensorError("not-scalar", f"The loss must be a tensor with one element, the mean; it is {given}.")
-        self._hold(microbatch, inputs, loss, loss.seed_gradient(weight))
-        return loss.item()
-
-    def predict(self, received: Payload) -> Payload:
-        """F on the last stage without targets: return the outputs."""
-        return Payload.of(boundary(self._compute(received)[1]))
+        inputs, outputs = self._compute(received)
+        loss, share = objective(microbatch, outputs)
+        if loss is not None:
+            self._hold(microbatch, inputs, loss, loss.seed_gradient(share))
 
     def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
         """B: add this microbatch's weight gradients, and return the gradients of its inputs.
@@ -203,11 +189,11 @@ class Stage:
 
     # -- memory ---------------------------------------------------------------------------------------------
 
-    def zero_grad(self) -> None:
-        """Forget the gradients, and whatever a step that failed has left."""
+    def begin(self, accumulate: bool = False) -> None:
+        """Forget whatever a step that failed has left, and the gradients, unless others are to be added to them."""
         self._held.clear()
         self._weight_work.clear()
-        for leaf in self._leaves:
+        for leaf in () if accumulate else self._leaves:
             leaf.grad = None
 
     @property

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, functional, nn, spawn
-from minipipe.batch import samples
+from minipipe.batch.division import split_microbatches
+from minipipe.batch.objective import shares
+from minipipe.batch.samples import samples
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
-from minipipe.pipeline.microbatch import shares, split_microbatches
 from minipipe.testing import (
     check_independent_of_microbatches,
     check_same_as_one_process,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from minipipe import partition_by_cost, partition_evenly, split_microbatches
 from minipipe.errors import MicrobatchError, PartitionError
-from minipipe.pipeline.partition import check_partition
+from minipipe.partition import check_partition
 from tests.strategies import examples
 
 

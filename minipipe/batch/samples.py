@@ -16,24 +16,50 @@ from minipipe.pytree import flattened, rebuilt
 from minipipe.tensor import Tensor
 
 
+class Replicated:
+    """An array or a number in a batch that is not divided: every microbatch gets all of it.
+
+    Parameters
+    ----------
+    value : array or number
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Replicated
+    >>> batch = {"x": np.ones((8, 4)), "scale": Replicated(2.0)}
+    >>> samples(batch, "inputs").cut(slice(0, 2)).rebuilt()["scale"]
+    array(2., dtype=float32)
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Replicated({self.value!r})"
+
+
 class Samples(NamedTuple):
     """Inputs or targets, of a batch or of a microbatch.
 
     Attributes
     ----------
     arrays : list of array
-        Each of shape (samples, ...).
+        Each of shape (samples, ...), but for those that are replicated.
     form : tuple, list, dict or None
         The bundle that they make, nested or not, with None for each array; None for a single one.
+    replicated : frozenset of int
+        The positions of arrays that are not divided.
     """
 
     arrays: list[Array]
     form: Any = None
+    replicated: frozenset[int] = frozenset()
 
     @property
     def num_samples(self) -> int:
         """The length of the first axis."""
-        return self.arrays[0].shape[0]
+        return next(array.shape[0] for i, array in enumerate(self.arrays) if i not in self.replicated)
 
     @property
     def layout(self) -> int:
@@ -42,7 +68,8 @@ class Samples(NamedTuple):
 
     def cut(self, part: slice) -> Samples:
         """Return some of the samples."""
-        return Samples([array[part, ...] for array in self.arrays], self.form)
+        arrays = [array if i in self.replicated else array[part, ...] for i, array in enumerate(self.arrays)]
+        return Samples(arrays, self.form, self.replicated)
 
     def rebuilt(self, items: list[Any] | None = None) -> Any:
         """Return the arrays, or other items instead of them, in their form."""
@@ -111,11 +138,12 @@ class Pieces:
 
 
 def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = None) -> Samples | Pieces:
-    """Return inputs or targets: an array, or a bundle of arrays with equally many samples, or such microbatches.
+    """Return inputs or targets: an array, a bundle of arrays with equally many samples, or microbatches of these.
 
     Parameters
     ----------
     given : array, or tuple, list or dict of arrays, nested or not; or Microbatches
+        In a bundle an array may be :class:`Replicated`.
     name : str
         What they are, for errors.
     dtype : dtype, optional
@@ -138,15 +166,19 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
             raise MicrobatchError("wrong-number", f"The {name} are no microbatches; expected at least one.")
         return Pieces(parts)
     leaves, form = flattened(given)
-    arrays = [Tensor(leaf).data for leaf in leaves]
-    if not arrays or any(array.ndim == 0 for array in arrays):
-        problem = "empty" if not arrays else "a single number" if form is None else "or contain a single number"
-        raise TensorError("shape", f"The {name} are {problem}; expected arrays of shape (samples, ...).")
-    lengths = [array.shape[0] for array in arrays]
+    replicated = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Replicated))
+    arrays = [Tensor(leaf.value if isinstance(leaf, Replicated) else leaf).data for leaf in leaves]
+    divided = [array for i, array in enumerate(arrays) if i not in replicated]
+    if not divided or any(array.ndim == 0 for array in divided):
+        problem = "or contain a single number" if divided and form is not None else "a single number"
+        problem = problem if divided else "replicated" if replicated else "empty"
+        hint = "; write minipipe.Replicated(number) for one that all microbatches get" if form is not None else ""
+        raise TensorError("shape", f"The {name} are {problem}; expected arrays of shape (samples, ...){hint}.")
+    lengths = [array.shape[0] for array in divided]
     if len(set(lengths)) > 1:
         message = f"The arrays of the {name} have {lengths} samples; expected the same number in each."
         raise MicrobatchError("unequal-lengths", message)
     for i, array in enumerate(arrays):
         own_dtype = dtype if backend.is_floating(array.dtype) else None
         arrays[i] = backend.moved(array, xp or backend.array_module(array), own_dtype)
-    return Samples(arrays, form)
+    return Samples(arrays, form, replicated)

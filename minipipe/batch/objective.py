@@ -1,0 +1,205 @@
+"""What the last stage makes of the outputs of a microbatch: its loss, and what else was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any, Literal
+
+import numpy as np
+
+from minipipe import backend
+from minipipe.batch.samples import Pieces, Samples
+from minipipe.errors import ArgumentError, MicrobatchError, TensorError
+from minipipe.pytree import Bundle, flattened, rebuilt, tensors_in
+from minipipe.tensor import Tensor, as_constant, record
+
+Loss = Callable[[Any, Any], Tensor]
+Weight = Callable[[Any], float]
+Metric = Callable[[Any, Any], Any]
+Where = bool | Literal["everywhere"]
+
+
+class Objective:
+    """What a call wants of the last stage. There, once it has begun, it is called for each microbatch.
+
+    Parameters
+    ----------
+    loss : function, optional
+        ``(outputs, targets) -> Tensor`` with one element. Without one only the outputs are of interest.
+    loss_weight : function, optional
+        ``targets -> number``, instead of the loss' own ``weight``.
+    metrics : mapping of str to function, optional
+        Each ``(outputs, targets) -> number``, from arrays.
+    outputs : bool or "everywhere"
+        Whether to keep the outputs, for the rank of the last stage or for every rank.
+    scale : float
+        Of the gradients, not of the loss.
+
+    Attributes
+    ----------
+    losses : dict of int to float
+        By microbatch.
+    outputs : dict of int to Samples
+        By microbatch, if they are kept.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+    """
+
+    def __init__(
+        self,
+        loss: Loss | None = None,
+        loss_weight: Weight | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        outputs: Where = False,
+        scale: float = 1.0,
+    ) -> None:
+        self._loss, self._loss_weight, self._scale = loss, loss_weight, scale
+        if outputs not in (True, False, "everywhere"):
+            raise ArgumentError("value", f"outputs is {outputs!r}; expected True, False or 'everywhere'.")
+        self.metrics, self.where = metrics or {}, outputs
+        self.targets: Samples | Pieces | None = None
+        self.losses: dict[int, float] = {}
+        self.outputs: dict[int, Samples] = {}
+        self._measured: dict[int, list[float]] = {}
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether there is a loss, or only the outputs are of interest."""
+        return self._loss is not None
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether targets must be given."""
+        return self.has_loss and getattr(self._loss, "needs_targets", True)
+
+    def begin(self, slices: Sequence[slice], targets: Samples | Pieces | None) -> None:
+        """Take the microbatches of a batch, and its targets."""
+        self._slices, self.targets = slices, targets
+        self._shares = [] if self._loss is None else shares(slices, self._loss, self._loss_weight, targets)
+
+    def __call__(self, microbatch: int, outputs: Bundle) -> tuple[Tensor | None, float]:
+        """Return the loss of a microbatch, if there is one, and the gradient with which its backward begins."""
+        targets = None if self.targets is None else self.targets.cut(self._slices[microbatch])
+        if self.where or self.metrics:
+            self._note(microbatch, outputs, targets)
+        if self._loss is None:
+            return None, 0.0
+        given = None if targets is None else targets.rebuilt([record(array) for array in targets.arrays])
+        loss = self._loss(outputs, given)
+        if not isinstance(loss, Tensor) or loss.size != 1:
+            found = f"a tensor of shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise TensorError("not-scalar", f"The loss must be a tensor with one element, the mean; it is {found}.")
+        self.losses[microbatch] = loss.item()
+        return loss, self._shares[microbatch] * self._scale
+
+    def _note(self, microbatch: int, outputs: Bundle, targets: Samples | None) -> None:
+        arrays = [backend.contiguous(tensor.data) for tensor in tensors_in(outputs)]
+        if self.where:
+            self.outputs[microbatch] = Samples(arrays, rebuilt(outputs, [None] * len(arrays)))
+        given = rebuilt(outputs, list(map(_to_read, arrays)))
+        wanted = None if targets is None else targets.rebuilt(list(map(_to_read, targets.arrays)))
+        self._measured[microbatch] = [float(metric(given, wanted)) for metric in self.metrics.values()]
+
+    def numbers(self) -> np.ndarray:
+        """Return the loss of the batch, those of its microbatches, and its metrics, in one array.
+
+        The sums ascend through the microbatches, whatever the order in which these were computed.
+        """
+        order = sorted(self.losses)
+        total = sum(self._shares[k] * self.losses[k] for k in order)
+        metrics = [sum(self._shares[k] * self._measured[k][i] for k in order) for i in range(len(self.metrics))]
+        return np.array([total, *(self.losses[k] for k in order), *metrics])
+
+
+def _to_read(array: Any) -> np.ndarray:
+    view = backend.to_numpy(array)[...]
+    view.flags.writeable = False
+    return view
+
+
+def shares(slices: Sequence[slice], loss: Loss, weight: Weight | None, targets: Samples | Pieces | None) -> list[float]:
+    """Return each microbatch's share of the loss of the batch: by its weight or, without one, by its samples.
+
+    Parameters
+    ----------
+    slices : sequence of slice
+    loss : function
+        May have a method ``weight(targets)``, for what its mean is over, and a ``reduction``: if that is ``"sum"``,
+        each share is 1.
+    weight : function, optional
+        Instead of the loss' own.
+    targets : Samples or Pieces, optional
+        Not needed where the loss is a sum, or has no weight.
+
+    Raises
+    ------
+    MicrobatchError
+        Code ``no-weight``.
+
+    Examples
+    --------
+    Of four samples, the second half counts three times as much.
+
+    >>> import numpy as np
+    >>> from minipipe.batch.samples import samples
+    >>> shares([slice(0, 2), slice(2, 4)], max, np.sum, samples([1, 1, 3, 3], "targets"))
+    [0.25, 0.75]
+    """
+    if weight is None and getattr(loss, "reduction", "mean") == "sum":
+        return [1.0] * len(slices)
+    weight = weight or getattr(loss, "weight", None)
+    if targets is None or not callable(weight):
+        return [(part.stop - part.start) / slices[-1].stop for part in slices]
+    weights = [float(weight(targets.cut(part).rebuilt())) for part in slices]
+    if not all(0 <= w < inf for w in weights) or not sum(weights):
+        message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."
+        raise MicrobatchError("no-weight", f"{message} Is everything ignored, or the loss_weight not a number?")
+    return [w / sum(weights) for w in weights]
+
+
+class GivenGradient:
+    """A loss whose gradient is given: the sum of the products of the outputs and their gradients.
+
+    Parameters
+    ----------
+    function : function, optional
+        ``outputs -> gradients``, arrays; without one the targets are the gradients.
+
+    Examples
+    --------
+    >>> outputs = Tensor([1.0, 2.0], requires_grad=True)
+    >>> GivenGradient(lambda outputs: [10.0, 0.5])(outputs, None).backward()
+    >>> outputs.grad
+    array([10. ,  0.5], dtype=float32)
+    """
+
+    reduction = "sum"
+
+    def __init__(self, function: Callable[[Any], Any] | None = None) -> None:
+        self._function, self.needs_targets = function, function is None
+
+    def __call__(self, outputs: Bundle, gradients: Any) -> Tensor:
+        """Return the sum of the products, of shape ()."""
+        tensors, total = tensors_in(outputs), None
+        if self._function is not None:
+            gradients = self._function(rebuilt(outputs, [_to_read(tensor.data) for tensor in tensors]))
+        leaves, _ = flattened(gradients)
+        arrays = [None if leaf is None else as_constant(leaf, tensor) for leaf, tensor in zip(leaves, tensors)]
+        shapes = [None if array is None else array.shape for array in arrays]
+        expected = [tensor.shape for tensor in tensors]
+        if len(leaves) != len(tensors) or any(shape not in (None, own) for shape, own in zip(shapes, expected)):
+            message = f"The outputs of a microbatch have shapes {expected}; the gradients given have {shapes}."
+            raise TensorError(
+                "shape", f"{message} Expected one for each, of the same shape (or None, from a function)."
+            )
+        for array, tensor in zip(arrays, tensors):
+            if array is not None:
+                product = (tensor * array).sum()
+                total = product if total is None else total + product
+        if total is None:
+            raise TensorError("no-gradient", "No gradient was given for any output; expected at least one.")
+        return total

@@ -1,0 +1,80 @@
+"""What the ranks give to a call: each takes what it needs of it, and all agree on it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from minipipe.batch.division import divided
+from minipipe.batch.objective import Objective
+from minipipe.batch.samples import Pieces, Samples, samples
+from minipipe.comm import ProcessGroup
+from minipipe.errors import ArgumentError, MicrobatchError, ModelError
+from minipipe.pipeline.consistency import Calls
+from minipipe.pipeline.microbatch import Batch
+from minipipe.pipeline.plan import Plan
+
+
+class Intake:
+    """Makes a batch of what the ranks were given for a call, and counts the calls.
+
+    Parameters
+    ----------
+    plan : Plan
+    group : ProcessGroup
+    xp : module
+        The array module to compute with.
+    seed : int
+    """
+
+    def __init__(self, plan: Plan, group: ProcessGroup, xp: ModuleType, seed: int) -> None:
+        self._plan, self._group, self._xp, self._seed = plan, group, xp, seed
+        self.first_rank, self.last_rank = plan.placement[0], plan.placement[-1]
+        self.calls = Calls(group, self.first_rank)
+        dtypes = [parameter.dtype for parameter in plan.model.parameters()] or [np.dtype(np.float32)]
+        self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
+
+    def batch(
+        self, call: str, inputs: Any, targets: Any, objective: Objective, is_training: bool, training_step: int
+    ) -> Batch:
+        """Agree on the call and on the size of the batch, and divide it. Collective."""
+        if not objective.has_loss and call != "predict":
+            message = f"{call}() needs a loss, but this pipeline has none: Pipeline(…, loss=nn.MSELoss())."
+            raise ModelError("loss", message)
+        needs_targets = objective.needs_targets and self._group.rank == self.last_rank
+        own_inputs = self._own(inputs, "inputs", self._group.rank == self.first_rank)
+        own_targets = self._own(targets, "targets", needs_targets)
+        size, own_layout = (0, 0) if own_inputs is None else (own_inputs.num_samples, own_inputs.layout)
+        num_samples, layout = self.calls.begin(call, size, is_training, own_layout)
+        if own_targets is not None:
+            self._check_alike(own_targets, num_samples, layout)
+        count = self._plan.schedule.num_microbatches
+        if call in ("evaluate", "predict", "measure_memory"):  # any number of samples will do, but none
+            count = max(1, min(count, num_samples))
+        slices = divided(num_samples, count, own_inputs, own_targets)
+        if self._group.rank == self.last_rank:
+            objective.begin(slices, own_targets)
+        wants_gradients = self._plan.inputs_require_grad
+        numbers = self.calls.count, training_step, self._seed
+        return Batch(call, slices, own_inputs, objective, *numbers, bool(layout), wants_gradients)
+
+    def _check_alike(self, targets: Samples | Pieces, num_samples: int, layout: int) -> None:
+        if targets.num_samples != num_samples:
+            raise MicrobatchError(
+                "unequal-lengths",
+                f"There are {num_samples} inputs (on rank {self.first_rank}), but {targets.num_samples} targets "
+                f"(on rank {self._group.rank}); expected one for each: every rank must be given the same batch.",
+            )
+        if targets.layout != layout:
+            message = "Inputs and targets are not cut into the same microbatches: give both as Microbatches, each of"
+            raise MicrobatchError("unequal-lengths", f"{message} as many samples as the other's, or neither.")
+
+    def _own(self, given: Any, name: str, is_needed: bool) -> Samples | Pieces | None:
+        """Return what this rank needs of a batch, in the model's dtype; None where it does not need it."""
+        if not is_needed:
+            return None
+        if given is None:
+            raise ArgumentError("value", f"Rank {self._group.rank} needs the {name}, but was given None.")
+        return samples(given, name, self._dtypes[name], self._xp)
