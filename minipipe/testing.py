@@ -17,7 +17,7 @@ from minipipe.batch.objective import Loss, shares
 from minipipe.batch.samples import Microbatches, Pieces, samples
 from minipipe.comm import spawn
 from minipipe.comm.host import limit_blas_threads
-from minipipe.nn import Parameter, Sequential
+from minipipe.nn import Parameter, Sequential, auxiliary_losses
 from minipipe.pipeline import Pipeline
 from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor
@@ -153,9 +153,9 @@ def one_process_step(
     x, y = samples(inputs, "inputs"), samples(targets, "targets")
     parts, total = divided(x.num_samples, num_microbatches, x, y), 0.0
     for k, (part, weight) in enumerate(zip(parts, shares(parts, loss, loss_weight, y))):
-        with random_key(seed, step, k):
+        with random_key(seed, step, k), auxiliary_losses() as extra:
             given, wanted = (cut.rebuilt(list(map(Tensor, cut.arrays))) for cut in (x.cut(part), y.cut(part)))
-            value = loss(model(given), wanted)
+            value = extra.added_to(loss(model(given), wanted))
         if value.requires_grad:
             value.backward(weight)
         total += weight * value.item()

@@ -11,6 +11,8 @@ import numpy as np
 from minipipe import backend
 from minipipe.batch.samples import Pieces, Samples
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
+from minipipe.functional.shape import reshape
+from minipipe.nn.auxiliary_loss import WithLosses
 from minipipe.pytree import Bundle, flattened, rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_constant, record
 
@@ -81,8 +83,9 @@ class Objective:
         self._slices, self.targets = slices, targets
         self._shares = [] if self._loss is None else shares(slices, self._loss, self._loss_weight, targets)
 
-    def __call__(self, microbatch: int, outputs: Bundle) -> tuple[Tensor | None, float]:
+    def __call__(self, microbatch: int, outputs: Bundle | WithLosses) -> tuple[Tensor | None, float]:
         """Return the loss of a microbatch, if there is one, and the gradient with which its backward begins."""
+        outputs, auxiliary = outputs if isinstance(outputs, WithLosses) else (outputs, None)
         targets = None if self.targets is None else self.targets.cut(self._slices[microbatch])
         if self.where or self.metrics:
             self._note(microbatch, outputs, targets)
@@ -93,6 +96,7 @@ class Objective:
         if not isinstance(loss, Tensor) or loss.size != 1:
             found = f"a tensor of shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
             raise TensorError("not-scalar", f"The loss must be a tensor with one element, the mean; it is {found}.")
+        loss = loss if auxiliary is None else reshape(loss, ()) + auxiliary
         self.losses[microbatch] = loss.item()
         return loss, self._shares[microbatch] * self._scale
 

@@ -4,6 +4,7 @@ from minipipe.habits import MODULES, missing
 from minipipe.nn import initialisers
 from minipipe.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
 from minipipe.nn.attention import MultiHeadAttention, TransformerBlock, Unembedding
+from minipipe.nn.auxiliary_loss import AuxiliaryLoss, AuxiliaryLosses, auxiliary_losses
 from minipipe.nn.convolution import Conv1d, Conv2d, MaxPool2d
 from minipipe.nn.embedding import Embedding, PositionalEmbedding
 from minipipe.nn.layers import Dropout, Flatten, Identity, Linear
@@ -17,6 +18,8 @@ from minipipe.nn.sequential import Sequential
 
 __all__ = [
     "GELU",
+    "AuxiliaryLoss",
+    "AuxiliaryLosses",
     "Conv1d",
     "Conv2d",
     "CrossEntropyLoss",
@@ -42,6 +45,7 @@ __all__ = [
     "Tanh",
     "TransformerBlock",
     "Unembedding",
+    "auxiliary_losses",
     "initialisers",
 ]
 

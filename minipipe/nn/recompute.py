@@ -11,6 +11,7 @@ from minipipe.autograd.grad_mode import mode, next_order, no_grad, record_again
 from minipipe.autograd.random_key import at, current_place
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import ArgumentError
+from minipipe.nn.auxiliary_loss import add_again, auxiliary_losses
 from minipipe.nn.module import Module, set_modes
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor, record
@@ -76,7 +77,7 @@ class Recompute(Module):
             own.node = tensor.node
         again = self._again(function, rebuilt(x, inputs), first=next_order())
         here = mode()
-        with no_grad():
+        with no_grad(), auxiliary_losses() as losses:
             computed = function(x)
         recomputation = Recomputation([tensor.node for tensor in given if tensor.node is not None], again)
         parameters = [parameter.data for parameter in self.module.parameters()]
@@ -85,7 +86,7 @@ class Recompute(Module):
         # An input handed on, a parameter itself, and a result that occurs twice get no node of their own: it would add
         # up some gradients by themselves.
         results: dict[int, Tensor] = {id(tensor): tensor for tensor in given}
-        for number, tensor in enumerate(tensors_in(computed)):
+        for number, tensor in enumerate([*tensors_in(computed), *losses]):
             if id(tensor) in results or tensor.node is not None:
                 results.setdefault(id(tensor), tensor)
                 continue
@@ -98,6 +99,7 @@ class Recompute(Module):
                 if here.watch is not None:
                     result.node = here.watch(result.node, [tensor.data, *parameters, *(own.data for own in inputs)])
             results[id(tensor)] = result
+        add_again([results[id(loss)] for loss in losses])
         return rebuilt(computed, [results[id(tensor)] for tensor in tensors_in(computed)])
 
     def _again(self, function: Callable[[Any], Any], x: Any, first: int) -> Callable[[], list[Node | None]]:
@@ -108,8 +110,8 @@ class Recompute(Module):
         def compute_again() -> list[Node | None]:
             later = set_modes(modes)
             try:
-                with record_again(first), here:
-                    return [tensor.node for tensor in tensors_in(function(x))]
+                with record_again(first), here, auxiliary_losses() as losses:
+                    return [tensor.node for tensor in (*tensors_in(function(x)), *losses)]
             finally:
                 set_modes(later)
 

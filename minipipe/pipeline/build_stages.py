@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
 
-from minipipe.nn import Parameter, Recompute
+from minipipe.nn import AuxiliaryLoss, Parameter, Recompute
+from minipipe.nn.auxiliary_loss import carrying_losses
 from minipipe.pipeline.plan import Plan
 from minipipe.pipeline.stage import Stage
 
@@ -30,6 +32,7 @@ def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: 
         The array module that holds their parameters.
     """
     names = {id(parameter.owner): name for name, parameter in plan.model.named_parameters()}
+    has_losses = any(isinstance(module, AuxiliaryLoss) for module in plan.model.modules())
     copies: dict = {}  # of everything that was copied, by the identity of the original
     stages = {}
     for index in plan.schedule.stages_of(rank):
@@ -40,6 +43,8 @@ def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: 
             parameter.move(xp)
             if not parameter.is_filled:
                 parameter.fill(seed, name)
-        forward = Recompute(module) if recompute else module
+        forward: Callable = Recompute(module) if recompute else module
+        if has_losses:
+            forward = carrying_losses(forward, index == 0, index == plan.schedule.num_stages - 1)
         stages[index] = Stage(module, index, plan.schedule, parameters, forward)
     return stages

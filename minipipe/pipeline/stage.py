@@ -19,11 +19,11 @@ from minipipe.functional.over_rows import stacked
 from minipipe.nn import Parameter, Sequential
 from minipipe.nn.sequential import boundary
 from minipipe.pipeline.payload import Payload
-from minipipe.pytree import Bundle, tensors_in
+from minipipe.pytree import tensors_in
 from minipipe.schedules.schedule import Schedule
 from minipipe.tensor import Tensor, record
 
-Objective = Callable[[int, Bundle], tuple[Tensor | None, float]]
+Objective = Callable[[int, Any], tuple[Tensor | None, float]]
 
 
 class _Held(NamedTuple):

@@ -1,0 +1,153 @@
+"""Losses that layers add to that of the batch, wherever they are in a model.
+
+In a pipeline their sum so far passes from stage to stage beside the activations, and so does its gradient back: the
+last stage adds it to the loss of each microbatch::
+
+    stage 0    x ──> layers ──> h        stage 1    h ──> layers ──> outputs ──> loss(outputs, targets) ──┐
+                        └────> a0 ─────────────────────> a0 + a1 ──────────────────────────────────────> + ──> loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from minipipe import backend
+from minipipe.autograd.grad_mode import setting
+from minipipe.errors import ArgumentError, TensorError
+from minipipe.functional.shape import reshape
+from minipipe.nn.module import Module
+from minipipe.pytree import Bundle, tensors_in
+from minipipe.tensor import Tensor, record
+
+
+class AuxiliaryLosses(list[Tensor]):
+    """The losses that layers have added inside :func:`auxiliary_losses`, each times its weight.
+
+    Examples
+    --------
+    >>> AuxiliaryLosses([Tensor(1.0), Tensor(0.5)]).added_to(Tensor(2.0))
+    Tensor(3.5)
+    """
+
+    def added_to(self, loss: Tensor) -> Tensor:
+        """Return the sum with a loss; it has the bits of a pipeline."""
+        return reshape(loss, ()) + sum(self[1:], self[0]) if self else loss
+
+
+_here: ContextVar[AuxiliaryLosses | None] = ContextVar("auxiliary losses", default=None)
+
+
+class AuxiliaryLoss(Module):
+    """Adds a function of its input to the loss while training, and returns the input.
+
+    A mixture of experts keeps its experts equally busy with one, a sparse model its activations small. In a pipeline it
+    may be in any layer; ``step`` returns the whole loss, on every rank. It counts with the share that its microbatch
+    has of the batch, and so it should be a mean where the loss is one, and a sum where that is. In evaluation it does
+    nothing.
+
+    Parameters
+    ----------
+    function : function
+        ``x -> Tensor`` with one element.
+    weight : float
+        What it is multiplied with.
+
+    Raises
+    ------
+    TensorError
+        Code ``not-scalar``, on a call, when the function returns anything else.
+
+    References
+    ----------
+    Shazeer et al. 2017, "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", section 4.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, nn
+    >>> model = nn.Sequential(nn.AuxiliaryLoss(lambda x: (x * x).mean(), weight=0.1), nn.Linear(2, 1))
+    >>> with nn.auxiliary_losses() as found:
+    ...     outputs = model(Tensor([[1.0, 3.0]]))
+    >>> found
+    [Tensor(0.5)]
+    """
+
+    def __init__(self, function: Callable[[Any], Tensor], weight: float = 1.0) -> None:
+        if not callable(function):
+            raise ArgumentError("type", f"AuxiliaryLoss takes a function of its input; this is {function!r:.40}.")
+        self.function, self.weight = function, weight
+
+    def forward(self, x: Any) -> Any:
+        """Return the very same tensor, or bundle."""
+        losses = _here.get()
+        if self.is_training and losses is not None:
+            value = self.function(x)
+            if not isinstance(value, Tensor) or value.size != 1:
+                found = f"a tensor of shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__
+                raise TensorError("not-scalar", f"An AuxiliaryLoss must be a tensor with one element; it is {found}.")
+            losses.append(reshape(value, ()) * self.weight)
+        return x
+
+    def describe(self) -> str:
+        """Name function and weight."""
+        return f"{getattr(self.function, '__qualname__', repr(self.function))}, weight={self.weight}"
+
+
+@contextmanager
+def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
+    """Collect the auxiliary losses of the layers that are computed inside this block, in this thread.
+
+    A pipeline does this by itself. In a loop of your own they are lost without it.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> layer = nn.AuxiliaryLoss(lambda x: x.sum())
+    >>> with nn.auxiliary_losses() as found:
+    ...     loss = (layer(Tensor([1.0, 2.0])) * 10).mean()
+    >>> found.added_to(loss)
+    Tensor(18.)
+    """
+    losses = AuxiliaryLosses()
+    with setting(_here, losses):
+        yield losses
+
+
+def add_again(losses: list[Tensor]) -> None:
+    """Hand on losses to whoever collects them outside, as recomputation does."""
+    outside = _here.get()
+    if outside is not None:
+        outside.extend(losses)
+
+
+class WithLosses(NamedTuple):
+    """The outputs of the last stage, and the auxiliary losses of all of them."""
+
+    outputs: Bundle
+    total: Tensor
+
+
+def carrying_losses(forward: Callable[[Any], Any], is_first: bool, is_last: bool) -> Callable[[Any], Any]:
+    """Return the forward of a stage that takes and returns the sum of the losses so far beside its value.
+
+    The first stage takes the value alone; the last one returns :class:`WithLosses`.
+    """
+
+    def carrying(x: Any) -> Any:
+        x, total = (x, None) if is_first else x
+        with auxiliary_losses() as own:
+            result = forward(x)
+        for value in own:  # one after the other, as in one process, whatever the partition
+            total = value if total is None else total + value
+        if is_last:
+            return result if total is None else WithLosses(result, total)
+        return result, total if total is not None else _zero(tensors_in(result))
+
+    return carrying
+
+
+def _zero(tensors: list[Tensor]) -> Tensor:
+    real = [tensor.data for tensor in tensors if backend.is_floating(tensor.dtype)]
+    return record(backend.filled((), 0.0, real[0])) if real else Tensor(0.0)
