@@ -152,9 +152,10 @@ def one_process_step(
     model.zero_grad()
     x, y = samples(inputs, "inputs"), samples(targets, "targets")
     parts, total = divided(x.num_samples, num_microbatches, x, y), 0.0
-    for k, (part, weight) in enumerate(zip(parts, shares(parts, loss, loss_weight, y))):
+    targets_of = [y.cut(part) for part in parts]
+    for k, (part, weight) in enumerate(zip(parts, shares(parts, loss, loss_weight, targets_of))):
         with random_key(seed, step, k), auxiliary_losses() as extra:
-            given, wanted = (cut.rebuilt(list(map(Tensor, cut.arrays))) for cut in (x.cut(part), y.cut(part)))
+            given, wanted = (cut.rebuilt(list(map(Tensor, cut.arrays))) for cut in (x.cut(part), targets_of[k]))
             value = extra.added_to(loss(model(given), wanted))
         if value.requires_grad:
             value.backward(weight)

@@ -80,13 +80,14 @@ class Objective:
 
     def begin(self, slices: Sequence[slice], targets: Samples | Pieces | None) -> None:
         """Take the microbatches of a batch, and its targets."""
-        self._slices, self.targets = slices, targets
-        self._shares = [] if self._loss is None else shares(slices, self._loss, self._loss_weight, targets)
+        self.targets = targets
+        self._parts = None if targets is None else [targets.cut(part) for part in slices]
+        self._shares = [] if self._loss is None else shares(slices, self._loss, self._loss_weight, self._parts)
 
     def __call__(self, microbatch: int, outputs: Bundle | WithLosses) -> tuple[Tensor | None, float]:
         """Return the loss of a microbatch, if there is one, and the gradient with which its backward begins."""
         outputs, auxiliary = outputs if isinstance(outputs, WithLosses) else (outputs, None)
-        targets = None if self.targets is None else self.targets.cut(self._slices[microbatch])
+        targets = None if self._parts is None else self._parts[microbatch]
         if self.where or self.metrics:
             self._note(microbatch, outputs, targets)
         if self._loss is None:
@@ -125,7 +126,9 @@ def _to_read(array: Any) -> np.ndarray:
     return view
 
 
-def shares(slices: Sequence[slice], loss: Loss, weight: Weight | None, targets: Samples | Pieces | None) -> list[float]:
+def shares(
+    slices: Sequence[slice], loss: Loss, weight: Weight | None, targets: Sequence[Samples] | None
+) -> list[float]:
     """Return each microbatch's share of the loss of the batch: by its weight or, without one, by its samples.
 
     Parameters
@@ -136,8 +139,8 @@ def shares(slices: Sequence[slice], loss: Loss, weight: Weight | None, targets: 
         each share is 1.
     weight : function, optional
         Instead of the loss' own.
-    targets : Samples or Pieces, optional
-        Not needed where the loss is a sum, or has no weight.
+    targets : sequence of Samples, optional
+        Those of each microbatch. Not needed where the loss is a sum, or has no weight.
 
     Raises
     ------
@@ -150,7 +153,7 @@ def shares(slices: Sequence[slice], loss: Loss, weight: Weight | None, targets: 
 
     >>> import numpy as np
     >>> from minipipe.batch.samples import samples
-    >>> shares([slice(0, 2), slice(2, 4)], max, np.sum, samples([1, 1, 3, 3], "targets"))
+    >>> shares([slice(0, 2), slice(2, 4)], max, np.sum, [samples([1, 1], "targets"), samples([3, 3], "targets")])
     [0.25, 0.75]
     """
     if weight is None and getattr(loss, "reduction", "mean") == "sum":
@@ -158,11 +161,12 @@ def shares(slices: Sequence[slice], loss: Loss, weight: Weight | None, targets: 
     weight = weight or getattr(loss, "weight", None)
     if targets is None or not callable(weight):
         return [(part.stop - part.start) / slices[-1].stop for part in slices]
-    weights = [float(weight(targets.cut(part).rebuilt())) for part in slices]
-    if not all(0 <= w < inf for w in weights) or not sum(weights):
+    weights = [float(weight(part.rebuilt())) for part in targets]
+    total = sum(weights)
+    if not all(0 <= w < inf for w in weights) or not total:
         message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."
         raise MicrobatchError("no-weight", f"{message} Is everything ignored, or the loss_weight not a number?")
-    return [w / sum(weights) for w in weights]
+    return [w / total for w in weights]
 
 
 class GivenGradient:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from minipipe import backend
+from minipipe.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.tensor import Operand, Tensor, operands, record
 
 
-def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "mean") -> Tensor:
+def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "mean", weights: Any = None) -> Tensor:
     """Return the mean of (prediction - target)^2 over all elements; both of the same shape.
 
     Parameters
     ----------
     prediction, target : Tensor of any shape
     reduction : {"mean", "sum"}
+    weights : array, optional
+        How much each element counts, at least 0, or a mask of truth values; of a shape that NumPy broadcasts to that of
+        the target. The mean is over their sum. What is under a 0 may be anything, NaN too.
 
     Returns
     -------
     Tensor of shape ()
+        0 where nothing counts.
 
     Raises
     ------
@@ -31,6 +38,8 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     >>> from minipipe import Tensor, functional
     >>> functional.mean_squared_error(Tensor([1.0, 2.0]), Tensor([1.0, 4.0]))
     Tensor(2.)
+    >>> functional.mean_squared_error(Tensor([1.0, 2.0]), Tensor([1.0, 4.0]), weights=[False, True])
+    Tensor(4.)
     """
     prediction, target = operands(prediction, target)
     if prediction.shape != target.shape:
@@ -42,9 +51,44 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     difference = prediction.data - target.data
     if reduction not in ("mean", "sum"):
         raise ArgumentError("value", f"mean_squared_error: reduction is {reduction!r}; expected 'mean' or 'sum'.")
-    count = prediction.size if reduction == "mean" else 1
+    count: float = prediction.size if reduction == "mean" else 1
+    error, pull = backend.sum_of_squares(difference), difference
+    if weights is not None:
+        each = broadcast_weights(weights, difference)
+        difference = array_module(each).where(each == 0, each, difference)
+        pull = difference * each
+        error = backend.reduce_sum(pull * difference)
+        count = (total_weight(each) or 1) if reduction == "mean" else 1
     return record(
-        backend.sum_of_squares(difference) / count,
-        (prediction, lambda g: difference * (g * (2 / count))),
-        (target, lambda g: difference * (g * (-2 / count))),
+        error / count,
+        (prediction, lambda g: pull * (g * (2 / count))),
+        (target, lambda g: pull * (g * (-2 / count))),
     )
+
+
+def total_weight(weights: Array) -> float:
+    """Return the sum of all weights, in double precision."""
+    xp = array_module(weights)
+    return float(xp.sum(weights, dtype=xp.float64))
+
+
+def broadcast_weights(weights: Any, like: Array) -> Array:
+    """Return weights, or a mask, for each element of an array, in its dtype.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+    ArgumentError
+        Code ``value``, for what is less than 0.
+    """
+    xp = array_module(like)
+    given = weights.data if isinstance(weights, Tensor) else backend.as_array(weights, like=like)
+    try:
+        each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
+    except ValueError:
+        message = f"Weights of shape {given.shape} do not fit a target of shape {like.shape}"
+        raise TensorError("shape", f"{message}; expected one for each element, or axes of length 1.") from None
+    if each.size and not float(xp.min(each)) >= 0:
+        raise ArgumentError("value", "Weights of a loss are at least 0; some of these are less, or not a number.")
+    return each

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from minipipe import functional
 from minipipe.functional.cross_entropy import label_weight
+from minipipe.functional.loss import broadcast_weights, total_weight
 from minipipe.nn.module import Module
-from minipipe.tensor import Operand, Tensor
+from minipipe.tensor import Operand, Tensor, as_tensor
 
 
 class CrossEntropyLoss(Module):
@@ -58,6 +61,8 @@ class CrossEntropyLoss(Module):
 class MSELoss(Module):
     """Mean of (prediction - target)^2; see :func:`minipipe.functional.mean_squared_error`.
 
+    The targets are an array, or a pair of it and weights or a mask: then the mean is over what counts.
+
     Parameters
     ----------
     reduction : {"mean", "sum"}
@@ -67,11 +72,21 @@ class MSELoss(Module):
     >>> from minipipe import Tensor, nn
     >>> nn.MSELoss()(Tensor([[1.0], [2.0]]), Tensor([[1.0], [4.0]]))
     Tensor(2.)
+    >>> nn.MSELoss()(Tensor([[1.0], [2.0]]), (Tensor([[1.0], [4.0]]), [[0], [1]]))
+    Tensor(4.)
     """
 
     def __init__(self, reduction: str = "mean") -> None:
         self.reduction = reduction
 
-    def forward(self, prediction: Tensor, target: Operand) -> Tensor:
-        """Map two tensors of one shape to a loss of shape ()."""
-        return functional.mean_squared_error(prediction, target, self.reduction)
+    def forward(self, prediction: Tensor, targets: Operand | tuple[Operand, Any]) -> Tensor:
+        """Map two tensors of one shape, the second alone or in a pair with its weights, to a loss of shape ()."""
+        target, weights = targets if isinstance(targets, tuple) else (targets, None)
+        return functional.mean_squared_error(prediction, target, self.reduction, weights)
+
+    def weight(self, targets: Operand | tuple[Operand, Any]) -> float:
+        """Return how much targets count: the number of their elements, or the sum of their weights."""
+        target, weights = targets if isinstance(targets, tuple) else (targets, None)
+        if weights is None:
+            return float(np.prod(np.shape(target)))
+        return total_weight(broadcast_weights(weights, as_tensor(target).data))

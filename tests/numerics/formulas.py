@@ -89,6 +89,7 @@ def convolved(
 
 
 MATRIX, OTHER, ROW, COLUMN = somewhere(3, 4), somewhere(3, 4, seed=1), somewhere(4, seed=2), somewhere(3, 1, seed=3)
+COUNTS = np.array([[0.0], [0.5], [2.0]])  # how much each row of OTHER counts
 POSITIVE, POSITIVE_ROW = positive(3, 4), positive(4, seed=1)
 SCALAR, CUBE, VECTOR = np.array(0.7), somewhere(2, 3, 4, seed=4), somewhere(3, seed=5)
 REVERSED = somewhere(4, 3, 2, seed=8)

@@ -8,6 +8,7 @@ from minipipe import Tensor, random_key
 from minipipe import functional as F
 from tests.numerics.formulas import (
     BIAS,
+    COUNTS,
     CUBE,
     FILTERS,
     HEADS,
@@ -210,6 +211,18 @@ LAYER_ROWS = [
         "mean_squared_error",
         lambda c, a: F.mean_squared_error(a, c(OTHER)),
         lambda a: ((a - OTHER) ** 2).mean(),
+        (MATRIX,),
+    ),
+    Row(
+        "mean_squared_error",
+        lambda c, a, b: F.mean_squared_error(a, b, weights=c(COUNTS)),
+        lambda a, b: (COUNTS * (a - b) ** 2).sum() / (COUNTS * np.ones_like(a)).sum(),
+        (MATRIX, OTHER),
+    ),
+    Row(
+        "mean_squared_error",
+        lambda c, a: F.mean_squared_error(a, c(OTHER), "sum", weights=c(OTHER > 0)),
+        lambda a: (((a - OTHER) ** 2)[OTHER > 0]).sum(),
         (MATRIX,),
     ),
 ]

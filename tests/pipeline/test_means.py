@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Pipeline, Tensor, functional, nn, spawn
+from minipipe import Microbatches, Pipeline, Tensor, functional, nn, spawn
 from minipipe.batch.division import split_microbatches
 from minipipe.batch.objective import shares
 from minipipe.batch.samples import samples
@@ -73,6 +73,50 @@ def test_the_mean_is_over_what_counts_in_the_whole_batch_for_every_schedule(batc
     for key, gradient in expected.items():
         np.testing.assert_allclose(found.gradients[key], gradient, rtol=1e-10, atol=1e-13)
     check_same_as_one_process(classifier(), loss, inputs, labels, schedule)  # bit for bit
+
+
+@examples(40)
+@given(padded_batches(), st.sampled_from(NAMES), st.integers(1, 3), st.data())
+def test_so_it_is_for_squares_under_a_mask_or_weights(batch, name, num_ranks, data):
+    inputs, labels = batch
+    targets = np.random.default_rng(0).standard_normal((*labels.shape, 4))
+    weights = data.draw(st.sampled_from([labels != PAD, (labels != PAD) * 0.5, np.ones((len(labels), 1))]))
+    targets[np.broadcast_to(weights == 0, labels.shape)] = np.nan  # whatever is under the mask
+    given = (targets, weights[..., None])
+    loss = nn.MSELoss(data.draw(REDUCTIONS))
+    m, model = data.draw(st.integers(1, len(inputs))), classifier().initialise(0)
+    expected_loss, expected = unsplit(model, loss, inputs, given)
+    squares = weights[..., None] * (model(Tensor(inputs)).numpy() - np.nan_to_num(targets)) ** 2
+    count = np.broadcast_to(weights[..., None], targets.shape).sum() if loss.reduction == "mean" else 1
+    assert expected_loss == pytest.approx(squares.sum() / count, rel=1e-12)
+    found = one_process_step(model, loss, inputs, given, m)
+    assert found.loss == pytest.approx(expected_loss, rel=1e-12, abs=1e-14)
+    for key, gradient in expected.items():
+        np.testing.assert_allclose(found.gradients[key], gradient, rtol=1e-10, atol=1e-13)
+    check_same_as_one_process(classifier(), loss, inputs, given, build(name, num_ranks, m))
+
+
+def test_squares_of_unequal_lengths_have_the_mean_over_all_elements():
+    """The story: each microbatch counted by its samples, though the mean is over elements."""
+    x = [np.random.default_rng(k).standard_normal((2, length, 3)) for k, length in enumerate((1, 5, 2))]
+    y = [part[..., :1] for part in x]
+    model = nn.Sequential(nn.Linear(3, 1, dtype=np.float64)).initialise(0)
+    found = one_process_step(model, nn.MSELoss(), Microbatches(x), Microbatches(y), 3)
+    squares = np.concatenate([((model(Tensor(a)).numpy() - b) ** 2).ravel() for a, b in zip(x, y)])
+    assert found.loss == pytest.approx(squares.mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "words"),
+    [
+        (np.ones(3), TensorError, r"Weights of shape \(3,\) do not fit a target of shape \(4, 2\)"),
+        (-np.ones((4, 1)), ArgumentError, "Weights of a loss are at least 0"),
+        (np.full((4, 1), np.nan), ArgumentError, "Weights of a loss are at least 0"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(weights, error, words):
+    with pytest.raises(error, match=words):
+        functional.mean_squared_error(Tensor(np.zeros((4, 2))), np.zeros((4, 2)), weights=weights)
 
 
 def test_the_mean_of_means_is_not_it():
@@ -182,7 +226,7 @@ def test_a_batch_in_which_nothing_counts_is_an_error_that_says_so(labels):
 @pytest.mark.parametrize("weight", [lambda t: -1, lambda t: float("nan"), lambda t: float("inf"), lambda t: 0])
 def test_weights_that_are_none_are_refused(weight):
     with pytest.raises(MicrobatchError, match="expected at least 0, and not 0 for all"):
-        shares(split_microbatches(4, 2), nn.MSELoss(), weight, samples(np.ones((4, 1)), "targets"))
+        shares(split_microbatches(4, 2), nn.MSELoss(), weight, [samples(np.ones((2, 1)), "targets")] * 2)
 
 
 def test_one_microbatch_of_padding_alone_adds_nothing():
