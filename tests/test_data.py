@@ -36,10 +36,49 @@ def test_batches_hold_every_example_once_in_an_order_of_their_own_for_each_epoch
     assert orders[0] != orders[1] and orders[0] == orders[2]
 
 
-@pytest.mark.parametrize(("inputs", "targets"), [(3, 4), (0, 0)])
-def test_inputs_and_targets_that_do_not_match_are_refused(inputs, targets):
-    with pytest.raises(ValueError, match=f"{inputs} inputs and {targets} targets"):
-        next(data.batches(np.zeros(inputs), np.zeros(targets), 2))
+def test_batches_of_bundles_keep_their_form_and_samples_together():
+    numbers = np.arange(10)
+    parts = list(data.batches({"x": numbers, "rest": (-numbers, numbers[:, None])}, [numbers, numbers], 4, seed=1))
+    for x, y in parts:
+        assert (x["x"] == -x["rest"][0]).all() and (x["x"] == x["rest"][1][:, 0]).all() and (x["x"] == y[1]).all()
+    assert sorted(int(i) for x, _ in parts for i in x["x"]) == list(range(10))
+
+
+class Untouched:
+    """Inputs on a rank that must not read them."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, part):
+        raise AssertionError("read")
+
+
+def test_what_a_rank_does_not_need_is_not_read_and_the_order_is_the_same():
+    numbers = np.arange(10)
+    whole = list(data.batches(numbers, -numbers, 4, seed=2))
+    first = list(data.batches(numbers, Untouched(), 4, seed=2, needs=(True, False)))
+    last = list(data.batches(None, -numbers, 4, seed=2, needs=(False, True)))
+    neither = list(data.batches(None, None, 4, seed=2, needs=(False, False), num_samples=10))
+    assert all((x == a).all() and y is None for (a, _), (x, y) in zip(whole, first, strict=True))
+    assert all((y == b).all() and x is None for (_, b), (x, y) in zip(whole, last, strict=True))
+    assert neither == [(None, None)] * len(whole)
+
+
+def test_of_an_array_in_a_file_only_the_rows_of_a_batch_are_in_memory(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(20).reshape(10, 2))
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    for rows, _ in data.batches(x, None, 5):
+        assert type(rows) is np.ndarray and not np.shares_memory(rows, x) and rows.shape == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "num_samples"),
+    [(np.zeros(3), np.zeros(4), None), (np.zeros(0), np.zeros(0), None), (None, None, None), (np.zeros(3), None, 4)],
+)
+def test_inputs_and_targets_that_do_not_match_are_refused(inputs, targets, num_samples):
+    with pytest.raises(ValueError, match=r"batches: The inputs and targets have \[.*\] samples, and num_samples is"):
+        next(data.batches(inputs, targets, 2, num_samples=num_samples))
 
 
 def test_the_text_is_the_reference_of_python_and_every_character_has_a_number():

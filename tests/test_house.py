@@ -40,7 +40,7 @@ ROOMS = {
         *("numpy", "errors", "version", "backend", "autograd", "tensor", "pytree", "partition", "batch"),
         *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm"),
     },
-    "data": {"numpy", "errors"},
+    "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "comm", "pipeline"},
     "coursework": {"numpy", "errors", "autograd", "schedules", "analysis"},
     "cli": {
@@ -86,7 +86,7 @@ FIRST_PATH = [
     ),
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 730), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 732), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 
 FILES = {

@@ -67,9 +67,10 @@ def train(pipeline, examples, options, speaks):
         for epoch in epochs:
             optimiser.learning_rate = options.learning_rate * (1 - epoch / options.epochs)
             losses = []
-            for inputs, targets in data.batches(*examples, options.batch_size, options.seed, epoch):
-                # Noise keeps the network from memorising a small data set. Every rank draws the same noise.
-                inputs += 0.25 * generator.standard_normal(inputs.shape, dtype=np.float32)
+            parts = data.batches(*examples, options.batch_size, options.seed, epoch, needs=pipeline.needs)
+            for inputs, targets in parts:  # None on ranks that do not need them
+                if inputs is not None:  # noise keeps the network from memorising a small data set
+                    inputs += 0.25 * generator.standard_normal(inputs.shape, dtype=np.float32)
                 start = time.perf_counter()
                 losses.append(pipeline.step(inputs, targets, wait=False))  # the loss is asked for after the epoch
                 optimiser.step()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from minipipe.errors import ArgumentError
+from minipipe.pytree import flattened, rebuilt
 
 Examples = tuple[np.ndarray, np.ndarray]
 
@@ -66,30 +68,55 @@ def num_batches(num_samples: int, batch_size: int) -> int:
 
 
 def batches(
-    inputs: np.ndarray, targets: np.ndarray, batch_size: int, seed: int = 0, epoch: int = 0
-) -> Iterator[Examples]:
+    inputs: Any,
+    targets: Any,
+    batch_size: int,
+    seed: int = 0,
+    epoch: int = 0,
+    needs: tuple[bool, bool] = (True, True),
+    num_samples: int | None = None,
+) -> Iterator[tuple[Any, Any]]:
     """Yield the examples in a new order, batch after batch; every example comes once.
 
     The sizes of the batches differ by at most one, so there is no small last one.
 
     Parameters
     ----------
-    inputs, targets : array of shape (samples, ...)
+    inputs, targets : array of shape (samples, ...), or tuple, list or dict of arrays; or None
+        Of an array in a file, ``numpy.load(path, mmap_mode="r")``, only the rows of the batch are read.
     batch_size : int
         At most so many samples in a batch.
     seed, epoch : int
         The order depends on both, and is the same on every rank.
+    needs : (bool, bool)
+        Whether this rank needs inputs, and targets: ``pipeline.needs``. What it does not need is not read, and comes as
+        None.
+    num_samples : int, optional
+        Where this rank has neither inputs nor targets.
 
     Examples
     --------
     >>> [len(x) for x, y in batches(np.zeros((10, 2)), np.zeros(10), batch_size=4)]
     [4, 3, 3]
+    >>> list(batches(None, None, batch_size=4, num_samples=8))
+    [(None, None), (None, None)]
     """
-    _check_lengths(inputs, targets)
-    count = num_batches(len(inputs), batch_size)
-    order = np.random.Generator(np.random.Philox([seed, epoch])).permutation(len(inputs))
-    for part in np.array_split(order, count):
-        yield inputs[part], targets[part]
+    given = [flattened(part) for part in (inputs, targets) if part is not None]
+    lengths = [len(leaf) for leaves, _ in given for leaf in leaves] or [num_samples or 0]
+    if len(set(lengths)) > 1 or lengths[0] < 1 or num_samples not in (None, lengths[0]):
+        message = f"The inputs and targets have {lengths} samples, and num_samples is {num_samples}"
+        raise ArgumentError("value", f"batches: {message}; expected one number, at least 1.")
+    order = np.random.Generator(np.random.Philox([seed, epoch])).permutation(lengths[0])
+    for part in np.array_split(order, num_batches(lengths[0], batch_size)):
+        yield (
+            _rows(inputs, part) if needs[0] and inputs is not None else None,
+            _rows(targets, part) if needs[1] and targets is not None else None,
+        )
+
+
+def _rows(given: Any, part: np.ndarray) -> Any:
+    leaves, form = flattened(given)
+    return rebuilt(form, [np.asarray(leaf)[part] if isinstance(leaf, list) else leaf[part] for leaf in leaves])
 
 
 def _check_lengths(inputs: np.ndarray, targets: np.ndarray) -> None:

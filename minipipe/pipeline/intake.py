@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,13 @@ from minipipe.errors import ArgumentError, MicrobatchError, ModelError
 from minipipe.pipeline.consistency import Calls
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.plan import Plan
+
+
+class Needs(NamedTuple):
+    """Which parts of a batch a rank reads: the inputs on that of the first stage, the targets on that of the last."""
+
+    inputs: bool
+    targets: bool
 
 
 class Intake:
@@ -32,6 +39,7 @@ class Intake:
     def __init__(self, plan: Plan, group: ProcessGroup, xp: ModuleType, seed: int) -> None:
         self._plan, self._group, self._xp, self._seed = plan, group, xp, seed
         self.first_rank, self.last_rank = plan.placement[0], plan.placement[-1]
+        self.needs = Needs(group.rank == self.first_rank, group.rank == self.last_rank)
         self.calls = Calls(group, self.first_rank)
         dtypes = [parameter.dtype for parameter in plan.model.parameters()] or [np.dtype(np.float32)]
         self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
@@ -43,9 +51,8 @@ class Intake:
         if not objective.has_loss and call != "predict":
             message = f"{call}() needs a loss, but this pipeline has none: Pipeline(…, loss=nn.MSELoss())."
             raise ModelError("loss", message)
-        needs_targets = objective.needs_targets and self._group.rank == self.last_rank
-        own_inputs = self._own(inputs, "inputs", self._group.rank == self.first_rank)
-        own_targets = self._own(targets, "targets", needs_targets)
+        own_inputs = self._own(inputs, "inputs") if self.needs.inputs else None
+        own_targets = self._own(targets, "targets") if self.needs.targets and objective.needs_targets else None
         size, own_layout = (0, 0) if own_inputs is None else (own_inputs.num_samples, own_inputs.layout)
         num_samples, layout = self.calls.begin(call, size, is_training, own_layout)
         if own_targets is not None:
@@ -54,7 +61,7 @@ class Intake:
         if call in ("evaluate", "predict", "measure_memory"):  # any number of samples will do, but none
             count = max(1, min(count, num_samples))
         slices = divided(num_samples, count, own_inputs, own_targets)
-        if self._group.rank == self.last_rank:
+        if self.needs.targets:
             objective.begin(slices, own_targets)
         wants_gradients = self._plan.inputs_require_grad
         numbers = self.calls.count, training_step, self._seed
@@ -71,10 +78,8 @@ class Intake:
             message = "Inputs and targets are not cut into the same microbatches: give both as Microbatches, each of"
             raise MicrobatchError("unequal-lengths", f"{message} as many samples as the other's, or neither.")
 
-    def _own(self, given: Any, name: str, is_needed: bool) -> Samples | Pieces | None:
-        """Return what this rank needs of a batch, in the model's dtype; None where it does not need it."""
-        if not is_needed:
-            return None
+    def _own(self, given: Any, name: str) -> Samples | Pieces:
+        """Return what this rank needs of a batch, in the model's dtype."""
         if given is None:
             raise ArgumentError("value", f"Rank {self._group.rank} needs the {name}, but was given None.")
         return samples(given, name, self._dtypes[name], self._xp)

@@ -33,7 +33,7 @@ from minipipe.pipeline.consistency import (
 )
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.executor import Executor
-from minipipe.pipeline.intake import Intake
+from minipipe.pipeline.intake import Intake, Needs
 from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.plan import Plan, planned
@@ -150,10 +150,8 @@ class Pipeline:
         check_agreement(group, {**plan.description, "seed": str(seed), "loss": loss_name})
         warn_of_another_order(plan.schedule, group)
         self._group = group
-        self._last_rank = plan.placement[-1]
         self._xp = backend.module_for(device, group.local_rank)
         self._intake = Intake(plan, group, self._xp, seed)
-        self._calls = self._intake.calls
         self._is_training = plan.model.is_training
         self._num_steps = 0
         self._records: deque[Record] = deque(maxlen=_KEPT_STEPS)  # of the last steps, for timeline()
@@ -369,7 +367,7 @@ class Pipeline:
             warn_of_missing_gradients(self._parameters)
         self._num_steps += 1
         self.input_gradients = batch.input_gradients(record.input_gradients)
-        loss = deliver_loss(self._group, self._last_rank, batch)
+        loss = deliver_loss(self._group, self._intake.last_rank, batch)
         self._pending.append(loss)
         while len(self._pending) > 1:  # in their order, and no rank is far behind
             self._pending.popleft().wait()
@@ -422,7 +420,7 @@ class Pipeline:
         """
         objective = Objective(self._loss, self._loss_weight, metrics, outputs)
         batch = self._forward_only("evaluate", inputs, targets, objective, is_training)
-        return deliver_loss(self._group, self._last_rank, batch).wait()
+        return deliver_loss(self._group, self._intake.last_rank, batch).wait()
 
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
         """Return the model's outputs for a batch, forward only; the same arrays on every rank.
@@ -452,7 +450,7 @@ class Pipeline:
         [[[0.0, 2.0]], [[0.0, 2.0]]]
         """
         batch = self._forward_only("predict", inputs, None, Objective(outputs="everywhere"), is_training)
-        return deliver_outputs(self._group, self._last_rank, batch)
+        return deliver_outputs(self._group, self._intake.last_rank, batch)
 
     def _forward_only(self, call: str, inputs: Any, targets: Any, objective: Objective, is_training: bool) -> Batch:
         batch = self._batch(call, inputs, targets, objective, is_training)
@@ -481,6 +479,22 @@ class Pipeline:
     def local_stages(self) -> tuple[int, ...]:
         """The indices of the stages on this rank."""
         return tuple(self._stages)
+
+    @property
+    def needs(self) -> Needs:
+        """Which parts of a batch this rank reads; of the others it may give None, and needs to load nothing.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+        >>> for needs in spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss()).needs, num_ranks=3):
+        ...     print(needs)
+        Needs(inputs=True, targets=False)
+        Needs(inputs=False, targets=False)
+        Needs(inputs=False, targets=True)
+        """
+        return self._intake.needs
 
     @property
     def is_training(self) -> bool:
@@ -584,7 +598,7 @@ class Pipeline:
         >>> spawn(clip, num_ranks=2)
         [(True, 1.0), (True, 1.0)]
         """
-        self._calls.begin("clip_grad_norm")
+        self._intake.calls.begin("clip_grad_norm")
         owned = [self._parameters[name] for name, owner in self._plan.owners.items() if owner == self._group.rank]
         squares = self._group.all_gather(np.array(squared_norms(owned)), what=part_of("clip_grad_norm"))
         norm = total_norm(np.concatenate(squares).tolist())
@@ -603,7 +617,7 @@ class Pipeline:
         >>> spawn(names, num_ranks=2)[1]
         ['0.weight', '0.bias', '2.weight', '2.bias']
         """
-        self._calls.begin("state_dict")
+        self._intake.calls.begin("state_dict")
         state = {}
         for name, owner in self._plan.owners.items():
             mine = backend.to_numpy(self._parameters[name].data) if owner == self._group.rank else None
@@ -664,7 +678,7 @@ class Pipeline:
         ['1F0 1B0 1F1 1B1', '1F0 1B0 1F1 1B1']
         """
         check_num_steps(num_steps, len(self._records), _KEPT_STEPS)
-        self._calls.begin("timeline")
+        self._intake.calls.begin("timeline")
         return gather_timeline(self._group, list(self._records)[-num_steps:], self._plan.program)
 
     def measure_memory(self, inputs: Any, targets: Any) -> MemoryPerMicrobatch:
