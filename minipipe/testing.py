@@ -14,7 +14,7 @@ from minipipe.autograd.watch import watch_everything
 from minipipe.backend import module_for, to_numpy
 from minipipe.batch.division import divided
 from minipipe.batch.objective import Loss, shares
-from minipipe.batch.samples import Microbatches, Pieces, samples
+from minipipe.batch.samples import samples
 from minipipe.comm import spawn
 from minipipe.comm.host import limit_blas_threads
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
@@ -228,11 +228,7 @@ def check_same_as_one_process(
         twin = copy.deepcopy(model).tied()
         twin.to(device).initialise(seed)
         xp = module_for(device)
-        on_device = [samples(given, "batch", xp=xp) for given in (inputs, targets)]
-        x, y = (
-            Microbatches(part.rebuilt() for part in given.parts) if isinstance(given, Pieces) else given.rebuilt()
-            for given in on_device
-        )
+        x, y = samples(inputs, "inputs", xp=xp), samples(targets, "targets", xp=xp)
         expected = one_process_step(twin, loss, x, y, schedule.num_microbatches, seed)
     _check_alike(spawn(pipelined, schedule.num_ranks), expected)
 

@@ -158,6 +158,8 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
     MicrobatchError
         Code ``unequal-lengths``.
     """
+    if isinstance(given, Samples | Pieces):
+        return given
     if isinstance(given, Microbatches):
         parts = [
             cast(Samples, samples(part, f"{name}, microbatch {k},", dtype, xp)) for k, part in enumerate(given.parts)

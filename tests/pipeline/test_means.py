@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from minipipe import Microbatches, Pipeline, Tensor, functional, nn, spawn
 from minipipe.batch.division import split_microbatches
 from minipipe.batch.objective import shares
-from minipipe.batch.samples import samples
+from minipipe.batch.samples import Samples, samples
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
 from minipipe.testing import (
     check_independent_of_microbatches,
@@ -262,3 +262,46 @@ def test_so_it_is_through_mpirun(num_ranks):
     done = mpirun(num_ranks, "-m", "tests.pipeline.token_means", limit=60)
     assert done.code == 0, done.err
     assert done.out.count("the same mean") == num_ranks
+
+
+# -- the checks can fail ------------------------------------------------------------------------------------
+
+
+def padded_batch():
+    labels = np.full((6, 5), PAD)
+    labels[0], labels[2, 0], labels[5, :3] = 1, 3, 2
+    return np.random.default_rng(0).standard_normal((6, 5, 3)), labels
+
+
+def check_is_noticed(loss=None):
+    with pytest.raises(AssertionError, match="differs from one process|in one process"):
+        check_same_as_one_process(
+            classifier(), loss or nn.CrossEntropyLoss(ignore_index=PAD), *padded_batch(), build("zb-h1", 2, 3)
+        )
+
+
+def test_a_weight_of_the_wrong_microbatch_is_caught(monkeypatch):
+    monkeypatch.setattr("minipipe.batch.objective.shares", lambda *given: shares(*given)[::-1])
+    check_is_noticed()
+
+
+def test_a_mean_of_means_is_caught(monkeypatch):
+    monkeypatch.setattr("minipipe.batch.objective.shares", lambda slices, *_: [1 / len(slices)] * len(slices))
+    check_is_noticed()
+
+
+def test_a_mask_that_is_not_split_is_caught(monkeypatch):
+    """Both sides of the comparison with one process would cut it so; the batch in one piece tells."""
+    inputs, labels = padded_batch()
+    masked = {"x": inputs, "mask": (labels != PAD).astype(np.float64)}
+
+    class Mask(nn.Module):
+        def forward(self, batch):
+            return batch["x"] * functional.reshape(batch["mask"][: len(batch["x"])], (-1, 5, 1))
+
+    layers, loss = nn.Sequential(Mask(), *classifier()).initialise(0), nn.CrossEntropyLoss()
+    whole, _ = unsplit(layers, loss, masked, labels % 4)
+    assert one_process_step(layers, loss, masked, labels % 4, 3).loss == pytest.approx(whole, rel=1e-12)
+    cut = Samples.cut
+    monkeypatch.setattr(Samples, "cut", lambda self, part: cut(self._replace(replicated=frozenset({1})), part))
+    assert abs(one_process_step(layers, loss, masked, labels % 4, 3).loss - whole) > 1e-3
