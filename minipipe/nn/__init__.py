@@ -3,9 +3,9 @@
 from minipipe.habits import MODULES, missing
 from minipipe.nn import initialisers
 from minipipe.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
-from minipipe.nn.attention import MultiHeadAttention, TransformerBlock, Unembedding
+from minipipe.nn.attention import MultiHeadAttention
 from minipipe.nn.convolution import Conv1d, Conv2d, MaxPool2d
-from minipipe.nn.embedding import Embedding, PositionalEmbedding
+from minipipe.nn.embedding import Embedding, PositionalEmbedding, Unembedding
 from minipipe.nn.layers import Dropout, Flatten, Identity, Linear
 from minipipe.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.nn.module import Module
@@ -14,6 +14,7 @@ from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
 from minipipe.nn.residual import Residual
 from minipipe.nn.sequential import Sequential
+from minipipe.nn.transformer import TransformerBlock
 
 __all__ = [
     "GELU",
