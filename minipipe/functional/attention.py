@@ -20,8 +20,12 @@ from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_real, operands, record
 
 
-def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = False) -> Tensor:
+def attention(
+    query: Operand, key: Operand, value: Operand, is_causal: bool = False, mask: Operand | None = None
+) -> Tensor:
     """Return softmax(query key^T / sqrt(d)) value, over the last two axes.
+
+    A query that sees no key gets zeros, and all gradients through it are 0.
 
     Parameters
     ----------
@@ -30,7 +34,11 @@ def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = Fa
     value : Tensor of shape (..., s, e)
         The axes before the last two are the same in all three: samples, heads.
     is_causal : bool
-        Whether query i sees keys 0 to i only.
+        Whether query i sees keys 0 to i only, and among them those of the mask.
+    mask : array or Tensor of truth values, or of 0 and 1, optional
+        Which keys are seen, True or 1: of shape (n, s), by key, for instance all but padding; or (n, t, s), by query
+        and key. Two axes are (n, s), whatever the lengths. n is the first axis of the queries, or 1 for all samples
+        alike; heads share the mask. It has no gradient.
 
     Returns
     -------
@@ -39,7 +47,7 @@ def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = Fa
     Raises
     ------
     TensorError
-        Code ``shape``, naming all three shapes.
+        Code ``shape``, naming all shapes; for the mask, also ``dtype`` and ``range``.
 
     References
     ----------
@@ -53,6 +61,12 @@ def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = Fa
     >>> key, value = Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([[10.0], [20.0]])
     >>> functional.attention(Tensor([[0.0, 0.0]]), key, value)
     Tensor([[15.]])
+
+    Two samples of the same; the second key of the second one is padding.
+
+    >>> query, key, value = (functional.stack([x, x]) for x in (Tensor([[0.0, 0.0]]), key, value))
+    >>> functional.attention(query, key, value, mask=[[True, True], [True, False]]).numpy().tolist()
+    [[[15.0]], [[10.0]]]
     """
     query, key = operands(query, key)
     query, value = operands(query, value)
@@ -65,7 +79,8 @@ def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = Fa
             f"attention: queries {shapes[0]}, keys {shapes[1]} and values {shapes[2]} do not fit; "
             "expected (..., t, d), (..., s, d) and (..., s, e), and not nothing to attend to.",
         )
-    head = _Head.of(query.data, key.data, value.data, is_causal)
+    visible = _visible("attention", mask, query.data, key.shape[-2])
+    head = _Head.of(query.data, key.data, value.data, is_causal, visible)
     return record(
         head.weights.mT @ value.data,
         (query, lambda g: head.query_gradient(head.score_gradient(g))),
@@ -74,7 +89,7 @@ def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = Fa
     )
 
 
-def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False) -> Tensor:
+def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False, mask: Operand | None = None) -> Tensor:
     """Return the attention of a sequence to itself, several heads side by side.
 
     Parameters
@@ -85,6 +100,8 @@ def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False)
         Divides width.
     is_causal : bool
         Whether position i sees positions 0 to i only.
+    mask : array or Tensor, optional
+        Which positions are seen, (n, t) or (n, t, t), as in :func:`attention`.
 
     Returns
     -------
@@ -93,7 +110,7 @@ def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False)
     Raises
     ------
     TensorError
-        Code ``shape``.
+        Code ``shape``; for the mask, also ``dtype`` and ``range``.
 
     References
     ----------
@@ -119,7 +136,7 @@ def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False)
     n, t, width = shape[0], shape[1], shape[2] // 3
     by_head = backend.reshape(projections.data, (n, t, 3, num_heads, width // num_heads))
     query, key, value = (xp.permute_dims(by_head[:, :, i, ...], (0, 2, 1, 3)) for i in range(3))
-    head = _Head.of(query, key, value, is_causal)
+    head = _Head.of(query, key, value, is_causal, _visible("self_attention", mask, query, t))
 
     def merged(heads: Array) -> Array:
         return backend.reshape(xp.permute_dims(heads, (0, 2, 1, 3)), (n, t, width))
@@ -142,13 +159,16 @@ class _Head(NamedTuple):
     weights: Array
 
     @classmethod
-    def of(cls, query: Array, key: Array, value: Array, is_causal: bool) -> _Head:
+    def of(cls, query: Array, key: Array, value: Array, is_causal: bool, visible: Array | None) -> _Head:
         query = query * (1 / math.sqrt(query.shape[-1]))
         scores = key @ query.mT
         if is_causal:
             xp, (s, t) = array_module(scores), scores.shape[-2:]
             scores += xp.tril(xp.full((s, t), -math.inf, dtype=scores.dtype), k=-1)
-        return cls(query, key, value, _softmax_over_rows(scores))
+        if visible is not None:
+            zero = backend.filled((), 0.0, scores)
+            scores += array_module(scores).where(_beside_heads(visible, scores.ndim), zero, -math.inf)
+        return cls(query, key, value, _softmax_over_rows(scores, may_see_nothing=visible is not None))
 
     def score_gradient(self, g: Array) -> Array:
         scores = self.values @ g.mT
@@ -165,11 +185,59 @@ class _Head(NamedTuple):
         return scores @ self.queries
 
 
-def _softmax_over_rows(scores: Array) -> Array:
+def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Array | None:
+    """Return which keys a mask shows to queries of shape (n, ..., t, d), as truth values of shape (n, s, t or 1)."""
+    if mask is None:
+        return None
+    values = mask.data if isinstance(mask, Tensor) else backend.as_array(mask, like=like)
+    if not backend.is_boolean(values.dtype):
+        values = _truth_values(name, values)
+    n, t = like.shape[0] if like.ndim > 2 else None, like.shape[-2]
+    if n is None or values.shape[:1] not in ((n,), (1,)) or values.shape[1:] not in ((num_keys,), (t, num_keys)):
+        expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})" if n is not None else "queries of three axes or more"
+        raise TensorError(
+            "shape",
+            f"{name}: the mask has shape {values.shape}; expected {expected}: by sample and key, or by sample, query "
+            "and key. The first axis may be 1, for all samples alike.",
+        )
+    return values.mT if values.ndim == 3 else values[:, :, None]
+
+
+def _truth_values(name: str, mask: Array) -> Array:
+    xp = array_module(mask)
+    if not backend.is_integer(mask.dtype):
+        raise TensorError(
+            "dtype",
+            f"{name}: the mask is {mask.dtype}; expected truth values, True where a key may be seen, or whole numbers, "
+            "1 there and 0 elsewhere.",
+        )
+    is_seen = mask == 1
+    if not bool(xp.all(is_seen | (mask == 0))):
+        raise TensorError(
+            "range",
+            f"{name}: the mask holds other numbers than 0 and 1. Say which keys are seen: mask == …, or mask > 0.",
+        )
+    return is_seen
+
+
+def _beside_heads(visible: Array, ndim: int) -> Array:
+    """Return an array of shape (n, s, t) with axes of length one for the heads."""
+    n, s, t = visible.shape
+    return backend.reshape(visible, (n, *(1,) * (ndim - 3), s, t))
+
+
+def _softmax_over_rows(scores: Array, may_see_nothing: bool) -> Array:
+    """Return the softmax over the last axis but one, in place; 0 where all scores are -inf, if there may be such."""
     xp = array_module(scores)
-    scores -= _largest_of_rows(scores)
+    largest = _largest_of_rows(scores)
+    if may_see_nothing:
+        largest = xp.clip(largest, float(xp.finfo(scores.dtype).min), None)  # -inf - (-inf) would be no number
+    scores -= largest
     weights = xp.exp(scores)
-    weights /= _sum_over_rows(weights)
+    sums = _sum_over_rows(weights)
+    if may_see_nothing:
+        sums = xp.clip(sums, 1.0, None)  # the largest of a row counts 1, so less is nothing
+    weights /= sums
     return weights
 
 

@@ -9,7 +9,7 @@ from minipipe.errors import ArgumentError, TensorError
 from minipipe.nn.initialisers import glorot_uniform
 from minipipe.nn.layers import Linear
 from minipipe.nn.module import Module, check_lengths
-from minipipe.tensor import Tensor
+from minipipe.tensor import Operand, Tensor
 
 
 class MultiHeadAttention(Module):
@@ -58,18 +58,25 @@ class MultiHeadAttention(Module):
         self.num_heads = num_heads
         self.is_causal = is_causal
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Operand | None = None) -> Tensor:
         """Keep the shape, (n, t, width).
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, t, width)
+        mask : array or Tensor of shape (n, t) or (n, t, t), optional
+            True or 1 where a position is seen, for instance where there is no padding; see
+            :func:`minipipe.functional.attention`. A position that sees none gets the bias of ``output``.
 
         Raises
         ------
         TensorError
-            Code ``shape``.
+            Codes ``shape``, ``dtype`` and ``range``.
         """
         width = self.output.weight.shape[0]
         if len(x.shape) != 3 or x.shape[2] != width:
             raise TensorError("shape", f"MultiHeadAttention: the input has shape {x.shape}; expected (n, t, {width}).")
-        return self.output(functional.self_attention(self.projections(x), self.num_heads, self.is_causal))
+        return self.output(functional.self_attention(self.projections(x), self.num_heads, self.is_causal, mask))
 
     def describe(self) -> str:
         """Name width, heads and mask."""

@@ -11,7 +11,41 @@ from minipipe.nn.layers import Dropout, Linear
 from minipipe.nn.module import Module
 from minipipe.nn.normalisation import LayerNorm
 from minipipe.nn.residual import Residual
-from minipipe.tensor import Tensor
+from minipipe.tensor import Operand, Tensor
+
+
+class ResidualAttention(Residual):
+    """x + dropout(attention(norm(x), …)): the residual connection around an attention that takes more than x.
+
+    Parameters
+    ----------
+    norm : Module
+    attention : Module
+        Takes ``(x, *memory, mask=None)``.
+    *after : Module
+        Applied to its result.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn
+    >>> layer = ResidualAttention(nn.LayerNorm(8), nn.MultiHeadAttention(8, num_heads=2))
+    >>> layer(Tensor(np.ones((1, 3, 8), np.float32)), mask=[[1, 1, 0]]).shape
+    (1, 3, 8)
+    """
+
+    def __init__(self, norm: Module, attention: Module, *after: Module) -> None:
+        super().__init__(norm, attention, *after)
+
+    def forward(self, x: Tensor, *memory: Tensor, mask: Operand | None = None) -> Tensor:
+        """Keep the shape, (n, t, width)."""
+        if not memory and mask is None:
+            return super().forward(x)
+        norm, attention, *after = self.layers
+        change = attention(norm(x), *memory, mask=mask)
+        for layer in after:
+            change = layer(change)
+        return x + change
 
 
 class TransformerBlock(Module):
@@ -64,7 +98,7 @@ class TransformerBlock(Module):
         after = [Dropout(dropout)] if dropout else []
         attention = MultiHeadAttention(width, num_heads, is_causal, dtype)
         self._described = attention.describe() + (f", dropout={dropout}" if dropout else "")
-        self.attention = Residual(LayerNorm(width, dtype=dtype), attention, *after)
+        self.attention = ResidualAttention(LayerNorm(width, dtype=dtype), attention, *after)
         self.network = Residual(
             LayerNorm(width, dtype=dtype),
             Linear(width, hidden, dtype=dtype),
@@ -73,9 +107,16 @@ class TransformerBlock(Module):
             *after,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape, (n, t, width)."""
-        return self.network(self.attention(x))
+    def forward(self, x: Tensor, mask: Operand | None = None) -> Tensor:
+        """Keep the shape, (n, t, width).
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, t, width)
+        mask : array or Tensor of shape (n, t) or (n, t, t), optional
+            True or 1 where a position is seen; see :class:`MultiHeadAttention`.
+        """
+        return self.network(self.attention(x, mask=mask))
 
     def describe(self) -> str:
         """Name width, heads, mask and dropout."""
