@@ -6,6 +6,9 @@ For one head with queries Q (t, d), keys K (s, d), values V (s, e), and G the gr
     dV = W G        dW = V G^T        dS = W * (dW - sum of dW * W over keys)
     dK = dS Q / sqrt(d)               dQ = dS^T K / sqrt(d)
 
+With dropout the values are weighed by D = W * M, where M is 0 or 1 / (1 - probability); then dW = M * (V G^T), so that
+W * dW = D * (V G^T).
+
 Keys are rows of W, and not columns as in the literature: NumPy reduces over rows several times as fast.
 """
 
@@ -17,11 +20,17 @@ from typing import NamedTuple
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
+from minipipe.functional.dropout import drawn
 from minipipe.tensor import Operand, Tensor, as_real, operands, record
 
 
 def attention(
-    query: Operand, key: Operand, value: Operand, is_causal: bool = False, mask: Operand | None = None
+    query: Operand,
+    key: Operand,
+    value: Operand,
+    is_causal: bool = False,
+    mask: Operand | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Return softmax(query key^T / sqrt(d)) value, over the last two axes.
 
@@ -39,6 +48,8 @@ def attention(
         Which keys are seen, True or 1: of shape (n, s), by key, for instance all but padding; or (n, t, s), by query
         and key. Two axes are (n, s), whatever the lengths. n is the first axis of the queries, or 1 for all samples
         alike; heads share the mask. It has no gradient.
+    dropout : float
+        The probability with which a weight is set to 0, after the softmax; see :func:`minipipe.functional.dropout`.
 
     Returns
     -------
@@ -47,11 +58,13 @@ def attention(
     Raises
     ------
     TensorError
-        Code ``shape``, naming all shapes; for the mask, also ``dtype`` and ``range``.
+        Code ``shape``, naming all shapes; for the mask, also ``dtype`` and ``range``; for dropout, ``range`` and
+        ``no-random-key``.
 
     References
     ----------
-    Vaswani et al. 2017, "Attention is all you need", equation 1.
+    Vaswani et al. 2017, "Attention is all you need", equation 1; dropout: their published code, and Devlin et al. 2018
+    (BERT), appendix A.2.
 
     Examples
     --------
@@ -79,17 +92,22 @@ def attention(
             f"attention: queries {shapes[0]}, keys {shapes[1]} and values {shapes[2]} do not fit; "
             "expected (..., t, d), (..., s, d) and (..., s, e), and not nothing to attend to.",
         )
-    visible = _visible("attention", mask, query.data, key.shape[-2])
-    head = _Head.of(query.data, key.data, value.data, is_causal, visible)
+    head = _Head.of("attention", query.data, key.data, value.data, is_causal, mask, dropout)
     return record(
-        head.weights.mT @ value.data,
+        head.result(),
         (query, lambda g: head.query_gradient(head.score_gradient(g))),
         (key, lambda g: head.key_gradient(head.score_gradient(g))),
-        (value, lambda g: head.weights @ g),
+        (value, lambda g: head.value_gradient(g)),
     )
 
 
-def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False, mask: Operand | None = None) -> Tensor:
+def self_attention(
+    projections: Tensor,
+    num_heads: int,
+    is_causal: bool = False,
+    mask: Operand | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
     """Return the attention of a sequence to itself, several heads side by side.
 
     Parameters
@@ -102,6 +120,8 @@ def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False,
         Whether position i sees positions 0 to i only.
     mask : array or Tensor, optional
         Which positions are seen, (n, t) or (n, t, t), as in :func:`attention`.
+    dropout : float
+        The probability with which a weight is set to 0, as there.
 
     Returns
     -------
@@ -110,7 +130,7 @@ def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False,
     Raises
     ------
     TensorError
-        Code ``shape``; for the mask, also ``dtype`` and ``range``.
+        Code ``shape``; for mask and dropout, those of :func:`attention`.
 
     References
     ----------
@@ -136,7 +156,7 @@ def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False,
     n, t, width = shape[0], shape[1], shape[2] // 3
     by_head = backend.reshape(projections.data, (n, t, 3, num_heads, width // num_heads))
     query, key, value = (xp.permute_dims(by_head[:, :, i, ...], (0, 2, 1, 3)) for i in range(3))
-    head = _Head.of(query, key, value, is_causal, _visible("self_attention", mask, query, t))
+    head = _Head.of("self_attention", query, key, value, is_causal, mask, dropout)
 
     def merged(heads: Array) -> Array:
         return backend.reshape(xp.permute_dims(heads, (0, 2, 1, 3)), (n, t, width))
@@ -144,10 +164,10 @@ def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False,
     def vjp(g: Array) -> Array:
         g = xp.permute_dims(backend.reshape(g, (n, t, num_heads, width // num_heads)), (0, 2, 1, 3))
         scores = head.score_gradient(g)
-        parts = head.query_gradient(scores), head.key_gradient(scores), head.weights @ g
+        parts = head.query_gradient(scores), head.key_gradient(scores), head.value_gradient(g)
         return xp.concat([merged(part) for part in parts], axis=2)
 
-    return record(merged(head.weights.mT @ value), (projections, vjp))
+    return record(merged(head.result()), (projections, vjp))
 
 
 class _Head(NamedTuple):
@@ -157,9 +177,20 @@ class _Head(NamedTuple):
     keys: Array
     values: Array
     weights: Array
+    dropped: Array  # the weights after dropout; without, the weights themselves
 
     @classmethod
-    def of(cls, query: Array, key: Array, value: Array, is_causal: bool, visible: Array | None) -> _Head:
+    def of(
+        cls,
+        name: str,
+        query: Array,
+        key: Array,
+        value: Array,
+        is_causal: bool,
+        mask: Operand | None,
+        dropout: float,
+    ) -> _Head:
+        visible = _visible(name, mask, query, key.shape[-2])
         query = query * (1 / math.sqrt(query.shape[-1]))
         scores = key @ query.mT
         if is_causal:
@@ -168,11 +199,16 @@ class _Head(NamedTuple):
         if visible is not None:
             zero = backend.filled((), 0.0, scores)
             scores += array_module(scores).where(_beside_heads(visible, scores.ndim), zero, -math.inf)
-        return cls(query, key, value, _softmax_over_rows(scores, may_see_nothing=visible is not None))
+        weights = _softmax_over_rows(scores, may_see_nothing=visible is not None)
+        drop = drawn(name, weights, dropout)
+        return cls(query, key, value, weights, weights if drop is None else drop(weights))
+
+    def result(self) -> Array:
+        return self.dropped.mT @ self.values
 
     def score_gradient(self, g: Array) -> Array:
         scores = self.values @ g.mT
-        scores *= self.weights
+        scores *= self.dropped
         scores -= self.weights * _sum_over_rows(scores)
         return scores
 
@@ -183,6 +219,9 @@ class _Head(NamedTuple):
 
     def key_gradient(self, scores: Array) -> Array:
         return scores @ self.queries
+
+    def value_gradient(self, g: Array) -> Array:
+        return self.dropped @ g
 
 
 def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Array | None:

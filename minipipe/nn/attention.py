@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from minipipe import functional
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.nn.initialisers import glorot_uniform
-from minipipe.nn.layers import Linear
+from minipipe.nn.layers import Linear, check_probability
 from minipipe.nn.module import Module, check_lengths
 from minipipe.tensor import Operand, Tensor
 
@@ -26,6 +27,8 @@ class MultiHeadAttention(Module):
         Whether position i sees positions 0 to i only, as a language model must.
     dtype : dtype, optional
         float32 by default.
+    dropout : float
+        Probability with which a weight of the attention is set to 0 while training, by the key of :class:`Dropout`.
 
     Attributes
     ----------
@@ -46,8 +49,11 @@ class MultiHeadAttention(Module):
     (4, 10, 8)
     """
 
-    def __init__(self, width: int, num_heads: int, is_causal: bool = False, dtype: Any = None) -> None:
+    def __init__(
+        self, width: int, num_heads: int, is_causal: bool = False, dtype: Any = None, *, dropout: float = 0.0
+    ) -> None:
         check_lengths("MultiHeadAttention", width=width, num_heads=num_heads)
+        check_probability("MultiHeadAttention", dropout=dropout)
         if num_heads < 1 or width % num_heads:
             raise ArgumentError(
                 "value",
@@ -57,6 +63,7 @@ class MultiHeadAttention(Module):
         self.output = Linear(width, width, initialiser=glorot_uniform(width, width), dtype=dtype)
         self.num_heads = num_heads
         self.is_causal = is_causal
+        self.dropout = dropout
 
     def forward(self, x: Tensor, mask: Operand | None = None) -> Tensor:
         """Keep the shape, (n, t, width).
@@ -76,8 +83,23 @@ class MultiHeadAttention(Module):
         width = self.output.weight.shape[0]
         if len(x.shape) != 3 or x.shape[2] != width:
             raise TensorError("shape", f"MultiHeadAttention: the input has shape {x.shape}; expected (n, t, {width}).")
-        return self.output(functional.self_attention(self.projections(x), self.num_heads, self.is_causal, mask))
+        dropout = self.dropout if self.is_training else 0.0
+        return self.output(
+            functional.self_attention(self.projections(x), self.num_heads, self.is_causal, mask, dropout)
+        )
 
     def describe(self) -> str:
-        """Name width, heads and mask."""
-        return f"{self.output.weight.shape[0]}, num_heads={self.num_heads}" + ", is_causal=True" * self.is_causal
+        """Name width, heads and options."""
+        options = {"is_causal": self.is_causal, "dropout": self.dropout}
+        return f"{self.output.weight.shape[0]}, num_heads={self.num_heads}" + described(options)
+
+
+def described(options: Mapping[str, Any]) -> str:
+    """Return the options that were given, as keywords; those that are off are left out.
+
+    Examples
+    --------
+    >>> described({"is_causal": True, "dropout": 0.0, "hidden": 8})
+    ', is_causal=True, hidden=8'
+    """
+    return "".join(f", {name}={value!r}" for name, value in options.items() if value)

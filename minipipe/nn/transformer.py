@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe.nn.activations import GELU
-from minipipe.nn.attention import MultiHeadAttention
+from minipipe.nn.attention import MultiHeadAttention, described
 from minipipe.nn.initialisers import glorot_uniform
 from minipipe.nn.layers import Dropout, Linear
 from minipipe.nn.module import Module
@@ -69,6 +69,8 @@ class TransformerBlock(Module):
         Whether the network's GELU is the form with tanh, as in GPT-2, or the exact one.
     dtype : dtype, optional
         float32 by default.
+    attention_dropout : float
+        Probability, for the weights of the attention.
 
     References
     ----------
@@ -93,11 +95,14 @@ class TransformerBlock(Module):
         dropout: float = 0.0,
         approximate_gelu: bool = True,
         dtype: Any = None,
+        *,
+        attention_dropout: float = 0.0,
     ) -> None:
         hidden = 4 * width if hidden is None else hidden
         after = [Dropout(dropout)] if dropout else []
-        attention = MultiHeadAttention(width, num_heads, is_causal, dtype)
-        self._described = attention.describe() + (f", dropout={dropout}" if dropout else "")
+        attention = MultiHeadAttention(width, num_heads, is_causal, dtype, dropout=attention_dropout)
+        options = {"is_causal": is_causal, "dropout": dropout, "attention_dropout": attention_dropout}
+        self._described = f"{width}, num_heads={num_heads}" + described(options)
         self.attention = ResidualAttention(LayerNorm(width, dtype=dtype), attention, *after)
         self.network = Residual(
             LayerNorm(width, dtype=dtype),
@@ -119,5 +124,5 @@ class TransformerBlock(Module):
         return self.network(self.attention(x, mask=mask))
 
     def describe(self) -> str:
-        """Name width, heads, mask and dropout."""
+        """Name width, heads and options."""
         return self._described

@@ -1,10 +1,13 @@
-"""Rows for the table of test_operations.py: attention under masks."""
+"""Rows for the table of test_operations.py: attention under masks and with dropout."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from minipipe import Tensor
+from minipipe import Tensor, random_key
 from minipipe import functional as F
 from tests.numerics.formulas import (
     BY_KEY,
@@ -22,6 +25,13 @@ from tests.numerics.formulas import (
 POSITIONS = np.array(
     [[1, 1, 0, 1], [0, 1, 1, 0]]
 )  # of PROJECTIONS; with is_causal the first of the second sees nothing
+
+
+def with_key(compute: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
+    """Compute where ``dropped_array`` of formulas.py draws."""
+    with random_key(3, step=1):
+        return compute(*tensors, **options)
+
 
 ATTENTION_ROWS = [
     Row(
@@ -64,6 +74,25 @@ ATTENTION_ROWS = [
         "self_attention",
         lambda c, x: F.self_attention(x, 2, mask=c(BY_QUERY[..., :4].repeat(2, axis=1)[:, :4])),
         lambda x: attended_by_heads(x, 2, mask=BY_QUERY[..., :4].repeat(2, axis=1)[:, :4]),
+        (PROJECTIONS,),
+    ),
+    # -- dropout
+    Row(
+        "attention",
+        lambda c, q, k, v: with_key(F.attention, q, k, v, dropout=0.4),
+        lambda q, k, v: attended(q, k, v, dropout=0.4),
+        (QUERIES, KEYS, VALUES),
+    ),
+    Row(
+        "attention",
+        lambda c, q, k, v: with_key(F.attention, q, k, v, is_causal=True, mask=c(BY_QUERY), dropout=0.5),
+        lambda q, k, v: attended(q, k, v, True, BY_QUERY, dropout=0.5),
+        (QUERIES, KEYS, VALUES),
+    ),
+    Row(
+        "self_attention",
+        lambda c, x: with_key(F.self_attention, x, num_heads=1, is_causal=True, dropout=0.3),
+        lambda x: attended(*np.split(x[:, None], 3, axis=-1), True, dropout=0.3)[:, 0],
         (PROJECTIONS,),
     ),
 ]

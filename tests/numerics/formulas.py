@@ -59,11 +59,16 @@ def of_mean_square_one(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
 
 
 def attended(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, is_causal: bool = False, mask: np.ndarray | None = None
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    is_causal: bool = False,
+    mask: np.ndarray | None = None,
+    dropout: float = 0.0,
 ) -> np.ndarray:
     """Return softmax(Q K^T / sqrt(d)) V (Vaswani et al. 2017, equation 1); scores of what is not seen are -inf.
 
-    A mask has shape (n, s) or (n, t, s); a query that sees nothing gets zeros.
+    A mask has shape (n, s) or (n, t, s); a query that sees nothing gets zeros. Dropout is drawn for keys by queries.
     """
     scores = query @ np.swapaxes(key, -1, -2) / math.sqrt(query.shape[-1])
     if is_causal:
@@ -74,7 +79,8 @@ def attended(
         scores = np.where(np.expand_dims(by_query == 1, tuple(heads)), scores, -math.inf)
     weights = np.exp(scores)
     sums = weights.sum(-1, keepdims=True)
-    return np.asarray((weights / np.where(sums == 0, 1, sums)) @ value)
+    weights /= np.where(sums == 0, 1, sums)
+    return np.asarray(np.swapaxes(dropped_array(np.swapaxes(weights, -1, -2), dropout), -1, -2) @ value)
 
 
 def attended_by_heads(
