@@ -15,6 +15,7 @@ Keys are rows of W, and not columns as in the literature: NumPy reduces over row
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 from minipipe import backend
@@ -34,14 +35,16 @@ def attention(
 ) -> Tensor:
     """Return softmax(query key^T / sqrt(d)) value, over the last two axes.
 
-    A query that sees no key gets zeros, and all gradients through it are 0.
+    A query that sees no key gets zeros, and all gradients through it are 0. Heads of queries may share a head of keys
+    and values ("grouped queries"): neighbours share.
 
     Parameters
     ----------
     query : Tensor of shape (..., t, d)
     key : Tensor of shape (..., s, d)
     value : Tensor of shape (..., s, e)
-        The axes before the last two are the same in all three: samples, heads.
+        The axes before the last two are the same in all three: samples, heads. But the last of them, the heads, may be
+        a multiple in the queries: (n, h * g, t, d) beside (n, h, s, d) and (n, h, s, e).
     is_causal : bool
         Whether query i sees keys 0 to i only, and among them those of the mask.
     mask : array or Tensor of truth values, or of 0 and 1, optional
@@ -63,8 +66,9 @@ def attention(
 
     References
     ----------
-    Vaswani et al. 2017, "Attention is all you need", equation 1; dropout: their published code, and Devlin et al. 2018
-    (BERT), appendix A.2.
+    Vaswani et al. 2017, "Attention is all you need", equation 1; dropout: Radford et al. 2018, "Improving language
+    understanding by generative pre-training", section 4.1; grouped queries: Ainslie et al. 2023, "GQA: training
+    generalized multi-query transformer models from multi-head checkpoints", section 2.2.
 
     Examples
     --------
@@ -85,12 +89,12 @@ def attention(
     query, value = operands(query, value)
     query, key, value = as_real(query), as_real(key), as_real(value)
     shapes = query.shape, key.shape, value.shape
-    fits = all(len(shape) >= 2 and shape[:-2] == shapes[0][:-2] for shape in shapes)
-    if not fits or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2] or 0 in shapes[1][-2:]:
+    if not _fit(*shapes):
         raise TensorError(
             "shape",
             f"attention: queries {shapes[0]}, keys {shapes[1]} and values {shapes[2]} do not fit; "
-            "expected (..., t, d), (..., s, d) and (..., s, e), and not nothing to attend to.",
+            "expected (..., t, d), (..., s, d) and (..., s, e), and not nothing to attend to. The axis before may be a "
+            "multiple in the queries.",
         )
     head = _Head.of("attention", query.data, key.data, value.data, is_causal, mask, dropout)
     return record(
@@ -101,18 +105,28 @@ def attention(
     )
 
 
+def _fit(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> bool:
+    if min(len(query), len(key), len(value)) < 2 or key[:-1] != value[:-1] or query[-1] != key[-1] or 0 in key[-2:]:
+        return False
+    heads, shared = query[:-2], key[:-2]
+    if heads == shared:
+        return True
+    return len(heads) == len(shared) and heads[:-1] == shared[:-1] and shared[-1] > 0 and heads[-1] % shared[-1] == 0
+
+
 def self_attention(
     projections: Tensor,
     num_heads: int,
     is_causal: bool = False,
     mask: Operand | None = None,
     dropout: float = 0.0,
+    num_key_value_heads: int | None = None,
 ) -> Tensor:
     """Return the attention of a sequence to itself, several heads side by side.
 
     Parameters
     ----------
-    projections : Tensor of shape (n, t, 3 * width)
+    projections : Tensor of shape (n, t, 3 * width), or (n, t, width + 2 * width * num_key_value_heads / num_heads)
         The queries, keys and values of each position, one behind the other. Each head has its part of each.
     num_heads : int
         Divides width.
@@ -122,6 +136,8 @@ def self_attention(
         Which positions are seen, (n, t) or (n, t, t), as in :func:`attention`.
     dropout : float
         The probability with which a weight is set to 0, as there.
+    num_key_value_heads : int, optional
+        Heads of keys and values, a divisor of num_heads, by default as many; neighbouring heads of queries share one.
 
     Returns
     -------
@@ -147,22 +163,25 @@ def self_attention(
     """
     projections = as_real(projections)
     shape, xp = projections.shape, array_module(projections.data)
-    if num_heads < 1 or len(shape) != 3 or shape[2] % (3 * num_heads) or 0 in shape[1:]:
+    shared = num_heads if num_key_value_heads is None else num_key_value_heads
+    num_parts = num_heads + 2 * shared
+    if shared < 1 or num_heads < 1 or num_heads % shared or len(shape) != 3 or shape[2] % num_parts or 0 in shape[1:]:
         raise TensorError(
             "shape",
-            f"self_attention: the projections have shape {shape}; expected (n, t, 3 * width), where width is a "
-            f"multiple of the number of heads, {num_heads}.",
+            f"self_attention: the projections have shape {shape}; expected (n, t, k), where k is a multiple of "
+            f"{num_heads} + 2 * {shared} heads of queries, keys and values, and the first of these of the second.",
         )
-    n, t, width = shape[0], shape[1], shape[2] // 3
-    by_head = backend.reshape(projections.data, (n, t, 3, num_heads, width // num_heads))
-    query, key, value = (xp.permute_dims(by_head[:, :, i, ...], (0, 2, 1, 3)) for i in range(3))
+    n, t, width = shape[0], shape[1], shape[2] // num_parts
+    by_head = xp.permute_dims(backend.reshape(projections.data, (n, t, num_parts, width)), (0, 2, 1, 3))
+    ends = (0, num_heads, num_heads + shared, num_parts)
+    query, key, value = (by_head[:, start:end, ...] for start, end in pairwise(ends))
     head = _Head.of("self_attention", query, key, value, is_causal, mask, dropout)
 
     def merged(heads: Array) -> Array:
-        return backend.reshape(xp.permute_dims(heads, (0, 2, 1, 3)), (n, t, width))
+        return backend.reshape(xp.permute_dims(heads, (0, 2, 1, 3)), (n, t, heads.shape[1] * width))
 
     def vjp(g: Array) -> Array:
-        g = xp.permute_dims(backend.reshape(g, (n, t, num_heads, width // num_heads)), (0, 2, 1, 3))
+        g = xp.permute_dims(backend.reshape(g, (n, t, num_heads, width)), (0, 2, 1, 3))
         scores = head.score_gradient(g)
         parts = head.query_gradient(scores), head.key_gradient(scores), head.value_gradient(g)
         return xp.concat([merged(part) for part in parts], axis=2)
@@ -171,13 +190,17 @@ def self_attention(
 
 
 class _Head(NamedTuple):
-    """What attention keeps: queries (scaled), keys, values and weights of all heads, over the last two axes."""
+    """What attention keeps: queries (scaled), keys, values and weights of all heads, over the last two axes.
+
+    Queries of heads that share keys and values stand one behind the other, as if they were of one head.
+    """
 
     queries: Array
     keys: Array
     values: Array
     weights: Array
     dropped: Array  # the weights after dropout; without, the weights themselves
+    shape: tuple[int, ...]  # of the queries that were given
 
     @classmethod
     def of(
@@ -190,24 +213,20 @@ class _Head(NamedTuple):
         mask: Operand | None,
         dropout: float,
     ) -> _Head:
-        visible = _visible(name, mask, query, key.shape[-2])
-        query = query * (1 / math.sqrt(query.shape[-1]))
+        shape, visible = query.shape, _visible(name, mask, query, key.shape[-2])
+        query = _beside(query * (1 / math.sqrt(shape[-1])), key)
         scores = key @ query.mT
-        if is_causal:
-            xp, (s, t) = array_module(scores), scores.shape[-2:]
-            scores += xp.tril(xp.full((s, t), -math.inf, dtype=scores.dtype), k=-1)
-        if visible is not None:
-            zero = backend.filled((), 0.0, scores)
-            scores += array_module(scores).where(_beside_heads(visible, scores.ndim), zero, -math.inf)
+        if is_causal or visible is not None:
+            scores = _hidden(scores, shape[-2], is_causal, visible)
         weights = _softmax_over_rows(scores, may_see_nothing=visible is not None)
         drop = drawn(name, weights, dropout)
-        return cls(query, key, value, weights, weights if drop is None else drop(weights))
+        return cls(query, key, value, weights, weights if drop is None else drop(weights), shape)
 
     def result(self) -> Array:
-        return self.dropped.mT @ self.values
+        return backend.reshape(self.dropped.mT @ self.values, (*self.shape[:-1], self.values.shape[-1]))
 
     def score_gradient(self, g: Array) -> Array:
-        scores = self.values @ g.mT
+        scores = self.values @ _beside(g, self.values).mT
         scores *= self.dropped
         scores -= self.weights * _sum_over_rows(scores)
         return scores
@@ -215,13 +234,35 @@ class _Head(NamedTuple):
     def query_gradient(self, scores: Array) -> Array:
         gradient = scores.mT @ self.keys
         gradient *= 1 / math.sqrt(self.keys.shape[-1])
-        return gradient
+        return backend.reshape(gradient, self.shape)
 
     def key_gradient(self, scores: Array) -> Array:
         return scores @ self.queries
 
     def value_gradient(self, g: Array) -> Array:
-        return self.dropped @ g
+        return self.dropped @ _beside(g, self.values)
+
+
+def _beside(rows: Array, shared: Array) -> Array:
+    """Return the rows of heads that share keys one behind the other: (..., h * g, t, d) as (..., h, g * t, d)."""
+    if rows.shape[:-2] == shared.shape[:-2]:
+        return rows
+    num_rows = rows.shape[-3] // shared.shape[-3] * rows.shape[-2]
+    return backend.reshape(rows, (*shared.shape[:-2], num_rows, rows.shape[-1]))
+
+
+def _hidden(scores: Array, num_queries: int, is_causal: bool, visible: Array | None) -> Array:
+    """Return scores of shape (..., s, g * t), of g heads of t queries, with -inf for each key that is not seen."""
+    xp, shape = array_module(scores), scores.shape
+    s, t = shape[-2], num_queries
+    by_head = backend.reshape(scores, (*shape[:-1], shape[-1] // max(t, 1), t))
+    if is_causal:
+        by_head += xp.tril(xp.full((s, t), -math.inf, dtype=scores.dtype), k=-1)[:, None, :]
+    if visible is not None:
+        n, _, by_query = visible.shape
+        seen = backend.reshape(visible, (n, *(1,) * (scores.ndim - 3), s, 1, by_query))
+        by_head += xp.where(seen, backend.filled((), 0.0, scores), -math.inf)
+    return backend.reshape(by_head, shape)
 
 
 def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Array | None:
@@ -257,12 +298,6 @@ def _truth_values(name: str, mask: Array) -> Array:
             f"{name}: the mask holds other numbers than 0 and 1. Say which keys are seen: mask == …, or mask > 0.",
         )
     return is_seen
-
-
-def _beside_heads(visible: Array, ndim: int) -> Array:
-    """Return an array of shape (n, s, t) with axes of length one for the heads."""
-    n, s, t = visible.shape
-    return backend.reshape(visible, (n, *(1,) * (ndim - 3), s, t))
 
 
 def _softmax_over_rows(scores: Array, may_see_nothing: bool) -> Array:

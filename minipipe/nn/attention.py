@@ -29,16 +29,20 @@ class MultiHeadAttention(Module):
         float32 by default.
     dropout : float
         Probability with which a weight of the attention is set to 0 while training, by the key of :class:`Dropout`.
+    num_key_value_heads : int, optional
+        Heads of keys and values, a divisor of num_heads, by default as many. Fewer take less memory and time
+        ("grouped-query attention"; with one, "multi-query"): neighbouring heads of queries share one.
 
     Attributes
     ----------
     projections : Linear of shape (width, 3 * width)
-        To queries, keys and values, in this order.
+        To queries, keys and values, in this order; keys and values are narrower with fewer heads.
     output : Linear of shape (width, width)
 
     References
     ----------
-    Vaswani et al. 2017, "Attention is all you need", section 3.2. First values: Glorot, Bengio 2010, as in PyTorch.
+    Vaswani et al. 2017, "Attention is all you need", section 3.2; Ainslie et al. 2023, "GQA", figure 2. First values:
+    Glorot, Bengio 2010, as in PyTorch.
 
     Examples
     --------
@@ -50,20 +54,24 @@ class MultiHeadAttention(Module):
     """
 
     def __init__(
-        self, width: int, num_heads: int, is_causal: bool = False, dtype: Any = None, *, dropout: float = 0.0
+        self,
+        width: int,
+        num_heads: int,
+        is_causal: bool = False,
+        dtype: Any = None,
+        *,
+        dropout: float = 0.0,
+        num_key_value_heads: int | None = None,
     ) -> None:
-        check_lengths("MultiHeadAttention", width=width, num_heads=num_heads)
         check_probability("MultiHeadAttention", dropout=dropout)
-        if num_heads < 1 or width % num_heads:
-            raise ArgumentError(
-                "value",
-                f"MultiHeadAttention: width {width} cannot be divided among {num_heads} heads; expected a multiple.",
-            )
-        self.projections = Linear(width, 3 * width, initialiser=glorot_uniform(width, width), dtype=dtype)
-        self.output = Linear(width, width, initialiser=glorot_uniform(width, width), dtype=dtype)
+        width_of_keys = _width_of_keys("MultiHeadAttention", width, num_heads, num_key_value_heads)
+        glorot = glorot_uniform(width, width)
+        self.projections = Linear(width, width + 2 * width_of_keys, initialiser=glorot, dtype=dtype)
+        self.output = Linear(width, width, initialiser=glorot, dtype=dtype)
         self.num_heads = num_heads
         self.is_causal = is_causal
         self.dropout = dropout
+        self.num_key_value_heads = num_key_value_heads
 
     def forward(self, x: Tensor, mask: Operand | None = None) -> Tensor:
         """Keep the shape, (n, t, width).
@@ -85,13 +93,35 @@ class MultiHeadAttention(Module):
             raise TensorError("shape", f"MultiHeadAttention: the input has shape {x.shape}; expected (n, t, {width}).")
         dropout = self.dropout if self.is_training else 0.0
         return self.output(
-            functional.self_attention(self.projections(x), self.num_heads, self.is_causal, mask, dropout)
+            functional.self_attention(
+                self.projections(x), self.num_heads, self.is_causal, mask, dropout, self.num_key_value_heads
+            )
         )
 
     def describe(self) -> str:
         """Name width, heads and options."""
-        options = {"is_causal": self.is_causal, "dropout": self.dropout}
+        names = ("is_causal", "dropout", "num_key_value_heads")
+        options = {name: getattr(self, name) for name in names}
         return f"{self.output.weight.shape[0]}, num_heads={self.num_heads}" + described(options)
+
+
+def _width_of_keys(layer: str, width: int, num_heads: int, num_key_value_heads: int | None) -> int:
+    """Return the width of all keys together, after checking that the heads divide the width, and each other."""
+    check_lengths(layer, width=width, num_heads=num_heads)
+    if num_heads < 1 or width % num_heads:
+        raise ArgumentError(
+            "value", f"{layer}: width {width} cannot be divided among {num_heads} heads; expected a multiple."
+        )
+    if num_key_value_heads is None:
+        return width
+    check_lengths(layer, num_key_value_heads=num_key_value_heads)
+    if num_key_value_heads < 1 or num_heads % num_key_value_heads:
+        raise ArgumentError(
+            "value",
+            f"{layer}: {num_heads} heads of queries cannot share {num_key_value_heads} heads of keys and values; "
+            "expected a divisor.",
+        )
+    return width // num_heads * num_key_value_heads
 
 
 def described(options: Mapping[str, Any]) -> str:

@@ -71,6 +71,8 @@ class TransformerBlock(Module):
         float32 by default.
     attention_dropout : float
         Probability, for the weights of the attention.
+    num_key_value_heads : int, optional
+        Heads of keys and values, a divisor of num_heads; by default as many. See :class:`MultiHeadAttention`.
 
     References
     ----------
@@ -97,11 +99,19 @@ class TransformerBlock(Module):
         dtype: Any = None,
         *,
         attention_dropout: float = 0.0,
+        num_key_value_heads: int | None = None,
     ) -> None:
         hidden = 4 * width if hidden is None else hidden
         after = [Dropout(dropout)] if dropout else []
-        attention = MultiHeadAttention(width, num_heads, is_causal, dtype, dropout=attention_dropout)
-        options = {"is_causal": is_causal, "dropout": dropout, "attention_dropout": attention_dropout}
+        attention = MultiHeadAttention(
+            width, num_heads, is_causal, dtype, dropout=attention_dropout, num_key_value_heads=num_key_value_heads
+        )
+        options = {
+            "is_causal": is_causal,
+            "dropout": dropout,
+            "attention_dropout": attention_dropout,
+            "num_key_value_heads": num_key_value_heads,
+        }
         self._described = f"{width}, num_heads={num_heads}" + described(options)
         self.attention = ResidualAttention(LayerNorm(width, dtype=dtype), attention, *after)
         self.network = Residual(
