@@ -22,6 +22,7 @@ from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.dropout import drawn
+from minipipe.functional.rotary import Rotation
 from minipipe.tensor import Operand, Tensor, as_real, operands, record
 
 
@@ -121,6 +122,7 @@ def self_attention(
     mask: Operand | None = None,
     dropout: float = 0.0,
     num_key_value_heads: int | None = None,
+    rotary_base: float | None = None,
 ) -> Tensor:
     """Return the attention of a sequence to itself, several heads side by side.
 
@@ -138,6 +140,8 @@ def self_attention(
         The probability with which a weight is set to 0, as there.
     num_key_value_heads : int, optional
         Heads of keys and values, a divisor of num_heads, by default as many; neighbouring heads of queries share one.
+    rotary_base : float, optional
+        Turns queries and keys by their positions, 0 to t - 1, with this base; see :func:`minipipe.functional.rotary`.
 
     Returns
     -------
@@ -146,7 +150,8 @@ def self_attention(
     Raises
     ------
     TensorError
-        Code ``shape``; for mask and dropout, those of :func:`attention`.
+        Code ``shape``; for mask, dropout and rotary_base, those of :func:`attention` and
+        :func:`minipipe.functional.rotary`.
 
     References
     ----------
@@ -175,6 +180,9 @@ def self_attention(
     by_head = xp.permute_dims(backend.reshape(projections.data, (n, t, num_parts, width)), (0, 2, 1, 3))
     ends = (0, num_heads, num_heads + shared, num_parts)
     query, key, value = (by_head[:, start:end, ...] for start, end in pairwise(ends))
+    rotation = None if rotary_base is None else Rotation.of("self_attention", query, None, rotary_base)
+    if rotation is not None:
+        query, key = rotation.turned(query), rotation.turned(key)
     head = _Head.of("self_attention", query, key, value, is_causal, mask, dropout)
 
     def merged(heads: Array) -> Array:
@@ -183,8 +191,10 @@ def self_attention(
     def vjp(g: Array) -> Array:
         g = xp.permute_dims(backend.reshape(g, (n, t, num_heads, width)), (0, 2, 1, 3))
         scores = head.score_gradient(g)
-        parts = head.query_gradient(scores), head.key_gradient(scores), head.value_gradient(g)
-        return xp.concat([merged(part) for part in parts], axis=2)
+        of_query, of_key = head.query_gradient(scores), head.key_gradient(scores)
+        if rotation is not None:
+            of_query, of_key = rotation.turned_back(of_query), rotation.turned_back(of_key)
+        return xp.concat([merged(part) for part in (of_query, of_key, head.value_gradient(g))], axis=2)
 
     return record(merged(head.result()), (projections, vjp))
 

@@ -32,6 +32,9 @@ class MultiHeadAttention(Module):
     num_key_value_heads : int, optional
         Heads of keys and values, a divisor of num_heads, by default as many. Fewer take less memory and time
         ("grouped-query attention"; with one, "multi-query"): neighbouring heads of queries share one.
+    rotary_base : float, optional
+        Turns queries and keys by their positions ("rotary position embedding"), with this base, often 10000. By default
+        they are not turned. See :func:`minipipe.functional.rotary`.
 
     Attributes
     ----------
@@ -41,7 +44,8 @@ class MultiHeadAttention(Module):
 
     References
     ----------
-    Vaswani et al. 2017, "Attention is all you need", section 3.2; Ainslie et al. 2023, "GQA", figure 2. First values:
+    Vaswani et al. 2017, "Attention is all you need", section 3.2; Ainslie et al. 2023, "GQA", figure 2; Su et al. 2021,
+    "RoFormer". First values:
     Glorot, Bengio 2010, as in PyTorch.
 
     Examples
@@ -62,9 +66,11 @@ class MultiHeadAttention(Module):
         *,
         dropout: float = 0.0,
         num_key_value_heads: int | None = None,
+        rotary_base: float | None = None,
     ) -> None:
         check_probability("MultiHeadAttention", dropout=dropout)
         width_of_keys = _width_of_keys("MultiHeadAttention", width, num_heads, num_key_value_heads)
+        _check_rotary("MultiHeadAttention", width // num_heads, rotary_base)
         glorot = glorot_uniform(width, width)
         self.projections = Linear(width, width + 2 * width_of_keys, initialiser=glorot, dtype=dtype)
         self.output = Linear(width, width, initialiser=glorot, dtype=dtype)
@@ -72,6 +78,7 @@ class MultiHeadAttention(Module):
         self.is_causal = is_causal
         self.dropout = dropout
         self.num_key_value_heads = num_key_value_heads
+        self.rotary_base = rotary_base
 
     def forward(self, x: Tensor, mask: Operand | None = None) -> Tensor:
         """Keep the shape, (n, t, width).
@@ -92,15 +99,20 @@ class MultiHeadAttention(Module):
         if len(x.shape) != 3 or x.shape[2] != width:
             raise TensorError("shape", f"MultiHeadAttention: the input has shape {x.shape}; expected (n, t, {width}).")
         dropout = self.dropout if self.is_training else 0.0
-        return self.output(
-            functional.self_attention(
-                self.projections(x), self.num_heads, self.is_causal, mask, dropout, self.num_key_value_heads
-            )
+        gathered = functional.self_attention(
+            self.projections(x),
+            self.num_heads,
+            self.is_causal,
+            mask,
+            dropout,
+            self.num_key_value_heads,
+            self.rotary_base,
         )
+        return self.output(gathered)
 
     def describe(self) -> str:
         """Name width, heads and options."""
-        names = ("is_causal", "dropout", "num_key_value_heads")
+        names = ("is_causal", "dropout", "num_key_value_heads", "rotary_base")
         options = {name: getattr(self, name) for name in names}
         return f"{self.output.weight.shape[0]}, num_heads={self.num_heads}" + described(options)
 
@@ -122,6 +134,17 @@ def _width_of_keys(layer: str, width: int, num_heads: int, num_key_value_heads: 
             "expected a divisor.",
         )
     return width // num_heads * num_key_value_heads
+
+
+def _check_rotary(layer: str, width_of_head: int, rotary_base: float | None) -> None:
+    if rotary_base is None:
+        return
+    if not rotary_base > 0:
+        raise ArgumentError("value", f"{layer}: rotary_base is {rotary_base}; expected a number above 0, often 10000.")
+    if width_of_head % 2:
+        raise ArgumentError(
+            "value", f"{layer}: heads {width_of_head} wide cannot be turned, two by two; expected an even width."
+        )
 
 
 def described(options: Mapping[str, Any]) -> str:

@@ -73,6 +73,9 @@ class TransformerBlock(Module):
         Probability, for the weights of the attention.
     num_key_value_heads : int, optional
         Heads of keys and values, a divisor of num_heads; by default as many. See :class:`MultiHeadAttention`.
+    rotary_base : float, optional
+        Turns queries and keys by their positions, with this base; see there. It takes the place of a
+        :class:`PositionalEmbedding`.
 
     References
     ----------
@@ -100,18 +103,13 @@ class TransformerBlock(Module):
         *,
         attention_dropout: float = 0.0,
         num_key_value_heads: int | None = None,
+        rotary_base: float | None = None,
     ) -> None:
         hidden = 4 * width if hidden is None else hidden
         after = [Dropout(dropout)] if dropout else []
-        attention = MultiHeadAttention(
-            width, num_heads, is_causal, dtype, dropout=attention_dropout, num_key_value_heads=num_key_value_heads
-        )
-        options = {
-            "is_causal": is_causal,
-            "dropout": dropout,
-            "attention_dropout": attention_dropout,
-            "num_key_value_heads": num_key_value_heads,
-        }
+        shared: dict[str, Any] = {"num_key_value_heads": num_key_value_heads, "rotary_base": rotary_base}
+        attention = MultiHeadAttention(width, num_heads, is_causal, dtype, dropout=attention_dropout, **shared)
+        options = {"is_causal": is_causal, "dropout": dropout, "attention_dropout": attention_dropout, **shared}
         self._described = f"{width}, num_heads={num_heads}" + described(options)
         self.attention = ResidualAttention(LayerNorm(width, dtype=dtype), attention, *after)
         self.network = Residual(

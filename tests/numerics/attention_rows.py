@@ -1,4 +1,4 @@
-"""Rows for the table of test_operations.py: attention under masks, with dropout, with shared keys."""
+"""Rows for the table of test_operations.py: attention under masks, with dropout, shared keys, rotated vectors."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.numerics.formulas import (
     attended,
     attended_by_heads,
     somewhere,
+    turned,
 )
 
 POSITIONS = np.array(
@@ -35,17 +36,25 @@ SIX_HEADS, TWO_OF_KEYS, TWO_OF_VALUES = (
 )
 
 
+TIMES, TIMES_OF_SAMPLES = np.array([4, 0, 7]), np.array([[0, 1, 5], [2, 2, -3]])
+
+
 def grouped(query: np.ndarray, key: np.ndarray, value: np.ndarray, *options: Any, **others: Any) -> np.ndarray:
     """Return attention in which heads of queries share keys: each head of keys once for each head of queries."""
     key, value = (np.repeat(array, query.shape[-3] // array.shape[-3], axis=-3) for array in (key, value))
     return attended(query, key, value, *options, **others)
 
 
-def in_heads(projections: np.ndarray, num_heads: int, num_shared: int, *options: Any) -> np.ndarray:
+def in_heads(
+    projections: np.ndarray, num_heads: int, num_shared: int, *options: Any, base: float | None = None
+) -> np.ndarray:
     """Return self-attention of grouped queries: (n, t, (num_heads + 2 * num_shared) * d) to (n, t, num_heads * d)."""
     n, t, _ = projections.shape
     heads = projections.reshape(n, t, num_heads + 2 * num_shared, -1).transpose(0, 2, 1, 3)
-    result = grouped(*np.split(heads, [num_heads, num_heads + num_shared], axis=1), *options)
+    query, key, value = np.split(heads, [num_heads, num_heads + num_shared], axis=1)
+    if base is not None:
+        query, key = turned(query, base=base), turned(key, base=base)
+    result = grouped(query, key, value, *options)
     return result.transpose(0, 2, 1, 3).reshape(n, t, -1)
 
 
@@ -154,6 +163,28 @@ ATTENTION_ROWS = [
         "self_attention",
         lambda c, x: F.self_attention(x, 4, True, c(POSITIONS), num_key_value_heads=2),
         lambda x: in_heads(x, 4, 2, True, POSITIONS),
+        (somewhere(2, 4, 16, seed=3),),
+    ),
+    # -- rotary position embedding
+    Row("rotary", lambda c, x: F.rotary(x), turned, (somewhere(5, 4),)),
+    Row("rotary", lambda c, x: F.rotary(x, base=7), lambda x: turned(x, base=7), (HEADS,)),
+    Row("rotary", lambda c, x: F.rotary(x, c(TIMES)), lambda x: turned(x, TIMES), (QUERIES,)),
+    Row(
+        "rotary",
+        lambda c, x: F.rotary(x, Tensor(c(TIMES_OF_SAMPLES)), base=50.0),
+        lambda x: turned(x, TIMES_OF_SAMPLES, 50.0),
+        (SIX_HEADS,),
+    ),
+    Row(
+        "self_attention",
+        lambda c, x: F.self_attention(x, 2, rotary_base=10.0),
+        lambda x: in_heads(x, 2, 2, base=10.0),
+        (PROJECTIONS,),
+    ),
+    Row(
+        "self_attention",
+        lambda c, x: F.self_attention(x, 4, True, c(POSITIONS), num_key_value_heads=2, rotary_base=100),
+        lambda x: in_heads(x, 4, 2, True, POSITIONS, base=100),
         (somewhere(2, 4, 16, seed=3),),
     ),
 ]

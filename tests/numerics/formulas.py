@@ -92,6 +92,17 @@ def attended_by_heads(
     return np.concatenate([attended(*head, is_causal, mask) for head in zip(*heads)], axis=-1)
 
 
+def turned(x: np.ndarray, positions: np.ndarray | None = None, base: float = 10000.0) -> np.ndarray:
+    """Return vectors turned by their positions, as complex numbers: elements i and i + d / 2 are one."""
+    d = x.shape[-1]
+    positions = np.arange(x.shape[-2]) if positions is None else positions
+    angles = np.multiply.outer(positions, base ** (-2 * np.arange(d // 2) / d))
+    if positions.ndim == 2:
+        angles = np.expand_dims(angles, tuple(range(1, x.ndim - 2)))
+    plane = (x[..., : d // 2] + 1j * x[..., d // 2 :]) * np.exp(1j * angles)
+    return np.concatenate([plane.real, plane.imag], axis=-1)
+
+
 def windows(x: np.ndarray, kernel: tuple[int, int], stride: tuple[int, int]) -> np.ndarray:
     """Return every window of images (n, c, h, w), one by one: (n, c, oh, ow, kh, kw)."""
     (kh, kw), (down, right) = kernel, stride

@@ -25,7 +25,8 @@ def language_model(num_blocks: int = 4, **options) -> nn.Sequential:
 
 OPTIONS = {
     "dropout of weights": {"attention_dropout": 0.4, "dropout": 0.2},
-    "shared keys": {"num_key_value_heads": 2, "attention_dropout": 0.1},
+    "turned": {"rotary_base": 100.0},
+    "shared keys": {"num_key_value_heads": 2, "attention_dropout": 0.1, "rotary_base": 1e4},
 }
 
 
