@@ -3,7 +3,7 @@
 from minipipe.habits import MODULES, missing
 from minipipe.nn import initialisers
 from minipipe.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
-from minipipe.nn.attention import MultiHeadAttention
+from minipipe.nn.attention import CrossAttention, MultiHeadAttention
 from minipipe.nn.convolution import Conv1d, Conv2d, MaxPool2d
 from minipipe.nn.embedding import Embedding, PositionalEmbedding, Unembedding
 from minipipe.nn.layers import Dropout, Flatten, Identity, Linear
@@ -14,13 +14,15 @@ from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
 from minipipe.nn.residual import Residual
 from minipipe.nn.sequential import Sequential
-from minipipe.nn.transformer import TransformerBlock
+from minipipe.nn.transformer import DecoderBlock, TransformerBlock
 
 __all__ = [
     "GELU",
     "Conv1d",
     "Conv2d",
+    "CrossAttention",
     "CrossEntropyLoss",
+    "DecoderBlock",
     "Dropout",
     "Embedding",
     "Flatten",

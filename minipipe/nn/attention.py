@@ -1,4 +1,4 @@
-"""Attention."""
+"""Attention: of a sequence to itself, and to another one."""
 
 from __future__ import annotations
 
@@ -115,6 +115,116 @@ class MultiHeadAttention(Module):
         names = ("is_causal", "dropout", "num_key_value_heads", "rotary_base")
         options = {name: getattr(self, name) for name in names}
         return f"{self.output.weight.shape[0]}, num_heads={self.num_heads}" + described(options)
+
+
+class CrossAttention(Module):
+    """Each position of a sequence gathers from another sequence, the memory: in translation, from the source.
+
+    Parameters
+    ----------
+    width : int
+        Of the sequence and the result; a multiple of num_heads.
+    num_heads : int
+    memory_width : int, optional
+        Of the memory; by default the same.
+    dtype : dtype, optional
+        float32 by default.
+    dropout : float
+        Probability with which a weight of the attention is set to 0 while training, by the key of :class:`Dropout`.
+    num_key_value_heads : int, optional
+        Heads of keys and values, as in :class:`MultiHeadAttention`.
+
+    Attributes
+    ----------
+    queries : Linear of shape (width, width)
+    projections : Linear of shape (memory_width, 2 * width)
+        To keys and values, in this order; narrower with fewer heads of them.
+    output : Linear of shape (width, width)
+
+    References
+    ----------
+    Vaswani et al. 2017, "Attention is all you need", section 3.2.3. First values as in :class:`MultiHeadAttention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn
+    >>> layer = nn.CrossAttention(width=8, num_heads=2)
+    >>> layer(Tensor(np.ones((4, 10, 8), np.float32)), Tensor(np.ones((4, 7, 8), np.float32))).shape
+    (4, 10, 8)
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        memory_width: int | None = None,
+        dtype: Any = None,
+        *,
+        dropout: float = 0.0,
+        num_key_value_heads: int | None = None,
+    ) -> None:
+        memory_width = width if memory_width is None else memory_width
+        check_lengths("CrossAttention", memory_width=memory_width)
+        check_probability("CrossAttention", dropout=dropout)
+        width_of_keys = _width_of_keys("CrossAttention", width, num_heads, num_key_value_heads)
+        glorot = glorot_uniform(width, width)
+        self.queries = Linear(width, width, initialiser=glorot, dtype=dtype)
+        of_memory = glorot_uniform(memory_width, width)
+        self.projections = Linear(memory_width, 2 * width_of_keys, initialiser=of_memory, dtype=dtype)
+        self.output = Linear(width, width, initialiser=glorot, dtype=dtype)
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.num_key_value_heads = num_key_value_heads
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Operand | None = None) -> Tensor:
+        """Keep the shape, (n, t, width).
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, t, width)
+        memory : Tensor of shape (n, s, memory_width)
+        mask : array or Tensor of shape (n, s) or (n, t, s), optional
+            True or 1 where a position of the memory is seen; see :func:`minipipe.functional.attention`.
+
+        Raises
+        ------
+        TensorError
+            Codes ``shape``, ``dtype`` and ``range``.
+        """
+        width, memory_width = self.output.weight.shape[0], self.projections.weight.shape[0]
+        n = x.shape[0] if x.ndim else 0
+        fits = x.ndim == memory.ndim == 3 and x.shape[2] == width and memory.shape[::2] == (n, memory_width)
+        if not fits or 0 in memory.shape[1:]:
+            raise TensorError(
+                "shape",
+                f"CrossAttention: the input has shape {x.shape}, the memory {memory.shape}; expected (n, t, {width}) "
+                f"and (n, s, {memory_width}), s at least 1.",
+            )
+        shared = self.num_key_value_heads or self.num_heads
+        keys_and_values = _by_head(self.projections(memory), 2 * shared)
+        key, value = functional.split(keys_and_values, 2, axis=1)
+        dropout = self.dropout if self.is_training else 0.0
+        gathered = functional.attention(
+            _by_head(self.queries(x), self.num_heads), key, value, mask=mask, dropout=dropout
+        )
+        return self.output(functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), x.shape))
+
+    def describe(self) -> str:
+        """Name width, heads and options."""
+        width, memory_width = self.output.weight.shape[0], self.projections.weight.shape[0]
+        options = {
+            "memory_width": memory_width if memory_width != width else None,
+            "dropout": self.dropout,
+            "num_key_value_heads": self.num_key_value_heads,
+        }
+        return f"{width}, num_heads={self.num_heads}" + described(options)
+
+
+def _by_head(x: Tensor, num_heads: int) -> Tensor:
+    """Return a tensor of shape (n, t, num_heads * d) as (n, num_heads, t, d)."""
+    n, t, width = x.shape
+    return functional.transpose(functional.reshape(x, (n, t, num_heads, width // num_heads)), (0, 2, 1, 3))
 
 
 def _width_of_keys(layer: str, width: int, num_heads: int, num_key_value_heads: int | None) -> int:
