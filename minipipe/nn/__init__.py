@@ -4,6 +4,7 @@ from minipipe.habits import MODULES, missing
 from minipipe.nn import initialisers
 from minipipe.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
 from minipipe.nn.attention import CrossAttention, MultiHeadAttention
+from minipipe.nn.bundle import On, Take
 from minipipe.nn.convolution import Conv1d, Conv2d, MaxPool2d
 from minipipe.nn.embedding import Embedding, PositionalEmbedding, Unembedding
 from minipipe.nn.layers import Dropout, Flatten, Identity, Linear
@@ -33,6 +34,7 @@ __all__ = [
     "MaxPool2d",
     "Module",
     "MultiHeadAttention",
+    "On",
     "Parameter",
     "PositionalEmbedding",
     "RMSNorm",
@@ -42,6 +44,7 @@ __all__ = [
     "Sequential",
     "SiLU",
     "Sigmoid",
+    "Take",
     "Tanh",
     "TransformerBlock",
     "Unembedding",
