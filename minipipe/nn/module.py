@@ -12,7 +12,7 @@ import numpy as np
 
 from minipipe import backend
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.habits import check_keywords
+from minipipe.habits import check_keywords, check_options
 from minipipe.nn.parameter import Parameter
 
 
@@ -55,7 +55,11 @@ class Module:
         if not self._is_filled:
             self._fill_missing(seed=0)
             self._is_filled = True
-        return self.forward(*inputs, **options)
+        try:
+            return self.forward(*inputs, **options)
+        except TypeError:
+            check_options(type(self).__name__, self.forward, options)
+            raise
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. A parameter that a module has already is tied: this place gets an alias of it."""
