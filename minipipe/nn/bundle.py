@@ -18,7 +18,8 @@ class On(Module):
 
     In a sequence each layer takes one value, which may be a bundle: a dict, tuple or list of tensors, or of bundles. A
     pipeline carries all of it over each cut, also whole numbers and truth values such as masks. It cuts before and
-    after an ``On``, not inside; so give each layer one of its own. What no later layer needs, drop by :class:`Take`.
+    after an ``On``, not inside; so give each layer one of its own. What no later layer needs, drop by :class:`Take`. To
+    compute a layer again in backward, write ``Recompute(On(…))``.
 
     Parameters
     ----------
@@ -42,13 +43,13 @@ class On(Module):
 
     Examples
     --------
-    >>> from minipipe import Tensor, nn
+    >>> from minipipe import nn
     >>> model = nn.Sequential(
     ...     nn.On("tokens", nn.Embedding(num_embeddings=9, width=4)),
     ...     nn.On(("tokens", "mask"), nn.TransformerBlock(width=4, num_heads=2)),
     ...     nn.Take("tokens"),
     ... )
-    >>> model({"tokens": Tensor([[5, 3, 0], [7, 0, 0]]), "mask": Tensor([[1, 1, 0], [1, 0, 0]])}).shape
+    >>> model({"tokens": [[5, 3, 0], [7, 0, 0]], "mask": [[1, 1, 0], [1, 0, 0]]}).shape
     (2, 3, 4)
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +16,8 @@ from minipipe.errors import TensorError
 from minipipe.testing import same_bits
 from tests.numerics.formulas import attended
 from tests.strategies import examples
+
+attention_file = sys.modules["minipipe.functional.attention"]  # the name of the file is that of its function
 
 
 def normal(seed: int, *shape: int, dtype: type = np.float32) -> np.ndarray:
@@ -127,3 +131,23 @@ def test_queries_without_samples_take_no_mask():
         F.attention(query, query, query, mask=np.ones((4, 4), bool))
     with pytest.raises(TensorError, match="^self_attention: the mask"):
         nn.MultiHeadAttention(3, 1)(Tensor(normal(0, 2, 4, 3)), np.ones((4, 4), bool))
+
+
+# -- mutants: what the tests above must notice -----------------------------------------------------------------------
+
+
+def test_a_softmax_without_its_bounds_would_be_noticed(monkeypatch):
+    plain = attention_file._softmax_over_rows
+    monkeypatch.setattr(attention_file, "_softmax_over_rows", lambda scores, may_see_nothing: plain(scores, False))
+    with np.errstate(invalid="ignore"), pytest.raises(AssertionError):
+        test_a_query_that_sees_nothing_gets_zeros_and_zero_gradients_without_a_warning(np.float32)
+
+
+def test_a_mask_that_is_turned_would_be_noticed(monkeypatch):
+    visible = attention_file._visible
+
+    x, mask = Tensor(normal(0, 1, 4, 6)), np.tril(np.ones((1, 4, 4), bool))
+    causal = F.self_attention(x, 1, is_causal=True).numpy()
+    np.testing.assert_allclose(F.self_attention(x, 1, mask=mask).numpy(), causal, rtol=1e-6)
+    monkeypatch.setattr(attention_file, "_visible", lambda *arguments: visible(*arguments).mT)
+    assert not np.allclose(F.self_attention(x, 1, mask=mask).numpy(), causal)

@@ -74,6 +74,16 @@ def test_what_passes_is_the_very_tensor():
     assert found["b"] is B and found["c"] is C
 
 
+@pytest.mark.parametrize("form", [dict, tuple, list])
+def test_a_sequence_takes_a_bundle_of_arrays_as_it_takes_an_array(form):
+    """The story: an array passed where it was alone, and as an entry it was refused between two layers."""
+    arrays = [np.array([[1.0, 2.0]], np.float32), [[3.0, 4.0]]]
+    names = ["a", "b"] if form is dict else [0, 1]
+    bundle = dict(zip(names, arrays)) if form is dict else form(arrays)
+    found = nn.Sequential(nn.On(names, Weigh()), nn.On(names[0], nn.Identity()))(bundle)
+    assert values(found[names[0]]) == [[31.0, 42.0]] and isinstance(found[names[1]], Tensor)
+
+
 @examples(40)
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=3), st.sampled_from("abcde"), st.integers(0, 99))
 def test_a_dict_by_name_and_a_list_by_position_are_the_same(names, to, seed):

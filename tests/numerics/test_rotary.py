@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from minipipe import Tensor, nn
 from minipipe import functional as F
 from minipipe.errors import ArgumentError, TensorError
+from minipipe.functional.rotary import Rotation
+from minipipe.testing import check_gradients
 from tests.strategies import examples
 
 
@@ -115,3 +117,11 @@ def test_a_layer_says_so_when_it_is_made(sizes, base, words):
     with pytest.raises(ArgumentError, match=f"^MultiHeadAttention: {words}") as caught:
         nn.MultiHeadAttention(*sizes, rotary_base=base)
     assert caught.value.code == "value"
+
+
+def test_a_gradient_that_is_turned_the_wrong_way_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(Rotation, "turned_back", Rotation.turned)
+    with pytest.raises(AssertionError):
+        check_gradients(lambda x: F.rotary(x), normal(0, 3, 4))
+    with pytest.raises(AssertionError):
+        check_gradients(lambda x: F.self_attention(x, 1, rotary_base=10.0), normal(0, 1, 3, 6))
