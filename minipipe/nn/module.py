@@ -194,7 +194,7 @@ class Module:
     # -- looks ----------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """Return the arguments of the repr, for a module without parts."""
+        """Return the arguments of the repr."""
         return ""
 
     def brief(self, width: int = 48) -> str:
@@ -206,7 +206,8 @@ class Module:
         modules = [(name, part) for name, part in self._parts() if isinstance(part, Module)]
         if not modules:
             return f"{type(self).__name__}({self.describe()})"
-        lines = [f"{name}: {part!r}".replace("\n", "\n  ") for name, part in modules]
+        lines = [self.describe()] * bool(self.describe())  # options that no part shows
+        lines += [f"{name}: {part!r}".replace("\n", "\n  ") for name, part in modules]
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
 

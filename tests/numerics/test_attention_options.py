@@ -141,3 +141,17 @@ def test_projections_that_are_not_those_of_the_heads_are_refused(num_heads, shar
     with pytest.raises(TensorError, match="^self_attention: the projections have shape") as caught:
         F.self_attention(normal(0, 2, 3, 8), num_heads, num_key_value_heads=shared)
     assert caught.value.code == "shape"
+
+
+# -- looks -----------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_prints_its_options_before_its_parts():
+    layer = nn.MultiHeadAttention(4, 2, is_causal=True, dropout=0.1, num_key_value_heads=1, rotary_base=100.0)
+    assert repr(layer).splitlines() == [
+        "MultiHeadAttention(",
+        "  4, num_heads=2, is_causal=True, dropout=0.1, num_key_value_heads=1, rotary_base=100.0",
+        "  projections: Linear(4, 8)",
+        "  output: Linear(4, 4)",
+        ")",
+    ]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Plan, Tensor, nn, spawn
+from minipipe.errors import RankError
 from minipipe.pipeline.payload import Payload
 from minipipe.testing import check_same_as_one_process, one_process_step
 from tests.strategies import NAMES, build, examples
@@ -42,6 +43,19 @@ def test_blocks_with_options_have_the_bits_of_one_process(options, name, num_ran
     check_same_as_one_process(
         language_model(**options), nn.CrossEntropyLoss(), *text(samples), schedule, seed=2, recompute=recompute
     )
+
+
+@pytest.mark.parametrize("option", [{"rotary_base": 10.0}, {"attention_dropout": 0.1}, {"is_causal": True}])
+def test_ranks_whose_blocks_have_other_options_are_told(option):
+    """The story: options that show in no parameter were not compared, and each rank computed with its own."""
+
+    def build_model(group):
+        block = nn.TransformerBlock(4, 2, **(option if group.rank else {}))
+        Pipeline(nn.Sequential(block, nn.Linear(4, 4)), group, loss=nn.MSELoss())
+
+    with pytest.raises(RankError, match="model") as caught:
+        spawn(build_model, 2)
+    assert caught.value.code == "disagreement"
 
 
 # -- bundles: masks and a memory on their way over the cuts --------------------------------------------------------
