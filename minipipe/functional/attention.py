@@ -173,8 +173,8 @@ def self_attention(
     if shared < 1 or num_heads < 1 or num_heads % shared or len(shape) != 3 or shape[2] % num_parts or 0 in shape[1:]:
         raise TensorError(
             "shape",
-            f"self_attention: the projections have shape {shape}; expected (n, t, k), where k is a multiple of "
-            f"{num_heads} + 2 * {shared} heads of queries, keys and values, and the first of these of the second.",
+            f"self_attention: the projections have shape {shape}; expected (n, t, k), k a multiple of {num_parts}: "
+            f"{num_heads} heads of queries, {shared} of keys, {shared} of values. {shared} must divide {num_heads}.",
         )
     n, t, width = shape[0], shape[1], shape[2] // num_parts
     by_head = xp.permute_dims(backend.reshape(projections.data, (n, t, num_parts, width)), (0, 2, 1, 3))

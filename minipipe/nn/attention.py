@@ -45,8 +45,7 @@ class MultiHeadAttention(Module):
     References
     ----------
     Vaswani et al. 2017, "Attention is all you need", section 3.2; Ainslie et al. 2023, "GQA", figure 2; Su et al. 2021,
-    "RoFormer". First values:
-    Glorot, Bengio 2010, as in PyTorch.
+    "RoFormer". First values: Glorot, Bengio 2010, as in PyTorch.
 
     Examples
     --------
