@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from inspect import Parameter, signature
 from typing import Any
@@ -19,6 +19,32 @@ _KEYWORDS = {
     "embedding_dim": "width",
     "normalized_shape": "width",
     "params": "parameters",
+    "n_head": "num_heads",
+    "n_heads": "num_heads",
+    "num_attention_heads": "num_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "dim_feedforward": "hidden",
+    "intermediate_size": "hidden",
+    "kdim": "memory_width",
+    "vdim": "memory_width",
+    "attn_dropout": "attention_dropout",
+    "rope_theta": "rotary_base",
+    "attention_mask": "mask",
+    "encoder_hidden_states": "memory",
+    "encoder_attention_mask": "memory_mask",
+}
+_SEEN = "a mask says here what is seen, the opposite: {}=~{}."
+_BY_QUERY = "here it is mask=, (n, t, s), True where a key is seen; causal is a layer made with is_causal=True."
+_ADVICE: Mapping[str, str] = {
+    **{
+        name: _SEEN.format("mask", name)
+        for name in ("key_padding_mask", "src_key_padding_mask", "tgt_key_padding_mask")
+    },
+    "memory_key_padding_mask": _SEEN.format("memory_mask", "memory_key_padding_mask"),
+    **dict.fromkeys(("attn_mask", "src_mask", "tgt_mask"), _BY_QUERY),
+    "batch_first": "samples always come first: (n, t, width).",
+    "norm_first": "the norms always come first.",
 }
 _NO_BATCH_NORM = "nn.LayerNorm or nn.RMSNorm; statistics of a batch would depend on how it is cut into microbatches"
 _LOSS = "any function that returns a mean, such as lambda output, target: ((output - target) ** 2).mean()"
@@ -27,6 +53,15 @@ MODULES: Mapping[str, str] = {
     **dict.fromkeys(
         ("L1Loss", "SmoothL1Loss", "HuberLoss", "BCELoss", "BCEWithLogitsLoss", "NLLLoss", "KLDivLoss"), _LOSS
     ),
+    "MultiheadAttention": "nn.MultiHeadAttention, or nn.CrossAttention for keys and values from elsewhere",
+    "TransformerEncoderLayer": "nn.TransformerBlock",
+    "TransformerDecoderLayer": "nn.DecoderBlock",
+    "TransformerEncoder": "nn.Sequential of nn.TransformerBlock",
+    **dict.fromkeys(
+        ("Transformer", "TransformerDecoder"),
+        'nn.Sequential of nn.On(("x", "mask"), nn.TransformerBlock(…)) and nn.On(("y", "x"), nn.DecoderBlock(…))',
+    ),
+    "RotaryEmbedding": "nn.MultiHeadAttention(…, rotary_base=10000), or functional.rotary",
     "ModuleList": "set a list of modules as an attribute",
     "ModuleDict": "set a dict of modules as an attribute",
     "ParameterList": "set a list of parameters as an attribute",
@@ -94,11 +129,33 @@ def check_keywords(kind: type, positional: tuple[Any, ...], given: Mapping[str, 
         if positional or given:
             raise ArgumentError("name", f"{kind.__name__} takes no argument; this is {(*positional, *given)!r:.60}.")
         return
-    taken = dict(list(signature(kind.__init__).parameters.items())[1:])  # type: ignore[misc]
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values()):
+    _check_taken(kind.__name__, list(signature(kind.__init__).parameters.values())[1:], given)  # type: ignore[misc]
+
+
+def check_options(layer: str, forward: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse keywords that a layer is not called with, and name what takes their place.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``.
+
+    Examples
+    --------
+    >>> check_options("MultiHeadAttention", lambda x, mask=None: x, {"key_padding_mask": [[True, False]]})
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: MultiHeadAttention takes no key_padding_mask=; a mask says here what is seen, ...
+    """
+    _check_taken(layer, list(signature(forward).parameters.values()), given)
+
+
+def _check_taken(owner: str, parameters: list[Parameter], given: Mapping[str, Any]) -> None:
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return
+    taken = [parameter.name for parameter in parameters]
     for name in given:
         if name not in taken:
             near = _KEYWORDS.get(name) or next(iter(get_close_matches(name, taken, n=1)), None)
             hint = f"here it is {near}=." if near in taken else f"expected {', '.join(taken) or 'no argument'}."
-            raise ArgumentError("name", f"{kind.__name__} takes no {name}=; {hint}")
+            raise ArgumentError("name", f"{owner} takes no {name}=; {_ADVICE.get(name, hint)}") from None

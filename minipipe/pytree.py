@@ -7,7 +7,7 @@ from typing import Any
 
 from minipipe.backend import is_array
 from minipipe.errors import TensorError
-from minipipe.tensor import Tensor
+from minipipe.tensor import Tensor, as_tensor
 
 Bundle = Tensor | tuple["Bundle", ...] | list["Bundle"] | dict[str, "Bundle"]
 
@@ -91,6 +91,18 @@ def _rebuilt(form: Any, items: Iterator[Any]) -> Any:
     if _is_row(form):
         return type(form)(_rebuilt(part, items) for part in form)
     return next(items)
+
+
+def as_tensors(given: Any) -> Any:
+    """Return a bundle of arrays, or an array, as one of tensors; tensors stay what they are.
+
+    Examples
+    --------
+    >>> as_tensors({"x": Tensor([1.0]), "mask": [1, 0]})
+    {'x': Tensor([1.]), 'mask': Tensor([1, 0])}
+    """
+    leaves, form = flattened(given)
+    return rebuilt(form, [as_tensor(leaf) for leaf in leaves])
 
 
 def _is_row(value: Any) -> bool:

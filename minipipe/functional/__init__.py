@@ -30,6 +30,7 @@ from minipipe.functional.linear import linear, matmul
 from minipipe.functional.loss import mean_squared_error
 from minipipe.functional.normalisation import layer_norm, rms_norm
 from minipipe.functional.reduction import amax, amin, mean, total, variance
+from minipipe.functional.rotary import rotary
 from minipipe.functional.selection import clip, masked_fill, where
 from minipipe.functional.shape import contiguous, identity, index, reshape, transpose
 from minipipe.functional.softmax import log_softmax, logsumexp, softmax
@@ -69,6 +70,7 @@ __all__ = [
     "relu",
     "reshape",
     "rms_norm",
+    "rotary",
     "self_attention",
     "sigmoid",
     "silu",

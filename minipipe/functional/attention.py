@@ -6,31 +6,54 @@ For one head with queries Q (t, d), keys K (s, d), values V (s, e), and G the gr
     dV = W G        dW = V G^T        dS = W * (dW - sum of dW * W over keys)
     dK = dS Q / sqrt(d)               dQ = dS^T K / sqrt(d)
 
+With dropout the values are weighed by D = W * M, where M is 0 or 1 / (1 - probability); then dW = M * (V G^T), so that
+W * dW = D * (V G^T).
+
 Keys are rows of W, and not columns as in the literature: NumPy reduces over rows several times as fast.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
+from minipipe.functional.dropout import drawn
+from minipipe.functional.rotary import Rotation
 from minipipe.tensor import Operand, Tensor, as_real, operands, record
 
 
-def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = False) -> Tensor:
+def attention(
+    query: Operand,
+    key: Operand,
+    value: Operand,
+    is_causal: bool = False,
+    mask: Operand | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
     """Return softmax(query key^T / sqrt(d)) value, over the last two axes.
+
+    A query that sees no key gets zeros, and all gradients through it are 0. Heads of queries may share a head of keys
+    and values ("grouped queries"): neighbours share.
 
     Parameters
     ----------
     query : Tensor of shape (..., t, d)
     key : Tensor of shape (..., s, d)
     value : Tensor of shape (..., s, e)
-        The axes before the last two are the same in all three: samples, heads.
+        The axes before the last two are the same in all three: samples, heads. But the last of them, the heads, may be
+        a multiple in the queries: (n, h * g, t, d) beside (n, h, s, d) and (n, h, s, e).
     is_causal : bool
-        Whether query i sees keys 0 to i only.
+        Whether query i sees keys 0 to i only, and among them those of the mask.
+    mask : array or Tensor of truth values, or of 0 and 1, optional
+        Which keys are seen, True or 1: of shape (n, s), by key, for instance all but padding; or (n, t, s), by query
+        and key. Two axes are (n, s), whatever the lengths. n is the first axis of the queries, or 1 for all samples
+        alike; heads share the mask. It has no gradient.
+    dropout : float
+        The probability with which a weight is set to 0, after the softmax; see :func:`minipipe.functional.dropout`.
 
     Returns
     -------
@@ -39,11 +62,14 @@ def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = Fa
     Raises
     ------
     TensorError
-        Code ``shape``, naming all three shapes.
+        Code ``shape``, naming all shapes; for the mask, also ``dtype`` and ``range``; for dropout, ``range`` and
+        ``no-random-key``.
 
     References
     ----------
-    Vaswani et al. 2017, "Attention is all you need", equation 1.
+    Vaswani et al. 2017, "Attention is all you need", equation 1; dropout: Radford et al. 2018, "Improving language
+    understanding by generative pre-training", section 4.1; grouped queries: Ainslie et al. 2023, "GQA: training
+    generalized multi-query transformer models from multi-head checkpoints", section 2.2.
 
     Examples
     --------
@@ -53,38 +79,69 @@ def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = Fa
     >>> key, value = Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([[10.0], [20.0]])
     >>> functional.attention(Tensor([[0.0, 0.0]]), key, value)
     Tensor([[15.]])
+
+    Two samples of the same; the second key of the second one is padding.
+
+    >>> query, key, value = (functional.stack([x, x]) for x in (Tensor([[0.0, 0.0]]), key, value))
+    >>> functional.attention(query, key, value, mask=[[True, True], [True, False]]).numpy().tolist()
+    [[[15.0]], [[10.0]]]
     """
     query, key = operands(query, key)
     query, value = operands(query, value)
     query, key, value = as_real(query), as_real(key), as_real(value)
     shapes = query.shape, key.shape, value.shape
-    fits = all(len(shape) >= 2 and shape[:-2] == shapes[0][:-2] for shape in shapes)
-    if not fits or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2] or 0 in shapes[1][-2:]:
+    if not _fit(*shapes):
         raise TensorError(
             "shape",
             f"attention: queries {shapes[0]}, keys {shapes[1]} and values {shapes[2]} do not fit; "
-            "expected (..., t, d), (..., s, d) and (..., s, e), and not nothing to attend to.",
+            "expected (..., t, d), (..., s, d) and (..., s, e), and not nothing to attend to. The axis before may be a "
+            "multiple in the queries.",
         )
-    head = _Head.of(query.data, key.data, value.data, is_causal)
+    head = _Head.of("attention", query.data, key.data, value.data, is_causal, mask, dropout)
     return record(
-        head.weights.mT @ value.data,
+        head.result(),
         (query, lambda g: head.query_gradient(head.score_gradient(g))),
         (key, lambda g: head.key_gradient(head.score_gradient(g))),
-        (value, lambda g: head.weights @ g),
+        (value, lambda g: head.value_gradient(g)),
     )
 
 
-def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False) -> Tensor:
+def _fit(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> bool:
+    if min(len(query), len(key), len(value)) < 2 or key[:-1] != value[:-1] or query[-1] != key[-1] or 0 in key[-2:]:
+        return False
+    heads, shared = query[:-2], key[:-2]
+    if heads == shared:
+        return True
+    return len(heads) == len(shared) and heads[:-1] == shared[:-1] and shared[-1] > 0 and heads[-1] % shared[-1] == 0
+
+
+def self_attention(
+    projections: Tensor,
+    num_heads: int,
+    is_causal: bool = False,
+    mask: Operand | None = None,
+    dropout: float = 0.0,
+    num_key_value_heads: int | None = None,
+    rotary_base: float | None = None,
+) -> Tensor:
     """Return the attention of a sequence to itself, several heads side by side.
 
     Parameters
     ----------
-    projections : Tensor of shape (n, t, 3 * width)
+    projections : Tensor of shape (n, t, 3 * width), or (n, t, width + 2 * width * num_key_value_heads / num_heads)
         The queries, keys and values of each position, one behind the other. Each head has its part of each.
     num_heads : int
         Divides width.
     is_causal : bool
         Whether position i sees positions 0 to i only.
+    mask : array or Tensor, optional
+        Which positions are seen, (n, t) or (n, t, t), as in :func:`attention`.
+    dropout : float
+        The probability with which a weight is set to 0, as there.
+    num_key_value_heads : int, optional
+        Heads of keys and values, a divisor of num_heads, by default as many; neighbouring heads of queries share one.
+    rotary_base : float, optional
+        Turns queries and keys by their positions, 0 to t - 1, with this base; see :func:`minipipe.functional.rotary`.
 
     Returns
     -------
@@ -93,7 +150,8 @@ def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False)
     Raises
     ------
     TensorError
-        Code ``shape``.
+        Code ``shape``; for mask, dropout and rotary_base, those of :func:`attention` and
+        :func:`minipipe.functional.rotary`.
 
     References
     ----------
@@ -110,66 +168,160 @@ def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False)
     """
     projections = as_real(projections)
     shape, xp = projections.shape, array_module(projections.data)
-    if num_heads < 1 or len(shape) != 3 or shape[2] % (3 * num_heads) or 0 in shape[1:]:
+    shared = num_heads if num_key_value_heads is None else num_key_value_heads
+    num_parts = num_heads + 2 * shared
+    if shared < 1 or num_heads < 1 or num_heads % shared or len(shape) != 3 or shape[2] % num_parts or 0 in shape[1:]:
         raise TensorError(
             "shape",
-            f"self_attention: the projections have shape {shape}; expected (n, t, 3 * width), where width is a "
-            f"multiple of the number of heads, {num_heads}.",
+            f"self_attention: the projections have shape {shape}; expected (n, t, k), k a multiple of {num_parts}: "
+            f"{num_heads} heads of queries, {shared} of keys, {shared} of values. {shared} must divide {num_heads}.",
         )
-    n, t, width = shape[0], shape[1], shape[2] // 3
-    by_head = backend.reshape(projections.data, (n, t, 3, num_heads, width // num_heads))
-    query, key, value = (xp.permute_dims(by_head[:, :, i, ...], (0, 2, 1, 3)) for i in range(3))
-    head = _Head.of(query, key, value, is_causal)
+    n, t, width = shape[0], shape[1], shape[2] // num_parts
+    by_head = xp.permute_dims(backend.reshape(projections.data, (n, t, num_parts, width)), (0, 2, 1, 3))
+    ends = (0, num_heads, num_heads + shared, num_parts)
+    query, key, value = (by_head[:, start:end, ...] for start, end in pairwise(ends))
+    rotation = None if rotary_base is None else Rotation.of("self_attention", query, None, rotary_base)
+    if rotation is not None:
+        query, key = rotation.turned(query), rotation.turned(key)
+    head = _Head.of("self_attention", query, key, value, is_causal, mask, dropout)
 
     def merged(heads: Array) -> Array:
-        return backend.reshape(xp.permute_dims(heads, (0, 2, 1, 3)), (n, t, width))
+        return backend.reshape(xp.permute_dims(heads, (0, 2, 1, 3)), (n, t, heads.shape[1] * width))
 
     def vjp(g: Array) -> Array:
-        g = xp.permute_dims(backend.reshape(g, (n, t, num_heads, width // num_heads)), (0, 2, 1, 3))
+        g = xp.permute_dims(backend.reshape(g, (n, t, num_heads, width)), (0, 2, 1, 3))
         scores = head.score_gradient(g)
-        parts = head.query_gradient(scores), head.key_gradient(scores), head.weights @ g
-        return xp.concat([merged(part) for part in parts], axis=2)
+        of_query, of_key = head.query_gradient(scores), head.key_gradient(scores)
+        if rotation is not None:
+            of_query, of_key = rotation.turned_back(of_query), rotation.turned_back(of_key)
+        return xp.concat([merged(part) for part in (of_query, of_key, head.value_gradient(g))], axis=2)
 
-    return record(merged(head.weights.mT @ value), (projections, vjp))
+    return record(merged(head.result()), (projections, vjp))
 
 
 class _Head(NamedTuple):
-    """What attention keeps: queries (scaled), keys, values and weights of all heads, over the last two axes."""
+    """What attention keeps: queries (scaled), keys, values and weights of all heads, over the last two axes.
+
+    Queries of heads that share keys and values stand one behind the other, as if they were of one head.
+    """
 
     queries: Array
     keys: Array
     values: Array
     weights: Array
+    dropped: Array  # the weights after dropout; without, the weights themselves
+    shape: tuple[int, ...]  # of the queries that were given
 
     @classmethod
-    def of(cls, query: Array, key: Array, value: Array, is_causal: bool) -> _Head:
-        query = query * (1 / math.sqrt(query.shape[-1]))
+    def of(
+        cls,
+        name: str,
+        query: Array,
+        key: Array,
+        value: Array,
+        is_causal: bool,
+        mask: Operand | None,
+        dropout: float,
+    ) -> _Head:
+        shape, visible = query.shape, _visible(name, mask, query, key.shape[-2])
+        query = _beside(query * (1 / math.sqrt(shape[-1])), key)
         scores = key @ query.mT
-        if is_causal:
-            xp, (s, t) = array_module(scores), scores.shape[-2:]
-            scores += xp.tril(xp.full((s, t), -math.inf, dtype=scores.dtype), k=-1)
-        return cls(query, key, value, _softmax_over_rows(scores))
+        if is_causal or visible is not None:
+            scores = _hidden(scores, shape[-2], is_causal, visible)
+        weights = _softmax_over_rows(scores, may_see_nothing=visible is not None)
+        drop = drawn(name, weights, dropout)
+        return cls(query, key, value, weights, weights if drop is None else drop(weights), shape)
+
+    def result(self) -> Array:
+        return backend.reshape(self.dropped.mT @ self.values, (*self.shape[:-1], self.values.shape[-1]))
 
     def score_gradient(self, g: Array) -> Array:
-        scores = self.values @ g.mT
-        scores *= self.weights
+        scores = self.values @ _beside(g, self.values).mT
+        scores *= self.dropped
         scores -= self.weights * _sum_over_rows(scores)
         return scores
 
     def query_gradient(self, scores: Array) -> Array:
         gradient = scores.mT @ self.keys
         gradient *= 1 / math.sqrt(self.keys.shape[-1])
-        return gradient
+        return backend.reshape(gradient, self.shape)
 
     def key_gradient(self, scores: Array) -> Array:
         return scores @ self.queries
 
+    def value_gradient(self, g: Array) -> Array:
+        return self.dropped @ _beside(g, self.values)
 
-def _softmax_over_rows(scores: Array) -> Array:
+
+def _beside(rows: Array, shared: Array) -> Array:
+    """Return the rows of heads that share keys one behind the other: (..., h * g, t, d) as (..., h, g * t, d)."""
+    if rows.shape[:-2] == shared.shape[:-2]:
+        return rows
+    num_rows = rows.shape[-3] // shared.shape[-3] * rows.shape[-2]
+    return backend.reshape(rows, (*shared.shape[:-2], num_rows, rows.shape[-1]))
+
+
+def _hidden(scores: Array, num_queries: int, is_causal: bool, visible: Array | None) -> Array:
+    """Return scores of shape (..., s, g * t), of g heads of t queries, with -inf for each key that is not seen."""
+    xp, shape = array_module(scores), scores.shape
+    s, t = shape[-2], num_queries
+    by_head = backend.reshape(scores, (*shape[:-1], shape[-1] // max(t, 1), t))
+    if is_causal:
+        by_head += xp.tril(xp.full((s, t), -math.inf, dtype=scores.dtype), k=-1)[:, None, :]
+    if visible is not None:
+        n, _, by_query = visible.shape
+        seen = backend.reshape(visible, (n, *(1,) * (scores.ndim - 3), s, 1, by_query))
+        by_head += xp.where(seen, backend.filled((), 0.0, scores), -math.inf)
+    return backend.reshape(by_head, shape)
+
+
+def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Array | None:
+    """Return which keys a mask shows to queries of shape (n, ..., t, d), as truth values of shape (n, s, t or 1)."""
+    if mask is None:
+        return None
+    values = mask.data if isinstance(mask, Tensor) else backend.as_array(mask, like=like)
+    if not backend.is_boolean(values.dtype):
+        values = _truth_values(name, values)
+    n, t = like.shape[0] if like.ndim > 2 else None, like.shape[-2]
+    if n is None or values.shape[:1] not in ((n,), (1,)) or values.shape[1:] not in ((num_keys,), (t, num_keys)):
+        expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})" if n is not None else "queries of three axes or more"
+        raise TensorError(
+            "shape",
+            f"{name}: the mask has shape {values.shape}; expected {expected}: by sample and key, or by sample, query "
+            "and key. The first axis may be 1, for all samples alike.",
+        )
+    return values.mT if values.ndim == 3 else values[:, :, None]
+
+
+def _truth_values(name: str, mask: Array) -> Array:
+    xp = array_module(mask)
+    if not backend.is_integer(mask.dtype):
+        raise TensorError(
+            "dtype",
+            f"{name}: the mask is {mask.dtype}; expected truth values, True where a key may be seen, or whole numbers, "
+            "1 there and 0 elsewhere.",
+        )
+    is_seen = mask == 1
+    if not bool(xp.all(is_seen | (mask == 0))):
+        raise TensorError(
+            "range",
+            f"{name}: the mask holds other numbers than 0 and 1. Say which keys are seen: mask == …, or mask > 0.",
+        )
+    return is_seen
+
+
+def _softmax_over_rows(scores: Array, may_see_nothing: bool) -> Array:
+    """Return the softmax over the last axis but one, in place; 0 where all scores are -inf, if there may be such."""
     xp = array_module(scores)
-    scores -= _largest_of_rows(scores)
+    largest = _largest_of_rows(scores)
+    if may_see_nothing:
+        largest = xp.clip(largest, float(xp.finfo(scores.dtype).min), None)  # -inf - (-inf) would be no number
+    scores -= largest
     weights = xp.exp(scores)
-    weights /= _sum_over_rows(weights)
+    sums = _sum_over_rows(weights)
+    if may_see_nothing:
+        sums = xp.clip(sums, 1.0, None)  # the largest of a row counts 1, so less is nothing
+    weights /= sums
     return weights
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from minipipe import backend
 from minipipe.autograd.random_key import next_key
+from minipipe.backend import Array
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_real, record
 
@@ -38,10 +41,29 @@ def dropout(a: Operand, probability: float) -> Tensor:
     [0.0, 2.0]
     """
     a = as_real(a)
+    drop = drawn("dropout", a.data, probability)
+    return a if drop is None else record(drop(a.data), (a, drop))
+
+
+def drawn(name: str, like: Array, probability: float) -> Callable[[Array], Array] | None:
+    """Return what dropout does here to arrays of the shape of ``like``, and to their gradients; None for nothing.
+
+    Parameters
+    ----------
+    name : str
+        Of the operation, for the error.
+    like : array of any shape
+    probability : float
+
+    Raises
+    ------
+    TensorError
+        Codes ``range`` and ``no-random-key``.
+    """
     if not 0 <= probability < 1:
-        raise TensorError("range", f"dropout: the probability is {probability}; expected at least 0 and less than 1.")
+        raise TensorError("range", f"{name}: the probability is {probability}; expected at least 0 and less than 1.")
     if probability == 0:
-        return a
-    keep = backend.uniform(a.data, next_key()) >= probability
+        return None
+    keep = backend.uniform(like, next_key()) >= probability
     scale = 1 / (1 - probability)
-    return record(backend.masked(a.data, keep) * scale, (a, lambda g: backend.masked(g, keep) * scale))
+    return lambda array: backend.masked(array, keep) * scale

@@ -3,10 +3,11 @@
 from minipipe.habits import MODULES, missing
 from minipipe.nn import initialisers
 from minipipe.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
-from minipipe.nn.attention import MultiHeadAttention, TransformerBlock, Unembedding
+from minipipe.nn.attention import CrossAttention, MultiHeadAttention
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss, AuxiliaryLosses, auxiliary_losses
+from minipipe.nn.bundle import On, Take
 from minipipe.nn.convolution import Conv1d, Conv2d, MaxPool2d
-from minipipe.nn.embedding import Embedding, PositionalEmbedding
+from minipipe.nn.embedding import Embedding, PositionalEmbedding, Unembedding
 from minipipe.nn.layers import Dropout, Flatten, Identity, Linear
 from minipipe.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.nn.module import Module
@@ -15,6 +16,7 @@ from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
 from minipipe.nn.residual import Residual
 from minipipe.nn.sequential import Sequential
+from minipipe.nn.transformer import DecoderBlock, TransformerBlock
 
 __all__ = [
     "GELU",
@@ -22,7 +24,9 @@ __all__ = [
     "AuxiliaryLosses",
     "Conv1d",
     "Conv2d",
+    "CrossAttention",
     "CrossEntropyLoss",
+    "DecoderBlock",
     "Dropout",
     "Embedding",
     "Flatten",
@@ -33,6 +37,7 @@ __all__ = [
     "MaxPool2d",
     "Module",
     "MultiHeadAttention",
+    "On",
     "Parameter",
     "PositionalEmbedding",
     "RMSNorm",
@@ -42,6 +47,7 @@ __all__ = [
     "Sequential",
     "SiLU",
     "Sigmoid",
+    "Take",
     "Tanh",
     "TransformerBlock",
     "Unembedding",

@@ -1,11 +1,11 @@
-"""Layers that learn a vector for each symbol and for each position."""
+"""Layers that learn a vector for each symbol and for each position, and the way back from vectors to symbols."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from minipipe import functional
-from minipipe.errors import TensorError
+from minipipe.errors import ArgumentError, TensorError
 from minipipe.nn.initialisers import Initialiser, normal
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
@@ -109,3 +109,41 @@ class PositionalEmbedding(Module):
     def describe(self) -> str:
         """Name both lengths."""
         return ", ".join(map(str, self.weight.shape))
+
+
+class Unembedding(Module):
+    """Scores of every symbol: the product with the very vectors of an :class:`Embedding`, which it shares.
+
+    Where a pipeline has both on different ranks, they exchange their gradients after each step.
+
+    Parameters
+    ----------
+    embedding : Embedding
+
+    References
+    ----------
+    Press, Wolf 2017, "Using the output embedding to improve language models", section 3.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> embedding = nn.Embedding(num_embeddings=5, width=3)
+    >>> scores = nn.Unembedding(embedding)(embedding([[1, 4]]))
+    >>> scores.shape
+    (1, 2, 5)
+    """
+
+    def __init__(self, embedding: Embedding) -> None:
+        if not isinstance(embedding, Embedding):
+            raise ArgumentError(
+                "type", f"Unembedding takes the nn.Embedding to share; this is {type(embedding).__name__}."
+            )
+        self.weight = embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map a tensor of shape (..., width) to (..., num_embeddings)."""
+        return functional.linear(x, functional.transpose(self.weight))
+
+    def describe(self) -> str:
+        """Name both lengths."""
+        return ", ".join(map(str, reversed(self.weight.shape)))

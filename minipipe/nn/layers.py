@@ -117,8 +117,7 @@ class Dropout(Module):
     """
 
     def __init__(self, probability: float) -> None:
-        if not 0 <= probability < 1:
-            raise ArgumentError("value", f"Dropout: probability is {probability}; expected at least 0 and less than 1.")
+        check_probability("Dropout", probability=probability)
         self.probability = probability
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,3 +127,18 @@ class Dropout(Module):
     def describe(self) -> str:
         """Name the probability."""
         return str(self.probability)
+
+
+def check_probability(layer: str, **probabilities: float) -> None:
+    """Check that the probabilities given to a layer for its dropout are at least 0 and less than 1.
+
+    Examples
+    --------
+    >>> check_probability("Dropout", probability=1)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: Dropout: probability is 1; expected at least 0 and less than 1.
+    """
+    for name, value in probabilities.items():
+        if not 0 <= value < 1:
+            raise ArgumentError("value", f"{layer}: {name} is {value}; expected at least 0 and less than 1.")

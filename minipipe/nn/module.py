@@ -12,7 +12,7 @@ import numpy as np
 
 from minipipe import backend
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.habits import check_keywords
+from minipipe.habits import check_keywords, check_options
 from minipipe.nn.parameter import Parameter
 
 
@@ -55,7 +55,11 @@ class Module:
         if not self._is_filled:
             self._fill_missing(seed=0)
             self._is_filled = True
-        return self.forward(*inputs, **options)
+        try:
+            return self.forward(*inputs, **options)
+        except TypeError:
+            check_options(type(self).__name__, self.forward, options)
+            raise
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. A parameter that a module has already is tied: this place gets an alias of it."""
@@ -190,7 +194,7 @@ class Module:
     # -- looks ----------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """Return the arguments of the repr, for a module without parts."""
+        """Return the arguments of the repr."""
         return ""
 
     def brief(self, width: int = 48) -> str:
@@ -202,7 +206,8 @@ class Module:
         modules = [(name, part) for name, part in self._parts() if isinstance(part, Module)]
         if not modules:
             return f"{type(self).__name__}({self.describe()})"
-        lines = [f"{name}: {part!r}".replace("\n", "\n  ") for name, part in modules]
+        lines = [self.describe()] * bool(self.describe())  # options that no part shows
+        lines += [f"{name}: {part!r}".replace("\n", "\n  ") for name, part in modules]
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
 

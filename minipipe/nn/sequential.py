@@ -13,7 +13,7 @@ from minipipe.errors import ArgumentError, MinipipeError
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
-from minipipe.pytree import rebuilt, tensors_in
+from minipipe.pytree import as_tensors, rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor
 
 _BUNDLES = (Tensor, tuple, list, dict)
@@ -71,6 +71,7 @@ class Sequential(Module):
         if place.layer is not None:  # a sequence inside a layer of another one, which no cut divides
             return self._apply(x, None, 0, 0)
         try:
+            x = x if isinstance(x, Tensor) else as_tensors(x)
             return self._apply(x, place, self.first_place, self.first_layer)
         finally:
             place.leave()

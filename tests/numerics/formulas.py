@@ -58,19 +58,49 @@ def of_mean_square_one(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon)
 
 
-def attended(query: np.ndarray, key: np.ndarray, value: np.ndarray, is_causal: bool = False) -> np.ndarray:
-    """Return softmax(Q K^T / sqrt(d)) V (Vaswani et al. 2017, equation 1); scores of the future are -inf."""
+def attended(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    is_causal: bool = False,
+    mask: np.ndarray | None = None,
+    dropout: float = 0.0,
+) -> np.ndarray:
+    """Return softmax(Q K^T / sqrt(d)) V (Vaswani et al. 2017, equation 1); scores of what is not seen are -inf.
+
+    A mask has shape (n, s) or (n, t, s); a query that sees nothing gets zeros. Dropout is drawn for keys by queries.
+    """
     scores = query @ np.swapaxes(key, -1, -2) / math.sqrt(query.shape[-1])
     if is_causal:
         scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -math.inf)
-    return np.asarray(softmax(scores) @ value)
+    if mask is not None:
+        by_query = mask[:, None, :] if mask.ndim == 2 else mask
+        heads = range(1, scores.ndim - 2)
+        scores = np.where(np.expand_dims(by_query == 1, tuple(heads)), scores, -math.inf)
+    weights = np.exp(scores)
+    sums = weights.sum(-1, keepdims=True)
+    weights /= np.where(sums == 0, 1, sums)
+    return np.asarray(np.swapaxes(dropped_array(np.swapaxes(weights, -1, -2), dropout), -1, -2) @ value)
 
 
-def attended_by_heads(projections: np.ndarray, num_heads: int, is_causal: bool = False) -> np.ndarray:
+def attended_by_heads(
+    projections: np.ndarray, num_heads: int, is_causal: bool = False, mask: np.ndarray | None = None
+) -> np.ndarray:
     """Return head after head, side by side; each has its columns of the queries, of the keys and of the values."""
     query, key, value = np.split(projections, 3, axis=-1)
     heads = (np.split(part, num_heads, axis=-1) for part in (query, key, value))
-    return np.concatenate([attended(*head, is_causal) for head in zip(*heads)], axis=-1)
+    return np.concatenate([attended(*head, is_causal, mask) for head in zip(*heads)], axis=-1)
+
+
+def turned(x: np.ndarray, positions: np.ndarray | None = None, base: float = 10000.0) -> np.ndarray:
+    """Return vectors turned by their positions, as complex numbers: elements i and i + d / 2 are one."""
+    d = x.shape[-1]
+    positions = np.arange(x.shape[-2]) if positions is None else positions
+    angles = np.multiply.outer(positions, base ** (-2 * np.arange(d // 2) / d))
+    if positions.ndim == 2:
+        angles = np.expand_dims(angles, tuple(range(1, x.ndim - 2)))
+    plane = (x[..., : d // 2] + 1j * x[..., d // 2 :]) * np.exp(1j * angles)
+    return np.concatenate([plane.real, plane.imag], axis=-1)
 
 
 def windows(x: np.ndarray, kernel: tuple[int, int], stride: tuple[int, int]) -> np.ndarray:
@@ -100,4 +130,7 @@ IMAGES, KERNELS, SMALL = somewhere(2, 3, 5, 4, seed=10), somewhere(2, 3, 3, 2, s
 SERIES, FILTERS = somewhere(2, 3, 7, seed=13), somewhere(4, 3, 3, seed=14)
 QUERIES, KEYS, VALUES = somewhere(2, 3, 4, seed=15), somewhere(2, 5, 4, seed=16), somewhere(2, 5, 2, seed=17)
 HEADS, PROJECTIONS = somewhere(2, 2, 3, 2, seed=18), somewhere(2, 4, 12, seed=19)
+BY_KEY = np.array([[True, False, True, True, False], [False, True, True, False, False]])
+BY_QUERY = np.stack([np.roll(BY_KEY, i, axis=1) for i in range(3)], axis=1)  # (2, 3, 5)
+BY_QUERY[1, 2] = False  # the last query of the second sample sees nothing
 MASK = np.array([[True, False, True, False], [False, False, True, True], [False, False, False, False]])

@@ -6,6 +6,7 @@ import numpy as np
 
 from minipipe import Tensor, random_key
 from minipipe import functional as F
+from tests.numerics.attention_rows import ATTENTION_ROWS
 from tests.numerics.formulas import (
     BIAS,
     COUNTS,
@@ -140,6 +141,7 @@ LAYER_ROWS = [
         lambda x: x[..., 8:],  # a position alone sees only itself
         (PROJECTIONS[:, :1],),
     ),
+    *ATTENTION_ROWS,
     # -- convolutions and pooling
     Row("conv2d", lambda c, x, w: F.conv2d(x, w), convolved, (IMAGES, KERNELS)),
     Row(

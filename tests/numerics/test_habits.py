@@ -22,6 +22,13 @@ X = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
         (lambda: nn.LayerNorm(normalized_shape=3), "here it is width="),
         (lambda: nn.Linear(in_feature=3, out_features=2), "here it is in_features="),
         (lambda: nn.Conv2d(1, 8, 3, groups=2), "takes no groups=; expected in_channels, out_channels, kernel_size"),
+        (lambda: nn.TransformerBlock(d_model=8, nhead=2), "here it is width="),
+        (lambda: nn.TransformerBlock(8, 2, dim_feedforward=16), "here it is hidden="),
+        (lambda: nn.TransformerBlock(8, 2, batch_first=True), r"takes no batch_first=; samples always come first"),
+        (lambda: nn.DecoderBlock(8, 2, norm_first=True), "takes no norm_first=; the norms always come first"),
+        (lambda: nn.MultiHeadAttention(8, 4, num_kv_heads=2), "here it is num_key_value_heads="),
+        (lambda: nn.MultiHeadAttention(8, 4, rope_theta=1e4), "here it is rotary_base="),
+        (lambda: nn.CrossAttention(8, 4, kdim=6), "here it is memory_width="),
         (lambda: nn.ReLU(inplace=True), "ReLU takes no argument; this is .'inplace'"),
         (lambda: nn.Tanh(3), "Tanh takes no argument; this is .3"),
     ],
@@ -30,6 +37,37 @@ def test_a_keyword_of_another_library_names_the_one_that_is_taken_here(make, hin
     with pytest.raises(ArgumentError, match=hint) as caught:
         make()
     assert caught.value.code == "name"
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"key_padding_mask": 0}, r"MultiHeadAttention takes no key_padding_mask=; .*opposite: mask=~key_padding_mask"),
+        ({"attn_mask": 0}, r"takes no attn_mask=; here it is mask=, \(n, t, s\), True where a key is seen"),
+        ({"attention_mask": 0}, r"takes no attention_mask=; here it is mask="),
+        ({"maks": 0}, "here it is mask="),
+        ({"need_weights": False}, "takes no need_weights=; expected x, mask"),
+    ],
+)
+def test_a_keyword_that_a_layer_is_not_called_with_names_the_one_that_it_is(options, hint):
+    with pytest.raises(ArgumentError, match=hint) as caught:
+        nn.MultiHeadAttention(4, 2)(Tensor(np.ones((1, 2, 4), np.float32)), **options)
+    assert caught.value.code == "name"
+
+
+def test_the_mask_of_the_memory_has_its_own_name():
+    x = Tensor(np.ones((1, 2, 4), np.float32))
+    with pytest.raises(ArgumentError, match="opposite: memory_mask=~memory_key_padding_mask"):
+        nn.DecoderBlock(4, 2)(x, x, memory_key_padding_mask=None)
+
+
+def test_an_error_inside_a_layer_stays_what_it_is():
+    class Wrong(nn.Module):
+        def forward(self, x, mask=None):
+            return x + len(3)
+
+    with pytest.raises(TypeError, match="object of type 'int' has no len"):
+        Wrong()(1, mask=2)
 
 
 def test_a_module_of_ones_own_takes_its_own_keywords():

@@ -95,6 +95,17 @@ def test_a_bundle_arrives_as_it_was_sent(bundle):
     assert found == form and all(a is b for a, b in zip(leaves, arrays))
 
 
+@examples(60)
+@given(bundles(3), st.lists(st.sampled_from([bool, np.int64, np.int32, np.uint8, np.float64]), min_size=5, max_size=5))
+def test_truth_values_and_whole_numbers_arrive_as_such_and_want_no_gradient(bundle, dtypes):
+    form, arrays = bundle
+    arrays = [(array > 0).astype(dtype) for array, dtype in zip(arrays, dtypes)]
+    received = Payload.from_message(Payload.of(rebuilt(form, list(map(Tensor, arrays)))).to_message())
+    assert received.form == form and len(received.arrays) == len(arrays)
+    assert all(same_bits(mine, sent) for mine, sent in zip(received.arrays, arrays))
+    assert not any(want for want, array in zip(received.wanted, arrays) if array.dtype.kind != "f")
+
+
 class Masked(nn.Module):
     """A classifier of padded sequences: the mean over the tokens of each, by its mask."""
 

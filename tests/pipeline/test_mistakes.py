@@ -140,7 +140,7 @@ def test_ranks_that_step_unequally_often_are_told():
     inputs, targets = batch(8, 4)
 
     def skip(pipeline):
-        pipeline._calls.count += pipeline.group.rank
+        pipeline._intake.calls.count += pipeline.group.rank
         pipeline.step(inputs, targets)
 
     with pytest.raises(MessageError) as caught:

@@ -1,0 +1,192 @@
+"""Layers of several inputs in a sequence: one bundle passes, and each takes its part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+from minipipe.errors import ArgumentError
+from minipipe.nn.module import Module
+from minipipe.pytree import Bundle
+
+Entry = str | int
+
+
+class On(Module):
+    """Calls a layer with entries of a bundle, and puts the result in place of the first; the others pass unchanged.
+
+    In a sequence each layer takes one value, which may be a bundle: a dict, tuple or list of tensors, or of bundles. A
+    pipeline carries all of it over each cut, also whole numbers and truth values such as masks. It cuts before and
+    after an ``On``, not inside; so give each layer one of its own. What no later layer needs, drop by :class:`Take`. To
+    compute a layer again in backward, write ``Recompute(On(…))``.
+
+    Parameters
+    ----------
+    entries : str or int, sequence of them, or dict of str to them
+        Names in a dict, or positions in a tuple or list. One entry, or several in the order of the layer's parameters,
+        or by the names of these: ``{"x": "target", "memory": "source"}``.
+    layer : Module
+        Its parameters are ``layer.…`` here.
+    to : str or int, optional
+        Where the result goes: by default to the first of the entries. In a dict it may be new.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type`` or ``name``: for entries that the layer does not take; on a call, for a value that is no bundle or
+        has no such entry.
+
+    See Also
+    --------
+    Take : one entry alone, or some.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> model = nn.Sequential(
+    ...     nn.On("tokens", nn.Embedding(num_embeddings=9, width=4)),
+    ...     nn.On(("tokens", "mask"), nn.TransformerBlock(width=4, num_heads=2)),
+    ...     nn.Take("tokens"),
+    ... )
+    >>> model({"tokens": [[5, 3, 0], [7, 0, 0]], "mask": [[1, 1, 0], [1, 0, 0]]}).shape
+    (2, 3, 4)
+    """
+
+    def __init__(
+        self, entries: Entry | Sequence[Entry] | Mapping[str, Entry], layer: Module, to: Entry | None = None
+    ) -> None:
+        if not isinstance(layer, Module):
+            raise ArgumentError(
+                "type", f'On takes entries and a module, such as On("x", nn.Tanh()); this is {type(layer).__name__}.'
+            )
+        self.parameter_names = list(map(str, entries)) if isinstance(entries, Mapping) else None
+        self.entries = _listed("On", list(entries.values()) if isinstance(entries, Mapping) else entries)
+        self.destination = self.entries[0] if to is None else _listed("On", [to])[0]
+        self.layer = layer
+        try:
+            self._call(signature(layer.forward).bind, self.entries)
+        except TypeError as error:
+            taken = ", ".join(signature(layer.forward).parameters)
+            raise ArgumentError(
+                "name", f"On: {type(layer).__name__} is called with ({taken}); the entries are {entries!r}: {error}."
+            ) from None
+
+    def forward(self, bundle: Bundle) -> Bundle:
+        """Return the bundle, of the same kind, with the result of the layer in it.
+
+        Raises
+        ------
+        ArgumentError
+            Codes ``type`` and ``name``.
+        """
+        values = [_entry("On", bundle, name) for name in self.entries]
+        return _replaced(bundle, self.destination, self._call(self.layer, values))
+
+    def _call(self, function: Callable[..., Any], values: list[Any]) -> Any:
+        if self.parameter_names is None:
+            return function(*values)
+        return function(**dict(zip(self.parameter_names, values)))
+
+    def describe(self) -> str:
+        """Name entries, layer and destination."""
+        return self._described(self.layer.brief())
+
+    def _described(self, layer: str) -> str:
+        entries: Any = self.entries[0] if len(self.entries) == 1 else tuple(self.entries)
+        if self.parameter_names is not None:
+            entries = dict(zip(self.parameter_names, self.entries))
+        return f"{entries!r}, {layer}" + (f", to={self.destination!r}" if self.destination != self.entries[0] else "")
+
+    def __repr__(self) -> str:
+        return f"On({self._described(repr(self.layer))})"
+
+
+class Take(Module):
+    """Hands on one entry of a bundle alone, or some of them as a smaller bundle; the others travel no further.
+
+    Parameters
+    ----------
+    entries : str or int, or sequence of them
+        Names in a dict, or positions in a tuple or list. A sequence, even of one, leaves a bundle of the same kind, in
+        this order.
+
+    Raises
+    ------
+    ArgumentError
+        Codes ``type`` and ``name``; on a call, for a value that is no bundle or has no such entry.
+
+    See Also
+    --------
+    On : calls a layer with entries.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, nn
+    >>> bundle = {"x": Tensor([1.0]), "mask": Tensor([True]), "skip": Tensor([2.0])}
+    >>> nn.Take("x")(bundle)
+    Tensor([1.])
+    >>> nn.Take(["x", "skip"])(bundle)
+    {'x': Tensor([1.]), 'skip': Tensor([2.])}
+    """
+
+    def __init__(self, entries: Entry | Sequence[Entry]) -> None:
+        self.entries = _listed("Take", entries)
+        self.is_alone = isinstance(entries, str | int)
+
+    def forward(self, bundle: Bundle) -> Bundle:
+        """Return the entry, or a smaller bundle.
+
+        Raises
+        ------
+        ArgumentError
+            Codes ``type`` and ``name``.
+        """
+        taken = [_entry("Take", bundle, name) for name in self.entries]
+        if self.is_alone:
+            return taken[0]
+        if isinstance(bundle, dict):
+            return {str(name): item for name, item in zip(self.entries, taken)}
+        return type(bundle)(taken)
+
+    def describe(self) -> str:
+        """Name the entries."""
+        return repr(self.entries[0] if self.is_alone else self.entries)
+
+
+def _listed(layer: str, entries: Any) -> list[Entry]:
+    """Return entries as a list, after checking that they are names or positions."""
+    names = [entries] if isinstance(entries, str | int) else list(entries) if isinstance(entries, Sequence) else []
+    if not names or not all(type(name) in (str, int) for name in names):
+        raise ArgumentError(
+            "type",
+            f"{layer}: the entries are {entries!r}; expected a name or a position, or several of them: ('x', 'mask').",
+        )
+    return names
+
+
+def _entry(layer: str, bundle: Any, name: Entry) -> Any:
+    kind = type(bundle)
+    if isinstance(bundle, dict):
+        exists, there = name in bundle, f"the names are {', '.join(map(repr, bundle))}"
+    elif kind in (tuple, list):
+        count = len(bundle)
+        exists, there = isinstance(name, int) and -count <= name < count, f"the positions are 0 to {count - 1}"
+    else:
+        raise ArgumentError(
+            "type",
+            f"{layer}: the entry {name!r} is wanted from a {kind.__name__}; expected a dict, tuple or list of tensors.",
+        )
+    if not exists:
+        raise ArgumentError("name", f"{layer}: there is no entry {name!r} in the {kind.__name__}; {there}.")
+    return bundle[name]
+
+
+def _replaced(bundle: Any, name: Any, item: Any) -> Any:
+    """Return a bundle with another entry, which only in a dict may be new; the one that was given stays as it is."""
+    if isinstance(bundle, dict):
+        return {**bundle, name: item}
+    _entry("On", bundle, name)
+    items = list(bundle)
+    items[name] = item
+    return type(bundle)(items)
