@@ -8,7 +8,7 @@ from minipipe.functional import of_numpy as of_numpy  # attaches NumPy's protoco
 from minipipe.functional import operators as operators  # attaches the arithmetic
 from minipipe.functional.activation import relu, sigmoid, silu, tanh
 from minipipe.functional.attention import attention, self_attention
-from minipipe.functional.convolution import conv1d, conv2d, max_pool2d
+from minipipe.functional.convolution import conv1d, conv2d
 from minipipe.functional.cross_entropy import cross_entropy
 from minipipe.functional.dropout import dropout
 from minipipe.functional.elementwise import (
@@ -29,6 +29,7 @@ from minipipe.functional.joining import concatenate, split, stack
 from minipipe.functional.linear import linear, matmul
 from minipipe.functional.loss import mean_squared_error
 from minipipe.functional.normalisation import layer_norm, rms_norm
+from minipipe.functional.pooling import avg_pool1d, avg_pool2d, global_avg_pool, max_pool1d, max_pool2d
 from minipipe.functional.reduction import amax, amin, mean, total, variance
 from minipipe.functional.selection import clip, masked_fill, where
 from minipipe.functional.shape import contiguous, identity, index, reshape, transpose
@@ -39,6 +40,8 @@ __all__ = [
     "amax",
     "amin",
     "attention",
+    "avg_pool1d",
+    "avg_pool2d",
     "clip",
     "concatenate",
     "contiguous",
@@ -51,6 +54,7 @@ __all__ = [
     "erf",
     "exp",
     "gelu",
+    "global_avg_pool",
     "identity",
     "index",
     "layer_norm",
@@ -60,6 +64,7 @@ __all__ = [
     "logsumexp",
     "masked_fill",
     "matmul",
+    "max_pool1d",
     "max_pool2d",
     "mean",
     "mean_squared_error",

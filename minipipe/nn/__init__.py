@@ -4,29 +4,34 @@ from minipipe.habits import MODULES, missing
 from minipipe.nn import initialisers
 from minipipe.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
 from minipipe.nn.attention import MultiHeadAttention, TransformerBlock, Unembedding
-from minipipe.nn.convolution import Conv1d, Conv2d, MaxPool2d
+from minipipe.nn.convolution import Conv1d, Conv2d
 from minipipe.nn.embedding import Embedding, PositionalEmbedding
 from minipipe.nn.layers import Dropout, Flatten, Identity, Linear
 from minipipe.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.nn.module import Module
 from minipipe.nn.normalisation import LayerNorm, RMSNorm
 from minipipe.nn.parameter import Parameter
+from minipipe.nn.pooling import AvgPool1d, AvgPool2d, GlobalAvgPool, MaxPool1d, MaxPool2d
 from minipipe.nn.recompute import Recompute
 from minipipe.nn.residual import Residual
 from minipipe.nn.sequential import Sequential
 
 __all__ = [
     "GELU",
+    "AvgPool1d",
+    "AvgPool2d",
     "Conv1d",
     "Conv2d",
     "CrossEntropyLoss",
     "Dropout",
     "Embedding",
     "Flatten",
+    "GlobalAvgPool",
     "Identity",
     "LayerNorm",
     "Linear",
     "MSELoss",
+    "MaxPool1d",
     "MaxPool2d",
     "Module",
     "MultiHeadAttention",

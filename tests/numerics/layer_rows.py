@@ -9,6 +9,7 @@ from minipipe import functional as F
 from tests.numerics.formulas import (
     BIAS,
     CUBE,
+    DEPTHWISE,
     FILTERS,
     HEADS,
     IDS,
@@ -31,6 +32,7 @@ from tests.numerics.formulas import (
     attended_by_heads,
     convolved,
     dropped_array,
+    grouped,
     normalised,
     of_mean_square_one,
     softmax,
@@ -168,6 +170,24 @@ LAYER_ROWS = [
         lambda x, w, b: convolved(x[:, :, None], w[:, :, None])[:, :, 0] + b[:, None],
         (SERIES, FILTERS, ROW),
     ),
+    Row(
+        "conv1d",
+        lambda c, x, w, b: F.conv1d(x, w, b, padding="same", dilation=3, groups=3),
+        lambda x, w, b: grouped(x[:, :, None], w[:, :, None], 3, (0, 0, 3, 3), (1, 3))[:, :, 0] + b[:, None],
+        (SERIES, DEPTHWISE[:, :, 0], somewhere(6, seed=25)),
+    ),
+    Row(
+        "conv2d",
+        lambda c, x, w: F.conv2d(x, w, padding="same"),
+        lambda x, w: grouped(x, w, 1, (1, 1, 0, 1)),
+        (IMAGES, KERNELS),
+    ),
+    Row(
+        "conv2d",
+        lambda c, x, w: F.conv2d(x, w, padding=(0, 2), dilation=(4, 1), groups=3),
+        lambda x, w: grouped(x, w, 3, (0, 0, 2, 2), (4, 1)),
+        (IMAGES, DEPTHWISE),
+    ),
     Row("max_pool2d", lambda c, x: F.max_pool2d(x, 2), lambda x: windows(x, (2, 2), (2, 2)).max((4, 5)), (IMAGES,)),
     Row(
         "max_pool2d",
@@ -176,6 +196,27 @@ LAYER_ROWS = [
         (IMAGES,),
     ),
     Row("max_pool2d", lambda c, x: F.max_pool2d(x, 1, (2, 3)), lambda x: x[:, :, ::2, ::3], (IMAGES,)),
+    Row(
+        "max_pool1d",
+        lambda c, x: F.max_pool1d(x, 3, 2),
+        lambda x: windows(x[:, :, None], (1, 3), (1, 2)).max((4, 5))[:, :, 0],
+        (SERIES,),
+    ),
+    Row("avg_pool2d", lambda c, x: F.avg_pool2d(x, 2), lambda x: windows(x, (2, 2), (2, 2)).mean((4, 5)), (IMAGES,)),
+    Row(
+        "avg_pool2d",
+        lambda c, x: F.avg_pool2d(x, (3, 2), stride=1),
+        lambda x: windows(x, (3, 2), (1, 1)).mean((4, 5)),
+        (IMAGES,),
+    ),
+    Row(
+        "avg_pool1d",
+        lambda c, x: F.avg_pool1d(x, 3, 2),
+        lambda x: windows(x[:, :, None], (1, 3), (1, 2)).mean((4, 5))[:, :, 0],
+        (SERIES,),
+    ),
+    Row("global_avg_pool", lambda c, x: F.global_avg_pool(x), lambda x: x.mean((2, 3)), (IMAGES,)),
+    Row("global_avg_pool", lambda c, x: F.global_avg_pool(x), lambda x: x.mean(2), (SERIES,)),
     # -- softmax and losses
     Row("softmax", lambda c, a: F.softmax(a), softmax, (MATRIX,)),
     Row("softmax", lambda c, a: F.softmax(a, axis=1), lambda a: softmax(a, 1), (CUBE,)),

@@ -21,7 +21,7 @@ X = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
         (lambda: nn.Dropout(p=0.5), r"Dropout takes no p=; here it is probability="),
         (lambda: nn.LayerNorm(normalized_shape=3), "here it is width="),
         (lambda: nn.Linear(in_feature=3, out_features=2), "here it is in_features="),
-        (lambda: nn.Conv2d(1, 8, 3, groups=2), "takes no groups=; expected in_channels, out_channels, kernel_size"),
+        (lambda: nn.Conv2d(1, 8, 3, transposed=True), "takes no transposed=; expected in_channels, out"),
         (lambda: nn.ReLU(inplace=True), "ReLU takes no argument; this is .'inplace'"),
         (lambda: nn.Tanh(3), "Tanh takes no argument; this is .3"),
     ],
