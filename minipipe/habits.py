@@ -20,10 +20,21 @@ _KEYWORDS = {
     "normalized_shape": "width",
     "params": "parameters",
 }
-_NO_BATCH_NORM = "nn.LayerNorm or nn.RMSNorm; statistics of a batch would depend on how it is cut into microbatches"
+_NO_BATCH_NORM = (
+    "nn.GroupNorm(num_groups, num_channels), nn.LayerNorm or nn.RMSNorm, which normalise within a sample. Statistics "
+    "over samples depend on how the batch is cut into microbatches: no number of them would give the loss and the "
+    "gradients of another number, or of the whole batch"
+)
+_BATCH_NORMS = (*(f"{lazy}BatchNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3)), "SyncBatchNorm")
+_INSTANCE_NORM = "nn.GroupNorm(num_channels, num_channels), a group for each channel"
 _LOSS = "any function that returns a mean, such as lambda output, target: ((output - target) ** 2).mean()"
 MODULES: Mapping[str, str] = {
-    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"), _NO_BATCH_NORM),
+    **dict.fromkeys(_BATCH_NORMS, _NO_BATCH_NORM),
+    **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), _INSTANCE_NORM),
+    **dict.fromkeys(
+        ("AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d"),
+        "nn.GlobalAvgPool(), the mean over all positions, of shape (n, channels)",
+    ),
     **dict.fromkeys(
         ("L1Loss", "SmoothL1Loss", "HuberLoss", "BCELoss", "BCEWithLogitsLoss", "NLLLoss", "KLDivLoss"), _LOSS
     ),

@@ -28,7 +28,7 @@ from minipipe.functional.gelu import gelu
 from minipipe.functional.joining import concatenate, split, stack
 from minipipe.functional.linear import linear, matmul
 from minipipe.functional.loss import mean_squared_error
-from minipipe.functional.normalisation import layer_norm, rms_norm
+from minipipe.functional.normalisation import group_norm, layer_norm, rms_norm
 from minipipe.functional.pooling import avg_pool1d, avg_pool2d, global_avg_pool, max_pool1d, max_pool2d
 from minipipe.functional.reduction import amax, amin, mean, total, variance
 from minipipe.functional.selection import clip, masked_fill, where
@@ -55,6 +55,7 @@ __all__ = [
     "exp",
     "gelu",
     "global_avg_pool",
+    "group_norm",
     "identity",
     "index",
     "layer_norm",

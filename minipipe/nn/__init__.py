@@ -9,7 +9,7 @@ from minipipe.nn.embedding import Embedding, PositionalEmbedding
 from minipipe.nn.layers import Dropout, Flatten, Identity, Linear
 from minipipe.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.nn.module import Module
-from minipipe.nn.normalisation import LayerNorm, RMSNorm
+from minipipe.nn.normalisation import GroupNorm, LayerNorm, RMSNorm
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.pooling import AvgPool1d, AvgPool2d, GlobalAvgPool, MaxPool1d, MaxPool2d
 from minipipe.nn.recompute import Recompute
@@ -27,6 +27,7 @@ __all__ = [
     "Embedding",
     "Flatten",
     "GlobalAvgPool",
+    "GroupNorm",
     "Identity",
     "LayerNorm",
     "Linear",

@@ -54,6 +54,11 @@ def normalised(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon)
 
 
+def normalised_in_groups(x: np.ndarray, groups: int, epsilon: float = 1e-5) -> np.ndarray:
+    parts = np.split(x, groups, axis=1)
+    return np.concatenate([normalised(part.reshape(len(x), -1), epsilon).reshape(part.shape) for part in parts], axis=1)
+
+
 def of_mean_square_one(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon)
 
@@ -108,6 +113,7 @@ WEIGHT, BIAS = somewhere(4, 2, seed=6), somewhere(2, seed=7)
 WIDE_BIAS, TABLE = somewhere(4, seed=9), somewhere(5, 4, seed=10)
 IDS = np.array([[3, 0, 3], [4, 3, 0]])
 IMAGES, KERNELS, SMALL = somewhere(2, 3, 5, 4, seed=10), somewhere(2, 3, 3, 2, seed=11), somewhere(4, 3, 1, 1, seed=12)
+CHANNELS = somewhere(2, 6, 2, 3, seed=31)
 DEPTHWISE = somewhere(6, 1, 2, 3, seed=26)
 SERIES, FILTERS = somewhere(2, 3, 7, seed=13), somewhere(4, 3, 3, seed=14)
 QUERIES, KEYS, VALUES = somewhere(2, 3, 4, seed=15), somewhere(2, 5, 4, seed=16), somewhere(2, 5, 2, seed=17)

@@ -8,6 +8,7 @@ from minipipe import Tensor, random_key
 from minipipe import functional as F
 from tests.numerics.formulas import (
     BIAS,
+    CHANNELS,
     CUBE,
     DEPTHWISE,
     FILTERS,
@@ -26,6 +27,7 @@ from tests.numerics.formulas import (
     SMALL,
     TABLE,
     VALUES,
+    VECTOR,
     WIDE_BIAS,
     Row,
     attended,
@@ -34,6 +36,7 @@ from tests.numerics.formulas import (
     dropped_array,
     grouped,
     normalised,
+    normalised_in_groups,
     of_mean_square_one,
     softmax,
     somewhere,
@@ -84,6 +87,24 @@ LAYER_ROWS = [
         lambda c, w, b: F.layer_norm(c(OTHER[0]), w, b),
         lambda w, b: normalised(OTHER[0]) * w + b,
         (ROW, WIDE_BIAS),
+    ),
+    Row(
+        "group_norm",
+        lambda c, x, w, b: F.group_norm(x, 3, w, b),
+        lambda x, w, b: normalised_in_groups(x, 3) * w[:, None, None] + b[:, None, None],
+        (CHANNELS, somewhere(6, seed=27), somewhere(6, seed=28)),
+    ),
+    Row(
+        "group_norm",
+        lambda c, x, w: F.group_norm(x, 1, w, c(VECTOR), epsilon=0.1),
+        lambda x, w: normalised_in_groups(x, 1, 0.1) * w[:, None] + VECTOR[:, None],
+        (SERIES, somewhere(3, seed=29)),
+    ),
+    Row(
+        "group_norm",
+        lambda c, x, b: F.group_norm(F.transpose(x), 2, c(ROW), b),
+        lambda x, b: normalised_in_groups(x.T, 2) * ROW + b,
+        (somewhere(4, 5, seed=30), WIDE_BIAS),
     ),
     Row("rms_norm", lambda c, x, w: F.rms_norm(x, w), lambda x, w: of_mean_square_one(x) * w, (MATRIX, ROW)),
     Row("rms_norm", lambda c, x, w: F.rms_norm(x, w, 0.1), lambda x, w: of_mean_square_one(x, 0.1) * w, (CUBE, ROW)),

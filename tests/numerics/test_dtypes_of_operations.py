@@ -115,6 +115,8 @@ TWO_TENSORS = {
     "where": lambda a, b: F.where(np.array([True, False]), a, b),
     "layer_norm, weight": lambda a, b: F.layer_norm(a, b.sum(0), a.sum(0)),
     "layer_norm, bias": lambda a, b: F.layer_norm(a, a.sum(0), b.sum(0)),
+    "group_norm, weight": lambda a, b: F.group_norm(a, 1, b.sum(0), a.sum(0)),
+    "group_norm, bias": lambda a, b: F.group_norm(a, 1, a.sum(0), b.sum(0)),
     "rms_norm": lambda a, b: F.rms_norm(a, b.sum(0)),
     "attention, keys": lambda a, b: F.attention(a, b, a),
     "attention, values": lambda a, b: F.attention(a, a, b),
