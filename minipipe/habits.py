@@ -19,6 +19,8 @@ _KEYWORDS = {
     "embedding_dim": "width",
     "normalized_shape": "width",
     "params": "parameters",
+    "input_size": "in_features",
+    "hidden_size": "hidden",
 }
 _NO_BATCH_NORM = (
     "nn.GroupNorm(num_groups, num_channels), nn.LayerNorm or nn.RMSNorm, which normalise within a sample. Statistics "
@@ -31,6 +33,10 @@ _LOSS = "any function that returns a mean, such as lambda output, target: ((outp
 MODULES: Mapping[str, str] = {
     **dict.fromkeys(_BATCH_NORMS, _NO_BATCH_NORM),
     **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), _INSTANCE_NORM),
+    **dict.fromkeys(
+        ("RNN", "GRU", "RNNCell", "GRUCell", "LSTMCell"),
+        "nn.LSTM(in_features, hidden), from (n, t, in_features) to (n, t, hidden)",
+    ),
     **dict.fromkeys(
         ("AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d"),
         "nn.GlobalAvgPool(), the mean over all positions, of shape (n, channels)",

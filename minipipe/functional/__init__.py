@@ -30,6 +30,7 @@ from minipipe.functional.linear import linear, matmul
 from minipipe.functional.loss import mean_squared_error
 from minipipe.functional.normalisation import group_norm, layer_norm, rms_norm
 from minipipe.functional.pooling import avg_pool1d, avg_pool2d, global_avg_pool, max_pool1d, max_pool2d
+from minipipe.functional.recurrent import lstm
 from minipipe.functional.reduction import amax, amin, mean, total, variance
 from minipipe.functional.selection import clip, masked_fill, where
 from minipipe.functional.shape import contiguous, identity, index, reshape, transpose
@@ -63,6 +64,7 @@ __all__ = [
     "log",
     "log_softmax",
     "logsumexp",
+    "lstm",
     "masked_fill",
     "matmul",
     "max_pool1d",

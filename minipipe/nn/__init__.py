@@ -13,11 +13,13 @@ from minipipe.nn.normalisation import GroupNorm, LayerNorm, RMSNorm
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.pooling import AvgPool1d, AvgPool2d, GlobalAvgPool, MaxPool1d, MaxPool2d
 from minipipe.nn.recompute import Recompute
+from minipipe.nn.recurrent import LSTM
 from minipipe.nn.residual import Residual
 from minipipe.nn.sequential import Sequential
 
 __all__ = [
     "GELU",
+    "LSTM",
     "AvgPool1d",
     "AvgPool2d",
     "Conv1d",

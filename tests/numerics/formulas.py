@@ -105,6 +105,20 @@ def grouped(
     return np.concatenate([convolved(*part) for part in parts], axis=1)
 
 
+def remembered(x: np.ndarray, w: np.ndarray, u: np.ndarray, b: np.ndarray | float = 0.0) -> np.ndarray:
+    """Return the hidden states of an LSTM, written as in Gers et al. 2000, one time after another."""
+    hidden = cell = np.zeros((len(x), len(u)))
+    states = []
+    for now in np.swapaxes(x, 0, 1):
+        z = now @ w + hidden @ u + b
+        i, f, g, o = np.split(z, 4, axis=1)
+        i, f, o = (1 / (1 + np.exp(-gate)) for gate in (i, f, o))
+        cell = f * cell + i * np.tanh(g)
+        hidden = o * np.tanh(cell)
+        states.append(hidden)
+    return np.stack(states, 1)
+
+
 MATRIX, OTHER, ROW, COLUMN = somewhere(3, 4), somewhere(3, 4, seed=1), somewhere(4, seed=2), somewhere(3, 1, seed=3)
 POSITIVE, POSITIVE_ROW = positive(3, 4), positive(4, seed=1)
 SCALAR, CUBE, VECTOR = np.array(0.7), somewhere(2, 3, 4, seed=4), somewhere(3, seed=5)

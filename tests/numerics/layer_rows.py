@@ -28,6 +28,7 @@ from tests.numerics.formulas import (
     TABLE,
     VALUES,
     VECTOR,
+    WEIGHT,
     WIDE_BIAS,
     Row,
     attended,
@@ -38,6 +39,7 @@ from tests.numerics.formulas import (
     normalised,
     normalised_in_groups,
     of_mean_square_one,
+    remembered,
     softmax,
     somewhere,
     windows,
@@ -161,6 +163,26 @@ LAYER_ROWS = [
         lambda c, x: F.self_attention(x, num_heads=4, is_causal=True),
         lambda x: x[..., 8:],  # a position alone sees only itself
         (PROJECTIONS[:, :1],),
+    ),
+    # -- recurrence
+    Row(
+        "lstm",
+        lambda c, x, w, u, b: F.lstm(x, w, u, b),
+        remembered,
+        (CUBE, somewhere(4, 8, seed=32), somewhere(2, 8, seed=33), somewhere(8, seed=34)),
+    ),
+    Row("lstm", lambda c, x, w, u: F.lstm(x, w, u), remembered, (SERIES, somewhere(7, 4, seed=35), ROW[None])),
+    Row(
+        "lstm",
+        lambda c, x, u: F.lstm(F.transpose(x), c(WEIGHT.T.repeat(6, 1)), u),
+        lambda x, u: remembered(x.T, WEIGHT.T.repeat(6, 1), u),
+        (REVERSED.swapaxes(0, 2), somewhere(6, 24, seed=36)),
+    ),
+    Row(
+        "lstm",
+        lambda c, w, b: F.lstm(c(CUBE[:, :1]), w, c(np.zeros((2, 8))), b),
+        lambda w, b: remembered(CUBE[:, :1], w, np.zeros((2, 8)), b),
+        (somewhere(4, 8, seed=32), somewhere(8, seed=34)),
     ),
     # -- convolutions and pooling
     Row("conv2d", lambda c, x, w: F.conv2d(x, w), convolved, (IMAGES, KERNELS)),

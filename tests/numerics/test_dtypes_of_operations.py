@@ -118,6 +118,9 @@ TWO_TENSORS = {
     "group_norm, weight": lambda a, b: F.group_norm(a, 1, b.sum(0), a.sum(0)),
     "group_norm, bias": lambda a, b: F.group_norm(a, 1, a.sum(0), b.sum(0)),
     "rms_norm": lambda a, b: F.rms_norm(a, b.sum(0)),
+    "lstm, input weight": lambda a, b: F.lstm(a.reshape(2, 2, 1), b.reshape(1, 4), a.reshape(1, 4)),
+    "lstm, hidden weight": lambda a, b: F.lstm(a.reshape(2, 2, 1), a.reshape(1, 4), b.reshape(1, 4)),
+    "lstm, bias": lambda a, b: F.lstm(a.reshape(2, 2, 1), a.reshape(1, 4), a.reshape(1, 4), b.reshape(4)),
     "attention, keys": lambda a, b: F.attention(a, b, a),
     "attention, values": lambda a, b: F.attention(a, a, b),
 }
