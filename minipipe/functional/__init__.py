@@ -8,6 +8,7 @@ from minipipe.functional import of_numpy as of_numpy  # attaches NumPy's protoco
 from minipipe.functional import operators as operators  # attaches the arithmetic
 from minipipe.functional.activation import relu, sigmoid, silu, tanh
 from minipipe.functional.attention import attention, self_attention
+from minipipe.functional.contraction import einsum
 from minipipe.functional.convolution import conv1d, conv2d
 from minipipe.functional.cross_entropy import cross_entropy
 from minipipe.functional.dropout import dropout
@@ -51,6 +52,7 @@ __all__ = [
     "cross_entropy",
     "divide",
     "dropout",
+    "einsum",
     "embedding",
     "erf",
     "exp",

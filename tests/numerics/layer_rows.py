@@ -23,6 +23,7 @@ from tests.numerics.formulas import (
     QUERIES,
     REVERSED,
     ROW,
+    SCALAR,
     SERIES,
     SMALL,
     TABLE,
@@ -51,7 +52,29 @@ def dropped(a: Tensor, probability: float) -> Tensor:
         return F.dropout(a, probability)
 
 
+def summed(subscripts: str, *arrays: np.ndarray) -> Row:
+    """Return a row for einsum, whose formula is NumPy's."""
+    return Row(
+        "einsum",
+        lambda c, *tensors: F.einsum(subscripts, *tensors),
+        lambda *given: np.einsum(subscripts, *given),
+        arrays,
+    )
+
+
 LAYER_ROWS = [
+    # -- sums of products
+    summed("ij,jk->ik", MATRIX, WEIGHT),
+    summed("tij , kj", CUBE, OTHER),
+    summed("ij,ij->j", MATRIX, OTHER),
+    summed("ij,k->kij", MATRIX, BIAS),
+    summed("tij->jt", CUBE),
+    summed("ij,j,jk->", MATRIX, ROW, WEIGHT),
+    summed("n...i,oi->n...o", CUBE, somewhere(3, 4, seed=37)),
+    summed("...,...i", SCALAR, MATRIX),
+    summed("...i,...i->...", CUBE[:, :1], CUBE[0]),
+    Row("einsum", lambda c, a: F.einsum("ij,ik->jk", a, a), lambda a: a.T @ a, (MATRIX,)),
+    Row("einsum", lambda c, a: F.einsum("ij,j", a, c(ROW)), lambda a: a @ ROW, (MATRIX,)),
     # -- dropout
     Row("dropout", lambda c, a: dropped(a, 0.5), lambda a: dropped_array(a, 0.5), (CUBE,)),
     Row("dropout", lambda c, a: dropped(a, 0), lambda a: a, (MATRIX,)),

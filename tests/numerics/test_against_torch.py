@@ -56,6 +56,16 @@ ROWS = {
     "linear, without bias": Row(F.linear, lambda x, w: TF.linear(x, w.T), "nk km"),
     "linear, three axes": Row(F.linear, lambda x, w, b: TF.linear(x, w.T, b), "ntk km m"),
     "matmul": Row(F.matmul, torch.matmul, "ntk nkm"),
+    "einsum": Row(
+        lambda a, b, c: F.einsum("nst,ntk,k->nsk", a, b, c),
+        lambda a, b, c: torch.einsum("nst,ntk,k->nsk", a, b, c),
+        "nst ntk k",
+    ),
+    "einsum, axes that are broadcast": Row(
+        lambda a, b: F.einsum("...tk,...sk->...st", a, b),
+        lambda a, b: torch.einsum("...tk,...sk->...st", a, b),
+        "nmtk msk",
+    ),
     # -- activations
     "relu": Row(F.relu, TF.relu, "nk"),
     "sigmoid": Row(F.sigmoid, torch.sigmoid, "nk"),

@@ -109,6 +109,7 @@ TWO_TENSORS = {
     "@": lambda a, b: a @ b,
     "linear": lambda a, b: F.linear(a, b),
     "linear, bias": lambda a, b: F.linear(a, a, b.sum(0)),
+    "einsum": lambda a, b: F.einsum("ij,jk", a, b),
     "concatenate": lambda a, b: F.concatenate([a, b]),
     "mean_squared_error": lambda a, b: F.mean_squared_error(a, b),
     "stack": lambda a, b: F.stack([a, b]),
