@@ -44,6 +44,10 @@ MODULES: Mapping[str, str] = {
     **dict.fromkeys(
         ("L1Loss", "SmoothL1Loss", "HuberLoss", "BCELoss", "BCEWithLogitsLoss", "NLLLoss", "KLDivLoss"), _LOSS
     ),
+    "Lambda": "nn.Function(function)",
+    "Softmax": "nn.Function(functional.softmax); CrossEntropyLoss takes scores as they are",
+    "LogSoftmax": "nn.Function(functional.log_softmax); CrossEntropyLoss takes scores as they are",
+    "Unflatten": "nn.Function(lambda x: x.reshape(…))",
     "ModuleList": "set a list of modules as an attribute",
     "ModuleDict": "set a dict of modules as an attribute",
     "ParameterList": "set a list of parameters as an attribute",

@@ -6,6 +6,7 @@ from minipipe.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
 from minipipe.nn.attention import MultiHeadAttention, TransformerBlock, Unembedding
 from minipipe.nn.convolution import Conv1d, Conv2d
 from minipipe.nn.embedding import Embedding, PositionalEmbedding
+from minipipe.nn.function import Function
 from minipipe.nn.layers import Dropout, Flatten, Identity, Linear
 from minipipe.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.nn.module import Module
@@ -28,6 +29,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "Flatten",
+    "Function",
     "GlobalAvgPool",
     "GroupNorm",
     "Identity",
