@@ -170,14 +170,15 @@ def _convolution(
     groups = _check(name, num_axes, x, weight, bias, groups)
     windows = _windows(name, x.shape, weight.shape, settings)
     data, shape, size = x.data, weight.shape, backend.prod(weight.shape[1:])
-    matrices = backend.reshape(weight.data, (groups, shape[0] // groups, size))
+    outs, num_columns = shape[0] // groups, x.shape[0] * backend.prod(windows.number)
+    matrices = backend.reshape(weight.data, (groups, outs, size))
 
     def columns() -> Array:
-        return backend.reshape(windows.columns(data), (groups, size, -1))
+        return backend.reshape(windows.columns(data), (groups, size, num_columns))
 
     def by_group(g: Array) -> Array:
         """Return the gradient of the result as a matrix for each group, with a row for each of its channels."""
-        return backend.reshape(swapped(g), (groups, shape[0] // groups, -1))
+        return backend.reshape(swapped(g), (groups, outs, num_columns))
 
     def of_input(g: Array) -> Array:
         return windows.add_columns(matrices.mT @ by_group(g))
@@ -189,7 +190,7 @@ def _convolution(
     result = matrices @ columns()
     if bias is not None:
         axes = (0, *range(2, x.ndim))
-        result += backend.reshape(bias.data, (groups, -1, 1))
+        result += backend.reshape(bias.data, (groups, outs, 1))
         inputs.append((bias, lambda g: backend.reduce_sum(g, axis=axes)))
     by_channel = backend.reshape(result, (shape[0], x.shape[0], *windows.number))
     return record(backend.contiguous(swapped(by_channel)), *inputs)

@@ -149,7 +149,7 @@ def _back_through_time(g: Array, gates: Array, cells: Array, u: Array) -> Array:
 def _check(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | None) -> None:
     k, h = x.shape[-1:], hidden_weight.shape[:1]
     wide = tuple(4 * length for length in h)
-    if x.ndim != 3 or input_weight.shape != k + wide or hidden_weight.shape != h + wide:
+    if x.ndim != 3 or hidden_weight.ndim != 2 or input_weight.shape != k + wide or hidden_weight.shape != h + wide:
         raise TensorError(
             "shape",
             f"lstm: the input has shape {x.shape}, the input weight {input_weight.shape} and the hidden weight "

@@ -132,6 +132,12 @@ def test_an_empty_batch_has_an_empty_result_and_zero_gradients(operation):
     assert [gradient.any() for gradient in gradients] == [False, False, False]
 
 
+@pytest.mark.parametrize(("ins", "outs"), [(0, 4), (2, 0)])
+def test_no_channels_give_zeros_or_nothing(ins, outs):
+    result, *gradients = values_and_gradients(F.conv1d, (numbers(2, ins, 5), numbers(outs, ins, 3)))
+    assert result.shape == (2, outs, 3) and not result.any() and not any(gradient.any() for gradient in gradients)
+
+
 # -- two halves, and memory ----------------------------------------------------------------------------------
 
 

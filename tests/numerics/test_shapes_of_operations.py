@@ -130,6 +130,7 @@ WRONG_SHAPES = {
     "lstm, axes": lambda x: F.lstm(x, np.ones((3, 8)), np.ones((2, 8))),
     "lstm, input weight": lambda x: F.lstm(x.reshape(1, 2, 3), np.ones((2, 8)), np.ones((2, 8))),
     "lstm, hidden weight": lambda x: F.lstm(x.reshape(1, 2, 3), np.ones((3, 8)), np.ones((2, 6))),
+    "lstm, numbers": lambda x: F.lstm(x.reshape(1, 2, 3), np.ones(3), np.ones(())),
     "lstm, bias": lambda x: F.lstm(x.reshape(1, 2, 3), np.ones((3, 8)), np.ones((2, 8)), np.ones(2)),
     "concatenate, none": lambda x: F.concatenate([]),
     "concatenate, lengths": lambda x: F.concatenate([x, x.T]),
