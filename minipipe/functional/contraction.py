@@ -20,7 +20,7 @@ from minipipe.errors import ArgumentError, TensorError
 from minipipe.functional.elementwise import multiply
 from minipipe.functional.linear import matmul
 from minipipe.functional.reduction import total
-from minipipe.functional.shape import reshape, transpose
+from minipipe.functional.shape import contiguous, reshape, transpose
 from minipipe.tensor import Operand, Tensor, as_tensor, operands
 
 Index = str | int  # a letter, or an axis of "...", counted from the last one, -1
@@ -129,6 +129,8 @@ def _product(a: _Term, b: _Term, lengths: dict[Index, int], needed: set[Index]) 
     outer, inner, across = (backend.prod(shape(part)) for part in (left, contracted, right))
     x = a.arranged(batch + left + contracted, (*shape(batch), outer, inner))
     y = b.arranged(batch + contracted + right, (*shape(batch), inner, across))
+    # BLAS wants the elements of a row, or of a column, side by side; else gradients take three times as long.
+    x, y = (contiguous(part) if term.indices[-1] in batch else part for term, part in ((a, x), (b, y)))
     return _Term(reshape(matmul(x, y), shape(indices)), indices)
 
 

@@ -103,7 +103,8 @@ def lstm(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | 
 def _through_time(gates: Array, u: Array) -> tuple[Array, Array]:
     """Return hidden states and cells, (n, t, h), and turn x W + b into the open gates, (n, t, 4, h), in place.
 
-    A sigmoid is a tanh of half the size: sigmoid(z) = tanh(z / 2) / 2 + 1 / 2, so one tanh gives all four parts.
+    A sigmoid is a tanh of half the size: sigmoid(z) = tanh(z / 2) / 2 + 1 / 2, so one tanh gives all four parts. A gate
+    is exact to the rounding of 1; functional.sigmoid is so to its own, for results that are far smaller, too.
     """
     xp, (n, t, _, h) = array_module(gates), gates.shape
     size, middle = (xp.asarray([[a], [a], [b], [a]], dtype=gates.dtype) for a, b in ((0.5, 1.0), (0.5, 0.0)))
