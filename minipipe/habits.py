@@ -19,6 +19,8 @@ _KEYWORDS = {
     "embedding_dim": "width",
     "normalized_shape": "width",
     "params": "parameters",
+    "input_size": "in_features",
+    "hidden_size": "hidden",
     "n_head": "num_heads",
     "n_heads": "num_heads",
     "num_attention_heads": "num_heads",
@@ -46,10 +48,25 @@ _ADVICE: Mapping[str, str] = {
     "batch_first": "samples always come first: (n, t, width).",
     "norm_first": "the norms always come first.",
 }
-_NO_BATCH_NORM = "nn.LayerNorm or nn.RMSNorm; statistics of a batch would depend on how it is cut into microbatches"
+_NO_BATCH_NORM = (
+    "nn.GroupNorm(num_groups, num_channels), nn.LayerNorm or nn.RMSNorm, which normalise within a sample. Statistics "
+    "over samples depend on how the batch is cut into microbatches: no number of them would give the loss and the "
+    "gradients of another number, or of the whole batch"
+)
+_BATCH_NORMS = (*(f"{lazy}BatchNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3)), "SyncBatchNorm")
+_INSTANCE_NORM = "nn.GroupNorm(num_channels, num_channels), a group for each channel"
 _LOSS = "any function that returns a mean, such as lambda output, target: ((output - target) ** 2).mean()"
 MODULES: Mapping[str, str] = {
-    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"), _NO_BATCH_NORM),
+    **dict.fromkeys(_BATCH_NORMS, _NO_BATCH_NORM),
+    **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), _INSTANCE_NORM),
+    **dict.fromkeys(
+        ("RNN", "GRU", "RNNCell", "GRUCell", "LSTMCell"),
+        "nn.LSTM(in_features, hidden), from (n, t, in_features) to (n, t, hidden)",
+    ),
+    **dict.fromkeys(
+        ("AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d"),
+        "nn.GlobalAvgPool(), the mean over all positions, of shape (n, channels)",
+    ),
     **dict.fromkeys(
         ("L1Loss", "SmoothL1Loss", "HuberLoss", "BCELoss", "BCEWithLogitsLoss", "NLLLoss", "KLDivLoss"), _LOSS
     ),
@@ -62,6 +79,10 @@ MODULES: Mapping[str, str] = {
         'nn.Sequential of nn.On(("x", "mask"), nn.TransformerBlock(…)) and nn.On(("y", "x"), nn.DecoderBlock(…))',
     ),
     "RotaryEmbedding": "nn.MultiHeadAttention(…, rotary_base=10000), or functional.rotary",
+    "Lambda": "nn.Function(function)",
+    "Softmax": "nn.Function(functional.softmax); CrossEntropyLoss takes scores as they are",
+    "LogSoftmax": "nn.Function(functional.log_softmax); CrossEntropyLoss takes scores as they are",
+    "Unflatten": "nn.Function(lambda x: x.reshape(…))",
     "ModuleList": "set a list of modules as an attribute",
     "ModuleDict": "set a dict of modules as an attribute",
     "ParameterList": "set a list of parameters as an attribute",

@@ -141,6 +141,10 @@ def _cubic_layers(shape):
         st.integers(1, 5).map(lambda n: (nn.Linear(b, n), (a, n))),
         st.sampled_from([nn.Tanh, nn.Identity]).map(lambda kind: (kind(), shape)),
         st.just(shape).map(lambda s: (nn.LayerNorm(s[1]), s)),
+        st.integers(1, 4).map(lambda n: (nn.LSTM(b, n), (a, n))),
+        st.integers(1, 4).map(lambda n: (nn.Conv1d(a, n, 2, padding="same", dilation=2), (n, b))),
+        st.sampled_from([1, a]).map(lambda groups: (nn.GroupNorm(groups, a), shape)),
+        st.just(shape).map(lambda s: (nn.Function(lambda x: x.transpose(0, 2, 1)), s[::-1])),
         st.just(shape).map(lambda s: (nn.Flatten(), (s[0] * s[1],))),
         st.just(shape).map(lambda s: (Pooled(), (s[1],))),
     )

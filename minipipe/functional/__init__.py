@@ -8,7 +8,8 @@ from minipipe.functional import of_numpy as of_numpy  # attaches NumPy's protoco
 from minipipe.functional import operators as operators  # attaches the arithmetic
 from minipipe.functional.activation import relu, sigmoid, silu, tanh
 from minipipe.functional.attention import attention, self_attention
-from minipipe.functional.convolution import conv1d, conv2d, max_pool2d
+from minipipe.functional.contraction import einsum
+from minipipe.functional.convolution import conv1d, conv2d
 from minipipe.functional.cross_entropy import cross_entropy
 from minipipe.functional.dropout import dropout
 from minipipe.functional.elementwise import (
@@ -28,7 +29,9 @@ from minipipe.functional.gelu import gelu
 from minipipe.functional.joining import concatenate, split, stack
 from minipipe.functional.linear import linear, matmul
 from minipipe.functional.loss import mean_squared_error
-from minipipe.functional.normalisation import layer_norm, rms_norm
+from minipipe.functional.normalisation import group_norm, layer_norm, rms_norm
+from minipipe.functional.pooling import avg_pool1d, avg_pool2d, global_avg_pool, max_pool1d, max_pool2d
+from minipipe.functional.recurrent import lstm
 from minipipe.functional.reduction import amax, amin, mean, total, variance
 from minipipe.functional.rotary import rotary
 from minipipe.functional.selection import clip, masked_fill, where
@@ -40,6 +43,8 @@ __all__ = [
     "amax",
     "amin",
     "attention",
+    "avg_pool1d",
+    "avg_pool2d",
     "clip",
     "concatenate",
     "contiguous",
@@ -48,10 +53,13 @@ __all__ = [
     "cross_entropy",
     "divide",
     "dropout",
+    "einsum",
     "embedding",
     "erf",
     "exp",
     "gelu",
+    "global_avg_pool",
+    "group_norm",
     "identity",
     "index",
     "layer_norm",
@@ -59,8 +67,10 @@ __all__ = [
     "log",
     "log_softmax",
     "logsumexp",
+    "lstm",
     "masked_fill",
     "matmul",
+    "max_pool1d",
     "max_pool2d",
     "mean",
     "mean_squared_error",

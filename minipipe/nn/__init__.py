@@ -6,22 +6,28 @@ from minipipe.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
 from minipipe.nn.attention import CrossAttention, MultiHeadAttention
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss, AuxiliaryLosses, auxiliary_losses
 from minipipe.nn.bundle import On, Take
-from minipipe.nn.convolution import Conv1d, Conv2d, MaxPool2d
+from minipipe.nn.convolution import Conv1d, Conv2d
 from minipipe.nn.embedding import Embedding, PositionalEmbedding, Unembedding
+from minipipe.nn.function import Function
 from minipipe.nn.layers import Dropout, Flatten, Identity, Linear
 from minipipe.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.nn.module import Module
-from minipipe.nn.normalisation import LayerNorm, RMSNorm
+from minipipe.nn.normalisation import GroupNorm, LayerNorm, RMSNorm
 from minipipe.nn.parameter import Parameter
+from minipipe.nn.pooling import AvgPool1d, AvgPool2d, GlobalAvgPool, MaxPool1d, MaxPool2d
 from minipipe.nn.recompute import Recompute
+from minipipe.nn.recurrent import LSTM
 from minipipe.nn.residual import Residual
 from minipipe.nn.sequential import Sequential
 from minipipe.nn.transformer import DecoderBlock, TransformerBlock
 
 __all__ = [
     "GELU",
+    "LSTM",
     "AuxiliaryLoss",
     "AuxiliaryLosses",
+    "AvgPool1d",
+    "AvgPool2d",
     "Conv1d",
     "Conv2d",
     "CrossAttention",
@@ -30,10 +36,14 @@ __all__ = [
     "Dropout",
     "Embedding",
     "Flatten",
+    "Function",
+    "GlobalAvgPool",
+    "GroupNorm",
     "Identity",
     "LayerNorm",
     "Linear",
     "MSELoss",
+    "MaxPool1d",
     "MaxPool2d",
     "Module",
     "MultiHeadAttention",

@@ -1,8 +1,6 @@
 """Convolutional layers.
 
-There is no BatchNorm. Its statistics would be taken over each microbatch, so the result would depend on the number of
-microbatches, and a pipelined step could not equal one process over the whole batch. Norms within one sample, such as
-LayerNorm and GroupNorm, have no such trouble.
+There is no BatchNorm, for the reason that ``minipipe/nn/normalisation.py`` gives; GroupNorm takes its place.
 """
 
 from __future__ import annotations
@@ -11,7 +9,8 @@ from typing import Any
 
 from minipipe import functional
 from minipipe.backend import prod
-from minipipe.functional.convolution import per_axis
+from minipipe.functional.convolution import check_groups, check_padding
+from minipipe.functional.windows import per_axis
 from minipipe.nn.initialisers import Initialiser, he_uniform
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
@@ -29,26 +28,34 @@ class _Convolution(Module):
         out_channels: int,
         kernel_size: int | tuple[int, ...],
         stride: int | tuple[int, ...] = 1,
-        padding: int | tuple[int, ...] = 0,
+        padding: int | tuple[int, ...] | str = 0,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
         bias: bool = True,
         initialiser: Initialiser | None = None,
         dtype: Any = None,
     ) -> None:
         name, axes = type(self).__name__, self.num_axes
         kernel = per_axis(name, "kernel_size", kernel_size, axes)
-        channels = per_axis(name, "out_channels", out_channels, 1) + per_axis(name, "in_channels", in_channels, 1)
+        (outs,) = per_axis(name, "out_channels", out_channels, 1)
+        (ins,) = per_axis(name, "in_channels", in_channels, 1)
         self.stride: Any = per_axis(name, "stride", stride, axes)
-        self.padding: Any = per_axis(name, "padding", padding, axes, 0)
-        fan_in = channels[1] * prod(kernel)
-        self.weight = Parameter((*channels, *kernel), initialiser or he_uniform(fan_in), dtype)
-        self.bias = Parameter(channels[:1], dtype=dtype) if bias else None
+        self.padding: Any = check_padding(name, padding, self.stride)
+        self.dilation: Any = per_axis(name, "dilation", dilation, axes)
+        self.groups = check_groups(name, groups, ins, outs)
+        met = (ins // self.groups, *kernel)  # what each output meets at each position
+        self.weight = Parameter((outs, *met), initialiser or he_uniform(prod(met)), dtype)
+        self.bias = Parameter((outs,), dtype=dtype) if bias else None
 
     def describe(self) -> str:
         """Name channels, kernel, and the options that differ from the default."""
-        out_channels, in_channels, *kernel = self.weight.shape
-        parts = [str(in_channels), str(out_channels), _brief(tuple(kernel))]
-        parts += [f"stride={_brief(self.stride)}"] * (set(self.stride) != {1})
-        parts += [f"padding={_brief(self.padding)}"] * (set(self.padding) != {0})
+        out_channels, ins, *kernel = self.weight.shape
+        parts = [str(ins * self.groups), str(out_channels), written(tuple(kernel))]
+        parts += [f"stride={written(self.stride)}"] * (set(self.stride) != {1})
+        padding = repr(self.padding) if isinstance(self.padding, str) else written(self.padding)
+        parts += [f"padding={padding}"] * (padding != "0")
+        parts += [f"dilation={written(self.dilation)}"] * (set(self.dilation) != {1})
+        parts += [f"groups={self.groups}"] * (self.groups != 1)
         return ", ".join(parts + ["bias=False"] * (self.bias is None))
 
 
@@ -59,18 +66,23 @@ class Conv1d(_Convolution):
     ----------
     in_channels, out_channels : int
         Lengths of the second axis before and after.
-    kernel_size, stride, padding : int
+    kernel_size, stride : int
+    padding : int or "same"
+        "same" keeps the length.
+    dilation : int
+    groups : int
+        Divides both numbers of channels; ``groups=in_channels`` is a depthwise convolution.
     bias : bool
         Whether each output channel has a bias.
     initialiser : function, optional
         First values of the weight; by default :func:`~minipipe.nn.initialisers.he_uniform` of the number of elements
-        that a kernel meets, ``in_channels * kernel_size``. The bias begins at 0.
+        that a kernel meets, ``in_channels / groups * kernel_size``. The bias begins at 0.
     dtype : dtype, optional
         float32 by default.
 
     Attributes
     ----------
-    weight : Parameter of shape (out_channels, in_channels, kernel_size)
+    weight : Parameter of shape (out_channels, in_channels / groups, kernel_size)
     bias : Parameter of shape (out_channels,), or None
 
     Raises
@@ -90,7 +102,7 @@ class Conv1d(_Convolution):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map series of shape (n, in_channels, length) to (n, out_channels, windows)."""
-        return functional.conv1d(x, self.weight, self.bias, self.stride, self.padding)
+        return functional.conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 class Conv2d(_Convolution):
@@ -100,19 +112,24 @@ class Conv2d(_Convolution):
     ----------
     in_channels, out_channels : int
         Lengths of the second axis before and after.
-    kernel_size, stride, padding : int or (int, int)
+    kernel_size, stride : int or (int, int)
         One for both axes, or one for each: height, then width.
+    padding : int, (int, int) or "same"
+        "same" keeps height and width.
+    dilation : int or (int, int)
+    groups : int
+        Divides both numbers of channels; ``groups=in_channels`` is a depthwise convolution.
     bias : bool
         Whether each output channel has a bias.
     initialiser : function, optional
         First values of the weight; by default :func:`~minipipe.nn.initialisers.he_uniform` of the number of elements
-        that a kernel meets, ``in_channels * kernel height * kernel width``. The bias begins at 0.
+        that a kernel meets, ``in_channels / groups * kernel height * kernel width``. The bias begins at 0.
     dtype : dtype, optional
         float32 by default.
 
     Attributes
     ----------
-    weight : Parameter of shape (out_channels, in_channels, kernel height, kernel width)
+    weight : Parameter of shape (out_channels, in_channels / groups, kernel height, kernel width)
     bias : Parameter of shape (out_channels,), or None
 
     Raises
@@ -122,57 +139,23 @@ class Conv2d(_Convolution):
 
     Examples
     --------
-    >>> Conv2d(3, 16, 3, padding=1)
-    Conv2d(3, 16, 3, padding=1)
+    A depthwise convolution, and one of every channel with every channel at each position: together they replace a
+    Conv2d(32, 64, 3) with an eighth of its parameters.
+
     >>> import numpy as np
-    >>> from minipipe import Tensor
-    >>> Conv2d(3, 16, 3, padding=1)(Tensor(np.ones((4, 3, 8, 8), np.float32))).shape
-    (4, 16, 8, 8)
+    >>> from minipipe import Tensor, nn
+    >>> layers = nn.Sequential(nn.Conv2d(32, 32, 3, padding="same", groups=32), nn.Conv2d(32, 64, 1))
+    >>> layers(Tensor(np.ones((4, 32, 8, 8), np.float32))).shape, layers.num_parameters
+    ((4, 64, 8, 8), 2432)
     """
 
     num_axes = 2
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images of shape (n, in_channels, height, width) to (n, out_channels, oh, ow)."""
-        return functional.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+        return functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class MaxPool2d(Module):
-    """The largest element of each window; see :func:`minipipe.functional.max_pool2d`.
-
-    Parameters
-    ----------
-    kernel_size : int or (int, int)
-    stride : int or (int, int), optional
-        By default ``kernel_size``.
-
-    Raises
-    ------
-    TensorError
-        Code ``range``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from minipipe import Tensor, nn
-    >>> nn.MaxPool2d(2)(Tensor(np.ones((4, 3, 8, 8)))).shape
-    (4, 3, 4, 4)
-    """
-
-    def __init__(self, kernel_size: int | tuple[int, int], stride: int | tuple[int, int] | None = None) -> None:
-        self.kernel_size: Any = per_axis("MaxPool2d", "kernel_size", kernel_size, 2)
-        self.stride: Any = self.kernel_size if stride is None else per_axis("MaxPool2d", "stride", stride, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images of shape (n, channels, height, width) to (n, channels, oh, ow)."""
-        return functional.max_pool2d(x, self.kernel_size, self.stride)
-
-    def describe(self) -> str:
-        """Name the kernel, and the stride where it is another."""
-        stride = f", stride={_brief(self.stride)}" if self.stride != self.kernel_size else ""
-        return _brief(self.kernel_size) + stride
-
-
-def _brief(values: tuple[int, ...]) -> str:
-    """Write one number where all axes have the same."""
+def written(values: tuple[int, ...]) -> str:
+    """Return the text of a setting: one number where all axes have the same."""
     return str(values[0]) if len(set(values)) == 1 else str(values)

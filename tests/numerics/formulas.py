@@ -54,6 +54,11 @@ def normalised(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon)
 
 
+def normalised_in_groups(x: np.ndarray, groups: int, epsilon: float = 1e-5) -> np.ndarray:
+    parts = np.split(x, groups, axis=1)
+    return np.concatenate([normalised(part.reshape(len(x), -1), epsilon).reshape(part.shape) for part in parts], axis=1)
+
+
 def of_mean_square_one(x: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon)
 
@@ -118,6 +123,32 @@ def convolved(
     return np.asarray(np.einsum("ncyxij,ocij->noyx", windows(padded, w.shape[2:], stride), w))
 
 
+def grouped(
+    x: np.ndarray, w: np.ndarray, groups: int, zeros: tuple[int, int, int, int], dilation: tuple[int, int] = (1, 1)
+) -> np.ndarray:
+    """Return a convolution of each group of channels, with zeros above, below, left and right, and in the kernel."""
+    (down, right), (o, c, kh, kw) = dilation, w.shape
+    spread = np.zeros((o, c, down * (kh - 1) + 1, right * (kw - 1) + 1))
+    spread[:, :, ::down, ::right] = w
+    padded = np.pad(x, [(0, 0), (0, 0), zeros[:2], zeros[2:]])
+    parts = zip(np.split(padded, groups, axis=1), np.split(spread, groups))
+    return np.concatenate([convolved(*part) for part in parts], axis=1)
+
+
+def remembered(x: np.ndarray, w: np.ndarray, u: np.ndarray, b: np.ndarray | float = 0.0) -> np.ndarray:
+    """Return the hidden states of an LSTM, written as in Gers et al. 2000, one time after another."""
+    hidden = cell = np.zeros((len(x), len(u)))
+    states = []
+    for now in np.swapaxes(x, 0, 1):
+        z = now @ w + hidden @ u + b
+        i, f, g, o = np.split(z, 4, axis=1)
+        i, f, o = (1 / (1 + np.exp(-gate)) for gate in (i, f, o))
+        cell = f * cell + i * np.tanh(g)
+        hidden = o * np.tanh(cell)
+        states.append(hidden)
+    return np.stack(states, 1)
+
+
 MATRIX, OTHER, ROW, COLUMN = somewhere(3, 4), somewhere(3, 4, seed=1), somewhere(4, seed=2), somewhere(3, 1, seed=3)
 COUNTS = np.array([[0.0], [0.5], [2.0]])  # how much each row of OTHER counts
 POSITIVE, POSITIVE_ROW = positive(3, 4), positive(4, seed=1)
@@ -127,6 +158,8 @@ WEIGHT, BIAS = somewhere(4, 2, seed=6), somewhere(2, seed=7)
 WIDE_BIAS, TABLE = somewhere(4, seed=9), somewhere(5, 4, seed=10)
 IDS = np.array([[3, 0, 3], [4, 3, 0]])
 IMAGES, KERNELS, SMALL = somewhere(2, 3, 5, 4, seed=10), somewhere(2, 3, 3, 2, seed=11), somewhere(4, 3, 1, 1, seed=12)
+CHANNELS = somewhere(2, 6, 2, 3, seed=31)
+DEPTHWISE = somewhere(6, 1, 2, 3, seed=26)
 SERIES, FILTERS = somewhere(2, 3, 7, seed=13), somewhere(4, 3, 3, seed=14)
 QUERIES, KEYS, VALUES = somewhere(2, 3, 4, seed=15), somewhere(2, 5, 4, seed=16), somewhere(2, 5, 2, seed=17)
 HEADS, PROJECTIONS = somewhere(2, 2, 3, 2, seed=18), somewhere(2, 4, 12, seed=19)

@@ -9,8 +9,10 @@ from minipipe import functional as F
 from tests.numerics.attention_rows import ATTENTION_ROWS
 from tests.numerics.formulas import (
     BIAS,
+    CHANNELS,
     COUNTS,
     CUBE,
+    DEPTHWISE,
     FILTERS,
     HEADS,
     IDS,
@@ -23,18 +25,24 @@ from tests.numerics.formulas import (
     QUERIES,
     REVERSED,
     ROW,
+    SCALAR,
     SERIES,
     SMALL,
     TABLE,
     VALUES,
+    VECTOR,
+    WEIGHT,
     WIDE_BIAS,
     Row,
     attended,
     attended_by_heads,
     convolved,
     dropped_array,
+    grouped,
     normalised,
+    normalised_in_groups,
     of_mean_square_one,
+    remembered,
     softmax,
     somewhere,
     windows,
@@ -46,7 +54,29 @@ def dropped(a: Tensor, probability: float) -> Tensor:
         return F.dropout(a, probability)
 
 
+def summed(subscripts: str, *arrays: np.ndarray) -> Row:
+    """Return a row for einsum, whose formula is NumPy's."""
+    return Row(
+        "einsum",
+        lambda c, *tensors: F.einsum(subscripts, *tensors),
+        lambda *given: np.einsum(subscripts, *given),
+        arrays,
+    )
+
+
 LAYER_ROWS = [
+    # -- sums of products
+    summed("ij,jk->ik", MATRIX, WEIGHT),
+    summed("tij , kj", CUBE, OTHER),
+    summed("ij,ij->j", MATRIX, OTHER),
+    summed("ij,k->kij", MATRIX, BIAS),
+    summed("tij->jt", CUBE),
+    summed("ij,j,jk->", MATRIX, ROW, WEIGHT),
+    summed("n...i,oi->n...o", CUBE, somewhere(3, 4, seed=37)),
+    summed("...,...i", SCALAR, MATRIX),
+    summed("...i,...i->...", CUBE[:, :1], CUBE[0]),
+    Row("einsum", lambda c, a: F.einsum("ij,ik->jk", a, a), lambda a: a.T @ a, (MATRIX,)),
+    Row("einsum", lambda c, a: F.einsum("ij,j", a, c(ROW)), lambda a: a @ ROW, (MATRIX,)),
     # -- dropout
     Row("dropout", lambda c, a: dropped(a, 0.5), lambda a: dropped_array(a, 0.5), (CUBE,)),
     Row("dropout", lambda c, a: dropped(a, 0), lambda a: a, (MATRIX,)),
@@ -84,6 +114,24 @@ LAYER_ROWS = [
         lambda c, w, b: F.layer_norm(c(OTHER[0]), w, b),
         lambda w, b: normalised(OTHER[0]) * w + b,
         (ROW, WIDE_BIAS),
+    ),
+    Row(
+        "group_norm",
+        lambda c, x, w, b: F.group_norm(x, 3, w, b),
+        lambda x, w, b: normalised_in_groups(x, 3) * w[:, None, None] + b[:, None, None],
+        (CHANNELS, somewhere(6, seed=27), somewhere(6, seed=28)),
+    ),
+    Row(
+        "group_norm",
+        lambda c, x, w: F.group_norm(x, 1, w, c(VECTOR), epsilon=0.1),
+        lambda x, w: normalised_in_groups(x, 1, 0.1) * w[:, None] + VECTOR[:, None],
+        (SERIES, somewhere(3, seed=29)),
+    ),
+    Row(
+        "group_norm",
+        lambda c, x, b: F.group_norm(F.transpose(x), 2, c(ROW), b),
+        lambda x, b: normalised_in_groups(x.T, 2) * ROW + b,
+        (somewhere(4, 5, seed=30), WIDE_BIAS),
     ),
     Row("rms_norm", lambda c, x, w: F.rms_norm(x, w), lambda x, w: of_mean_square_one(x) * w, (MATRIX, ROW)),
     Row("rms_norm", lambda c, x, w: F.rms_norm(x, w, 0.1), lambda x, w: of_mean_square_one(x, 0.1) * w, (CUBE, ROW)),
@@ -142,6 +190,26 @@ LAYER_ROWS = [
         (PROJECTIONS[:, :1],),
     ),
     *ATTENTION_ROWS,
+    # -- recurrence
+    Row(
+        "lstm",
+        lambda c, x, w, u, b: F.lstm(x, w, u, b),
+        remembered,
+        (CUBE, somewhere(4, 8, seed=32), somewhere(2, 8, seed=33), somewhere(8, seed=34)),
+    ),
+    Row("lstm", lambda c, x, w, u: F.lstm(x, w, u), remembered, (SERIES, somewhere(7, 4, seed=35), ROW[None])),
+    Row(
+        "lstm",
+        lambda c, x, u: F.lstm(F.transpose(x), c(WEIGHT.T.repeat(6, 1)), u),
+        lambda x, u: remembered(x.T, WEIGHT.T.repeat(6, 1), u),
+        (REVERSED.swapaxes(0, 2), somewhere(6, 24, seed=36)),
+    ),
+    Row(
+        "lstm",
+        lambda c, w, b: F.lstm(c(CUBE[:, :1]), w, c(np.zeros((2, 8))), b),
+        lambda w, b: remembered(CUBE[:, :1], w, np.zeros((2, 8)), b),
+        (somewhere(4, 8, seed=32), somewhere(8, seed=34)),
+    ),
     # -- convolutions and pooling
     Row("conv2d", lambda c, x, w: F.conv2d(x, w), convolved, (IMAGES, KERNELS)),
     Row(
@@ -171,6 +239,24 @@ LAYER_ROWS = [
         lambda x, w, b: convolved(x[:, :, None], w[:, :, None])[:, :, 0] + b[:, None],
         (SERIES, FILTERS, ROW),
     ),
+    Row(
+        "conv1d",
+        lambda c, x, w, b: F.conv1d(x, w, b, padding="same", dilation=3, groups=3),
+        lambda x, w, b: grouped(x[:, :, None], w[:, :, None], 3, (0, 0, 3, 3), (1, 3))[:, :, 0] + b[:, None],
+        (SERIES, DEPTHWISE[:, :, 0], somewhere(6, seed=25)),
+    ),
+    Row(
+        "conv2d",
+        lambda c, x, w: F.conv2d(x, w, padding="same"),
+        lambda x, w: grouped(x, w, 1, (1, 1, 0, 1)),
+        (IMAGES, KERNELS),
+    ),
+    Row(
+        "conv2d",
+        lambda c, x, w: F.conv2d(x, w, padding=(0, 2), dilation=(4, 1), groups=3),
+        lambda x, w: grouped(x, w, 3, (0, 0, 2, 2), (4, 1)),
+        (IMAGES, DEPTHWISE),
+    ),
     Row("max_pool2d", lambda c, x: F.max_pool2d(x, 2), lambda x: windows(x, (2, 2), (2, 2)).max((4, 5)), (IMAGES,)),
     Row(
         "max_pool2d",
@@ -179,6 +265,27 @@ LAYER_ROWS = [
         (IMAGES,),
     ),
     Row("max_pool2d", lambda c, x: F.max_pool2d(x, 1, (2, 3)), lambda x: x[:, :, ::2, ::3], (IMAGES,)),
+    Row(
+        "max_pool1d",
+        lambda c, x: F.max_pool1d(x, 3, 2),
+        lambda x: windows(x[:, :, None], (1, 3), (1, 2)).max((4, 5))[:, :, 0],
+        (SERIES,),
+    ),
+    Row("avg_pool2d", lambda c, x: F.avg_pool2d(x, 2), lambda x: windows(x, (2, 2), (2, 2)).mean((4, 5)), (IMAGES,)),
+    Row(
+        "avg_pool2d",
+        lambda c, x: F.avg_pool2d(x, (3, 2), stride=1),
+        lambda x: windows(x, (3, 2), (1, 1)).mean((4, 5)),
+        (IMAGES,),
+    ),
+    Row(
+        "avg_pool1d",
+        lambda c, x: F.avg_pool1d(x, 3, 2),
+        lambda x: windows(x[:, :, None], (1, 3), (1, 2)).mean((4, 5))[:, :, 0],
+        (SERIES,),
+    ),
+    Row("global_avg_pool", lambda c, x: F.global_avg_pool(x), lambda x: x.mean((2, 3)), (IMAGES,)),
+    Row("global_avg_pool", lambda c, x: F.global_avg_pool(x), lambda x: x.mean(2), (SERIES,)),
     # -- softmax and losses
     Row("softmax", lambda c, a: F.softmax(a), softmax, (MATRIX,)),
     Row("softmax", lambda c, a: F.softmax(a, axis=1), lambda a: softmax(a, 1), (CUBE,)),

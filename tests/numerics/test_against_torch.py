@@ -29,6 +29,8 @@ TOLERANCE = 1e-10
 class Row(NamedTuple):
     """One operation: ``ours(*tensors)`` and ``theirs(*tensors)``, and the shape of each input in letters.
 
+    A capital letter is twice the length of the small one.
+
     ``constants`` draws what has no gradient (ids, labels, masks) from a generator and the lengths; both functions get
     it after the tensors, ours as arrays and theirs as tensors.
     """
@@ -54,6 +56,16 @@ ROWS = {
     "linear, without bias": Row(F.linear, lambda x, w: TF.linear(x, w.T), "nk km"),
     "linear, three axes": Row(F.linear, lambda x, w, b: TF.linear(x, w.T, b), "ntk km m"),
     "matmul": Row(F.matmul, torch.matmul, "ntk nkm"),
+    "einsum": Row(
+        lambda a, b, c: F.einsum("nst,ntk,k->nsk", a, b, c),
+        lambda a, b, c: torch.einsum("nst,ntk,k->nsk", a, b, c),
+        "nst ntk k",
+    ),
+    "einsum, axes that are broadcast": Row(
+        lambda a, b: F.einsum("...tk,...sk->...st", a, b),
+        lambda a, b: torch.einsum("...tk,...sk->...st", a, b),
+        "nmtk msk",
+    ),
     # -- activations
     "relu": Row(F.relu, TF.relu, "nk"),
     "sigmoid": Row(F.sigmoid, torch.sigmoid, "nk"),
@@ -105,6 +117,16 @@ ROWS = {
     "layer_norm, epsilon": Row(
         lambda x, w, b: F.layer_norm(x, w, b, 0.3), lambda x, w, b: TF.layer_norm(x, w.shape, w, b, 0.3), "nk k k"
     ),
+    "group_norm": Row(
+        lambda x, w, b: F.group_norm(F.concatenate([x, 2 * x], 1), 2, w, b),
+        lambda x, w, b: TF.group_norm(torch.cat([x, 2 * x], 1), 2, w, b),
+        "nkSt K K",
+    ),
+    "group_norm, instances": Row(
+        lambda x, w, b: F.group_norm(x, w.size, w, b, 0.3),
+        lambda x, w, b: TF.group_norm(x, w.numel(), w, b, 0.3),
+        "nkT k k",
+    ),
     "rms_norm": Row(F.rms_norm, lambda x, w: TF.rms_norm(x, w.shape, w, eps=1e-5), "ntk k"),
     "attention": Row(F.attention, TF.scaled_dot_product_attention, "ntk nsk nsm"),
     "attention, causal": Row(
@@ -146,6 +168,7 @@ def assert_close(name: str, ours: np.ndarray, theirs: Any) -> None:
 @given(lengths=LENGTHS, seed=st.integers(0, 2**16))
 def test_values_and_gradients_are_those_of_pytorch(row, lengths, seed):
     generator = np.random.default_rng(seed)
+    lengths |= {letter.upper(): 2 * length for letter, length in lengths.items()}
     arrays = [generator.standard_normal([lengths[letter] for letter in shape]) for shape in row.shapes.split()]
     constants = row.constants(generator, lengths)
     ours = [Tensor(array, requires_grad=True) for array in arrays]

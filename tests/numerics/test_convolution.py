@@ -1,4 +1,4 @@
-"""Convolutions and pooling: against PyTorch, in two halves, what they keep in memory, and what they refuse.
+"""Convolutions: against PyTorch, in two halves, what they keep in memory, and what they refuse.
 
 The table of test_operations.py checks them against NumPy, central differences and the array API standard.
 """
@@ -14,15 +14,11 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor, nn
 from minipipe import functional as F
-from minipipe.autograd import StageInput, backward, backward_input
 from minipipe.autograd.memory import held_bytes
 from minipipe.errors import TensorError
 from minipipe.testing import check_gradients
+from tests.numerics.checks import check_against_torch, check_two_halves, numbers, values_and_gradients
 from tests.strategies import examples
-
-
-def numbers(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 class Call(NamedTuple):
@@ -30,79 +26,52 @@ class Call(NamedTuple):
 
     arrays: tuple[np.ndarray, ...]
     stride: tuple[int, ...]
-    padding: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        return self[1:]
 
 
 @st.composite
 def convolutions(draw: Any, axes: int) -> Call:
     """Draw shapes that fit: kernels up to the padded input, strides beyond the kernel, with and without bias."""
-    n, c, o = draw(st.tuples(*[st.integers(1, 3)] * 3))
+    n, c, o, groups = draw(st.tuples(*[st.integers(1, 3)] * 4))
     kernel = draw(st.tuples(*[st.integers(1, 4)] * axes))
-    stride = draw(st.tuples(*[st.integers(1, 5)] * axes))
-    padding = draw(st.tuples(*[st.integers(0, 3)] * axes))
-    image = tuple(draw(st.integers(max(1, size - 2 * add), 8)) for size, add in zip(kernel, padding))
-    arrays = [numbers(n, c, *image), numbers(o, c, *kernel, seed=1), numbers(o, seed=2)]
-    return Call(tuple(arrays[: draw(st.integers(2, 3))]), stride, padding)
+    dilation = draw(st.tuples(*[st.integers(1, 3)] * axes))
+    stride, padding = (1,) * axes, draw(st.just("same") | st.tuples(*[st.integers(0, 3)] * axes))
+    if padding != "same":
+        stride = draw(st.tuples(*[st.integers(1, 5)] * axes))
+    zeros = (0,) * axes if padding == "same" else padding
+    extent = [step * (size - 1) + 1 for size, step in zip(kernel, dilation)]
+    smallest = [1 if padding == "same" else max(1, size - 2 * add) for size, add in zip(extent, zeros)]
+    image = [draw(st.integers(size, size + 4)) for size in smallest]
+    arrays = [numbers(n, c * groups, *image), numbers(o * groups, c, *kernel, seed=1), numbers(o * groups, seed=2)]
+    return Call(tuple(arrays[: draw(st.integers(2, 3))]), stride, padding, dilation, groups)
 
 
-def values_and_gradients(operation: Any, arrays: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    tensors = [Tensor(array, requires_grad=True) for array in arrays]
-    result = operation(*tensors)
-    result.backward(numbers(*result.shape, seed=3))
-    return [result.numpy(), *(tensor.grad for tensor in tensors)]
-
-
-def values_and_gradients_of_torch(operation: Any, arrays: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install '.[oracle]'")
-    tensors = [torch.tensor(array, requires_grad=True) for array in arrays]
-    result = operation(torch.nn.functional, *tensors)
-    result.backward(torch.tensor(numbers(*result.shape, seed=3)))
-    return [result.detach().numpy(), *(tensor.grad.numpy() for tensor in tensors)]
-
-
-def check_against_torch(ours: Any, theirs: Any, arrays: tuple[np.ndarray, ...]) -> None:
-    expected = values_and_gradients_of_torch(theirs, arrays)
-    for given_, wanted in zip(values_and_gradients(ours, arrays), expected, strict=True):
-        assert given_.shape == wanted.shape
-        np.testing.assert_allclose(given_, wanted, rtol=1e-10, atol=1e-10)
-
-
-@examples(100)
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # PyTorch, of its own speed
+@examples(150)
 @given(convolutions(axes=2))
 def test_conv2d_has_the_values_and_gradients_of_pytorch(call):
-    arrays, stride, padding = call
     check_against_torch(
-        lambda x, w, b=None: F.conv2d(x, w, b, stride, padding),
-        lambda f, x, w, b=None: f.conv2d(x, w, b, stride, padding),
-        arrays,
+        lambda x, w, b=None: F.conv2d(x, w, b, *call.settings),
+        lambda f, x, w, b=None: f.conv2d(x, w, b, *call.settings),
+        call.arrays,
     )
 
 
-@examples(60)
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@examples(100)
 @given(convolutions(axes=1))
 def test_conv1d_has_the_values_and_gradients_of_pytorch(call):
-    arrays, (stride,), (padding,) = call
     check_against_torch(
-        lambda x, w, b=None: F.conv1d(x, w, b, stride, padding),
-        lambda f, x, w, b=None: f.conv1d(x, w, b, stride, padding),
-        arrays,
+        lambda x, w, b=None: F.conv1d(x, w, b, *call.settings),
+        lambda f, x, w, b=None: f.conv1d(x, w, b, *call.settings),
+        call.arrays,
     )
-
-
-@st.composite
-def pools(draw: Any) -> tuple[np.ndarray, tuple[int, int], tuple[int, int] | None]:
-    kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
-    image = [draw(st.integers(size, 8)) for size in kernel]
-    # Whole numbers from so few that most windows have ties.
-    x = np.random.default_rng(draw(st.integers(0, 99))).integers(-2, 3, (2, 2, *image)).astype(np.float64)
-    return x, kernel, draw(st.none() | st.tuples(st.integers(1, 5), st.integers(1, 5)))
-
-
-@examples(100)
-@given(pools())
-def test_max_pool2d_has_the_values_and_gradients_of_pytorch_ties_included(call):
-    x, kernel, stride = call
-    check_against_torch(lambda x: F.max_pool2d(x, kernel, stride), lambda f, x: f.max_pool2d(x, kernel, stride), (x,))
 
 
 # -- without PyTorch -----------------------------------------------------------------------------------------
@@ -111,11 +80,40 @@ def test_max_pool2d_has_the_values_and_gradients_of_pytorch_ties_included(call):
 @examples(25)
 @given(convolutions(axes=2))
 def test_gradients_of_conv2d_are_those_of_central_differences(call):
-    check_gradients(lambda x, w, b=None: F.conv2d(x, w, b, call.stride, call.padding), *call.arrays)
+    check_gradients(lambda x, w, b=None: F.conv2d(x, w, b, *call.settings), *call.arrays)
 
 
 def test_a_result_is_in_c_order_although_its_product_has_a_row_for_each_channel():
     assert F.conv2d(numbers(2, 3, 5, 5), numbers(4, 3, 2, 2)).data.flags.c_contiguous
+
+
+def test_same_padding_keeps_the_shape_and_puts_the_odd_zero_at_the_end():
+    image, kernel = np.arange(12.0).reshape(1, 1, 3, 4), np.ones((1, 1, 1, 2))
+    assert F.conv2d(image, kernel, padding="same").numpy()[0, 0].tolist() == [
+        [1, 3, 5, 3],
+        [9, 11, 13, 7],
+        [17, 19, 21, 11],
+    ]
+
+
+@examples(25)
+@given(convolutions(axes=2))
+def test_groups_are_convolutions_side_by_side(call):
+    x, w, *_ = call.arrays
+    parts = zip(np.split(x, call.groups, axis=1), np.split(w, call.groups))
+    expected = [F.conv2d(each, kernels, None, *call.settings[:3]).numpy() for each, kernels in parts]
+    given_ = F.conv2d(x, w, None, *call.settings).numpy()
+    np.testing.assert_allclose(given_, np.concatenate(expected, axis=1), rtol=1e-12, atol=1e-12)
+
+
+@examples(25)
+@given(convolutions(axes=2))
+def test_a_dilated_kernel_is_one_with_zeros_between_its_elements(call):
+    x, w, *_ = call.arrays
+    spread = np.zeros((*w.shape[:2], *(step * (size - 1) + 1 for size, step in zip(w.shape[2:], call.dilation))))
+    spread[:, :, :: call.dilation[0], :: call.dilation[1]] = w
+    expected = F.conv2d(x, spread, None, call.stride, call.padding, 1, call.groups).numpy()
+    np.testing.assert_allclose(F.conv2d(x, w, None, *call.settings).numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_kernel_that_picks_one_neighbour_shifts_the_image():
@@ -123,29 +121,6 @@ def test_a_kernel_that_picks_one_neighbour_shifts_the_image():
     kernel[0, 0, 1, 2] = 1  # the neighbour on the right; a convolution in the strict sense would pick the left one
     shifted = F.conv2d(Tensor(image), Tensor(kernel), padding=1).numpy()
     assert shifted[0, 0].tolist() == [[1, 2, 3, 0], [5, 6, 7, 0], [9, 10, 11, 0]]
-
-
-def test_the_first_of_equal_elements_takes_the_gradient_of_max_pool2d():
-    x = Tensor(np.array([[[[1.0, 7.0, 2.0, 2.0], [7.0, 7.0, 2.0, 2.0], [9.0, 9.0, 9.0, 9.0]]]]), requires_grad=True)
-    F.max_pool2d(x, 2).backward(np.array([[[[3.0, 5.0]]]]))
-    assert x.grad[0, 0].tolist() == [[0, 3, 5, 0], [0, 0, 0, 0], [0, 0, 0, 0]]  # the third row fills no window
-
-
-def test_an_element_that_wins_several_windows_adds_their_gradients():
-    x = Tensor(np.array([[[[0.0, 1.0, 0.0]]]]), requires_grad=True)
-    F.max_pool2d(x, (1, 2), stride=1).backward(np.array([[[[3.0, 5.0]]]]))
-    assert x.grad.tolist() == [[[[0, 8, 0]]]]
-
-
-def test_max_pool2d_finds_its_winner_among_more_than_256_elements():
-    x = Tensor(np.zeros((1, 1, 20, 20)), requires_grad=True)
-    x.data[0, 0, 19, 18] = 1.0
-    F.max_pool2d(x, 20).sum().backward()
-    assert np.argwhere(x.grad).tolist() == [[0, 0, 19, 18]]
-
-
-def test_max_pool2d_passes_nan_on():
-    assert np.isnan(F.max_pool2d(Tensor([[[[1.0, np.nan], [2.0, 3.0]]]]), 2).item())
 
 
 @pytest.mark.parametrize("operation", [F.conv2d, F.conv1d])
@@ -157,43 +132,30 @@ def test_an_empty_batch_has_an_empty_result_and_zero_gradients(operation):
     assert [gradient.any() for gradient in gradients] == [False, False, False]
 
 
+@pytest.mark.parametrize(("ins", "outs"), [(0, 4), (2, 0)])
+def test_no_channels_give_zeros_or_nothing(ins, outs):
+    result, *gradients = values_and_gradients(F.conv1d, (numbers(2, ins, 5), numbers(outs, ins, 3)))
+    assert result.shape == (2, outs, 3) and not result.any() and not any(gradient.any() for gradient in gradients)
+
+
 # -- two halves, and memory ----------------------------------------------------------------------------------
 
 
 def network() -> nn.Sequential:
-    """Return every layer of this file, for images of shape (n, 2, 8, 8)."""
+    """Return layers with every option, for images of shape (n, 2, 8, 8)."""
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1),
         nn.ReLU(),
         nn.Residual(nn.Conv2d(4, 4, (3, 1), padding=(1, 0)), nn.Tanh(), nn.Conv2d(4, 4, 1, bias=False)),
+        nn.Residual(nn.Conv2d(4, 4, (4, 3), padding="same", dilation=(1, 2), groups=2)),
         nn.MaxPool2d(3, stride=2),
         nn.Flatten(),
         nn.Linear(36, 3),
     ).initialise(5)
 
 
-def bits_of_two_microbatches(split: bool) -> list[bytes]:
-    model, inputs, postponed = network(), [], []
-    for k in range(2):
-        x = Tensor(numbers(3, 2, 8, 8, seed=k).astype(np.float32))
-        x.node = StageInput(needs_gradient=True)
-        y = model(x)
-        upstream = numbers(*y.shape, seed=10 + k).astype(np.float32)
-        if split:
-            postponed.append(backward_input({y.node: upstream}))
-        else:
-            backward({y.node: upstream})
-        inputs.append(x.grad.tobytes())
-    assert not split or all(parameter.grad is None for parameter in model.parameters())  # I has touched no weight
-    for work in postponed:
-        work.run()
-    return inputs + [parameter.grad.tobytes() for parameter in model.parameters()]
-
-
 def test_a_backward_in_two_halves_leaves_the_bits_of_a_whole_one():
-    bits = bits_of_two_microbatches(split=True)
-    assert bits == bits_of_two_microbatches(split=False)
-    assert all(np.frombuffer(each, np.float32).any() for each in bits)
+    check_two_halves(network, 3, 2, 8, 8)
 
 
 def test_a_convolution_keeps_its_input_and_not_nine_times_as_much():
@@ -209,12 +171,6 @@ def test_of_a_convolution_without_gradient_of_its_weight_only_the_weight_is_kept
     assert held_bytes([F.conv2d(x, weight).node], []) == weight.data.nbytes
 
 
-def test_max_pool2d_keeps_one_byte_for_each_result():
-    x = Tensor(numbers(2, 3, 16, 16), requires_grad=True)
-    result = F.max_pool2d(x, 2)
-    assert held_bytes([result.node], []) == result.size
-
-
 # -- layers --------------------------------------------------------------------------------------------------
 
 
@@ -224,8 +180,10 @@ def test_layers_say_what_they_are():
         "Conv2d(1, 16, (3, 5), stride=2, padding=(1, 2), bias=False)"
     )
     assert repr(nn.Conv1d(4, 8, 3, stride=2, padding=1)) == "Conv1d(4, 8, 3, stride=2, padding=1)"
-    assert repr(nn.MaxPool2d(2)) == "MaxPool2d(2)"
-    assert repr(nn.MaxPool2d(3, stride=(2, 1))) == "MaxPool2d(3, stride=(2, 1))"
+    assert repr(nn.Conv2d(4, 8, 3, padding="same", dilation=2, groups=4)) == (
+        "Conv2d(4, 8, 3, padding='same', dilation=2, groups=4)"
+    )
+    assert repr(nn.Conv2d(1, 2, 3, dilation=(1, 2))) == "Conv2d(1, 2, 3, dilation=(1, 2))"
 
 
 def test_parameters_of_convolutions_have_pytorchs_shapes_and_begin_he_uniform():
@@ -235,12 +193,15 @@ def test_parameters_of_convolutions_have_pytorchs_shapes_and_begin_he_uniform():
     bound = np.sqrt(6 / (32 * 3 * 5))
     assert 0.99 * bound < abs(layer.weight.data).max() <= bound
     assert not layer.bias.data.any()
+    grouped = nn.Conv2d(32, 64, (3, 5), groups=8)
+    assert [p.shape for p in grouped.parameters()] == [(64, 4, 3, 5), (64,)]
+    assert abs(grouped.initialise(0).weight.data).max() > 2 * bound  # a kernel meets an eighth of the channels
     plain = nn.Conv1d(2, 3, 4, bias=False, initialiser=nn.initialisers.constant(2.0), dtype=np.float64)
     assert [(name, p.shape) for name, p in plain.named_parameters()] == [("weight", (3, 2, 4))]
     assert plain(Tensor(np.ones((1, 2, 5)))).numpy().tolist() == [[[16.0, 16.0]] * 3]
 
 
-def test_layers_pass_stride_padding_and_bias_on():
+def test_layers_pass_all_options_on():
     x = Tensor(numbers(2, 3, 9, 8).astype(np.float32))
     image = nn.Conv2d(3, 4, (3, 2), stride=(2, 3), padding=(1, 0)).initialise(1)
     image.bias.data += 1
@@ -249,7 +210,12 @@ def test_layers_pass_stride_padding_and_bias_on():
     series, line = nn.Conv1d(3, 4, 3, stride=2, padding=1).initialise(1), x[:, :, 0]
     expected = F.conv1d(line, series.weight, series.bias, 2, 1).numpy()
     assert series(line).numpy().tobytes() == expected.tobytes()
-    assert nn.MaxPool2d((2, 3), 1)(x).numpy().tobytes() == F.max_pool2d(x, (2, 3), 1).numpy().tobytes()
+    image = nn.Conv2d(3, 6, 2, padding="same", dilation=(2, 1), groups=3).initialise(1)
+    expected = F.conv2d(x, image.weight, image.bias, 1, "same", (2, 1), 3).numpy()
+    assert image(x).numpy().tobytes() == expected.tobytes() and expected.shape == (2, 6, 9, 8)
+    series = nn.Conv1d(3, 3, 2, dilation=2, groups=3).initialise(1)
+    expected = F.conv1d(line, series.weight, series.bias, 1, 0, 2, 3).numpy()
+    assert series(line).numpy().tobytes() == expected.tobytes() and expected.shape == (2, 3, 6)
 
 
 # -- what is refused -----------------------------------------------------------------------------------------
@@ -292,16 +258,41 @@ REFUSED = {
     "conv1d, bias": ("shape", "conv1d: the bias", lambda: F.conv1d(SERIES, FILTERS, np.ones((6, 1)))),
     "conv1d, stride": ("range", "conv1d: stride", lambda: F.conv1d(SERIES, FILTERS, stride=-1)),
     "conv1d, a pair": ("range", "conv1d: padding", lambda: F.conv1d(SERIES, FILTERS, padding=(1, 1))),
-    "max_pool2d, axes": ("shape", r"max_pool2d: .*\(2, 3, 5\)", lambda: F.max_pool2d(SERIES, 2)),
-    "max_pool2d, kernel": ("shape", r"max_pool2d: .*\(5, 5\) .*\(5, 4\)", lambda: F.max_pool2d(IMAGES, 5)),
-    "max_pool2d, no kernel": ("range", "max_pool2d: kernel is 0", lambda: F.max_pool2d(IMAGES, 0)),
-    "max_pool2d, stride": ("range", "max_pool2d: stride", lambda: F.max_pool2d(IMAGES, 2, (1, 0))),
+    "conv2d, dilation": ("range", "conv2d: dilation is 0", lambda: F.conv2d(IMAGES, KERNELS, dilation=0)),
+    "conv2d, dilated kernel": (
+        "shape",
+        r"\(3, 2\), \(7, 2\) dilated, does not fit .*\(5, 4\)",
+        lambda: F.conv2d(IMAGES, KERNELS, dilation=(3, 1)),
+    ),
+    "conv2d, same with a stride": (
+        "range",
+        r'padding is "same" and stride \(2, 2\); expected stride 1',
+        lambda: F.conv2d(IMAGES, KERNELS, padding="same", stride=2),
+    ),
+    "conv2d, another word": (
+        "range",
+        "padding is 'valid'; expected .* at least 0, or \"same\"",
+        lambda: F.conv2d(IMAGES, KERNELS, padding="valid"),
+    ),
+    "conv2d, groups": (
+        "range",
+        "groups is 2; expected a divisor of the 3 input channels and of the 6 output",
+        lambda: F.conv2d(IMAGES, KERNELS, groups=2),
+    ),
+    "conv2d, no group": ("range", "groups is 0; expected a whole number", lambda: F.conv2d(IMAGES, KERNELS, groups=0)),
+    "conv2d, channels of a group": (
+        "shape",
+        r"3 channels, but .* takes 3 in each of 3 groups; .* times the number of groups",
+        lambda: F.conv2d(IMAGES, KERNELS, groups=3),
+    ),
     "Conv2d, channels": ("range", "Conv2d: in_channels is 1.5; expected a whole", lambda: nn.Conv2d(3 / 2, 4, 3)),
     "Conv2d, kernel": ("range", "Conv2d: kernel_size", lambda: nn.Conv2d(3, 4, (3, 3, 3))),
     "Conv1d, channels": ("range", "Conv1d: out_channels is 0", lambda: nn.Conv1d(3, 0, 3)),
     "Conv1d, padding": ("range", "Conv1d: padding", lambda: nn.Conv1d(3, 4, 3, padding=-1)),
-    "MaxPool2d, kernel": ("range", "MaxPool2d: kernel_size", lambda: nn.MaxPool2d("2")),
-    "MaxPool2d, stride": ("range", "MaxPool2d: stride", lambda: nn.MaxPool2d(2, stride=0)),
+    "Conv2d, groups": ("range", "Conv2d: groups is 2; .* 3 input", lambda: nn.Conv2d(3, 4, 3, groups=2)),
+    "Conv2d, output groups": ("range", "Conv2d: groups is 3; .* 4 output", lambda: nn.Conv2d(3, 4, 3, groups=3)),
+    "Conv1d, same with a stride": ("range", "Conv1d: .*same", lambda: nn.Conv1d(3, 4, 3, 2, padding="same")),
+    "Conv1d, dilation": ("range", "Conv1d: dilation", lambda: nn.Conv1d(3, 4, 3, dilation=(1, 1))),
 }
 
 
@@ -316,4 +307,4 @@ def test_what_is_refused_is_so_for_the_reason_given():
     # Guards the list above: the same calls with arguments that fit are computed.
     assert F.conv2d(IMAGES, KERNELS, [1.0] * 6, stride=(1, 2), padding=(0, 1)).shape == (2, 6, 3, 3)
     assert F.conv1d(SERIES, FILTERS, np.ones(6), stride=(2,), padding=(1,)).shape == (2, 6, 2)
-    assert F.max_pool2d(IMAGES, (5, 4), 1).shape == (2, 3, 1, 1)
+    assert F.conv2d(IMAGES, KERNELS[:, :1], padding="same", dilation=(3, 1), groups=3).shape == (2, 6, 5, 4)

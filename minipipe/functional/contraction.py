@@ -1,0 +1,218 @@
+"""Sums of products over named indices, made of the operations that exist: each pair of operands is a matrix product.
+
+An operand and its indices are a *term*. From left to right two terms become one, until there is one left. For
+``"bij,bkj->bik"`` the indices of the two terms are, by where else they occur,
+
+    batch       in both, and needed later: b         left, right     in one of them: i and k
+    contracted  in both, and needed no more: j
+
+so the pair is the product of (b, i, j) and (b, j, k), after axes have been put in this order and those of each kind but
+the first made one. An index that only one term has and nothing needs is summed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from minipipe import backend
+from minipipe.errors import ArgumentError, TensorError
+from minipipe.functional.elementwise import multiply
+from minipipe.functional.linear import matmul
+from minipipe.functional.reduction import total
+from minipipe.functional.shape import contiguous, reshape, transpose
+from minipipe.tensor import Operand, Tensor, as_tensor, operands
+
+Index = str | int  # a letter, or an axis of "...", counted from the last one, -1
+_ELLIPSIS = "..."
+
+
+def einsum(subscripts: str, *tensors: Operand) -> Tensor:
+    """Return the sum of products of elements over indices, by Einstein's convention.
+
+    Each letter names an axis. Elements with the same letters are multiplied, and the sum is taken over every letter
+    that the result does not have.
+
+    Parameters
+    ----------
+    subscripts : str
+        A term of letters for each operand, separated by commas, then ``->`` and the letters of the result. Without
+        ``->`` the result has the letters that occur once, in alphabetical order. ``...`` stands for any number of axes,
+        which are broadcast as NumPy does, and come first in a result without ``->``.
+    *tensors : Tensor
+        The operands.
+
+    Returns
+    -------
+    Tensor
+        With an axis for each letter of the result.
+
+    Raises
+    ------
+    ArgumentError
+        Codes ``value``, naming the position in ``subscripts``, and ``type``.
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Notes
+    -----
+    Operands are taken in pairs from left to right, whatever their sizes; write first what makes the smallest
+    intermediate results, which the graph keeps. Letters that occur twice in one term (a diagonal) are refused.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> a, b = Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([1.0, 10.0])
+    >>> functional.einsum("ij,j->i", a, b)
+    Tensor([21., 43.])
+    >>> functional.einsum("i,ij,j", b, a, b).item()
+    451.0
+    """
+    if not isinstance(subscripts, str):
+        message = f"einsum: the subscripts come first, such as 'ij,jk->ik'; this is {type(subscripts).__name__}."
+        raise ArgumentError("type", message)
+    known = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
+    given = [as_tensor(tensor) if known is None else operands(tensor, known)[0] for tensor in tensors]
+    terms, output = _parsed(subscripts, [tensor.shape for tensor in given])
+    lengths = _lengths(subscripts, terms, [tensor.shape for tensor in given])
+    rest = [_Term(tensor, indices).broadcast(lengths) for tensor, indices in zip(given, terms)]
+    result = rest.pop(0)
+    while rest:
+        other = rest.pop(0)
+        result = _product(result, other, lengths, {*output, *(index for term in rest for index in term.indices)})
+    result = result.summed(output)
+    return transpose(result.tensor, [result.indices.index(index) for index in output])
+
+
+class _Term(NamedTuple):
+    """An operand, and the index of each of its axes."""
+
+    tensor: Tensor
+    indices: list[Index]
+
+    def broadcast(self, lengths: dict[Index, int]) -> _Term:
+        """Return the term without the axes of length 1 along which it is the same for all."""
+        axes = list(zip(self.indices, self.tensor.shape))
+        kept = [index for index, length in axes if length == lengths[index]]
+        return self if len(kept) == len(axes) else _Term(reshape(self.tensor, [lengths[i] for i in kept]), kept)
+
+    def summed(self, needed: Collection[Index]) -> _Term:
+        """Return the term summed over every index but the needed ones."""
+        axes = tuple(axis for axis, index in enumerate(self.indices) if index not in needed)
+        kept = [index for index in self.indices if index in needed]
+        return _Term(total(self.tensor, axes), kept) if axes else self
+
+    def arranged(self, order: list[Index], shape: Sequence[int]) -> Tensor:
+        """Return the operand with its axes in another order, and then in another shape."""
+        axes = [self.indices.index(index) for index in order]
+        tensor = self.tensor if order == self.indices else transpose(self.tensor, axes)
+        return tensor if tensor.shape == tuple(shape) else reshape(tensor, shape)
+
+
+def _product(a: _Term, b: _Term, lengths: dict[Index, int], needed: set[Index]) -> _Term:
+    """Return two terms as one, summed over what only they have and nothing behind them needs."""
+    a, b = a.summed(needed | set(b.indices)), b.summed(needed | set(a.indices))
+    common = [index for index in a.indices if index in b.indices]
+    batch = [index for index in common if index in needed]
+    contracted = [index for index in common if index not in needed]
+    left = [index for index in a.indices if index not in common]
+    right = [index for index in b.indices if index not in common]
+
+    def shape(*parts: list[Index]) -> tuple[int, ...]:
+        return tuple(lengths[index] for part in parts for index in part)
+
+    indices = [*batch, *left, *right]
+    if not contracted:
+        x = a.arranged(batch + left, shape(batch, left) + (1,) * len(right))
+        y = b.arranged(batch + right, shape(batch) + (1,) * len(left) + shape(right))
+        return _Term(multiply(x, y), indices)
+    outer, inner, across = (backend.prod(shape(part)) for part in (left, contracted, right))
+    x = a.arranged(batch + left + contracted, (*shape(batch), outer, inner))
+    y = b.arranged(batch + contracted + right, (*shape(batch), inner, across))
+    # BLAS wants the elements of a row, or of a column, side by side; else gradients take three times as long.
+    x, y = (contiguous(part) if term.indices[-1] in batch else part for term, part in ((a, x), (b, y)))
+    return _Term(reshape(matmul(x, y), shape(indices)), indices)
+
+
+# -- subscripts ----------------------------------------------------------------------------------------------
+
+
+def _parsed(subscripts: str, shapes: list[tuple[int, ...]]) -> tuple[list[list[Index]], list[Index]]:
+    """Return the indices of each operand and those of the result."""
+    arrow = subscripts.find("->")
+    end = len(subscripts) if arrow < 0 else arrow
+    commas = [position for position in range(end) if subscripts[position] == ","]
+    parts = [_letters(subscripts, start + 1, stop) for start, stop in zip([-1, *commas], [*commas, end])]
+    if len(parts) != len(shapes):
+        raise ArgumentError(
+            "value",
+            f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} operands; expected one for each.",
+        )
+    terms = [_indices(subscripts, number, part, shape) for number, (part, shape) in enumerate(zip(parts, shapes))]
+    num_axes = max((sum(isinstance(index, int) for index in term) for term in terms), default=0)
+    dots: list[Index] = list(range(-num_axes, 0))
+    if arrow < 0:
+        letters = [letter for part in parts for letter in part if letter != _ELLIPSIS]
+        return terms, dots + sorted(letter for letter in letters if letters.count(letter) == 1)
+    output = _letters(subscripts, arrow + 2, len(subscripts))
+    for letter in output:
+        if letter != _ELLIPSIS and not any(letter in part for part in parts):
+            raise _wrong(subscripts, subscripts.rindex(letter), f"{letter!r} is in no operand, so it has no length")
+    if dots and _ELLIPSIS not in output:
+        raise _wrong(subscripts, arrow, "the result lacks the axes of '...'; write '...' there, too, or sum it after")
+    return terms, [index for letter in output for index in (dots if letter == _ELLIPSIS else [letter])]
+
+
+def _letters(subscripts: str, start: int, stop: int) -> list[str]:
+    """Return the letters of one term, and ``...`` where it stands."""
+    found: list[str] = []
+    position = start
+    while position < stop:
+        sign = subscripts[position]
+        if subscripts.startswith(_ELLIPSIS, position, stop):
+            sign = _ELLIPSIS
+        elif not (sign.isascii() and sign.isalpha()) and not sign.isspace():
+            raise _wrong(subscripts, position, f"{sign!r} is neither a letter nor '...'")
+        if sign in found:
+            kind = "a diagonal, which is not supported" if sign != _ELLIPSIS else "two of them"
+            raise _wrong(subscripts, position, f"{sign!r} occurs twice in one term ({kind})")
+        found += [sign] * (not sign.isspace())
+        position += len(sign)
+    return found
+
+
+def _indices(subscripts: str, number: int, letters: list[str], shape: tuple[int, ...]) -> list[Index]:
+    """Return the index of each axis of an operand; those of ``...`` are numbers."""
+    covered = len(shape) - sum(letter != _ELLIPSIS for letter in letters)
+    if covered < 0 or (covered and _ELLIPSIS not in letters):
+        raise TensorError(
+            "shape",
+            f"einsum: {subscripts!r} names {len(shape) - covered} axes of operand {number}, which has shape {shape}; "
+            "expected a letter for each axis, or '...' for those without.",
+        )
+    dots: list[Index] = list(range(-covered, 0))
+    return [index for letter in letters for index in (dots if letter == _ELLIPSIS else [letter])]
+
+
+def _lengths(subscripts: str, terms: list[list[Index]], shapes: list[tuple[int, ...]]) -> dict[Index, int]:
+    """Return the length of each index; only the axes of ``...`` may be 1 in one operand and longer in another."""
+    lengths: dict[Index, int] = {}
+    for number, (term, shape) in enumerate(zip(terms, shapes)):
+        for index, length in zip(term, shape):
+            known = lengths.setdefault(index, length)
+            if isinstance(index, int) and 1 in (known, length):
+                lengths[index] = length if known == 1 else known
+            elif known != length:
+                name = f"index {index!r}" if isinstance(index, str) else f"axis {index} of '...'"
+                raise TensorError(
+                    "shape",
+                    f"einsum: {subscripts!r}: {name} has length {length} in operand {number} of shape {shape}, and "
+                    f"{known} in an operand before; expected equal lengths.",
+                )
+    return lengths
+
+
+def _wrong(subscripts: str, position: int, what: str) -> ArgumentError:
+    return ArgumentError(
+        "value", f"einsum: {subscripts!r}, at position {position}: {what}. Expected 'ij,jk->ik' or so."
+    )

@@ -1,0 +1,160 @@
+"""Long short-term memory, as one fused operation with its own backward through time.
+
+At time s, with the input x_s, the hidden state h and the cell c of the time before, both 0 at first:
+
+    z = x_s W + h U + b                     i, f, o = sigmoid of their parts of z, and u = tanh of its part
+    c_s = f * c + i * u                     h_s = o * tanh(c_s), the result
+
+Only h U has to wait for the time before: x W of all times is one product. Backward, dz of all times comes from a walk
+back through time that needs U alone, and then each gradient is one product over all times:
+
+    dx = dz W^T        dW = x^T dz        dU = h^T dz, with h of the time before        db = sum of dz
+"""
+
+from __future__ import annotations
+
+from minipipe import backend
+from minipipe.backend import Array, array_module
+from minipipe.errors import TensorError
+from minipipe.functional.once import once
+from minipipe.tensor import Tensor, as_real, operands, record
+
+
+def lstm(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the hidden states of a long short-term memory at all times.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, t, k)
+        Sequences of t vectors.
+    input_weight : Tensor of shape (k, 4 * h)
+        Its columns are those of the input gate, the forget gate, the candidate and the output gate, h of each. This is
+        PyTorch's order (i, f, g, o).
+    hidden_weight : Tensor of shape (h, 4 * h)
+        The same, from the hidden state of the time before.
+    bias : Tensor of shape (4 * h,), optional
+        PyTorch's two biases are one here, their sum.
+
+    Returns
+    -------
+    Tensor of shape (n, t, h)
+        Hidden state and cell are 0 before the first time.
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Notes
+    -----
+    The graph keeps the gates and the cells, five numbers for each hidden unit and time, beside input and result. The
+    vjps share the walk back through time: the first one that is called makes it, and from then on dz takes the place
+    of gates and cells.
+
+    References
+    ----------
+    Hochreiter, Schmidhuber 1997, "Long short-term memory". The forget gate: Gers, Schmidhuber, Cummins 2000, "Learning
+    to forget".
+
+    Examples
+    --------
+    With all weights 0 the gates are half open and there is nothing to remember.
+
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> x, zeros = Tensor(np.ones((1, 3, 2))), np.zeros((2, 8))
+    >>> functional.lstm(x, zeros, zeros).numpy().tolist()
+    [[[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]]
+    """
+    x, input_weight = operands(x, input_weight)
+    x, hidden_weight = operands(x, hidden_weight)
+    x, input_weight, hidden_weight = as_real(x), as_real(input_weight), as_real(hidden_weight)
+    bias = None if bias is None else operands(x, bias)[1]
+    _check(x, input_weight, hidden_weight, bias)
+    shape, rows = x.shape, backend.reshape(x.data, (backend.prod(x.shape[:2]), x.shape[2]))
+    w, u = input_weight.data, hidden_weight.data
+    gates = backend.product(rows, w)
+    if bias is not None:
+        gates += bias.data
+    gates = backend.reshape(gates, (*shape[:2], 4, u.shape[0]))
+    hidden, cells = _through_time(gates, u)
+    gradient = once(lambda g: _back_through_time(g, gates, cells, u))
+
+    def of_input(g: Array) -> Array:
+        return backend.reshape(backend.product(gradient(g), w.T), shape)
+
+    def of_hidden_weight(g: Array) -> Array:
+        """Each hidden state but the last one met the gates of the time behind it."""
+        dz = backend.reshape(gradient(g), (*shape[:2], u.shape[1]))
+        num_rows = shape[0] * max(0, shape[1] - 1)
+        before = backend.reshape(hidden[:, :-1, :], (num_rows, u.shape[0]))
+        return backend.product(before.T, backend.reshape(dz[:, 1:, :], (num_rows, u.shape[1])))
+
+    inputs = [
+        (x, of_input),
+        (input_weight, lambda g: backend.product(rows.T, gradient(g))),
+        (hidden_weight, of_hidden_weight),
+    ]
+    if bias is not None:
+        inputs.append((bias, lambda g: backend.sum_of_rows(gradient(g))))
+    return record(hidden, *inputs)
+
+
+def _through_time(gates: Array, u: Array) -> tuple[Array, Array]:
+    """Return hidden states and cells, (n, t, h), and turn x W + b into the open gates, (n, t, 4, h), in place.
+
+    A sigmoid is a tanh of half the size: sigmoid(z) = tanh(z / 2) / 2 + 1 / 2, so one tanh gives all four parts. A gate
+    is exact to the rounding of 1; functional.sigmoid is so to its own, for results that are far smaller, too.
+    """
+    xp, (n, t, _, h) = array_module(gates), gates.shape
+    size, middle = (xp.asarray([[a], [a], [b], [a]], dtype=gates.dtype) for a, b in ((0.5, 1.0), (0.5, 0.0)))
+    hidden, cells = (xp.empty((n, t, h), dtype=gates.dtype) for _ in range(2))
+    last = cell = xp.zeros((n, h), dtype=gates.dtype)
+    for s in range(t):
+        z = gates[:, s, :, :]
+        if s:
+            z = z + backend.reshape(backend.product(last, u), (n, 4, h))
+        z = xp.tanh(z * size)
+        z *= size
+        z += middle
+        gates[:, s, :, :] = z
+        cell = z[:, 1, :] * cell + z[:, 0, :] * z[:, 2, :]
+        last = z[:, 3, :] * xp.tanh(cell)
+        hidden[:, s, :], cells[:, s, :] = last, cell
+    return hidden, cells
+
+
+def _back_through_time(g: Array, gates: Array, cells: Array, u: Array) -> Array:
+    """Return the gradient of z at all times, (n * t, 4 * h), from that of the hidden states, (n, t, h)."""
+    xp, (n, t, _, h) = array_module(g), gates.shape
+    i, f, candidate, o = (gates[:, :, part, :] for part in range(4))
+    squashed = xp.tanh(cells)
+    to_cell = o * (1 - squashed * squashed)
+    dz = xp.empty(gates.shape, dtype=gates.dtype)  # at first without the gradients of cell and hidden state
+    dz[:, :, 0, :] = candidate * i * (1 - i)
+    dz[:, :1, 1, :] = 0
+    dz[:, 1:, 1, :] = cells[:, :-1, :] * f[:, 1:, :] * (1 - f[:, 1:, :])
+    dz[:, :, 2, :] = i * (1 - candidate * candidate)
+    dz[:, :, 3, :] = squashed * o * (1 - o)
+    of_cell, of_hidden = xp.zeros((n, h), dtype=g.dtype), xp.zeros((n, h), dtype=g.dtype)  # from the time behind
+    for s in reversed(range(t)):
+        of_hidden = of_hidden + g[:, s, :]
+        of_cell = of_cell + of_hidden * to_cell[:, s, :]
+        dz[:, s, :3, :] *= of_cell[:, None, :]
+        dz[:, s, 3, :] *= of_hidden
+        of_cell = of_cell * f[:, s, :]
+        of_hidden = backend.product(backend.reshape(dz[:, s, :, :], (n, 4 * h)), u.T)
+    return backend.reshape(dz, (n * t, 4 * h))
+
+
+def _check(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | None) -> None:
+    k, h = x.shape[-1:], hidden_weight.shape[:1]
+    wide = tuple(4 * length for length in h)
+    if x.ndim != 3 or hidden_weight.ndim != 2 or input_weight.shape != k + wide or hidden_weight.shape != h + wide:
+        raise TensorError(
+            "shape",
+            f"lstm: the input has shape {x.shape}, the input weight {input_weight.shape} and the hidden weight "
+            f"{hidden_weight.shape}; expected (n, t, k), (k, 4 * h) and (h, 4 * h).",
+        )
+    if bias is not None and bias.shape != wide:
+        raise TensorError("shape", f"lstm: the bias has shape {bias.shape}; expected {wide}.")

@@ -1,0 +1,147 @@
+"""Any function of tensors as a layer, and the text by which ranks notice that they were given different ones."""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from minipipe import backend
+from minipipe.errors import ArgumentError
+from minipipe.nn.module import Module
+from minipipe.nn.parameter import Parameter
+from minipipe.tensor import Tensor
+
+
+class Function(Module):
+    """A function as a layer: of the one value that the layer before hands on, a tensor or a bundle of them.
+
+    Parameters
+    ----------
+    function : function
+        Takes a tensor, or a tuple, list or dict of them, and returns such. It has nothing to train: what has parameters
+        is a :class:`Module`. Random numbers come from Dropout and the like, so that every rank draws the same.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``, also for a function that refers to a module or a parameter, which nobody would train.
+
+    Notes
+    -----
+    The ranks of a pipeline compare their models by the repr. A function that can be imported is known by its name. Any
+    other, such as a lambda, has a digest of its code, its defaults, and the numbers, strings, arrays and functions that
+    it refers to; objects of other kinds count by their type.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional, nn
+    >>> nn.Function(functional.relu)
+    Function(minipipe.functional.activation.relu)
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.Function(lambda x: (x, x.mean(axis=1, keepdims=True))))
+    >>> model = nn.Sequential(*model, nn.Function(lambda pair: pair[0] - pair[1]))
+    >>> model(Tensor([[1.0, 2.0, 3.0, 4.0]])).shape
+    (1, 3)
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        if isinstance(function, Module) or not callable(function):
+            what = "a layer already; use it as it is" if isinstance(function, Module) else "not a function"
+            raise ArgumentError(
+                "type", f"Function takes a function, such as functional.relu; {type(function).__name__} is {what}."
+            )
+        self._described = _text_of(function)
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        """Return what the function returns."""
+        return self.function(x)
+
+    def describe(self) -> str:
+        """Name the function, the same on all ranks."""
+        return self._described
+
+
+def _text_of(value: Any, *outer: Any) -> str:
+    """Return a text that is the same on every rank, and another one for another value; ``outer`` is what it lies in."""
+    if any(value is each for each in outer):
+        return "itself"
+    outer = (*outer, value)
+    _check_trains_nothing(value)
+    if isinstance(value, partial):
+        given = [_text_of(part, *outer) for part in (value.func, *value.args)]
+        return f"partial({', '.join([*given, *_named(value.keywords, outer)])})"
+    if isinstance(value, MethodType):
+        return f"{_text_of(value.__self__, *outer)}.{value.__name__}"
+    if isinstance(value, FunctionType):
+        return _text_of_function(value, outer)
+    if isinstance(value, CodeType):
+        return _text_of((value.co_code, value.co_names, value.co_consts), *outer)
+    if isinstance(value, tuple | list | set | frozenset | dict):
+        texts = [_text_of(item, *outer) for item in (value.items() if isinstance(value, dict) else value)]
+        return f"({', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)})"
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value)
+    data = value.data if isinstance(value, Tensor) else value
+    if backend.is_array(data):
+        return f"{data.dtype}{data.shape} {_digest(backend.to_numpy(data).tobytes())}"
+    return _name_of(value) if hasattr(value, "__name__") else _text_of_object(value, outer)
+
+
+def _check_trains_nothing(value: Any) -> None:
+    if isinstance(value, Module | Parameter) or (isinstance(value, Tensor) and value.requires_grad):
+        raise ArgumentError(
+            "type",
+            f"Function: the function refers to a {type(value).__name__}, which neither a pipeline nor an optimiser "
+            "would find there. Make it an attribute of a module with a forward of its own, or a layer beside.",
+        )
+
+
+def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
+    referred = dict(_referred_by(function))
+    if "<" not in function.__qualname__:  # it can be imported, so its name says it all
+        for value in referred.values():
+            _check_trains_nothing(value)
+        return _name_of(function)
+    text = _text_of((function.__code__, function.__defaults__, function.__kwdefaults__, referred), *outer)
+    return f"{_name_of(function)}, line {function.__code__.co_firstlineno}, {_digest(text.encode())}"
+
+
+def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:
+    """Of what can be called, the attributes count, too; anything else may hold what differs from rank to rank."""
+    attributes = vars(value) if callable(value) and hasattr(value, "__dict__") else {}
+    return f"{_name_of(type(value))}({', '.join(_named(attributes, outer))})"
+
+
+def _named(values: dict[str, Any], outer: tuple[Any, ...]) -> list[str]:
+    return [f"{name}={_text_of(value, *outer)}" for name, value in values.items()]
+
+
+def _name_of(value: Any) -> str:
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", value.__name__)
+    return f"{module}.{name}" if module else name
+
+
+def _referred_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the names of a function from outside, with their values: of functions around it, and of its module."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # it gets its value later
+            continue
+    for name in sorted(_globals_in(function.__code__)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def _globals_in(code: CodeType) -> set[str]:
+    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    return names.union(*(_globals_in(part) for part in code.co_consts if isinstance(part, CodeType)))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=4).hexdigest()
