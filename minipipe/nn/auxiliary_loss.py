@@ -18,6 +18,7 @@ from minipipe import backend
 from minipipe.autograd.grad_mode import setting
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.functional.shape import reshape
+from minipipe.nn.function import text_of
 from minipipe.nn.module import Module
 from minipipe.pytree import Bundle, tensors_in
 from minipipe.tensor import Tensor, record
@@ -51,7 +52,8 @@ class AuxiliaryLoss(Module):
     Parameters
     ----------
     function : function
-        ``x -> Tensor`` with one element.
+        ``x -> Tensor`` with one element. It may be a module; a function has nothing to train, see
+        :class:`minipipe.nn.Function`.
     weight : float
         What it is multiplied with.
 
@@ -78,6 +80,7 @@ class AuxiliaryLoss(Module):
         if not callable(function):
             raise ArgumentError("type", f"AuxiliaryLoss takes a function of its input; this is {function!r:.40}.")
         self.function, self.weight = function, weight
+        self._described = function.brief() if isinstance(function, Module) else text_of(function)
 
     def forward(self, x: Any) -> Any:
         """Return the very same tensor, or bundle."""
@@ -92,7 +95,7 @@ class AuxiliaryLoss(Module):
 
     def describe(self) -> str:
         """Name function and weight."""
-        return f"{getattr(self.function, '__qualname__', repr(self.function))}, weight={self.weight}"
+        return f"{self._described}, weight={self.weight}"
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class Function(Module):
             raise ArgumentError(
                 "type", f"Function takes a function, such as functional.relu; {type(function).__name__} is {what}."
             )
-        self._described = _text_of(function)
+        self._described = text_of(function)
         self.function = function
 
     def forward(self, x: Any) -> Any:
@@ -65,23 +65,34 @@ class Function(Module):
         return self._described
 
 
-def _text_of(value: Any, *outer: Any) -> str:
-    """Return a text that is the same on every rank, and another one for another value; ``outer`` is what it lies in."""
+def text_of(value: Any, *outer: Any) -> str:
+    """Return a text that is the same on every rank, and another one for another value; ``outer`` is what it lies in.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``, for a function that refers to a module or a parameter, which nobody would train.
+
+    Examples
+    --------
+    >>> text_of(backend.is_floating)
+    'minipipe.backend.is_floating'
+    """
     if any(value is each for each in outer):
         return "itself"
     outer = (*outer, value)
     _check_trains_nothing(value)
     if isinstance(value, partial):
-        given = [_text_of(part, *outer) for part in (value.func, *value.args)]
+        given = [text_of(part, *outer) for part in (value.func, *value.args)]
         return f"partial({', '.join([*given, *_named(value.keywords, outer)])})"
     if isinstance(value, MethodType):
-        return f"{_text_of(value.__self__, *outer)}.{value.__name__}"
+        return f"{text_of(value.__self__, *outer)}.{value.__name__}"
     if isinstance(value, FunctionType):
         return _text_of_function(value, outer)
     if isinstance(value, CodeType):
-        return _text_of((value.co_code, value.co_names, value.co_consts), *outer)
+        return text_of((value.co_code, value.co_names, value.co_consts), *outer)
     if isinstance(value, tuple | list | set | frozenset | dict):
-        texts = [_text_of(item, *outer) for item in (value.items() if isinstance(value, dict) else value)]
+        texts = [text_of(item, *outer) for item in (value.items() if isinstance(value, dict) else value)]
         return f"({', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)})"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return repr(value)
@@ -95,7 +106,7 @@ def _check_trains_nothing(value: Any) -> None:
     if isinstance(value, Module | Parameter) or (isinstance(value, Tensor) and value.requires_grad):
         raise ArgumentError(
             "type",
-            f"Function: the function refers to a {type(value).__name__}, which neither a pipeline nor an optimiser "
+            f"The function refers to a {type(value).__name__}, which neither a pipeline nor an optimiser "
             "would find there. Make it an attribute of a module with a forward of its own, or a layer beside.",
         )
 
@@ -106,7 +117,7 @@ def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
         for value in referred.values():
             _check_trains_nothing(value)
         return _name_of(function)
-    text = _text_of((function.__code__, function.__defaults__, function.__kwdefaults__, referred), *outer)
+    text = text_of((function.__code__, function.__defaults__, function.__kwdefaults__, referred), *outer)
     return f"{_name_of(function)}, line {function.__code__.co_firstlineno}, {_digest(text.encode())}"
 
 
@@ -117,7 +128,7 @@ def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:
 
 
 def _named(values: dict[str, Any], outer: tuple[Any, ...]) -> list[str]:
-    return [f"{name}={_text_of(value, *outer)}" for name, value in values.items()]
+    return [f"{name}={text_of(value, *outer)}" for name, value in values.items()]
 
 
 def _name_of(value: Any) -> str:

@@ -223,7 +223,7 @@ TRAINED = {
 
 @pytest.mark.parametrize("function", TRAINED.values(), ids=TRAINED)
 def test_a_function_with_something_to_train_is_refused(function):
-    with pytest.raises(ArgumentError, match="the function refers to a .*, which neither a pipeline nor") as caught:
+    with pytest.raises(ArgumentError, match="The function refers to a .*, which neither a pipeline nor") as caught:
         nn.Function(function)
     assert caught.value.code == "type"
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, functional, nn, spawn
 from minipipe.comm import OneRankGroup
-from minipipe.errors import ArgumentError, TensorError
+from minipipe.errors import ArgumentError, RankError, TensorError
 from minipipe.testing import check_same_as_one_process, one_process_step
 from tests.strategies import NAMES, build, examples
 
@@ -99,6 +99,15 @@ def test_mistakes_are_named():
     layers = nn.Sequential(nn.AuxiliaryLoss(lambda x: x * x))
     with pytest.raises(TensorError, match=r"must be a tensor with one element; it is a tensor of shape \(1, 4\)"):
         Pipeline(layers, OneRankGroup(), loss=nn.MSELoss(), num_microbatches=6).step(*batch())
+
+
+def test_ranks_that_add_other_losses_are_told():
+    def train(group):
+        layers = nn.Sequential(nn.AuxiliaryLoss(mean_square if group.rank else (lambda x: x.sum())), nn.Identity())
+        Pipeline(layers, group, loss=nn.MSELoss())
+
+    with pytest.raises(RankError, match="The model of rank 1 differs"):
+        spawn(train, 2)
 
 
 def test_outside_a_pipeline_they_are_collected_on_request():
