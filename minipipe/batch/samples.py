@@ -68,6 +68,8 @@ class Samples(NamedTuple):
 
     def cut(self, part: slice) -> Samples:
         """Return some of the samples."""
+        if not self.replicated:
+            return Samples([array[part, ...] for array in self.arrays], self.form)
         arrays = [array if i in self.replicated else array[part, ...] for i, array in enumerate(self.arrays)]
         return Samples(arrays, self.form, self.replicated)
 

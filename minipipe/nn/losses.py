@@ -5,9 +5,8 @@ That is its number of samples, or what the loss' ``weight(targets)`` says; a los
 
 from __future__ import annotations
 
+import math
 from typing import Any
-
-import numpy as np
 
 from minipipe import functional
 from minipipe.functional.cross_entropy import label_weight
@@ -88,5 +87,5 @@ class MSELoss(Module):
         """Return how much targets count: the number of their elements, or the sum of their weights."""
         target, weights = targets if isinstance(targets, tuple) else (targets, None)
         if weights is None:
-            return float(np.prod(np.shape(target)))
+            return math.prod(target.shape if hasattr(target, "shape") else as_tensor(target).shape)
         return total_weight(broadcast_weights(weights, as_tensor(target).data))

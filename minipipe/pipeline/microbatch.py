@@ -54,7 +54,9 @@ class Batch:
         """Return a microbatch of the inputs, as the first stage takes it."""
         assert self.inputs is not None
         part = self.inputs.cut(self.slices[microbatch])
-        wanted = [self.inputs_require_grad and backend.is_floating(array.dtype) for array in part.arrays]
+        wanted = [False] * len(part.arrays)
+        if self.inputs_require_grad:
+            wanted = [backend.is_floating(array.dtype) for array in part.arrays]
         return Payload(part.arrays, wanted, part.form)
 
     @property
