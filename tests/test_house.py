@@ -24,6 +24,7 @@ ROOMS = {
     "simulation": {"errors", "schedules", "analysis"},
     "render": {"errors", "lazy", "schedules", "analysis", "simulation", "cairosvg"},
     "stepper": {"errors", "schedules", "analysis", "simulation", "render"},
+    "cuts": set(),
     # numerics
     "backend": {"numpy", "cupy", "cupyx", "errors"},
     "autograd": {"numpy", "errors", "backend"},
@@ -37,7 +38,7 @@ ROOMS = {
     "comm": {"numpy", "errors", "backend", "threadpoolctl", "mpi4py"},
     "pipeline": {
         *("numpy", "errors", "version", "backend", "autograd", "tensor", "pytree", "batch"),
-        *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm"),
+        *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm", "cuts"),
     },
     "data": {"numpy", "errors"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "comm", "pipeline"},

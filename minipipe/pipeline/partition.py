@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from minipipe.errors import PartitionError
+from minipipe.cuts import smallest_largest_rank
+from minipipe.errors import ArgumentError, PartitionError
 
 
 def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
@@ -37,18 +38,21 @@ def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
     return [range(start, end) for start, end in zip([0, *ends], ends)]
 
 
-def partition_by_cost(costs: Sequence[float], num_stages: int) -> list[range]:
-    """Divide layers among stages so that the most expensive stage costs least: the exact optimum.
+def partition_by_cost(costs: Sequence[float], num_stages: int, placement: Sequence[int] | None = None) -> list[range]:
+    """Divide layers among stages so that the most expensive rank costs least.
 
-    Among those partitions it takes the most even one (the least sum of squares of the stages' costs, then of their
-    numbers of layers). "Close a stage once it has its share" can be twice as bad; this is dynamic programming over
-    cut points, O(layers^2 stages).
+    With one stage on each rank that is the exact optimum, and among those partitions the most even one (the least sum
+    of squares of the stages' costs, then of their numbers of layers). "Close a stage once it has its share" can be
+    twice as bad; this is dynamic programming over cut points, O(layers^2 stages). Where a rank has several stages,
+    their sum counts: see :func:`minipipe.cuts.smallest_largest_rank` for how near it comes.
 
     Parameters
     ----------
     costs : sequence of float
         Of each layer, in any unit, at least 0.
     num_stages : int
+    placement : sequence of int, optional
+        The rank of each stage, such as ``schedule.placement``; by default each stage has a rank of its own.
 
     Returns
     -------
@@ -59,56 +63,42 @@ def partition_by_cost(costs: Sequence[float], num_stages: int) -> list[range]:
     ------
     PartitionError
         Codes ``zero-stages``, ``too-few-layers`` and ``invalid-cost``.
+    ArgumentError
+        Code ``value``: a placement of another number of stages.
 
     Examples
     --------
     >>> partition_by_cost([100, 100, 100, 100, 400], 2)
     [range(0, 4), range(4, 5)]
+
+    In a V the first and the last stage are on one rank.
+
+    >>> partition_by_cost([6, 1, 1, 1, 1, 1, 1], 4, placement=(0, 1, 1, 0))
+    [range(0, 1), range(1, 2), range(2, 6), range(6, 7)]
     """
-    _check_counts(len(costs), num_stages)
-    for layer, cost in enumerate(costs):
+    return partition_by_stage_cost([costs] * num_stages, num_stages, placement)
+
+
+def partition_by_stage_cost(
+    costs: Sequence[Sequence[float]], num_stages: int, placement: Sequence[int] | None = None
+) -> list[range]:
+    """Divide layers among stages, where a layer costs another amount on each: in memory, say, by what is in flight.
+
+    Parameters, result and errors are those of :func:`partition_by_cost`, but that ``costs`` has a row for each stage.
+
+    Examples
+    --------
+    >>> partition_by_stage_cost([[2, 2, 2, 2], [1, 1, 1, 1]], 2)
+    [range(0, 1), range(1, 4)]
+    """
+    _check_counts(len(costs[0]) if costs else 0, num_stages)
+    for layer, cost in ((i, cost) for row in costs for i, cost in enumerate(row)):
         if not 0 <= cost < math.inf:
             raise PartitionError("invalid-cost", f"Layer {layer} costs {cost}; expected a finite number, at least 0.")
-    before = [0, *accumulate(costs)]  # before[i]: the cost of all layers before layer i
-    limit = _smallest_largest_stage(before, num_stages)
-    return _most_even(before, num_stages, limit)
-
-
-def _smallest_largest_stage(before: Sequence[float], num_stages: int) -> float:
-    """Return the least possible cost of the most expensive stage."""
-    num_layers = len(before) - 1
-    best = [math.inf] * (num_layers + 1)  # best[i]: for the first i layers in the stages so far
-    best[0] = 0
-    for closed in range(num_stages):
-        for end in range(num_layers, -1, -1):
-            starts = range(closed, end)
-            best[end] = min((max(best[i], before[end] - before[i]) for i in starts), default=math.inf)
-    return best[num_layers]
-
-
-def _most_even(before: Sequence[float], num_stages: int, limit: float) -> list[range]:
-    """Return the most even partition none of whose stages costs more than ``limit``."""
-    num_layers = len(before) - 1
-    worst = (math.inf, math.inf)
-    best: list[tuple[float, float]] = [(0, 0)] + [worst] * num_layers
-    cuts: list[list[int]] = []
-    for closed in range(num_stages):  # how many stages are complete, each with at least one layer
-        new, cut = [worst] * (num_layers + 1), [0] * (num_layers + 1)
-        for end in range(closed + 1, num_layers + 1):
-            for start in range(end - 1, closed - 1, -1):
-                cost = before[end] - before[start]
-                if cost > limit:
-                    break
-                squares = (best[start][0] + cost * cost, best[start][1] + (end - start) ** 2)
-                if squares < new[end]:  # on a tie the earlier stages get more layers
-                    new[end], cut[end] = squares, start
-        best = new
-        cuts.append(cut)
-    partition, end = [], num_layers
-    for cut in reversed(cuts):
-        partition.append(range(cut[end], end))
-        end = cut[end]
-    return partition[::-1]
+    if placement is not None and len(placement) != num_stages:
+        message = f"The placement has {len(placement)} ranks; expected one for each of {num_stages} stages."
+        raise ArgumentError("value", message)
+    return smallest_largest_rank(costs, range(num_stages) if placement is None else placement)
 
 
 def check_partition(partition: Sequence[range], num_layers: int, num_stages: int) -> list[range]:

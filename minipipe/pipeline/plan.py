@@ -50,7 +50,7 @@ class Plan:
     chunks_per_rank : int, optional
         Stages on each rank, for schedules that take it.
     partition : list of range, optional
-        The layers of each stage; by default the largest stage has as few parameters as can be.
+        The layers of each stage; by default the rank that has most parameters has as few as can be.
     layer_costs : sequence of float, optional
         Balances these, one for each layer, instead of numbers of parameters.
 
@@ -102,7 +102,7 @@ class Plan:
         _check_model(model)
         given = _resolved(schedule, num_ranks, num_microbatches, chunks_per_rank)
         verify(given)
-        parts = tuple(_divided(model, given.num_stages, partition, layer_costs))
+        parts = tuple(_divided(model, given.placement, partition, layer_costs))
         tied = model.tied()
         is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]
         is_any_frozen = not all(p.requires_grad for p in model.parameters())
@@ -274,9 +274,9 @@ def _check_model(model: Any) -> None:
 
 
 def _divided(
-    model: Sequential, num_stages: int, partition: Sequence[range] | None, layer_costs: Sequence[float] | None
+    model: Sequential, placement: Sequence[int], partition: Sequence[range] | None, layer_costs: Sequence[float] | None
 ) -> list[range]:
-    """Return the flat layers of each stage: as given, or so that the largest stage is as small as can be.
+    """Return the flat layers of each stage: as given, or so that the largest rank is as small as can be.
 
     A partition and costs may count the layers of the model, where a nested sequence is one, or the flat ones.
     """
@@ -286,15 +286,16 @@ def _divided(
     if partition is not None:
         parts = list(partition)
         counts_nested = bool(parts) and isinstance(parts[-1], range) and parts[-1].stop == len(model) < len(flat)
-        parts = check_partition(parts, len(model) if counts_nested else len(flat), num_stages)
+        parts = check_partition(parts, len(model) if counts_nested else len(flat), len(placement))
         return [range(starts[part.start], starts[part.stop]) for part in parts] if counts_nested else parts
     costs = [layer.num_parameters for layer in flat] if layer_costs is None else list(layer_costs)
     if len(costs) == len(flat):
-        return partition_by_cost(costs, num_stages)
+        return partition_by_cost(costs, len(placement), placement)
     if len(costs) != len(model):
         message = f"layer_costs has {len(costs)} values; expected one for each of {len(flat)} layers."
         raise PartitionError("invalid-cost", message)
-    return [range(starts[part.start], starts[part.stop]) for part in partition_by_cost(costs, num_stages)]
+    parts = partition_by_cost(costs, len(placement), placement)
+    return [range(starts[part.start], starts[part.stop]) for part in parts]
 
 
 def _resolved(
