@@ -40,6 +40,10 @@ ROOMS = {
         *("numpy", "errors", "version", "backend", "autograd", "tensor", "pytree", "batch"),
         *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm", "cuts"),
     },
+    "profiling": {
+        *("numpy", "errors", "backend", "autograd", "tensor", "batch", "nn", "optim"),
+        *("schedules", "analysis", "simulation", "render", "comm", "pipeline"),
+    },
     "data": {"numpy", "errors"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "comm", "pipeline"},
     "coursework": {"numpy", "errors", "autograd", "schedules", "analysis"},
@@ -60,6 +64,7 @@ DOORS = {
     ("schedules.action_table", "render.notebook"),
     ("simulation.timeline", "render.notebook"),
     ("simulation.timeline", "simulation.explanation"),
+    ("pipeline.plan", "profiling.balancing"),
 }
 CORE = [
     *("autograd", "tensor", "backend", "comm", "analysis", "pipeline"),

@@ -80,7 +80,8 @@ class Pipeline:
         a machine, or shared where there are more ranks. Or an array module to compute with.
     **options
         Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``, ``partition``
-        and ``layer_costs``.
+        and ``layer_costs``. With ``partition="measured"`` rank 0 first measures each layer with the batch
+        ``sample=(inputs, targets)``, which only it needs, and all ranks take the partition that balances the times.
 
     Attributes
     ----------
@@ -130,7 +131,7 @@ class Pipeline:
         device: str | ModuleType = "cpu",
         **options: Any,
     ) -> None:
-        plan = self._plan = planned(model, group.size, options)
+        plan = self._plan = planned(model, group, options, loss, seed, device)
         check_loss(loss)
         self._loss, self._loss_weight = loss, loss_weight
         loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)
@@ -147,8 +148,7 @@ class Pipeline:
         self._parameters = {name: p for stage in self._stages.values() for name, p in stage.parameters.items()}
         self._shared = SharedParameters(plan.shared, group, self._parameters)
         self._shared.take_first_values()
-        dtypes = [parameter.dtype for parameter in plan.model.parameters()] or [np.dtype(np.float32)]
-        self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
+        self._dtypes = plan.dtypes
         self._trainer = self._executor(plan.program, stack_weight_gradients)
         self.measures_memory = False
         self._predictors: dict[int, Executor] = {}

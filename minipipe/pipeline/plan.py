@@ -15,10 +15,12 @@ import numpy as np
 
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
+from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, ModelError, PartitionError, RankError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Sequential
 from minipipe.nn.sequential import parameters_of
 from minipipe.pipeline.partition import check_partition, partition_by_cost
+from minipipe.pipeline.stage import Loss
 from minipipe.render.table import html_table, text_table
 from minipipe.schedules.chunks import first_stages, spread_stages
 from minipipe.schedules.frozen import freeze_stages
@@ -99,7 +101,7 @@ class Plan:
         partition: Sequence[range] | None = None,
         layer_costs: Sequence[float] | None = None,
     ) -> None:
-        _check_model(model)
+        check_model(model)
         given = _resolved(schedule, num_ranks, num_microbatches, chunks_per_rank)
         verify(given)
         parts = tuple(_divided(model, given.placement, partition, layer_costs))
@@ -208,6 +210,12 @@ class Plan:
             "partition": str(self.partition),
         }
 
+    @property
+    def dtypes(self) -> dict[str, Any]:
+        """The dtypes that floating inputs and targets are taken in: those of the first and the last parameter."""
+        dtypes = [parameter.dtype for parameter in self.model.parameters()] or [np.dtype(np.float32)]
+        return {"inputs": dtypes[0], "targets": dtypes[-1]}
+
     # -- as a table -----------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -236,8 +244,12 @@ class Plan:
 _OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
 
 
-def planned(model: Sequential | Plan, num_ranks: int, options: dict[str, Any]) -> Plan:
-    """Return the plan that was given, or that of a model and options, for a number of ranks.
+def planned(
+    model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], loss: Loss, seed: int, device: Any
+) -> Plan:
+    """Return the plan that was given, or that of a model and options, for a group.
+
+    Collective if the partition is to be measured, on rank 0; otherwise local.
 
     Raises
     ------
@@ -248,22 +260,34 @@ def planned(model: Sequential | Plan, num_ranks: int, options: dict[str, Any]) -
     RankError
         Code ``wrong-number``, for a plan of another number of ranks.
     """
+    if str(options.get("partition")) == "measured" and not isinstance(model, Plan):
+        from minipipe.profiling.balancing import measured_partition  # a door to the room above
+
+        options["partition"] = measured_partition(model, group, options, loss, seed, device)
+        options.pop("sample", None)
     for name in options.keys() - set(_OPTIONS):
         hint = " A wait lasts as long as the group allows: init_process_group(timeout=…)." if name == "timeout" else ""
         raise ArgumentError(
             "name", f"Pipeline takes no {name}=; expected loss, seed, recompute, device, {', '.join(_OPTIONS)}.{hint}"
         )
     if not isinstance(model, Plan):
-        return Plan(model, num_ranks=num_ranks, **options)
+        return Plan(model, num_ranks=group.size, **options)
     if options:
         raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
-    if model.schedule.num_ranks != num_ranks:
-        message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {num_ranks}."
-        raise RankError("wrong-number", f"{message} Start as many, or make the plan for {num_ranks}.")
+    if model.schedule.num_ranks != group.size:
+        message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
+        raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
     return model
 
 
-def _check_model(model: Any) -> None:
+def check_model(model: Any) -> None:
+    """Refuse a model that cannot be cut.
+
+    Raises
+    ------
+    ModelError
+        Code ``not-a-sequence``.
+    """
     if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
         own = ", with a forward of its own" if isinstance(model, Sequential) else ""
         raise ModelError(
