@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from minipipe.batch import Microbatches
     from minipipe.comm import ProcessGroup, init_process_group, spawn
     from minipipe.pipeline import Pipeline, Plan, partition_by_cost, partition_evenly, split_microbatches
-    from minipipe.profiling import LayerCosts, MeasuredLayers, balance, measure_layers
+    from minipipe.profiling import LayerCosts, MeasuredLayers, MemoryPrediction, RankMemory, balance, measure_layers
     from minipipe.schedules import Action, ActionKind, Costs, Program, Schedule, Timeline, simulate, verify
     from minipipe.tensor import Tensor
     from minipipe.version import __version__
@@ -51,6 +51,8 @@ __getattr__, __dir__, __all__ = names_on_demand(
         "minipipe.profiling": [
             "LayerCosts",
             "MeasuredLayers",
+            "MemoryPrediction",
+            "RankMemory",
             "balance",
             "measure_layers",
         ],

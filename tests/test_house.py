@@ -64,6 +64,7 @@ DOORS = {
     ("schedules.action_table", "render.notebook"),
     ("simulation.timeline", "render.notebook"),
     ("simulation.timeline", "simulation.explanation"),
+    ("pipeline.plan", "profiling.memory"),
     ("pipeline.plan", "profiling.balancing"),
 }
 CORE = [

@@ -5,7 +5,7 @@ A plan needs no ranks: look at it before you run it. A :class:`minipipe.Pipeline
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -17,8 +17,9 @@ from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, ModelError, PartitionError, RankError, ScheduleCode, ScheduleError
-from minipipe.nn import Module, Sequential
+from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
+from minipipe.optim import Optimiser
 from minipipe.pipeline.partition import check_partition, partition_by_cost
 from minipipe.pipeline.stage import Loss
 from minipipe.render.table import html_table, text_table
@@ -216,6 +217,58 @@ class Plan:
         dtypes = [parameter.dtype for parameter in self.model.parameters()] or [np.dtype(np.float32)]
         return {"inputs": dtypes[0], "targets": dtypes[-1]}
 
+    def memory(
+        self,
+        layers: Any,
+        *,
+        optimiser: Callable[[list[Parameter]], Optimiser] | None = None,
+        recompute: bool = False,
+    ) -> Any:
+        """Return how much memory each rank will take in a training step, before anything is allocated.
+
+        Local; no messages. Parameters, gradients and the optimiser's state follow from shapes. What one microbatch
+        holds was measured; how many a rank holds at once follows from the schedule. For microbatches of the measured
+        size, the bytes of activations are exactly those that graphs keep alive.
+
+        Parameters
+        ----------
+        layers : MeasuredLayers
+            Of this model, with the loss, from :func:`minipipe.measure_layers`. One measurement serves any plan.
+        optimiser : function, optional
+            ``parameters -> Optimiser``, such as ``optim.Adam``.
+        recompute : bool
+            As for :class:`Pipeline`.
+
+        Returns
+        -------
+        MemoryPrediction
+            A :class:`RankMemory <minipipe.profiling.RankMemory>` for each rank, in bytes. It prints as a table.
+
+        Raises
+        ------
+        ArgumentError
+            Codes ``type`` and ``value``: layers that are not measured, or not of this model.
+
+        Notes
+        -----
+        Not counted: the batch, temporary arrays of one operation, copies of gradients that ranks with shared parameters
+        exchange, Python, NumPy and MPI themselves, about 60 MB for each process, and what the allocator keeps.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import Plan, measure_layers, nn, optim
+        >>> model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+        >>> layers = measure_layers(model, np.ones((80, 64)), np.ones((80, 10)), nn.MSELoss(), num_microbatches=8)
+        >>> print(Plan(model, "1f1b", num_ranks=2, num_microbatches=8).memory(layers, optimiser=optim.Adam))
+        rank  parameters  gradients  optimiser  activations  messages  total bytes
+           0       8,320      8,320     16,640        2,560     1,280       37,120
+           1       1,320      1,320      2,640        1,680     1,280        8,240
+        """
+        from minipipe.profiling.memory import predict_memory  # a door to the room above
+
+        return predict_memory(self, layers, optimiser, recompute)
+
     # -- as a table -----------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -261,7 +314,7 @@ def planned(
         Code ``wrong-number``, for a plan of another number of ranks.
     """
     if str(options.get("partition")) == "measured" and not isinstance(model, Plan):
-        from minipipe.profiling.balancing import measured_partition  # a door to the room above
+        from minipipe.profiling.balancing import measured_partition  # another door
 
         options["partition"] = measured_partition(model, group, options, loss, seed, device)
         options.pop("sample", None)

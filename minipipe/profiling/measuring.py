@@ -42,6 +42,7 @@ from minipipe.schedules.sequential import one_microbatch
 from minipipe.tensor import Tensor
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+_NOTHING = Payload([], [], ())
 
 
 def measure_layers(
@@ -144,7 +145,8 @@ def measured_layers(
         values = [batch.input(0)]  # by layer, what it receives
         for index in range(len(layers)):
             values.append(_forward(stage_of(index), values[-1], batch))
-        gradients = [Payload([_ones(a) if wanted else None for a, wanted in zip(*values[-1][:2])], [], ())]
+        behind = values[-1] if loss is None else _NOTHING
+        gradients = [Payload([_ones(a) if wanted else None for a, wanted in zip(behind.arrays, behind.wanted)], [], ())]
         found = []
         for index in reversed(range(len(layers) + (loss is not None))):
             passing = _Passing(values[index], values[index + 1] if index < len(layers) else None, gradients)
@@ -239,7 +241,7 @@ def _held(
 
     after_forward, has_graph = apart(held_buffers(stage.held, not_counted)), _has_graph(stage)
     after_input: Buffers = {}
-    returned, transient = Payload([], [], ()), 0
+    returned, transient = _NOTHING, 0
     if I in actions:
         meter.observe(stage, 0)
         returned = actions[I]()
@@ -286,7 +288,7 @@ def _forward(stage: Stage, received: Payload, batch: Batch) -> Payload:
     if not stage.is_last:
         return stage.forward(0, received)
     stage.forward_with_loss(0, received, batch.target(0), batch.shares[0])
-    return Payload([], [], ())
+    return _NOTHING
 
 
 def _ones(array: Array) -> Array:

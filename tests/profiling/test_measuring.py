@@ -85,6 +85,7 @@ def test_a_layer_has_its_shapes_bytes():
     assert [costs.num_parameters for costs in layers] == [54, 0, 14]
     assert [costs.parameter_bytes for costs in layers] == [216, 0, 56]
     assert all(costs.returns_gradient for costs in layers) and layers.loss.layer == "MSELoss"
+    assert not layers.loss.returns_gradient and layers.loss.message_size == 0
     assert layers.loss.activation == samples * 2 * f32 and layers.loss.backward_weight >= 0
     assert all(min(costs[1:4]) > 0 for costs in layers)
     assert layers.times[2] == layers[2].time + layers.loss.time
