@@ -33,13 +33,13 @@ def smallest_largest_stage(costs: Costs) -> list[range]:
 def smallest_largest_rank(costs: Costs, placement: Sequence[int]) -> list[range]:
     """Return a partition in which the rank whose stages cost most costs least; a rank may have several stages.
 
-    Of several it takes one with the least sum of squares of the ranks' costs, :func:`smallest_largest_stage`'s if that
-    is one. Stage by stage it keeps, for each number of layers used up, the ways to have cut them: what each rank has so
-    far. Ways that give the ranks with stages to come the same are one. With one stage on each rank that is all there
-    is, and the result is exact. In general the ways multiply (to cut between two alternating ranks is to solve a subset
-    sum), so only the ``40,000 / (layers stages)`` most even ones are kept, at least 4. It is exact as long as there are
-    no more, such as for 12 layers in 6 stages, and in the tests' V shapes of every size; never worse than
-    :func:`smallest_largest_stage`; and so at most as many times the optimum as a rank has stages.
+    Stage by stage it keeps, for each number of layers used up, the ways to have cut them: what each rank has so far. Of
+    ways that give the same to the ranks with stages to come, only the most even one is kept. With one stage on each
+    rank one way is left, and the result is exact. In general the ways multiply (to cut between two alternating ranks is
+    to solve a subset sum), so only the ``40,000 / (layers stages)`` most even ones are kept, at least 4. It is exact
+    as long as there are no more, such as for 12 layers in 6 stages; never worse than :func:`smallest_largest_stage`;
+    and so at most as many times the optimum as a rank has stages. Of partitions
+    that are equally good it prefers even ones.
 
     Parameters
     ----------
