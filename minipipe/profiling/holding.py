@@ -21,11 +21,9 @@ class Passed(NamedTuple):
     buffers: Buffers
     packed: int
 
-    def where(self, lies_in: str, is_batch: bool = False) -> dict[Hashable, tuple[Hashable, int]]:
-        """Return by buffer where it lies after it has come from elsewhere, and the bytes of that."""
-        if is_batch:
-            return dict.fromkeys(self.buffers, (lies_in, 0))
-        return {key: (lies_in, self.packed) for key in self.buffers if self.packed}
+    def where(self, message: str) -> dict[Hashable, tuple[Hashable, int]]:
+        """Return by buffer where it lies after it has come from another rank, and the bytes of that."""
+        return {key: (message, self.packed) for key in self.buffers if self.packed}
 
 
 class Holding(NamedTuple):
@@ -55,8 +53,9 @@ def held_by_stage(
     layers: Sequence[Holding],
     loss: Sequence[Holding],
     recompute: bool = False,
-    comes_from: str | None = None,
+    comes_from_rank: bool = False,
     goes_to_rank: bool = False,
+    batch: Buffers | None = None,
 ) -> tuple[int, int, int]:
     """Return the bytes that a stage of layers holds after F, after I, and beyond the first while its I runs.
 
@@ -68,10 +67,10 @@ def held_by_stage(
         Of the loss, where it follows; otherwise empty.
     recompute : bool
         Whether the stage keeps only its input between F and I.
-    comes_from : str or None
-        Whether its input is the ``"batch"``, which does not count, or comes from another ``"rank"``.
-    goes_to_rank : bool
-        Whether its results go to another rank.
+    comes_from_rank, goes_to_rank : bool
+        Whether its input comes from another rank, and its results go to one.
+    batch : mapping, optional
+        The buffers of the batch, where it has come here without a message. They do not count.
 
     Examples
     --------
@@ -86,8 +85,8 @@ def held_by_stage(
     (4, 16, 4)
     """
     counted = [*layers, *loss]
-    came = layers[0].inputs.where("batch", True) if comes_from == "batch" else {}
-    came |= layers[0].inputs.where("message") if comes_from == "rank" else {}
+    came: dict[Hashable, tuple[Hashable, int]] = dict.fromkeys(batch or (), ("batch", 0))
+    came |= layers[0].inputs.where("message") if comes_from_rank else {}
     came |= layers[-1].gradients.where("gradient message") if goes_to_rank else {}
 
     def num_bytes(held: Sequence[Buffers]) -> int:

@@ -111,7 +111,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
 
     def _alone(self, number: int) -> tuple[int, int, int]:
         """Return what a layer holds, or the loss, as if it were a stage."""
-        return held_by_stage([self._holdings[number]], [], comes_from=None if number else "batch")
+        return held_by_stage([self._holdings[number]], [], batch=None if number else self._holdings[0].inputs.buffers)
 
     def __len__(self) -> int:
         return len(self._costs)
@@ -169,10 +169,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
         if recompute:
             backward_input = [time and time + again for time, again in zip(backward_input, forward)]
         ranks = range(len(parts)) if placement is None else placement
-        crosses = [before != rank for before, rank in pairwise(ranks)]
-        held = [
-            self._held(part, recompute, *cut) for part, cut in zip(parts, zip([False, *crosses], [*crosses, False]))
-        ]
+        crosses = [False, *(before != rank for before, rank in pairwise(ranks)), False]
+        held = [self._held(part, recompute, crosses[:end]) for end, part in enumerate(parts, 2)]
         activation, weight_activation, transient = zip(*held)
         return Costs(
             forward=forward,
@@ -190,11 +188,13 @@ class MeasuredLayers(Sequence[LayerCosts]):
         follows = part.stop == len(self) and self.loss is not None
         return [*self[part.start : part.stop], *([self.loss] if follows and self.loss else [])]
 
-    def _held(self, part: range, recompute: bool, comes_from_rank: bool, goes_to_rank: bool) -> tuple[int, int, int]:
+    def _held(self, part: range, recompute: bool, crosses: Sequence[bool]) -> tuple[int, int, int]:
+        """Return what a stage holds. ``crosses`` says of each cut up to the one behind it whether ranks meet there."""
         layers = self._holdings[part.start : part.stop]
         loss = self._holdings[len(self) :] if part.stop == len(self) else []
-        comes_from = "batch" if part.start == 0 else "rank" if comes_from_rank else None
-        return held_by_stage(layers, loss, recompute, comes_from, goes_to_rank)
+        *before, behind = crosses
+        batch = None if any(before) else self._holdings[0].inputs.buffers
+        return held_by_stage(layers, loss, recompute, before[-1], behind, batch)
 
     def balance(
         self,

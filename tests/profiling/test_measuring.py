@@ -70,6 +70,15 @@ def test_neighbours_on_one_rank_need_no_message_and_hold_no_packed_one():
     assert all(a >= b for a, b in zip(apart.weight_activation, together.weight_activation))
 
 
+def test_the_batch_does_not_count_as_far_as_it_comes_without_a_message():
+    """The story: a stage behind an Identity on the same rank was said to hold its input, which was the batch itself."""
+    model = nn.Sequential(nn.Identity(), nn.Linear(4, 2))
+    layers = measure_layers(model, np.ones((5, 4)), repeats=1, num_microbatches=1)
+    parts = [range(1), range(1, 2)]
+    assert layers.costs(parts, placement=[0, 0]).activation == (0, 0)
+    assert layers.costs(parts).activation[1] > 5 * 4 * 4  # in a message that says that nobody wants a gradient
+
+
 def test_a_layer_has_its_shapes_bytes():
     samples, f32 = 10, 4
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2))
