@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+import array_api_strict
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -98,6 +99,23 @@ def test_a_layer_has_its_shapes_bytes():
     assert layers.loss.activation == samples * 2 * f32 and layers.loss.backward_weight >= 0
     assert all(min(costs[1:4]) > 0 for costs in layers)
     assert layers.times[2] == layers[2].time + layers.loss.time
+
+
+def test_bytes_of_single_layers_do_not_simply_add_up():
+    """The mutant: a sum counts twice what a Tanh and the Linear behind it hold together."""
+    layers = measured(mlp(), np.ones((8, 4)), np.ones((8, 2)), num_microbatches=1)
+    whole = layers.costs([range(len(layers))]).activation[0]
+    assert whole < sum(costs.activation for costs in (*layers, layers.loss))
+    assert whole == of_a_pipeline(mlp(), np.ones((8, 4)), np.ones((8, 2)), [range(len(layers))]).activation[0]
+
+
+def test_another_array_module_holds_the_same_bytes():
+    """For matrices: only NumPy's arrays tell that they are views."""
+    ours, others = (
+        measured(mlp(), np.ones((8, 4)), np.ones((8, 2)), device=device) for device in ("cpu", array_api_strict)
+    )
+    assert [costs[4:] for costs in ours] == [costs[4:] for costs in others]
+    assert all(min(costs[1:4]) > 0 for costs in others)
 
 
 def test_no_gradient_comes_back_to_what_is_frozen_and_nothing_is_held_there():
