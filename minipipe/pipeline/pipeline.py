@@ -131,7 +131,7 @@ class Pipeline:
         device: str | ModuleType = "cpu",
         **options: Any,
     ) -> None:
-        plan = self._plan = planned(model, group, options, loss, seed, device)
+        plan = self._plan = planned(model, group, options, loss=loss, seed=seed, device=device, recompute=recompute)
         check_loss(loss)
         self._loss, self._loss_weight = loss, loss_weight
         loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)

@@ -21,7 +21,6 @@ from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
 from minipipe.pipeline.partition import check_partition, partition_by_cost
-from minipipe.pipeline.stage import Loss
 from minipipe.render.table import html_table, text_table
 from minipipe.schedules.chunks import first_stages, spread_stages
 from minipipe.schedules.frozen import freeze_stages
@@ -297,12 +296,11 @@ class Plan:
 _OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
 
 
-def planned(
-    model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], loss: Loss, seed: int, device: Any
-) -> Plan:
+def planned(model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], **run: Any) -> Plan:
     """Return the plan that was given, or that of a model and options, for a group.
 
-    Collective if the partition is to be measured, on rank 0; otherwise local.
+    Collective if the partition is to be measured, on rank 0, where ``run`` says with which loss, seed, device and
+    recompute; otherwise local.
 
     Raises
     ------
@@ -316,7 +314,7 @@ def planned(
     if str(options.get("partition")) == "measured" and not isinstance(model, Plan):
         from minipipe.profiling.balancing import measured_partition  # another door
 
-        options["partition"] = measured_partition(model, group, options, loss, seed, device)
+        options["partition"] = measured_partition(model, group, options, **run)
         options.pop("sample", None)
     for name in options.keys() - set(_OPTIONS):
         hint = " A wait lasts as long as the group allows: init_process_group(timeout=…)." if name == "timeout" else ""

@@ -34,6 +34,7 @@ def balance(
     schedule: Schedule | None = None,
     num_microbatches: int | None = None,
     optimiser: MakeOptimiser | None = None,
+    recompute: bool = False,
     repeats: int = _REPEATS,
     seed: int = 0,
 ) -> list[range]:
@@ -65,6 +66,8 @@ def balance(
         Into how many the batch is divided; by default as many as the schedule has, or 8.
     optimiser : function, optional
         ``parameters -> Optimiser``, for its state.
+    recompute : bool
+        Whether stages compute their forward again in backward: then its time counts twice.
     repeats, seed : int
         As for :func:`minipipe.measure_layers`.
 
@@ -92,7 +95,9 @@ def balance(
     if num_microbatches is None:
         num_microbatches = NUM_MICROBATCHES if schedule is None else schedule.num_microbatches
     layers = measure_layers(model, inputs, targets, loss, num_microbatches=num_microbatches, repeats=repeats, seed=seed)
-    return layers.balance(num_stages, by=by, placement=placement, schedule=schedule, optimiser=optimiser)
+    return layers.balance(
+        num_stages, by=by, placement=placement, schedule=schedule, optimiser=optimiser, recompute=recompute
+    )
 
 
 def measured_partition(
@@ -102,6 +107,7 @@ def measured_partition(
     loss: Loss,
     seed: int,
     device: str | ModuleType,
+    recompute: bool,
 ) -> list[range]:
     """Return the partition for the options of a pipeline: rank 0 measures, all get what it found.
 
@@ -116,6 +122,7 @@ def measured_partition(
     loss : function
     seed : int
     device : str or module
+    recompute : bool
 
     Raises
     ------
@@ -133,6 +140,6 @@ def measured_partition(
         inputs, targets = sample
         xp = backend.module_for(device, group.local_rank)
         layers = measured_layers(model, inputs, targets, loss, schedule.num_microbatches, _REPEATS, seed, xp)
-        found = np.array([part.stop for part in layers.balance(schedule=schedule)])
+        found = np.array([part.stop for part in layers.balance(schedule=schedule, recompute=recompute)])
     ends = group.broadcast(found, what='the partition, which rank 0 measures for partition="measured",').tolist()
     return [range(start, end) for start, end in zip([0, *ends], ends)]

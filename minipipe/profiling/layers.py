@@ -204,6 +204,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         placement: Sequence[int] | None = None,
         schedule: Schedule | None = None,
         optimiser: MakeOptimiser | None = None,
+        recompute: bool = False,
     ) -> list[range]:
         """Return the partition in which the largest sum on any rank is as small as can be.
 
@@ -240,12 +241,15 @@ class MeasuredLayers(Sequence[LayerCosts]):
             kept = [self._kept(layer, optimiser) for layer in self._layers]
             rows = [[count * own + fixed for own, fixed in zip(held, kept)] for count in in_flight]
             return partition_by_stage_cost(rows, num_stages, placement)
-        return partition_by_cost(self._amounts(by), num_stages, placement)
+        return partition_by_cost(self._amounts(by, recompute), num_stages, placement)
 
-    def _amounts(self, by: str) -> Sequence[float]:
+    def _amounts(self, by: str, recompute: bool) -> Sequence[float]:
         if by not in ("time", "parameters"):
             raise ArgumentError("name", f"by is {by!r}; expected 'time', 'memory' or 'parameters'.")
-        return self.times if by == "time" else [costs.num_parameters for costs in self]
+        if by == "parameters":
+            return [costs.num_parameters for costs in self]
+        again = [costs.forward if recompute and costs.backward_input else 0.0 for costs in self]
+        return [time + more for time, more in zip(self.times, again)]
 
     @staticmethod
     def _kept(layer: Module, optimiser: MakeOptimiser | None) -> int:

@@ -49,6 +49,12 @@ def test_the_loss_counts_with_the_last_layer():
     assert layers.balance(2) == [range(0, 3), range(3, 4)]
 
 
+def test_where_stages_are_recomputed_forward_counts_twice():
+    layers = measure_layers(nn.Sequential(nn.Linear(4, 4), *sleepers(10, 10, 10)), X, repeats=1)
+    once, again = layers._amounts("time", False), layers._amounts("time", True)
+    assert [round(after / before) for before, after in zip(once[1:], again[1:])] == [2, 2, 2]
+
+
 def test_by_parameters_it_is_the_default_partition():
     model = nn.Sequential(*(nn.Linear(4, n) if i % 2 == 0 else nn.Linear(7, 4) for i, n in enumerate([7] * 9)))
     plan = Plan(model, "zb-v", num_ranks=2)
