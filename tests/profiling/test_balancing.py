@@ -1,6 +1,5 @@
 """Partitions from measurements: by time, by memory, by parameters, and on the ranks of a pipeline."""
 
-import time
 from itertools import combinations
 
 import numpy as np
@@ -15,42 +14,65 @@ from tests.pipeline.small_pipelines import mlp
 from tests.strategies import NAMES, batch, build
 
 
-class Sleeps(nn.Module):
+class Clock:
+    """Stands in for time.perf_counter: it stands still, but for the layers and for a microsecond a look."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1e-6
+        return self.now
+
+    def __deepcopy__(self, memo):
+        return self  # a stage has copies of the layers, which look at the same clock
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    stopped = Clock()
+    monkeypatch.setattr("minipipe.profiling.measuring.perf_counter", stopped)
+    return stopped
+
+
+class Takes(nn.Module):
     """Takes a time that is known, in forward alone."""
 
-    def __init__(self, milliseconds):
-        self.milliseconds = milliseconds
+    def __init__(self, seconds, clock):
+        self.seconds, self.clock = seconds, clock
 
     def forward(self, x):
-        time.sleep(self.milliseconds / 1000)
+        self.clock.now += self.seconds
         return x * 1.0
 
 
-def sleepers(*milliseconds):
-    return nn.Sequential(*map(Sleeps, milliseconds))
+def slow_layers(clock, *seconds):
+    return nn.Sequential(*(Takes(time, clock) for time in seconds))
 
 
 X = np.ones((8, 4), np.float32)
 
 
-def test_the_slowest_rank_is_as_fast_as_can_be():
-    model = sleepers(40, 5, 5, 5, 5, 20)
-    assert balance(model, X, num_stages=2, repeats=1) == [range(0, 1), range(1, 6)]
-    # In a V the first and the last stage are on one rank: 40 + 0 and the rest, or as near as it gets.
-    assert balance(model, X, placement=(0, 1, 1, 0), num_stages=4, repeats=1)[0] == range(0, 1)
+def test_the_slowest_rank_is_as_fast_as_can_be(clock):
+    model = slow_layers(clock, 6, 1, 1, 1, 1, 1, 1)
+    assert balance(model, X, num_stages=2, repeats=1) == [range(0, 1), range(1, 7)]
+    # In a V the first and the last stage are on one rank: 6 + 1 there, and the rest in between.
+    v = balance(model, X, num_stages=4, placement=(0, 1, 1, 0), repeats=1)
+    assert (v[0], v[3]) == (range(0, 1), range(6, 7))
 
 
-def test_the_loss_counts_with_the_last_layer():
+def test_the_loss_counts_with_the_last_layer(clock):
     def slow(outputs, targets):
-        time.sleep(0.03)
+        clock.now += 3
         return (outputs - targets).mean()
 
-    layers = measure_layers(sleepers(10, 10, 10, 10), X, X, slow, repeats=1)
+    layers = measure_layers(slow_layers(clock, 1, 1, 1, 1), X, X, slow, repeats=1)
+    assert [round(time) for time in layers.times] == [1, 1, 1, 4]
     assert layers.balance(2) == [range(0, 3), range(3, 4)]
 
 
-def test_where_stages_are_recomputed_forward_counts_twice():
-    layers = measure_layers(nn.Sequential(nn.Linear(4, 4), *sleepers(10, 10, 10)), X, repeats=1)
+def test_where_stages_are_recomputed_forward_counts_twice(clock):
+    layers = measure_layers(nn.Sequential(nn.Linear(4, 4), *slow_layers(clock, 1, 1, 1)), X, repeats=1)
     once, again = layers._amounts("time", False), layers._amounts("time", True)
     assert [round(after / before) for before, after in zip(once[1:], again[1:])] == [2, 2, 2]
 
@@ -122,10 +144,12 @@ def test_what_cannot_be_balanced_is_refused(options, code, words):
 # -- in a pipeline ----------------------------------------------------------------------------------------------------
 
 
-def test_a_pipeline_measures_before_its_first_step():
+def test_a_pipeline_measures_before_its_first_step(clock):
+    model = slow_layers(clock, 6, 1, 1, 1)
+
     def parts(group):
         sample = (X, X) if group.rank == 0 else None
-        pipeline = Pipeline(sleepers(30, 5, 5, 5), group, loss=nn.MSELoss(), partition="measured", sample=sample)
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), partition="measured", sample=sample)
         return pipeline.partition
 
     assert spawn(parts, 2) == [[range(0, 1), range(1, 4)]] * 2
