@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from minipipe.comm import ProcessGroup, init_process_group, spawn
     from minipipe.partition import partition_by_cost, partition_evenly
     from minipipe.pipeline import Pipeline, Plan
+    from minipipe.profiling import LayerCosts, MeasuredLayers, MemoryPrediction, RankMemory, balance, measure_layers
     from minipipe.schedules import Action, ActionKind, Costs, Program, Schedule, Timeline, simulate, verify
     from minipipe.tensor import Tensor
     from minipipe.version import __version__
@@ -43,6 +44,14 @@ __getattr__, __dir__, __all__ = names_on_demand(
         "minipipe.comm": ["ProcessGroup", "init_process_group", "spawn"],
         "minipipe.partition": ["partition_by_cost", "partition_evenly"],
         "minipipe.pipeline": ["Pipeline", "Plan"],
+        "minipipe.profiling": [
+            "LayerCosts",
+            "MeasuredLayers",
+            "MemoryPrediction",
+            "RankMemory",
+            "balance",
+            "measure_layers",
+        ],
         "minipipe.autograd.random_key": ["random_key"],
         "minipipe.autograd.grad_mode": ["no_grad"],
         "minipipe.autograd.watch": ["watch_everything"],

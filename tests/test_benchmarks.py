@@ -38,6 +38,12 @@ BY_RANKS = [
         ["--unit", "0.001", "--steps", "2", "--microbatches", "2", "--schedule", "zb-h2"],
         ["overlap", "zb-h2"],
     ),
+    (
+        "memory.py",
+        ["--width", "8", "--length", "4", "--blocks", "2", "--vocabulary", "16", "--schedule", "zb-v"],
+        ["predicted", "traced", "rank 1"],
+    ),
+    ("memory.py", ["--width", "8", "--length", "4", "--blocks", "2", "--vocabulary", "16", "--json"], ['"traced"']),
     ("transport.py", ["--rounds", "1", "--largest", "65536"], ["minipipe", "65536"]),
 ]
 

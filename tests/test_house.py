@@ -40,6 +40,10 @@ ROOMS = {
         *("numpy", "errors", "version", "backend", "autograd", "tensor", "pytree", "partition", "batch"),
         *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm"),
     },
+    "profiling": {
+        *("numpy", "errors", "backend", "autograd", "tensor", "batch", "nn", "optim"),
+        *("schedules", "analysis", "simulation", "render", "comm", "pipeline", "partition"),
+    },
     "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "comm", "pipeline"},
     "coursework": {"numpy", "errors", "autograd", "schedules", "analysis"},
@@ -60,6 +64,8 @@ DOORS = {
     ("schedules.action_table", "render.notebook"),
     ("simulation.timeline", "render.notebook"),
     ("simulation.timeline", "simulation.explanation"),
+    ("pipeline.plan", "profiling.memory"),
+    ("pipeline.plan", "profiling.balancing"),
 }
 CORE = [
     *("autograd", "tensor", "backend", "comm", "analysis", "pipeline"),

@@ -80,7 +80,8 @@ for name in ("gpipe", "1f1b", "zb-h1"):
 # ## Cut somewhere else
 #
 # So balance the stages. Suppose that the model consists of ten layers with a forward of 5 ms each: our stages had 2, 4,
-# 3 and 1 of them. `partition_by_cost` finds the cuts that minimise the time of the slowest stage.
+# 3 and 1 of them. `partition_by_cost` finds the cuts that minimise the time of the slowest stage. (For a model of your
+# own, `minipipe.measure_layers` measures the time of each layer, and `minipipe.balance` cuts by it.)
 
 # %%
 layers = [5] * 10  # ms

@@ -16,7 +16,12 @@ from minipipe.backend import Array
 
 
 def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> int:
-    """Return how many bytes the graphs keep alive.
+    """Return how many bytes the graphs keep alive. Parameters are those of :func:`held_buffers`."""
+    return sum(held_buffers(held, not_counted).values())
+
+
+def held_buffers(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> dict[int, int]:
+    """Return the buffers that the graphs keep alive: the bytes of each, by its identity.
 
     Views count as the buffer that they look at, once.
 
@@ -29,11 +34,11 @@ def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) 
     buffers: dict[int, int] = {}
     for item in held:
         for array in _arrays_of(item):
-            base = _base(array)
+            base = buffer_of(array)
             buffers[id(base)] = backend.num_bytes(base)
     for array in not_counted:
-        buffers.pop(id(_base(array)), None)
-    return sum(buffers.values())
+        buffers.pop(id(buffer_of(array)), None)
+    return buffers
 
 
 def observe_recomputation(roots: Iterable[Node], observe: Callable[[list[Node]], None]) -> None:
@@ -113,7 +118,8 @@ def _arrays_in(item: Any) -> Iterator[Array]:
         yield from _arrays_in(item.args if isinstance(item, partial) else tuple(cell.cell_contents for cell in cells))
 
 
-def _base(array: Array) -> Array:
+def buffer_of(array: Array) -> Array:
+    """Return the array that owns the memory of a view; any other array as it is."""
     while isinstance(getattr(array, "base", None), np.ndarray):
         array = array.base
     return array

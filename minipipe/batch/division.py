@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from minipipe.batch.samples import Pieces, Samples
 from minipipe.errors import MicrobatchError
-from minipipe.partition import partition_evenly
+from minipipe.partition.layers import partition_evenly
 
 
 def divided(num_samples: int, count: int, *given: Samples | Pieces | None) -> list[slice]:

@@ -28,7 +28,8 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
     kept = batch.objective.outputs
     found = joined([kept[k] for k in sorted(kept)], batch.is_cut) if kept else None
     if batch.objective.where == "everywhere":
-        message = None if found is None else Payload.of_arrays(found.arrays, found.form).to_message()
+        # As if gradients of all were wanted: then a single array of real numbers travels as it is.
+        message = None if found is None else Payload(found.arrays, [True] * len(found.arrays), found.form).to_message()
         payload = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
         found = Samples(payload.arrays, payload.form)
     return None if found is None else returned(found, batch.is_cut)

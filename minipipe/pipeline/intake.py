@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from minipipe.batch.division import divided
 from minipipe.batch.objective import Objective
 from minipipe.batch.samples import Pieces, Samples, samples
@@ -41,8 +39,6 @@ class Intake:
         self.first_rank, self.last_rank = plan.placement[0], plan.placement[-1]
         self.needs = Needs(group.rank == self.first_rank, group.rank == self.last_rank)
         self.calls = Calls(group, self.first_rank)
-        dtypes = [parameter.dtype for parameter in plan.model.parameters()] or [np.dtype(np.float32)]
-        self._dtypes = {"inputs": dtypes[0], "targets": dtypes[-1]}
 
     def batch(
         self, call: str, inputs: Any, targets: Any, objective: Objective, is_training: bool, training_step: int
@@ -82,4 +78,4 @@ class Intake:
         """Return what this rank needs of a batch, in the model's dtype."""
         if given is None:
             raise ArgumentError("value", f"Rank {self._group.rank} needs the {name}, but was given None.")
-        return samples(given, name, self._dtypes[name], self._xp)
+        return samples(given, name, self._plan.dtypes[name], self._xp)

@@ -47,11 +47,6 @@ class Payload(NamedTuple):
         wanted = [tensor.requires_grad for tensor in tensors]
         return cls([tensor.data for tensor in tensors], wanted, rebuilt(value, [None] * len(tensors)))
 
-    @classmethod
-    def of_arrays(cls, arrays: list[Array], form: Any) -> Payload:
-        """Return the payload of arrays that only numbers are wanted of, such as outputs."""
-        return cls(arrays, [backend.is_floating(array.dtype) for array in arrays], form)
-
     def rebuilt(self, items: list[Any]) -> Any:
         """Return tensors, or arrays, in the form of this payload."""
         return rebuilt(self.form, items)

@@ -90,7 +90,9 @@ class Pipeline:
         a machine, or shared where there are more ranks. Or an array module to compute with.
     **options
         Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``,
-        ``partition``, ``layer_costs`` and ``inputs_require_grad``.
+        ``partition``, ``layer_costs`` and ``inputs_require_grad``. With ``partition="measured"`` rank 0 first measures
+        each layer with the batch ``sample=(inputs, targets)``, which only it needs, and all ranks take the partition
+        that balances the times.
 
     Attributes
     ----------
@@ -143,7 +145,7 @@ class Pipeline:
         device: str | ModuleType = "cpu",
         **options: Any,
     ) -> None:
-        plan = self._plan = planned(model, group.size, options)
+        plan = self._plan = planned(model, group, options, loss=loss, seed=seed, device=device, recompute=recompute)
         check_loss(loss)
         self._loss, self._loss_weight = loss, loss_weight
         loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)

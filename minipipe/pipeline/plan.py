@@ -5,9 +5,8 @@ A plan needs no ranks: look at it before you run it. A :class:`minipipe.Pipeline
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,12 @@ import numpy as np
 
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
-from minipipe.errors import ArgumentError, ModelError, PartitionError, RankError, ScheduleCode, ScheduleError
-from minipipe.nn import Module, Sequential
+from minipipe.comm import ProcessGroup
+from minipipe.errors import ArgumentError, ModelError, RankError, ScheduleCode, ScheduleError
+from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
-from minipipe.partition import check_partition, partition_by_cost
+from minipipe.optim import Optimiser
+from minipipe.partition.layers import partition_of
 from minipipe.render.table import html_table, text_table
 from minipipe.schedules.chunks import first_stages, spread_stages
 from minipipe.schedules.frozen import freeze_stages
@@ -50,7 +51,7 @@ class Plan:
     chunks_per_rank : int, optional
         Stages on each rank, for schedules that take it.
     partition : list of range, optional
-        The layers of each stage; by default the largest stage has as few parameters as can be.
+        The layers of each stage; by default the rank that has most parameters has as few as can be.
     layer_costs : sequence of float, optional
         Balances these, one for each layer, instead of numbers of parameters.
     inputs_require_grad : bool
@@ -105,10 +106,12 @@ class Plan:
         layer_costs: Sequence[float] | None = None,
         inputs_require_grad: bool = False,
     ) -> None:
-        _check_model(model)
+        check_model(model)
         given = _resolved(schedule, num_ranks, num_microbatches, chunks_per_rank)
         verify(given)
-        parts = tuple(_divided(model, given.num_stages, partition, layer_costs))
+        sizes = [len(Sequential(layer).flat_layers) for layer in model]
+        numbers = [layer.num_parameters for layer in model.flat_layers]
+        parts = tuple(partition_of(sizes, numbers, given.placement, partition, layer_costs))
         tied = model.tied()
         is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]
         is_any_frozen = not inputs_require_grad and not all(p.requires_grad for p in model.parameters())
@@ -224,6 +227,64 @@ class Plan:
             "partition": str(self.partition),
         }
 
+    @property
+    def dtypes(self) -> dict[str, Any]:
+        """The dtypes that floating inputs and targets are taken in: those of the first and the last parameter."""
+        dtypes = [parameter.dtype for parameter in self.model.parameters()] or [np.dtype(np.float32)]
+        return {"inputs": dtypes[0], "targets": dtypes[-1]}
+
+    def memory(
+        self,
+        layers: Any,
+        *,
+        optimiser: Callable[[list[Parameter]], Optimiser] | None = None,
+        recompute: bool = False,
+    ) -> Any:
+        """Return how much memory each rank will take in a training step, before anything is allocated.
+
+        Local; no messages. Parameters, gradients and the optimiser's state follow from shapes. What one microbatch
+        holds was measured; how many a rank holds at once follows from the schedule. For microbatches of the measured
+        size, the bytes of activations are exactly those that graphs keep alive.
+
+        Parameters
+        ----------
+        layers : MeasuredLayers
+            Of this model, with the loss, from :func:`minipipe.measure_layers`. One measurement serves any plan.
+        optimiser : function, optional
+            ``parameters -> Optimiser``, such as ``optim.Adam``.
+        recompute : bool
+            As for :class:`Pipeline`.
+
+        Returns
+        -------
+        MemoryPrediction
+            A :class:`RankMemory <minipipe.profiling.RankMemory>` for each rank, in bytes. It prints as a table.
+
+        Raises
+        ------
+        ArgumentError
+            Codes ``type`` and ``value``: layers that are not measured, or not of this model.
+
+        Notes
+        -----
+        Not counted: the batch, temporary arrays of one operation, copies of gradients that ranks with shared parameters
+        exchange, Python, NumPy and MPI themselves, about 60 MB for each process, and what the allocator keeps.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import Plan, measure_layers, nn, optim
+        >>> model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+        >>> layers = measure_layers(model, np.ones((80, 64)), np.ones((80, 10)), nn.MSELoss(), num_microbatches=8)
+        >>> print(Plan(model, "1f1b", num_ranks=2, num_microbatches=8).memory(layers, optimiser=optim.Adam))
+        rank  parameters  gradients  optimiser  activations  messages  total bytes
+           0       8,320      8,320     16,640        2,560     1,280       37,120
+           1       1,320      1,320      2,640        1,680     1,280        8,240
+        """
+        from minipipe.profiling.memory import predict_memory  # a door to the room above
+
+        return predict_memory(self, layers, optimiser, recompute)
+
     # -- as a table -----------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -252,8 +313,11 @@ class Plan:
 _OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs", "inputs_require_grad")
 
 
-def planned(model: Sequential | Plan, num_ranks: int, options: dict[str, Any]) -> Plan:
-    """Return the plan that was given, or that of a model and options, for a number of ranks.
+def planned(model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], **run: Any) -> Plan:
+    """Return the plan that was given, or that of a model and options, for a group.
+
+    Collective if the partition is to be measured, on rank 0, where ``run`` says with which loss, seed, device and
+    recompute; otherwise local.
 
     Raises
     ------
@@ -264,22 +328,34 @@ def planned(model: Sequential | Plan, num_ranks: int, options: dict[str, Any]) -
     RankError
         Code ``wrong-number``, for a plan of another number of ranks.
     """
+    if str(options.get("partition")) == "measured" and not isinstance(model, Plan):
+        from minipipe.profiling.balancing import measured_partition  # another door
+
+        options["partition"] = measured_partition(model, group, options, **run)
+        options.pop("sample", None)
     for name in options.keys() - set(_OPTIONS):
         hint = " A wait lasts as long as the group allows: init_process_group(timeout=…)." if name == "timeout" else ""
         raise ArgumentError(
             "name", f"Pipeline takes no {name}=; expected loss, seed, recompute, device, {', '.join(_OPTIONS)}.{hint}"
         )
     if not isinstance(model, Plan):
-        return Plan(model, num_ranks=num_ranks, **options)
+        return Plan(model, num_ranks=group.size, **options)
     if options:
         raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
-    if model.schedule.num_ranks != num_ranks:
-        message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {num_ranks}."
-        raise RankError("wrong-number", f"{message} Start as many, or make the plan for {num_ranks}.")
+    if model.schedule.num_ranks != group.size:
+        message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
+        raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
     return model
 
 
-def _check_model(model: Any) -> None:
+def check_model(model: Any) -> None:
+    """Refuse a model that cannot be cut.
+
+    Raises
+    ------
+    ModelError
+        Code ``not-a-sequence``.
+    """
     if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
         own = ", with a forward of its own" if isinstance(model, Sequential) else ""
         raise ModelError(
@@ -287,30 +363,6 @@ def _check_model(model: Any) -> None:
             f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
             "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
         )
-
-
-def _divided(
-    model: Sequential, num_stages: int, partition: Sequence[range] | None, layer_costs: Sequence[float] | None
-) -> list[range]:
-    """Return the flat layers of each stage: as given, or so that the largest stage is as small as can be.
-
-    A partition and costs may count the layers of the model, where a nested sequence is one, or the flat ones.
-    """
-    flat = model.flat_layers
-    sizes = [len(Sequential(layer).flat_layers) for layer in model]
-    starts = [0, *accumulate(sizes)]
-    if partition is not None:
-        parts = list(partition)
-        counts_nested = bool(parts) and isinstance(parts[-1], range) and parts[-1].stop == len(model) < len(flat)
-        parts = check_partition(parts, len(model) if counts_nested else len(flat), num_stages)
-        return [range(starts[part.start], starts[part.stop]) for part in parts] if counts_nested else parts
-    costs = [layer.num_parameters for layer in flat] if layer_costs is None else list(layer_costs)
-    if len(costs) == len(flat):
-        return partition_by_cost(costs, num_stages)
-    if len(costs) != len(model):
-        message = f"layer_costs has {len(costs)} values; expected one for each of {len(flat)} layers."
-        raise PartitionError("invalid-cost", message)
-    return [range(starts[part.start], starts[part.stop]) for part in partition_by_cost(costs, num_stages)]
 
 
 def _resolved(

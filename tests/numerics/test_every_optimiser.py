@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from minipipe import nn, optim
+from minipipe.errors import ArgumentError
+from minipipe.optim.state_size import state_bytes
 
 START = [1.0, -2.0, 0.5]
 GRADIENT = [0.5, 1.0, -1.0]
@@ -116,3 +118,24 @@ def test_a_new_rule_is_one_method():
         optimiser.step()
     assert p.data.tolist() == [0.0, 1.0]
     assert list(optimiser._states.values()) == [{"num_steps": 6}]
+
+
+@every_kind
+def test_the_size_of_its_state_is_known_before_there_are_values(kind):
+    declared = [nn.Parameter(shape, dtype=dtype) for shape in SHAPES for dtype in (np.float32, np.float64)]
+    declared[0].requires_grad = False
+    predicted = state_bytes(kind, declared)
+    assert not any(parameter.is_filled for parameter in declared)
+    for parameter in declared:
+        parameter.fill(0, "any")
+        parameter.grad = np.ones_like(parameter.data) if parameter.requires_grad else None
+    optimiser = kind(declared)
+    optimiser.step()
+    kept = [a for state in optimiser._states.values() for a in state.values() if isinstance(a, np.ndarray)]
+    assert predicted == sum(array.nbytes for array in kept)
+
+
+def test_what_makes_no_optimiser_has_no_state():
+    with pytest.raises(ArgumentError, match="optimiser is 3; expected a function that makes one") as caught:
+        state_bytes(3, [nn.Parameter((2,))])
+    assert caught.value.code == "type" and state_bytes(None, [nn.Parameter((2,))]) == 0

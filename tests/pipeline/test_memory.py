@@ -50,7 +50,7 @@ def test_the_peak_of_every_schedule_is_predicted_to_the_byte(name, num_ranks, re
     if recompute and name != "forward-only":
         assert measured.memory_during == predicted.memory_during
     assert measured.memory_unit == predicted.memory_unit == "bytes"
-    assert all(nbytes > 0 for nbytes in memory.activation[1:])  # the first may hold nothing but ids, which is the batch
+    assert sum(nbytes == 0 for nbytes in memory.activation) <= 2  # embeddings hold nothing but ids, which are the batch
 
 
 def test_so_it_is_where_stages_are_recomputed():
