@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import groupby
 from typing import Any, NamedTuple, overload
 
 from minipipe.analysis.activations import held_counts
@@ -169,8 +169,9 @@ class MeasuredLayers(Sequence[LayerCosts]):
         if recompute:
             backward_input = [time and time + again for time, again in zip(backward_input, forward)]
         ranks = range(len(parts)) if placement is None else placement
-        crosses = [False, *(before != rank for before, rank in pairwise(ranks)), False]
-        held = [self._held(parts, stage, recompute, crosses) for stage in range(len(parts))]
+        # Neighbouring stages on one rank hand over without a message: what came to one may lie in the graph of another.
+        runs = [[parts[stage] for stage in run] for _, run in groupby(range(len(parts)), list(ranks).__getitem__)]
+        held = [self._held(part, recompute, run[0].start, run[-1].stop) for run in runs for part in run]
         activation, weight_activation, transient = zip(*held)
         return Costs(
             forward=forward,
@@ -188,18 +189,13 @@ class MeasuredLayers(Sequence[LayerCosts]):
         follows = part.stop == len(self) and self.loss is not None
         return [*self[part.start : part.stop], *([self.loss] if follows and self.loss else [])]
 
-    def _held(
-        self, parts: Sequence[range], stage: int, recompute: bool, crosses: Sequence[bool]
-    ) -> tuple[int, int, int]:
-        """Return what a stage holds. ``crosses`` says of the cut before each stage whether ranks meet there."""
-        part = parts[stage]
+    def _held(self, part: range, recompute: bool, first: int, end: int) -> tuple[int, int, int]:
+        """Return what a stage holds; its rank has the layers from ``first`` to before ``end``, its neighbours'."""
         layers = self._holdings[part.start : part.stop]
         loss = self._holdings[len(self) :] if part.stop == len(self) else []
-        first = max((cut for cut in range(stage + 1) if crosses[cut]), default=None)
-        behind = min((cut for cut in range(stage + 1, len(parts)) if crosses[cut]), default=None)
-        came = None if first is None else self._holdings[parts[first].start].inputs
-        came_back = None if behind is None else self._holdings[parts[behind].start - 1].gradients
-        batch = self._holdings[0].inputs.buffers if first is None else None
+        came = self._holdings[first].inputs if first else None
+        came_back = self._holdings[end - 1].gradients if end < len(self) else None
+        batch = None if first else self._holdings[0].inputs.buffers
         return held_by_stage(layers, loss, recompute, came, came_back, batch)
 
     def balance(
