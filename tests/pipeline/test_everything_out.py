@@ -346,7 +346,7 @@ def test_ranks_that_do_not_accumulate_alike_are_told_so():
 
 
 @needs_mpi
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_so_it_is_across_processes(num_ranks):
     done = mpirun(num_ranks, "-m", "tests.pipeline.everything_over_mpi", limit=60)
     assert done.code == 0, done.err
