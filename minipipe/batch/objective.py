@@ -14,7 +14,7 @@ from minipipe.errors import ArgumentError, MicrobatchError, TensorError
 from minipipe.functional.shape import reshape
 from minipipe.nn.auxiliary_loss import WithLosses
 from minipipe.pytree import Bundle, flattened, rebuilt, tensors_in
-from minipipe.tensor import Tensor, as_constant, record
+from minipipe.tensor import Tensor, record
 
 Loss = Callable[[Any, Any], Tensor]
 Weight = Callable[[Any], float]
@@ -120,6 +120,12 @@ class Objective:
         return np.array([total, *(self.losses[k] for k in order), *metrics])
 
 
+def _beside(tensor: Tensor, given: Any) -> Tensor:
+    """Return what was given as a constant in the module and the dtype of a tensor."""
+    array, own = Tensor(given).data, tensor.data
+    return record(backend.moved(array, backend.array_module(own), backend.numpy_dtype(own.dtype)))
+
+
 def _to_read(array: Any) -> np.ndarray:
     view = backend.to_numpy(array)[...]
     view.flags.writeable = False
@@ -196,7 +202,7 @@ class GivenGradient:
         if self._function is not None:
             gradients = self._function(rebuilt(outputs, [_to_read(tensor.data) for tensor in tensors]))
         leaves, _ = flattened(gradients)
-        arrays = [None if leaf is None else as_constant(leaf, tensor) for leaf, tensor in zip(leaves, tensors)]
+        arrays = [None if leaf is None else _beside(tensor, leaf) for leaf, tensor in zip(leaves, tensors)]
         shapes = [None if array is None else array.shape for array in arrays]
         expected = [tensor.shape for tensor in tensors]
         if len(leaves) != len(tensors) or any(shape not in (None, own) for shape, own in zip(shapes, expected)):

@@ -3,6 +3,7 @@
 import json
 import pickle
 
+import array_api_strict
 import numpy as np
 import pytest
 from hypothesis import given
@@ -385,3 +386,31 @@ def test_a_batch_of_nothing_but_replicated_arrays_is_refused():
         made(OneRankGroup()).predict(Replicated(np.ones((4, WIDTH))))
     with pytest.raises(TensorError, match=r"contain a single number; .* write minipipe.Replicated\(number\)"):
         made(OneRankGroup()).predict({"x": np.ones((4, WIDTH)), "scale": 2.0})
+
+
+def test_so_it_is_with_another_array_module():
+    """The seam at which CuPy stands: whatever comes out is NumPy's."""
+    x, y = batch(8)
+    layers = nn.Sequential(nn.AuxiliaryLoss(lambda x: (x * x).mean(), 0.1), *model())
+    results = {}
+    for device in ("cpu", array_api_strict):
+
+        def train(group, device=device):
+            options = {"loss": LOSS, "num_microbatches": 4, "inputs_require_grad": True, "device": device}
+            pipeline = Pipeline(layers, group, **options)
+            loss = pipeline.step(x, y, outputs="everywhere", metrics={"accuracy": accuracy})
+            again = pipeline.step(x, y, accumulate=True, scale=0.5, outputs=True)
+            outputs = pipeline.forward_backward(x, lambda outputs: outputs)
+            gradients = pipeline.input_gradients
+            assert all(
+                type(a) is np.ndarray for a in (loss.outputs, outputs, again.outputs, gradients) if a is not None
+            )
+            return float(loss), loss.losses, loss.metrics, loss.outputs, float(again), outputs, gradients
+
+        results[device] = spawn(train, 2)
+    for mine, expected in zip(*results.values()):
+        for a, b in zip(mine, expected):
+            if isinstance(b, np.ndarray):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+            else:
+                assert a == b or a == pytest.approx(b, rel=1e-6)
