@@ -65,7 +65,7 @@ def test_there_are_three_wrong_answers_and_tests_of_both_kinds(exercise):
 def test_the_statement_says_what_why_by_example_and_what_is_checked(exercise):
     number, _, words = exercise.name.partition("_")
     assert exercise.title.startswith(f"{number} ") and ": " in exercise.title, words
-    assert 1 <= int(exercise.lesson) <= 13
+    assert 1 <= int(exercise.lesson) <= 14
     assert "Example" in exercise.statement and "\nChecked" in exercise.statement
 
 
