@@ -635,6 +635,8 @@ assert complaint_about(make_model(penalty), token_loss) == ""
 #    by the number of tokens instead. What does its `weight` return? Ask the check.
 # 5. Data parallelism: two copies of a pipeline compute different batches, and add their gradients by an all-reduce. By
 #    which number does each multiply its gradients, and what do the copies have to tell each other first?
+# 6. The coursework task for this lesson is `16_token_mean`: count every token once. (`minipipe coursework DIR` creates
+#    your copy.)
 #
 # This was the last lesson. The next one is yours: train something, draw it with `--trace`, and find out what your ranks
 # are waiting for.
