@@ -244,8 +244,8 @@ assert sizes == [8, 8, 7, 7]
 
 # %% [markdown]
 # The loss of a batch is the mean over its samples. A mean of the four means would give a sample in a small microbatch
-# more weight than one in a large microbatch. So **each microbatch is weighted by its size**. Here are losses that you
-# can add up in your head:
+# more weight than one in a large microbatch. So **each microbatch is weighted by its size**. (Lesson 14 has samples
+# that differ in size themselves.) Here are losses that you can add up in your head:
 
 # %%
 losses = np.arange(30.0)  # sample 0 has loss 0, sample 29 has loss 29

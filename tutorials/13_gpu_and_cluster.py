@@ -347,5 +347,4 @@ assert complaint.code == "deadlock" and "pipeline.evaluate(), which every rank m
 # 4. If you have not done it yet: the coursework task `14_puzzle`, a schedule under a memory limit, against par.
 #    (`minipipe coursework DIR` creates your copy.)
 #
-# This was the last lesson. The next one is yours: train something, draw it with `--trace`, and find out what your ranks
-# are waiting for.
+# Next, `14_means.py`: texts of unequal length, and a mistake that no error message reports.

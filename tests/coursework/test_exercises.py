@@ -1,10 +1,12 @@
 """Every exercise: its solution passes, its stub gets nothing, and every wrong answer fails."""
 
+import numpy as np
 import pytest
 
 from minipipe import Action, Costs, Schedule, schedules, simulate, verify
 from minipipe.coursework.checking import load, run_test
 from minipipe.coursework.exercise import exercises_in, find_source
+from tests.launch import ROOT
 
 EXERCISES = exercises_in(find_source())
 CHECKS = {exercise.name: load(f"checks of {exercise.name}", exercise.checks) for exercise in EXERCISES}
@@ -65,7 +67,7 @@ def test_there_are_three_wrong_answers_and_tests_of_both_kinds(exercise):
 def test_the_statement_says_what_why_by_example_and_what_is_checked(exercise):
     number, _, words = exercise.name.partition("_")
     assert exercise.title.startswith(f"{number} ") and ": " in exercise.title, words
-    assert 1 <= int(exercise.lesson) <= 13
+    assert len(list((ROOT / "tutorials").glob(f"{exercise.lesson}_*.py"))) == 1
     assert "Example" in exercise.statement and "\nChecked" in exercise.statement
 
 
@@ -142,6 +144,7 @@ def test_what_a_statement_says_of_numbers_is_so():
     assert mistaken.gpipe_time([1] * 4, [2] * 4, 8) == 26 and task["15"].gpipe_time([1] * 4, [2] * 4, 8) == 33
     assert task["15"].gpipe_time([1, 1], [2, 2], 2) == 9
     assert task["13"].partition([99, 100, 1], 2) == [1, 2]
+    assert task["16"].shares([np.array([[3, 1, 2]]), np.array([[3, -100, -100]])], -100) == [3 / 4, 1 / 4]
 
 
 TWO_ROWS = ("0F0 0F1 0I0 0I1", "1F0 1I0 1F1 1I1")

@@ -1,0 +1,642 @@
+# %% [markdown]
+# # 14 · Means that are right
+#
+# The loss of a batch is a mean. A pipeline cuts the batch, so each microbatch has a mean of its own, and these have to
+# be put together again. In lesson 05 the microbatches differed by one sample, and each was weighted by its size. That
+# is not enough if the samples themselves differ in size, as texts do. Then the mean of the means is another number than
+# the mean, and the gradient points in another direction.
+#
+# Nothing fails when that happens. The loss falls, and may even look better. So the mistake has been found late, and
+# more than once: in Hugging Face Transformers in 2024 (pull request 34191), and in torchtitan in 2026 (pull request
+# 2206). In this lesson you make the mistake, measure it, and learn where else it hides.
+
+# %%
+import textwrap
+
+import numpy as np
+
+from minipipe import (
+    Microbatches,
+    Pipeline,
+    functional,
+    nn,
+    optim,
+    render,
+    schedules,
+    simulate,
+    spawn,
+    split_microbatches,
+    watch_everything,
+)
+from minipipe.errors import MicrobatchError
+from minipipe.testing import check_independent_of_microbatches
+
+watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
+
+# %% [markdown]
+# ## A batch with padding
+#
+# A language model reads a text as a row of **tokens**: characters, words, or parts of words. For each token it predicts
+# the next one. Here tokens are the letters a to f and the end of the text, number 0, which we draw as a dot. A text
+# starts from an end, too, namely that of the text before it.
+#
+# Texts have unequal lengths, and an array has rows of one length. The rest of a row is **padding**: places that hold no
+# token. The labels there get a number that is no token, here -100, and a dash in the drawing. Our batch has two long
+# texts and six short ones, in the order of a data set that is sorted by length.
+
+# %%
+END, PAD = 0, -100
+LENGTHS = (13, 12, 3, 2, 2, 3, 3, 2)  # in tokens to predict: the letters, and the end
+
+
+def make_batch(lengths, seed=0):
+    """Return inputs and labels of shape (texts, longest): random letters, then the end, then padding."""
+    generator = np.random.default_rng(seed)
+    inputs = np.full((len(lengths), max(lengths)), END)
+    labels = np.full((len(lengths), max(lengths)), PAD)
+    for row, length in enumerate(lengths):
+        letters = generator.integers(1, 7, length - 1)
+        inputs[row, 1:length] = letters
+        labels[row, :length] = [*letters, END]
+    return inputs, labels
+
+
+inputs, labels = make_batch(LENGTHS)
+counts = []
+for k, part in enumerate(split_microbatches(len(labels), 4)):
+    counts.append(int((labels[part] != PAD).sum()))
+    for row in labels[part]:
+        print("   ", " ".join("-" if token == PAD else ".abcdef"[token] for token in row))
+    print(f"microbatch {k}: {counts[k]} tokens\n")
+empty = (labels == PAD).mean()
+print(f"{sum(counts)} tokens in {labels.size} places; {empty:.0%} of the places are empty")
+assert counts == [25, 5, 5, 5] and labels.size == 104
+assert round(100 * empty) == 62
+
+# %% [markdown]
+# Each of the four microbatches has two texts. By samples they are equal, by tokens they are not.
+#
+# ## The mean of the means
+#
+# First with losses that you can add up in your head: let each token of a long text have loss 1 and each token of a
+# short one loss 3.
+
+# %%
+losses = np.where(np.array(LENGTHS)[:, None] > 3, 1.0, 3.0) * np.ones(labels.shape)
+counted = labels != PAD
+mean = losses[counted].mean()
+means = [losses[part][counted[part]].mean() for part in split_microbatches(8, 4)]
+print(f"mean over the tokens: (25 x 1 + 15 x 3) / 40 = {mean}")
+print(f"mean of the means: (1 + 3 + 3 + 3) / 4 = {np.mean(means)}")
+assert mean == (25 * 1 + 15 * 3) / 40 == 1.75
+assert means == [1, 3, 3, 3] and np.mean(means) == 2.5
+
+# %% [markdown]
+# Now with a model. It is small: it sees one token and predicts the next. The loss is a function that takes the mean
+# over the tokens that count. It cannot take the mean over the whole batch, because it never sees more than one
+# microbatch. And the pipeline cannot know over what a function takes its mean. It assumes samples, as in lesson 05.
+
+
+# %%
+def make_model(*layers):
+    """Return a model of letters, with these layers in the middle."""
+    first = nn.Embedding(7, 8, dtype=np.float64), nn.Linear(8, 16, dtype=np.float64)
+    return nn.Sequential(*first, *layers, nn.Tanh(), nn.Linear(16, 7, dtype=np.float64))
+
+
+def over_tokens(outputs, labels):
+    """Return the mean over the tokens that it is given: those of one microbatch."""
+    return functional.cross_entropy(outputs, labels, ignore_index=PAD)
+
+
+def together(results):
+    """Return the loss of a step, and the gradients of all ranks as one vector."""
+    gradients = {name: gradient for _, own in results for name, gradient in own.items()}
+    return results[0][0], np.concatenate([gradients[name].ravel() for name in sorted(gradients)])
+
+
+def measure(loss, num_microbatches, x=inputs, y=labels, model=None, loss_weight=None):
+    """Return the loss of a step on two ranks, and its gradient."""
+
+    def train(group):
+        options = {"num_microbatches": num_microbatches, "loss_weight": loss_weight}
+        pipeline = Pipeline(model or make_model(), group, loss=loss, **options)
+        return float(pipeline.step(x, y)), {name: p.grad for name, p in pipeline.named_parameters()}
+
+    return together(spawn(train, num_ranks=2))
+
+
+def compare(gradient, right):
+    """Return the cosine of the angle between two gradients, and how many times as long the first one is."""
+    lengths = np.linalg.norm(gradient), np.linalg.norm(right)
+    return float(gradient @ right / (lengths[0] * lengths[1])), float(lengths[0] / lengths[1])
+
+
+right_loss, right = measure(over_tokens, 1)  # a batch in one piece has only one mean
+table = {}
+for m in (1, 2, 4, 8):
+    loss, gradient = measure(over_tokens, m)
+    cosine, ratio = compare(gradient, right)
+    table[m] = [round(value, 3) for value in (loss, cosine, ratio)]
+    print(f"m = {m}: loss {loss:.3f}, cosine to the right gradient {cosine:.3f}, length {ratio:.3f} times")
+angle = np.degrees(np.arccos(table[4][1]))
+print(f"For m = 4 that is an angle of {angle:.0f} degrees.")
+assert table[1] == [1.939, 1, 1] and table[2] == [1.935, 0.853, 1.118]
+assert table[4] == [1.928, 0.700, 1.152] and table[8] == [1.928, 0.715, 1.188]
+assert round(angle) == 46
+
+# %% [markdown]
+# The loss differs by half a per cent, and who would notice that? But the gradient is 15 % longer, and points 46 degrees
+# away from the right one. It depends on the number of microbatches, a setting that should change memory and time and
+# nothing else.
+#
+# ## What it learns
+#
+# What does a model learn from such gradients? Every text has one end, so there are 8 ends among 40 tokens. A model that
+# has learnt this expects an end with a probability of 20 % on average, and so writes texts of 1 / 20 % = 5 tokens, the
+# mean length of ours. But ends are rare in the microbatch of long texts, 2 of 25, and frequent in the others, 2 of 5
+# each. The mean of these four fractions is (8 + 40 + 40 + 40) / 4 = 32 %.
+
+
+# %%
+def train(group, loss, num_microbatches, num_steps=200):
+    """Return a trained pipeline, and the last loss that it reported."""
+    pipeline = Pipeline(make_model(), group, loss=loss, num_microbatches=num_microbatches)
+    optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.5)
+    for _ in range(num_steps):
+        last = pipeline.step(inputs, labels)
+        optimiser.step()
+    return pipeline, float(last)
+
+
+def examine(loss, num_microbatches):
+    """Train; return the last loss, the mean loss over all tokens, and the mean probability of an end."""
+
+    def run(group):
+        pipeline, last = train(group, loss, num_microbatches)
+        return last, pipeline.predict(inputs)
+
+    last, scores = spawn(run, num_ranks=2)[0]
+    over_all = functional.cross_entropy(scores, labels, ignore_index=PAD).item()
+    probabilities = functional.softmax(scores).numpy()
+    return last, over_all, float(probabilities[labels != PAD, END].mean())
+
+
+learnt = {}
+for m in (1, 4):
+    last, over_all, ends = examine(over_tokens, m)
+    learnt[m] = [round(last, 2), round(over_all, 2), round(ends, 2), round(1 / ends, 1)]
+    print(f"m = {m}: reported loss {last:.2f}, over all tokens {over_all:.2f}; ", end="")
+    print(f"expects an end with {ends:.0%}, so texts of {1 / ends:.1f} tokens")
+assert learnt == {1: [1.31, 1.31, 0.20, 5.0], 4: [1.21, 1.50, 0.36, 2.8]}
+
+# %% [markdown]
+# With four microbatches the model writes texts that are little more than half as long. And it *reports the lower loss*,
+# 1.21 instead of 1.31: each run has reduced the number that it was given. By the same measure, the mean over all
+# tokens, it is the worse one by far. Nobody who compares curves looks for the mistake in the better run. (Why 36 % and
+# not 32 %? The model has learnt 32 % for a mean with the wrong weights; what is printed is the mean over the tokens.)
+#
+# ## Why
+#
+# Let there be m microbatches, n_k tokens in microbatch k, and N in all. Let l_ki be the loss of token i in microbatch
+# k.
+#
+# > mean: 1/N Σ_k Σ_i l_ki, so each token weighs 1 / N
+# >
+# > mean of the means: 1/m Σ_k (1/n_k Σ_i l_ki), so a token of microbatch k weighs 1 / (m n_k)
+#
+# They are the same if all n_k are: then m n_k = N.
+
+# %%
+factors = [sum(counts) / (len(counts) * count) for count in counts]
+for k, factor in enumerate(factors):
+    print(f"microbatch {k}: a token weighs {factor:g} times as much as it should {'#' * round(10 * factor)}")
+assert factors == [0.4, 2, 2, 2]
+
+# %% [markdown]
+# The cure can be read off: multiply the mean of microbatch k by n_k / N instead of 1 / m. Then n_k cancels out.
+#
+# > Σ_k n_k/N (1/n_k Σ_i l_ki) = 1/N Σ_k Σ_i l_ki
+#
+# We call n_k the **weight** of the microbatch, and n_k / N its **share**. Lesson 05 did the same with samples. A
+# gradient is linear in the loss, so the gradient of a microbatch gets the same share: its backward starts from n_k / N
+# instead of from 1.
+#
+# ## When the share has to be known
+#
+# In 1F1B the last rank begins the first backward long before it has seen the last microbatch.
+
+# %%
+timeline = simulate(schedules.one_f_one_b(num_ranks=2, num_microbatches=4))
+render.show(timeline)
+starts = {str(action): start for action, start, _ in timeline.spans[1]}
+print(f"The last rank starts 1B0 at {starts['1B0']:g}, and 1F3 at {starts['1F3']:g}.")
+assert starts["1B0"] < starts["1F3"]
+assert (starts["1B0"], starts["1F3"]) == (2, 10)
+
+# %% [markdown]
+# So the share of microbatch 0 has to be known before microbatch 3 has been computed. It can be: tokens are counted in
+# the *targets*, and the rank of the last stage has those of the whole batch when the step begins. No message is needed.
+#
+#     targets of the batch   [ 25 tokens | 5 | 5 | 5 ]   counted before the first forward: N = 40
+#
+#     last rank     1F0 -> loss 0     1B0 starts from 25/40
+#                   1F1 -> loss 1     1B1 starts from  5/40
+#                   1F2 -> loss 2     1B2 starts from  5/40
+#                   1F3 -> loss 3     1B3 starts from  5/40
+#
+#     loss of the batch = 25/40 loss 0 + 5/40 loss 1 + 5/40 loss 2 + 5/40 loss 3
+#
+# A loss says what it counts in a method `weight(targets)`, which gets the targets of a microbatch as arrays. That of
+# `nn.CrossEntropyLoss` counts the labels that are not ignored. The pipeline asks it for each microbatch, adds up, and
+# divides.
+
+# %%
+token_loss = nn.CrossEntropyLoss(ignore_index=PAD)
+weights = [token_loss.weight(labels[part]) for part in split_microbatches(8, 4)]
+shares = [weight / sum(weights) for weight in weights]
+print("weights", weights, "shares", shares)
+assert weights == [25, 5, 5, 5]
+assert shares == [0.625, 0.125, 0.125, 0.125]
+
+# %%
+for m in (1, 2, 4, 8):
+    loss, gradient = measure(token_loss, m)
+    cosine, ratio = compare(gradient, right)
+    print(f"m = {m}: loss {loss:.3f}, cosine to the right gradient {cosine:.3f}, length {ratio:.3f} times")
+    assert abs(loss - right_loss) < 1e-12
+    assert abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12
+
+_, _, ends = examine(token_loss, 4)
+print(f"trained with m = 4: expects an end with {ends:.0%}, so texts of {1 / ends:.1f} tokens")
+assert round(ends, 2) == 0.20 and round(1 / ends, 1) == 5.0
+
+# %% [markdown]
+# The same loss and the same gradient, to all printed digits, whatever m is. (The last bits differ between different m,
+# since the sums are rounded in another order. For one m they are those of one process, as always.)
+#
+# A microbatch of padding alone has weight 0, adds nothing, and does no harm. A batch of padding alone has no mean:
+
+# %%
+last_two_empty, all_empty = labels.copy(), np.full_like(labels, PAD)
+last_two_empty[6:] = PAD
+loss, gradient = measure(token_loss, 4, y=last_two_empty)
+whole_loss, whole = measure(token_loss, 1, y=last_two_empty)
+print(f"microbatch 3 is empty: loss {loss:.3f}, in one piece {whole_loss:.3f}")
+assert abs(loss - whole_loss) < 1e-12 and np.allclose(gradient, whole, rtol=1e-9, atol=1e-12)
+
+try:
+    measure(token_loss, 4, y=all_empty)
+except MicrobatchError as error:
+    complaint = error
+print(textwrap.fill(str(complaint), 100))
+assert complaint.code == "no-weight" and "[0.0, 0.0, 0.0, 0.0]" in str(complaint)
+
+# %% [markdown]
+# ## Other losses, and your own
+#
+# The same holds for whatever else does not count equally. `nn.MSELoss` takes the targets alone, or a pair of targets
+# and a mask (or weights): then the mean is over what the mask lets through, and so is the weight. Take a series of
+# measurements with gaps. What stands in a gap does not matter, not even `nan`.
+
+# %%
+generator = np.random.default_rng(seed=14)
+series = generator.standard_normal((8, 6, 3))  # eight series, six times, three quantities each
+values = series.sum(axis=-1, keepdims=True)
+is_there = generator.random(values.shape) < np.linspace(0.1, 1, 8)[:, None, None]  # the first series have many gaps
+values[~is_there] = np.nan
+
+
+def make_regressor():
+    return nn.Sequential(nn.Linear(3, 8, dtype=np.float64), nn.Tanh(), nn.Linear(8, 1, dtype=np.float64))
+
+
+masked = (values, is_there)
+weights = [nn.MSELoss().weight((values[part], is_there[part])) for part in split_microbatches(8, 4)]
+print("measurements by microbatch:", weights)
+assert weights == [int(is_there[part].sum()) for part in split_microbatches(8, 4)]
+squares = {m: measure(nn.MSELoss(), m, x=series, y=masked, model=make_regressor())[0] for m in (1, 4)}
+for m, loss in squares.items():
+    print(f"m = {m}: mean square {loss:.3f}")
+assert round(squares[1], 3) == 1.891 and abs(squares[4] - squares[1]) < 1e-12
+
+# %% [markdown]
+# A loss of your own is a function or an object. If its mean is over samples, there is nothing to do. Otherwise say what
+# it is over. An object has a method `weight`; for a function give the pipeline `loss_weight=`. The loss gets tensors,
+# the weight gets arrays. Here is a loss for counts (of events per hour, say), where -1 marks a missing one:
+
+
+# %%
+def poisson(outputs, targets):
+    """Return the mean of exp(output) - target * output over the targets that are there."""
+    is_there = (targets.numpy() >= 0).astype(np.float64)
+    terms = functional.exp(outputs) - outputs * targets
+    return (terms * is_there).sum() / max(1.0, is_there.sum())  # 0, and not 0 / 0, where nothing is there
+
+
+def num_events(targets):
+    """Return how many targets are there."""
+    return (targets >= 0).sum()
+
+
+class PoissonLoss:
+    """Both in one object."""
+
+    def __call__(self, outputs, targets):
+        return poisson(outputs, targets)
+
+    def weight(self, targets):
+        return num_events(targets)
+
+
+events = np.where(is_there, generator.poisson(3.0, values.shape), -1).astype(np.float64)
+given = {"x": series, "y": events, "model": make_regressor()}
+whole_loss, whole = measure(poisson, 1, **given)
+for name, loss, loss_weight in (
+    ("a function alone", poisson, None),
+    ("a function and loss_weight=", poisson, num_events),
+    ("an object with a weight", PoissonLoss(), None),
+):
+    found, gradient = measure(loss, 4, loss_weight=loss_weight, **given)
+    cosine, ratio = compare(gradient, whole)
+    print(f"{name:28} loss {found:.3f}, in one piece {whole_loss:.3f}; cosine {cosine:.3f}, length {ratio:.3f}")
+    is_right = abs(found - whole_loss) < 1e-12 and abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12
+    assert is_right == (name != "a function alone")
+    assert is_right or [round(found, 3), round(cosine, 3), round(ratio, 3)] == [0.878, 0.977, 1.055]
+assert round(whole_loss, 3) == 1.123
+
+# %% [markdown]
+# ## Which mean do you want?
+#
+# Perhaps each *text* should count equally, and not each token. That is a mean, too: first over the tokens of each text,
+# then over the texts. Its weight is the number of texts, which is what the pipeline assumes by itself.
+
+
+# %%
+def over_texts(outputs, labels):
+    """Return the mean over texts of the mean over the tokens of each."""
+    means = [over_tokens(outputs[row], labels[row]) for row in range(labels.shape[0])]
+    return functional.stack(means).mean()
+
+
+table = {}
+for m in (1, 2, 4, 8):
+    table[m] = [round(measure(loss, m)[0], 4) for loss in (token_loss, over_texts, over_tokens)]
+    print("m = {}: over tokens {:.4f}, over texts {:.4f}, mean of means {:.4f}".format(m, *table[m]))
+by_tokens, by_texts, mixed = zip(*table.values())
+assert set(by_tokens) == {1.9395} and set(by_texts) == {1.9282}
+assert mixed == (1.9395, 1.9351, 1.9279, 1.9282)
+
+# %% [markdown]
+# The first two columns are both right. They are different numbers, so choose one, and say which. The last column is
+# neither. For m = 1 it is the first mean; for m = 8, where each microbatch is one text, it is the second; for 2 and 4
+# it is something that nobody wanted. (In Megatron-LM the option `calculate_per_token_loss` decides: without it, the sum
+# of each microbatch is divided by its own tokens and by m, the last column. Issue 936 of 2024 asks why.)
+#
+# **A mean is right if it does not depend on the number of microbatches.**
+#
+# ## The sum, and the learning rate
+#
+# With `reduction="sum"` there is nothing to divide by: each share is 1, and the losses and gradients of the
+# microbatches are added. The result does not depend on m either. But it is N times the mean, and so is the gradient.
+# With SGD that is a learning rate N times as large, and N varies from batch to batch. Divide our batch into two:
+
+# %%
+batches = [(inputs[:4], labels[:4]), (inputs[4:], labels[4:])]
+sum_loss = nn.CrossEntropyLoss(ignore_index=PAD, reduction="sum")
+tokens = [token_loss.weight(y) for _, y in batches]
+for (x, y), num_tokens in zip(batches, tokens):
+    added, of_sum = measure(sum_loss, 4, x, y)
+    mean, of_mean = measure(token_loss, 4, x, y)
+    cosine, ratio = compare(of_sum, of_mean)
+    print(f"{num_tokens:g} tokens: sum {added:.2f}, mean {mean:.4f}; the gradient is {ratio:.1f} times as long")
+    assert abs(added - num_tokens * mean) < 1e-9 and abs(cosine - 1) < 1e-12 and abs(ratio - num_tokens) < 1e-9
+assert tokens == [30, 10]
+
+# %% [markdown]
+# Whoever changes from mean to sum divides the learning rate by N. Adam hides the difference, as it divides by the size
+# of the gradient. But clipping does not: `pipeline.clip_grad_norm(1.0)` cuts a gradient that is N times as long N times
+# as much. Such a factor can slip in unnoticed. In torchtitan the same model had gradients of the mean without a
+# pipeline and of the sum with one (issue 2972, 2026): the losses that were printed agreed, since they were divided
+# after the backward.
+#
+# ## Several batches in one update
+#
+# If a batch does not fit into memory, compute several and add their gradients: `step(…, accumulate=True)` adds, and
+# `scale=` multiplies the gradients of a batch. `scale=1/2` for each of two batches gives the mean of the batch means.
+# That is the same trap, one level up. It is also where Transformers fell into it. The cure is the same, too: the scale
+# of a batch is its share of all tokens. Count before the first step.
+
+
+# %%
+def accumulate(loss, scales):
+    """Return the losses of two batches of two microbatches each, and their gradient."""
+
+    def run(group):
+        pipeline = Pipeline(make_model(), group, loss=loss, num_microbatches=2)
+        found = [
+            float(pipeline.step(x, y, accumulate=number > 0, scale=scale))
+            for number, ((x, y), scale) in enumerate(zip(batches, scales))
+        ]
+        return found, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    return together(spawn(run, num_ranks=2))
+
+
+for name, loss, scales in (
+    ("mean, scale = 1/2", token_loss, [1 / 2, 1 / 2]),
+    ("mean, scale = own tokens / all tokens", token_loss, [30 / 40, 10 / 40]),
+    ("sum, scale = 1 / all tokens", sum_loss, [1 / 40, 1 / 40]),
+):
+    found, gradient = accumulate(loss, scales)
+    cosine, ratio = compare(gradient, right)
+    total = sum(scale * own for scale, own in zip(scales, found))
+    print(f"{name:38} cosine {cosine:.3f}, length {ratio:.3f}, loss {total:.4f}")
+    is_right = abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12 and abs(total - right_loss) < 1e-12
+    assert is_right == (name != "mean, scale = 1/2")
+    assert is_right or [round(cosine, 3), round(ratio, 3), round(total, 4)] == [0.853, 1.118, 1.9351]
+
+# %% [markdown]
+# (`scale` multiplies the gradients, not the loss that `step` returns. So the program multiplies the losses with the
+# same scales before it adds them, in `total`.)
+#
+# ## Without padding
+#
+# Of the places in our batch 62 % are empty, and the model computes them all the same. Texts of similar length side by
+# side need little padding, *within their microbatch*. `Microbatches` takes microbatches that are cut already, of any
+# lengths. Since the share of each is counted, the mean stays what it was.
+
+# %%
+parts = split_microbatches(8, 4)
+longest = [max(LENGTHS[part]) for part in parts]
+x = Microbatches([inputs[part, :length] for part, length in zip(parts, longest)])
+y = Microbatches([labels[part, :length] for part, length in zip(parts, longest)])
+places = sum(part.size for part in y.parts)
+loss, gradient = measure(token_loss, 4, x, y)
+cosine, ratio = compare(gradient, right)
+print(f"{labels.size} places become {places}, for the same {sum(counts)} tokens")
+print(f"loss {loss:.3f}, before {right_loss:.3f}; cosine {cosine:.3f}, length {ratio:.3f}")
+assert longest == [13, 3, 3, 3] and places == 44 and sum(counts) == 40
+assert abs(loss - right_loss) < 1e-12 and np.allclose(gradient, right, rtol=1e-9, atol=1e-12)
+assert abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12
+
+# %% [markdown]
+# (Now the microbatches take unequal times, and a long one holds up the others, as a slow stage does in lesson 12. So
+# cut a batch into microbatches with about equally many places, not equally many texts.)
+#
+# ## Accuracy has the same trap
+#
+# A training program prints more than the loss. `step` and `evaluate` take `metrics`, functions of the outputs and the
+# targets of a microbatch, and combine their values **with the shares that the losses have**. So let a metric take its
+# mean over what the loss does. The accuracy of tokens fits. The fraction of texts whose end was found does not: it is a
+# mean over texts.
+
+
+# %%
+def accuracy(outputs, labels):
+    """Return the fraction of the tokens that were predicted."""
+    counted = labels != PAD
+    return ((outputs.argmax(axis=-1) == labels) & counted).sum() / max(1, counted.sum())
+
+
+def ends_found(outputs, labels):
+    """Return the fraction of the texts whose end was predicted."""
+    return ((outputs.argmax(axis=-1) == END) & (labels == END)).sum() / len(labels)
+
+
+def evaluate(group):
+    pipeline, _ = train(group, token_loss, 4)
+    metrics = {"accuracy": accuracy, "ends found": ends_found}
+    return pipeline.evaluate(inputs, labels, metrics=metrics, outputs="everywhere")
+
+
+found = spawn(evaluate, num_ranks=2)[0]
+rows = {}
+for name, metric in (("accuracy", accuracy), ("ends found", ends_found)):
+    of_parts = [metric(found.outputs[part], labels[part]) for part in parts]
+    rows[name] = [metric(found.outputs, labels), np.mean(of_parts), found.metrics[name]]
+    print("{:11} whole batch {:.3f}, mean of microbatches {:.3f}, metrics= {:.3f}".format(name, *rows[name]))
+assert np.allclose(rows["accuracy"], [0.4, 0.36, 0.4]) and np.allclose(rows["ends found"], [0.75, 0.75, 0.875])
+
+# %% [markdown]
+# Each of the two ways is right for one of the two (the second one only because each microbatch has two texts). Where
+# neither fits, keep the outputs, with `outputs=True` or `"everywhere"`, and compute the number from the whole batch, as
+# in the column on the left. And take functions of a mean after the mean: perplexity is exp(loss of the batch), not the
+# mean of exp(loss of a microbatch).
+#
+# ## Find what is left
+#
+# You have read about these mistakes; the next one will be different. But all of them break the same rule: the result
+# depends on the number of microbatches. `check_independent_of_microbatches` computes a step with several numbers, and
+# compares loss and gradients.
+
+
+# %%
+def complaint_about(model, loss, x=inputs, y=labels):
+    """Return what the check says, or nothing."""
+
+    def run(group):
+        pipeline = Pipeline(model, group, loss=loss, num_microbatches=4)
+        check_independent_of_microbatches(pipeline, x, y, counts=(1, 2, 4, 8))
+
+    try:
+        spawn(run, num_ranks=2)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+wrong = complaint_about(make_model(), over_tokens)
+print(textwrap.fill(wrong, 100))
+assert "depends on the number of microbatches: with 2" in wrong
+assert complaint_about(make_model(), token_loss) == complaint_about(make_model(), over_texts) == ""
+
+# %% [markdown]
+# Give it a batch as uneven as yours ever get. On a batch without padding the wrong loss passes:
+
+# %%
+even = make_batch((5,) * 8)
+print("texts of equal lengths:", complaint_about(make_model(), over_tokens, *even) or "no complaint")
+assert complaint_about(make_model(), over_tokens, *even) == ""
+
+# %% [markdown]
+# ## Layers that look at the whole batch
+#
+# Here the loss is right, and still something depends on m: a layer takes mean and variance *over the batch*, as
+# BatchNorm does.
+
+
+# %%
+class OverTheBatch(nn.Module):
+    """Subtracts the mean over all places of all texts, and divides by the standard deviation."""
+
+    def forward(self, x):
+        centred = x - x.mean(axis=(0, 1))
+        return centred / functional.sqrt((centred * centred).mean(axis=(0, 1)) + 1e-5)
+
+
+by_count = {m: measure(token_loss, m, model=make_model(OverTheBatch()))[0] for m in (1, 2, 4, 8)}
+for m, loss in by_count.items():
+    print(f"m = {m}: loss {loss:.4f}")
+wrong = complaint_about(make_model(OverTheBatch()), token_loss)
+print(textwrap.fill(wrong, 100))
+assert [round(loss, 4) for loss in by_count.values()] == [2.0836, 2.0627, 2.0427, 2.0613]
+assert "depends on the number of microbatches: with 2" in wrong
+assert complaint_about(make_model(nn.LayerNorm(16, dtype=np.float64)), token_loss) == ""
+
+# %% [markdown]
+# No share can repair this. The statistics are those of a microbatch, so what the layer makes of a text depends on the
+# texts beside it. To have those of the batch, the layer would have to wait for all microbatches before it lets the
+# first one pass, and the stages after it would be idle until then, as in lesson 04. GPipe's authors take them within
+# each microbatch (Huang et al. 2019); then the number of microbatches is a part of the model. minipipe has no
+# BatchNorm; `nn.BatchNorm1d` is an error that says why. LayerNorm and GroupNorm take their statistics within each
+# sample, or each token, and the check is silent, as the last line asserts.
+#
+# ## Losses of layers
+#
+# `nn.AuxiliaryLoss` lets a layer add to the loss: a penalty on large activations, or on experts that are not equally
+# busy. It counts with the share of its microbatch, so its mean ought to be over the same things as that of the loss.
+# This one is over all places, with the padding:
+
+# %%
+penalty = nn.AuxiliaryLoss(lambda x: (x * x).mean(), weight=10.0)
+with_penalty = {m: measure(token_loss, m, model=make_model(penalty))[0] - right_loss for m in (1, 2, 4, 8)}
+for m, value in with_penalty.items():
+    print(f"m = {m}: the penalty adds {value:.4f}")
+assert [round(value, 4) for value in with_penalty.values()] == [0.0119, 0.0116, 0.0110, 0.0109]
+assert complaint_about(make_model(penalty), token_loss) == ""
+
+# %% [markdown]
+# It differs a little. And note the last line: the check does not see it, because it runs the model in evaluation mode,
+# where these losses are left out. For a small penalty that is acceptable, if you know it. For some there is no right
+# weight: the balance of experts in Switch Transformers (Fedus et al. 2021) multiplies two means. Such a loss is taken
+# within each microbatch, and the number of microbatches is a part of the recipe.
+#
+# ## Which weight
+#
+# | the loss is a mean over | weight of a microbatch | what to write |
+# |---|---|---|
+# | samples | its samples | nothing |
+# | tokens that count | how many it has | `nn.CrossEntropyLoss(ignore_index=…)` |
+# | tokens, by class | the sum of the weights of its labels | `nn.CrossEntropyLoss(class_weights=…)` |
+# | elements under a mask | the sum of the mask | `nn.MSELoss()`, with targets `(values, mask)` |
+# | something of your own | what you divide by | `weight(targets)`, or `loss_weight=` |
+# | nothing: it is a sum | each share is 1 | `reduction="sum"`, and another learning rate |
+#
+# ## Exercise
+#
+# 1. Shuffle the batch: `LENGTHS = (13, 3, 2, 3, 12, 2, 3, 2)`. How near do cosine and length come to 1 for m = 4? Why
+#    does shuffling make the mistake smaller without removing it? For which lengths does it vanish?
+# 2. Some data sets mark padding with the number of the end: `PAD = 0` here, and `ignore_index=0`. Which tokens count
+#    then? What will the model never learn? Find two ways out.
+# 3. Add the metric `lambda outputs, labels: np.exp(over_tokens(outputs, labels).item())`, the perplexity of a
+#    microbatch. Compare it with `np.exp(loss)`. Which one is larger, and is that so for every batch?
+# 4. `nn.CrossEntropyLoss(class_weights=…)` divides by the sum of the weights of its labels. Write a loss that divides
+#    by the number of tokens instead. What does its `weight` return? Ask the check.
+# 5. Data parallelism: two copies of a pipeline compute different batches, and add their gradients by an all-reduce. By
+#    which number does each multiply its gradients, and what do the copies have to tell each other first?
+# 6. The coursework task for this lesson is `16_token_mean`: count every token once. (`minipipe coursework DIR` creates
+#    your copy.)
+#
+# This was the last lesson. The next one is yours: train something, draw it with `--trace`, and find out what your ranks
+# are waiting for.
