@@ -33,7 +33,7 @@ ROOMS = {
     "batch": {"numpy", "errors", "backend", "tensor", "pytree", "partition"},
     "functional": {"errors", "backend", "autograd", "tensor"},
     "nn": {"numpy", "errors", "habits", "backend", "autograd", "tensor", "pytree", "functional"},
-    "optim": {"numpy", "errors", "habits", "backend", "autograd", "nn"},
+    "optim": {"numpy", "errors", "habits", "backend", "autograd", "tensor", "nn"},
     # both together
     "comm": {"numpy", "errors", "backend", "threadpoolctl", "mpi4py"},
     "pipeline": {
@@ -86,7 +86,7 @@ FIRST_PATH = [
     ),
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 702), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 768), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 
 FILES = {

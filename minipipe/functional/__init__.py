@@ -29,6 +29,7 @@ from minipipe.functional.joining import concatenate, split, stack
 from minipipe.functional.linear import linear, matmul
 from minipipe.functional.loss import mean_squared_error
 from minipipe.functional.normalisation import layer_norm, rms_norm
+from minipipe.functional.precision import astype, in_float32
 from minipipe.functional.reduction import amax, amin, mean, total, variance
 from minipipe.functional.selection import clip, masked_fill, where
 from minipipe.functional.shape import contiguous, identity, index, reshape, transpose
@@ -38,6 +39,7 @@ __all__ = [
     "add",
     "amax",
     "amin",
+    "astype",
     "attention",
     "clip",
     "concatenate",
@@ -52,6 +54,7 @@ __all__ = [
     "exp",
     "gelu",
     "identity",
+    "in_float32",
     "index",
     "layer_norm",
     "linear",

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
+from minipipe.functional.precision import in_float32
 from minipipe.tensor import Operand, Tensor, as_real, operands, record
 
 
@@ -65,6 +66,8 @@ def attention(query: Operand, key: Operand, value: Operand, is_causal: bool = Fa
             f"attention: queries {shapes[0]}, keys {shapes[1]} and values {shapes[2]} do not fit; "
             "expected (..., t, d), (..., s, d) and (..., s, e), and not nothing to attend to.",
         )
+    if backend.is_half(query.dtype):
+        return in_float32(attention, query, key, value, is_causal=is_causal)
     head = _Head.of(query.data, key.data, value.data, is_causal)
     return record(
         head.weights.mT @ value.data,
@@ -116,6 +119,8 @@ def self_attention(projections: Tensor, num_heads: int, is_causal: bool = False)
             f"self_attention: the projections have shape {shape}; expected (n, t, 3 * width), where width is a "
             f"multiple of the number of heads, {num_heads}.",
         )
+    if backend.is_half(projections.dtype):
+        return in_float32(self_attention, projections, num_heads=num_heads, is_causal=is_causal)
     n, t, width = shape[0], shape[1], shape[2] // 3
     by_head = backend.reshape(projections.data, (n, t, 3, num_heads, width // num_heads))
     query, key, value = (xp.permute_dims(by_head[:, :, i, ...], (0, 2, 1, 3)) for i in range(3))

@@ -112,13 +112,13 @@ def conv2d(
     matrix = backend.reshape(weight.data, (shape[0], backend.prod(shape[1:])))
 
     def of_input(g: Array) -> Array:
-        return windows.add_columns(matrix.T @ _by_channel(g))
+        return windows.add_columns(backend.matmul(matrix.T, _by_channel(g)))
 
     def of_weight(g: Array) -> Array:
-        return backend.reshape(_by_channel(g) @ windows.columns(data).T, shape)
+        return backend.reshape(backend.matmul(_by_channel(g), windows.columns(data).T), shape)
 
     inputs = [(x, of_input), (weight, of_weight)]
-    result = matrix @ windows.columns(data)
+    result = backend.matmul(matrix, windows.columns(data))
     if bias is not None:
         result += bias.data[:, None]
         inputs.append((bias, lambda g: backend.reduce_sum(g, axis=(0, 2, 3))))

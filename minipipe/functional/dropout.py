@@ -5,6 +5,7 @@ from __future__ import annotations
 from minipipe import backend
 from minipipe.autograd.random_key import next_key
 from minipipe.errors import TensorError
+from minipipe.functional.precision import in_float32
 from minipipe.tensor import Operand, Tensor, as_real, record
 
 
@@ -42,6 +43,8 @@ def dropout(a: Operand, probability: float) -> Tensor:
         raise TensorError("range", f"dropout: the probability is {probability}; expected at least 0 and less than 1.")
     if probability == 0:
         return a
+    if backend.is_half(a.dtype):
+        return in_float32(dropout, a, probability=probability)
     keep = backend.uniform(a.data, next_key()) >= probability
     scale = 1 / (1 - probability)
     return record(backend.masked(a.data, keep) * scale, (a, lambda g: backend.masked(g, keep) * scale))

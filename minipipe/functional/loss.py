@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minipipe import backend
 from minipipe.errors import ArgumentError, TensorError
+from minipipe.functional.precision import astype
 from minipipe.tensor import Operand, Tensor, operands, record
 
 
@@ -18,6 +19,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     Returns
     -------
     Tensor of shape ()
+        Of float16 and bfloat16 it is computed and returned in float32.
 
     Raises
     ------
@@ -33,6 +35,8 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     Tensor(2.)
     """
     prediction, target = operands(prediction, target)
+    if backend.is_half(prediction.dtype):
+        prediction, target = astype(prediction, "float32"), astype(target, "float32")
     if prediction.shape != target.shape:
         raise TensorError(
             "shape",

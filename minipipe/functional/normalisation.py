@@ -10,6 +10,7 @@ from __future__ import annotations
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
+from minipipe.functional.precision import in_float32
 from minipipe.tensor import Tensor, as_real, operands, record
 
 
@@ -46,6 +47,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     """
     x, weight = _checked("layer_norm", "weight", x, weight)
     x, bias = _checked("layer_norm", "bias", x, bias)
+    if backend.is_half(x.dtype):
+        return in_float32(layer_norm, x, weight, bias, epsilon=epsilon)
     shape, width, w = x.shape, x.shape[-1], weight.data
     rows = backend.reshape(x.data, (-1, width))
     normalised = rows - _row_means(rows)
@@ -103,6 +106,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     array([[0.2, 1.4]], dtype=float32)
     """
     x, weight = _checked("rms_norm", "weight", x, weight)
+    if backend.is_half(x.dtype):
+        return in_float32(rms_norm, x, weight, epsilon=epsilon)
     shape, width, w = x.shape, x.shape[-1], weight.data
     rows = backend.reshape(x.data, (-1, width))
     scale = _inverse_root(rows, epsilon)
