@@ -16,3 +16,8 @@ every_half = pytest.mark.parametrize("half", HALVES, ids=["float16", "bfloat16"]
 def epsilon(half):
     """Return the distance from 1 to the next larger number."""
     return 2.0**-10 if half is np.float16 else 2.0**-7
+
+
+def named(name):
+    """Return a half by its name."""
+    return {"float16": np.float16, "bfloat16": bfloat16}[name]

@@ -7,9 +7,18 @@ from types import ModuleType
 
 import numpy as np
 
+from minipipe import backend
 from minipipe.nn import Parameter, Recompute
 from minipipe.pipeline.plan import Plan
 from minipipe.pipeline.stage import Stage
+
+
+class HalfStage(Stage):
+    """A stage of a model in half precision, whose gradients may overflow: a loss scale notices, NumPy does not warn."""
+
+    backward = backend.quietly(Stage.backward)
+    backward_input = backend.quietly(Stage.backward_input)
+    backward_weight = backend.quietly(Stage.backward_weight)
 
 
 def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np) -> dict[int, Stage]:
@@ -31,7 +40,8 @@ def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: 
     """
     names = {id(parameter.owner): name for name, parameter in plan.model.named_parameters()}
     copies: dict = {}  # of everything that was copied, by the identity of the original
-    stages = {}
+    is_half = any(backend.is_half(parameter.dtype) for parameter in plan.model.parameters())
+    kind, stages = HalfStage if is_half else Stage, {}
     for index in plan.schedule.stages_of(rank):
         part = plan.part(index)
         module = copy.deepcopy(part, copies)
@@ -41,5 +51,5 @@ def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: 
             if not parameter.is_filled:
                 parameter.fill(seed, name)
         forward = Recompute(module) if recompute else module
-        stages[index] = Stage(module, index, plan.schedule, parameters, forward)
+        stages[index] = kind(module, index, plan.schedule, parameters, forward)
     return stages

@@ -19,7 +19,7 @@ from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import check_state, modes_of
-from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
+from minipipe.optim import LossScale
 from minipipe.pipeline.build_stages import build_stages
 from minipipe.pipeline.consistency import (
     check_agreement,
@@ -33,6 +33,7 @@ from minipipe.pipeline.consistency import (
 )
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.executor import Executor
+from minipipe.pipeline.gradients import clip_everywhere, unscale_everywhere
 from minipipe.pipeline.intake import Intake
 from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
 from minipipe.pipeline.microbatch import Batch
@@ -277,7 +278,8 @@ class Pipeline:
             Whether to add the gradients to those that are there, instead of overwriting them: the result is the sum
             over the steps, and for their mean over n steps each has ``scale=1/n``.
         scale : float
-            Multiplies the gradients, and not the loss.
+            Multiplies the gradients, and not the loss: 1/n for a mean over n steps, or the value of a
+            :class:`minipipe.optim.LossScale`.
 
         Returns
         -------
@@ -585,11 +587,53 @@ class Pipeline:
         [(True, 1.0), (True, 1.0)]
         """
         self._calls.begin("clip_grad_norm")
-        owned = [self._parameters[name] for name, owner in self._plan.owners.items() if owner == self._group.rank]
-        squares = self._group.all_gather(np.array(squared_norms(owned)), what=part_of("clip_grad_norm"))
-        norm = total_norm(np.concatenate(squares).tolist())
-        clip_gradients(self.parameters(), norm, max_norm)
-        return norm
+        return clip_everywhere(self._group, self._plan.owners, self._parameters, max_norm)
+
+    def unscale_gradients(self, scale: LossScale) -> bool:
+        """Divide the gradients of all ranks by a loss scale, unless one is not finite; tell whether to update.
+
+        Collective: all ranks wait for each other here, also where they do not wait for the loss. All of them leave out
+        the same updates, and their scales adapt alike. Clip gradients after this.
+
+        Parameters
+        ----------
+        scale : LossScale
+            That of this rank, whose value :meth:`step` was given.
+
+        Returns
+        -------
+        bool
+            The same on every rank. False after an overflow on any rank: then the gradients are not to be used.
+
+        Raises
+        ------
+        RankError
+            Code ``disagreement``, when the values of the ranks' scales differ.
+        ParameterError
+            Code ``not-finite``, on every rank, when the scale would fall below its minimum.
+
+        Examples
+        --------
+        A first scale that is far too large: its first steps overflow, on both ranks or on one of them.
+
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, optim, spawn
+        >>> def train(group):
+        ...     model = nn.Sequential(nn.Linear(2, 4, dtype=np.float16), nn.Linear(4, 1, dtype=np.float16))
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+        ...     optimiser, scale = optim.SGD(pipeline.parameters(), 0.1), optim.LossScale(initial=2.0**24)
+        ...     x, num_updates = np.ones((8, 2)), 0
+        ...     for _ in range(20):
+        ...         pipeline.step(x, x[:, :1], scale=scale.value)
+        ...         if pipeline.unscale_gradients(scale):
+        ...             optimiser.step()
+        ...             num_updates += 1
+        ...     return num_updates < 20, scale.value == 2.0 ** (24 - (20 - num_updates))
+        >>> spawn(train, num_ranks=2)
+        [(True, True), (True, True)]
+        """
+        self._calls.begin("unscale_gradients")
+        return unscale_everywhere(self._group, self._parameters, scale)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole model's values on every rank, named as in the model. Collective.
