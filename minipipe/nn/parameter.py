@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from numbers import Integral
 from operator import attrgetter
 from types import ModuleType
@@ -33,6 +33,19 @@ class HalfLeaf(Leaf):
     def add(self, contribution: Array, walk: Walk) -> None:
         """Add a contribution, as float32."""
         super().add(backend.as_array(contribution, backend.array_module(contribution).float32), walk)
+
+
+@backend.quietly
+def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
+    """Return the sum of the gradients that are there, in their order; None where there is none.
+
+    After an overflow in half precision opposite infinities may meet here: no warning, since a loss scale finds them.
+    """
+    total = None
+    for gradient in gradients:
+        if gradient is not None:
+            total = gradient if total is None else total + gradient
+    return total
 
 
 def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
@@ -163,12 +176,7 @@ class Parameter(Tensor):
         """
         if len(self.leaves) == 1:
             return self.node.grad
-        total = None
-        for use in sorted(self.leaves):
-            share = self.leaves[use].grad
-            if share is not None:
-                total = share if total is None else total + share
-        return total
+        return sum_of_gradients(self.leaves[use].grad for use in sorted(self.leaves))
 
     @grad.setter
     def grad(self, gradient: Array | None) -> None:

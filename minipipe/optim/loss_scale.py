@@ -172,9 +172,8 @@ def gradients_are_finite(parameters: Iterable[Parameter]) -> bool:
     return _are_finite(_gradients(parameters).values())
 
 
-@backend.quietly
 def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:
-    """Return the gradients that are there. Of shared parameters they are sums, in which infinities may meet."""
+    """Return the gradients that are there, each read once: those of shared parameters are new sums every time."""
     found = ((parameter, parameter.grad) for parameter in parameters)
     return {parameter: gradient for parameter, gradient in found if gradient is not None}
 

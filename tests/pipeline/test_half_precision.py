@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, functional, nn, optim, spawn
 from minipipe.errors import ParameterError, RankError
-from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
-from tests.half_precision import every_half
+from minipipe.testing import check_same_as_one_process, same_bits
+from tests.half_precision import epsilon, every_half
 from tests.launch import mpirun, needs_mpi, slowly
-from tests.strategies import Fork, Turned, examples, runnable_schedules
+from tests.strategies import Fork, Turned, build, examples, runnable_schedules
 
 
 class Join(nn.Module):
@@ -89,6 +89,7 @@ class Tied(nn.Module):
 
 
 @every_half
+@pytest.mark.filterwarnings("error")  # infinities of both signs meet in the sum over ranks
 def test_a_parameter_that_ranks_share_has_the_bits_of_one_process(half):
     def model():
         embedding = nn.Embedding(7, 4, dtype=half)
@@ -98,17 +99,63 @@ def test_a_parameter_that_ranks_share_has_the_bits_of_one_process(half):
 
     def train(group):
         pipeline = Pipeline(model(), group, loss=nn.CrossEntropyLoss(), num_microbatches=3)
-        optimiser = optim.Adam(pipeline.parameters(), 0.01)
+        optimiser, scale = optim.Adam(pipeline.parameters(), 0.01), optim.LossScale(2.0**30)
         losses = []
-        for _ in range(4):
-            losses.append(pipeline.step(ids, ids))
-            optimiser.step()
-        return losses, pipeline.state_dict()
+        for _ in range(20):
+            losses.append(pipeline.step(ids, ids, scale=scale.value))
+            if pipeline.unscale_gradients(scale):
+                optimiser.step()
+        return [*losses, scale.value], pipeline.state_dict()
 
     (alone,) = spawn(train, 1)
     for losses, state in spawn(train, 3):
         assert losses == alone[0]
         assert all(same_bits(value, alone[1][name]) for name, value in state.items())
+
+
+@every_half
+def test_a_language_model_and_a_convolution_have_the_bits_of_one_process(half):
+    embedding = nn.Embedding(11, 8, dtype=half)
+    blocks = [nn.TransformerBlock(8, 2, is_causal=True, dtype=half) for _ in range(2)]
+    ends = nn.LayerNorm(8, dtype=half), nn.Unembedding(embedding)
+    language = nn.Sequential(embedding, nn.PositionalEmbedding(6, 8, dtype=half), *blocks, *ends)
+    ids = np.random.default_rng(0).integers(0, 11, (9, 6))
+    check_same_as_one_process(language, nn.CrossEntropyLoss(), ids, ids, build("zb-h1", 3, 4))
+    images = np.random.default_rng(0).standard_normal((9, 1, 8, 8)).astype(half)
+    layers = [nn.Conv2d(1, 3, 3, padding=1, dtype=half), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    network = nn.Sequential(*layers, nn.Linear(48, 3, dtype=half))
+    check_same_as_one_process(network, nn.CrossEntropyLoss(), images, np.arange(9) % 3, build("1f1b", 2, 4))
+
+
+def mean_square(outputs, targets):
+    difference = outputs.astype(np.float32) - targets.astype(np.float32)
+    return (difference * difference).mean()
+
+
+@every_half
+def test_a_loss_of_ones_own_in_float32_is_that_of_the_package(half):
+    def step(group, loss):
+        pipeline = Pipeline(nn.Sequential(nn.Linear(6, 4, dtype=half), nn.Linear(4, 6, dtype=half)), group, loss=loss)
+        inputs, _ = batch(half, 16)
+        return pipeline.step(inputs, inputs), [parameter.grad for parameter in pipeline.parameters()]
+
+    own, theirs = (spawn(lambda group, loss=loss: step(group, loss), 2) for loss in (mean_square, nn.MSELoss()))
+    for (loss, gradients), (expected, others) in zip(own, theirs):
+        assert loss == pytest.approx(expected, rel=1e-6)
+        for mine, other in zip(gradients, others):
+            np.testing.assert_allclose(mine, other, rtol=2 * epsilon(half), atol=epsilon(half) / 8)
+
+
+@every_half
+def test_activations_between_products_take_half_the_memory(half):
+    def measure(group, dtype):
+        layers = [layer for _ in range(3) for layer in (nn.Linear(6, 6, dtype=dtype), nn.Tanh())]
+        pipeline = Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), num_microbatches=1)
+        return pipeline.measure_memory(np.ones((50, 6)), np.ones((50, 6)))
+
+    (found, *_), (single, *_) = (spawn(lambda group, d=dtype: measure(group, d), 3) for dtype in (half, np.float32))
+    assert [2 * size for size in found.activation[:2]] == list(single.activation[:2])
+    assert [2 * size for size in found.weight_activation] == list(single.weight_activation)
 
 
 # -- the loss scale ----------------------------------------------------------------------------------------------
@@ -219,11 +266,16 @@ def test_scales_that_differ_between_ranks_are_refused():
     assert spawn(step, 2) == ["disagreement"] * 2
 
 
-def test_a_stage_of_another_precision_warns_of_an_overflow_as_before():
-    model = nn.Sequential(nn.Linear(2, 1)).initialise(0)
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize(("dtype", "size", "scale"), [(np.float32, 1e5, 1e38), (np.float16, 6e4, 1.0)])
+def test_overflows_are_warned_of_in_the_backward_of_float32_and_in_the_forward_of_float16(dtype, size, scale):
+    def step(group):
+        model = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0), dtype=dtype))
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=1)
+        pipeline.step(np.full((2, 2), size), np.zeros((2, 1)), scale=scale)
+
     with pytest.warns(RuntimeWarning, match="overflow"):
-        x = np.full((2, 2), 1e30, np.float32)
-        one_process_step(model, nn.MSELoss(), x, np.full((2, 1), -1e30, np.float32), 1)
+        spawn(step, 1)
 
 
 @needs_mpi
