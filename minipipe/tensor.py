@@ -65,7 +65,7 @@ class Tensor:
         array = backend.as_array(data, dtype)
         if dtype is None and array is not data and array.dtype == np.float64:
             array = array.astype(np.float32)
-        if backend.numpy_dtype(array.dtype).kind not in "fiub":
+        if backend.numpy_dtype(array.dtype).kind not in "fiub" and not backend.is_floating(array.dtype):
             raise TensorError("dtype", f"A tensor holds real or whole numbers; this is {array.dtype}: {data!r:.60}.")
         self.data = array
         self.node = None
@@ -242,6 +242,9 @@ class Tensor:
         def __getitem__(self, index: Any) -> Tensor: ...
 
         T: Tensor
+
+        def astype(self, dtype: Any) -> Tensor: ...
+
         exp = log = tanh = sqrt = relu = sigmoid = __neg__ = _unary
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _binary
         __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = _binary

@@ -33,7 +33,7 @@ ROOMS = {
     "batch": {"numpy", "errors", "backend", "tensor", "pytree", "partition", "functional", "nn"},
     "functional": {"errors", "backend", "autograd", "tensor"},
     "nn": {"numpy", "errors", "habits", "backend", "autograd", "tensor", "pytree", "functional"},
-    "optim": {"numpy", "errors", "habits", "backend", "autograd", "nn"},
+    "optim": {"numpy", "errors", "habits", "backend", "autograd", "tensor", "nn"},
     # both together
     "comm": {"numpy", "errors", "backend", "threadpoolctl", "mpi4py"},
     "pipeline": {
@@ -66,6 +66,8 @@ DOORS = {
     ("simulation.timeline", "simulation.explanation"),
     ("pipeline.plan", "profiling.memory"),
     ("pipeline.plan", "profiling.balancing"),
+    ("pipeline.pipeline", "profiling.stages"),
+    ("pipeline.executor", "profiling.memory_meter"),
 }
 CORE = [
     *("autograd", "tensor", "backend", "comm", "analysis", "pipeline"),
@@ -92,7 +94,7 @@ FIRST_PATH = [
     ),
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 732), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 717), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 
 FILES = {

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minipipe.backend import Array, numpy_dtype
+from minipipe.backend import Array, dtype_name, is_floating, numpy_dtype
 from minipipe.errors import MessageError
 
 _MAGIC = b"mnpp"
@@ -62,7 +62,7 @@ class Header(NamedTuple):
 # What a step sends repeats, so each header is made, packed and unpacked once.
 @lru_cache(maxsize=1024)
 def _described(dtype: np.dtype, shape: tuple[int, ...], step: int) -> Header:
-    if dtype.kind not in "biufc":
+    if dtype.kind not in "biuc" and not is_floating(dtype):
         raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {dtype}.")
     if len(shape) > _MAX_AXES:
         raise MessageError("shape", f"An array to send has at most {_MAX_AXES} axes; this one has {len(shape)}.")
@@ -73,7 +73,7 @@ def _described(dtype: np.dtype, shape: tuple[int, ...], step: int) -> Header:
 def packed(header: Header) -> bytes:
     """Return a header as bytes, always ``HEADER_SIZE`` of them."""
     dtype, shape, step = header
-    return _FORMAT.pack(_MAGIC, step, dtype.str.encode(), len(shape), *shape, *(0,) * (_MAX_AXES - len(shape)))
+    return _FORMAT.pack(_MAGIC, step, dtype_name(dtype).encode(), len(shape), *shape, *(0,) * (_MAX_AXES - len(shape)))
 
 
 @lru_cache(maxsize=1024)
@@ -93,6 +93,17 @@ def unpacked(data: bytes) -> Header:
         )
     _, step, dtype, axes, *lengths = _FORMAT.unpack(data)
     return Header(np.dtype(dtype.rstrip(b"\0").decode("ascii")), tuple(lengths[:axes]), step)
+
+
+def as_buffer(array: Array) -> Array:
+    """Return an array that MPI can read and write: bfloat16, which Python's buffers do not know, as whole numbers.
+
+    Examples
+    --------
+    >>> as_buffer(np.ones(2)).dtype
+    dtype('float64')
+    """
+    return array.view("uint16") if array.dtype.kind == "V" else array
 
 
 class Expectation(NamedTuple):

@@ -29,7 +29,7 @@ import numpy as np
 from minipipe import backend
 from minipipe.comm.ending import exit_code_of
 from minipipe.comm.host import yield_core
-from minipipe.comm.message import HEADER_SIZE, Expectation, Header, packed, unpacked
+from minipipe.comm.message import HEADER_SIZE, Expectation, Header, as_buffer, packed, unpacked
 from minipipe.comm.mpi_job import MPI, Job, the_job
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import Done, Request
@@ -74,7 +74,7 @@ class MPIGroup(ProcessGroup):
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
-        head, mpi_tag = packed(header), self._mpi_tag(tag)
+        head, mpi_tag, array = packed(header), self._mpi_tag(tag), as_buffer(array)
         if isinstance(array, np.ndarray) and array.nbytes <= _INLINE:
             buffers: list[Any] = [b"".join((head, array.data))]
         else:
@@ -125,7 +125,7 @@ class MPIGroup(ProcessGroup):
         elif header.nbytes:
             self._job.watchdog.watch(self.limit(timeout), lambda: f"the bytes of {expected.awaited()}")
             try:
-                self._comm.Recv([array, header.nbytes, MPI.BYTE], *channel)
+                self._comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *channel)
             finally:
                 self._job.watchdog.rest()
         expected.check(header)

@@ -31,6 +31,7 @@ from minipipe.functional.linear import linear, matmul
 from minipipe.functional.loss import mean_squared_error
 from minipipe.functional.normalisation import group_norm, layer_norm, rms_norm
 from minipipe.functional.pooling import avg_pool1d, avg_pool2d, global_avg_pool, max_pool1d, max_pool2d
+from minipipe.functional.precision import astype, in_float32
 from minipipe.functional.recurrent import lstm
 from minipipe.functional.reduction import amax, amin, mean, total, variance
 from minipipe.functional.rotary import rotary
@@ -42,6 +43,7 @@ __all__ = [
     "add",
     "amax",
     "amin",
+    "astype",
     "attention",
     "avg_pool1d",
     "avg_pool2d",
@@ -61,6 +63,7 @@ __all__ = [
     "global_avg_pool",
     "group_norm",
     "identity",
+    "in_float32",
     "index",
     "layer_norm",
     "linear",

@@ -37,6 +37,8 @@ def sigmoid(a: Operand) -> Tensor:
 
 def _sigmoid(x: Array) -> Array:
     xp = array_module(x)
+    if backend.is_half(x.dtype):
+        return backend.as_array(_sigmoid(backend.as_array(x, xp.float32)), x.dtype)
     small = xp.exp(-xp.abs(x))
     one_or_small = xp.maximum(small, xp.astype(x >= 0, x.dtype))  # np.where takes five times as long
     return one_or_small / (1 + small)

@@ -22,6 +22,7 @@ from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.dropout import drawn
+from minipipe.functional.precision import in_float32
 from minipipe.functional.rotary import Rotation
 from minipipe.tensor import Operand, Tensor, as_real, operands, record
 
@@ -97,6 +98,8 @@ def attention(
             "expected (..., t, d), (..., s, d) and (..., s, e), and not nothing to attend to. The axis before may be a "
             "multiple in the queries.",
         )
+    if backend.is_half(query.dtype):
+        return in_float32(attention, query, key, value, is_causal=is_causal, mask=mask, dropout=dropout)
     head = _Head.of("attention", query.data, key.data, value.data, is_causal, mask, dropout)
     return record(
         head.result(),
@@ -176,6 +179,9 @@ def self_attention(
             f"self_attention: the projections have shape {shape}; expected (n, t, k), k a multiple of {num_parts}: "
             f"{num_heads} heads of queries, {shared} of keys, {shared} of values. {shared} must divide {num_heads}.",
         )
+    if backend.is_half(projections.dtype):
+        options = (num_heads, is_causal, mask, dropout, num_key_value_heads, rotary_base)
+        return in_float32(lambda given: self_attention(given, *options), projections)
     n, t, width = shape[0], shape[1], shape[2] // num_parts
     by_head = xp.permute_dims(backend.reshape(projections.data, (n, t, num_parts, width)), (0, 2, 1, 3))
     ends = (0, num_heads, num_heads + shared, num_parts)

@@ -181,13 +181,13 @@ def _convolution(
         return backend.reshape(swapped(g), (groups, outs, num_columns))
 
     def of_input(g: Array) -> Array:
-        return windows.add_columns(matrices.mT @ by_group(g))
+        return windows.add_columns(backend.matmul(matrices.mT, by_group(g)))
 
     def of_weight(g: Array) -> Array:
-        return backend.reshape(by_group(g) @ columns().mT, shape)
+        return backend.reshape(backend.matmul(by_group(g), columns().mT), shape)
 
     inputs = [(x, of_input), (weight, of_weight)]
-    result = matrices @ columns()
+    result = backend.matmul(matrices, columns())
     if bias is not None:
         axes = (0, *range(2, x.ndim))
         result += backend.reshape(bias.data, (groups, outs, 1))

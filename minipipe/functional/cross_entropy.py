@@ -7,6 +7,7 @@ from typing import Any
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError
+from minipipe.functional.precision import astype
 from minipipe.functional.softmax import log_softmax_of_array
 from minipipe.tensor import Operand, Tensor, as_real, record
 
@@ -39,7 +40,7 @@ def cross_entropy(
     Returns
     -------
     Tensor of shape ()
-        0 where no row counts.
+        0 where no row counts. Of scores in float16 or bfloat16 it is computed and returned in float32.
 
     Raises
     ------
@@ -65,6 +66,8 @@ def cross_entropy(
     1.3863
     """
     logits = as_real(logits)
+    if backend.is_half(logits.dtype):
+        logits = astype(logits, "float32")
     xp, k = array_module(logits.data), logits.shape[-1] if logits.ndim else 0
     given = labels.data if isinstance(labels, Tensor) else backend.as_array(labels, like=logits.data)
     _check_labels(logits, given, ignore_index)

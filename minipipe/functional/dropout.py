@@ -8,6 +8,7 @@ from minipipe import backend
 from minipipe.autograd.random_key import next_key
 from minipipe.backend import Array
 from minipipe.errors import TensorError
+from minipipe.functional.precision import in_float32
 from minipipe.tensor import Operand, Tensor, as_real, record
 
 
@@ -41,6 +42,8 @@ def dropout(a: Operand, probability: float) -> Tensor:
     [0.0, 2.0]
     """
     a = as_real(a)
+    if backend.is_half(a.dtype) and probability:
+        return in_float32(dropout, a, probability=probability)
     drop = drawn("dropout", a.data, probability)
     return a if drop is None else record(drop(a.data), (a, drop))
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
+from minipipe.functional.precision import in_float32
 from minipipe.tensor import Operand, Tensor, as_real, as_tensor, operands, record
 
 
@@ -214,5 +215,7 @@ def sqrt(a: Operand) -> Tensor:
     Tensor([2., 3.])
     """
     a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(sqrt, a)
     result = array_module(a.data).sqrt(a.data)
     return record(result, (a, lambda g: g * 0.5 / result))

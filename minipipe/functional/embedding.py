@@ -83,12 +83,15 @@ def add_rows(shape: tuple[int, int], ids: Array, values: Array) -> Array:
     ids : array of integers of shape (n,)
         Each 0 to rows - 1.
     values : array of shape (n, width)
+        Those of float16 and bfloat16 add up in float32.
 
     Returns
     -------
     array of shape ``shape``
     """
     xp = array_module(values)
+    if backend.is_half(values.dtype):
+        return backend.as_array(add_rows(shape, ids, backend.as_array(values, xp.float32)), values.dtype)
     if not hasattr(values, "flags"):  # the array API standard writes to no list of rows
         return xp.asarray(add_rows(shape, backend.to_numpy(ids), backend.to_numpy(values)))
     order = xp.argsort(ids, kind="stable")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+from minipipe import backend
 from minipipe.backend import Array, array_module
+from minipipe.functional.precision import in_float32
 from minipipe.tensor import Operand, Tensor, as_real, record
 
 # Coefficients of polynomials, the constant first. float64: Cody's tables, a ratio of each pair.
@@ -74,6 +76,8 @@ def erf(a: Operand) -> Tensor:
     array([0.    , 0.8427, 1.    ], dtype=float32)
     """
     a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(erf, a)
     x, xp = a.data, array_module(a.data)
     return record(erf_of_array(x), (a, lambda g: g * (2 / math.sqrt(math.pi) * xp.exp(-x * x))))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.functional.error_function import erf_of_array
+from minipipe.functional.precision import in_float32
 from minipipe.tensor import Operand, Tensor, as_real, record
 
 
@@ -35,6 +37,8 @@ def gelu(a: Operand, approximate: bool = False) -> Tensor:
     array([0.    , 0.8413], dtype=float32)
     """
     a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(gelu, a, approximate=approximate)
     result, slope = (_gelu_with_tanh if approximate else _gelu_with_erf)(a.data)
     return record(result, (a, lambda g: g * slope))
 

@@ -108,15 +108,15 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     _check_product(a.shape, b.shape)
     x = backend.reshape(a.data, (1, -1)) if a.ndim == 1 else a.data
     y = backend.reshape(b.data, (-1, 1)) if b.ndim == 1 else b.data
-    product = x @ y
+    product = backend.matmul(x, y)
     full = product.shape
     shape = full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)
     a_shape, b_shape = a.shape, b.shape
     x_shape, y_shape = x.shape, y.shape  # so that a vjp holds only the other operand's array, not both
     return record(
         backend.reshape(product, shape),
-        (a, lambda g: backend.reshape(_sum_batch(backend.reshape(g, full) @ y.mT, x_shape), a_shape)),
-        (b, lambda g: backend.reshape(_sum_batch(x.mT @ backend.reshape(g, full), y_shape), b_shape)),
+        (a, lambda g: backend.reshape(_sum_batch(backend.matmul(backend.reshape(g, full), y.mT), x_shape), a_shape)),
+        (b, lambda g: backend.reshape(_sum_batch(backend.matmul(x.mT, backend.reshape(g, full)), y_shape), b_shape)),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError
+from minipipe.functional.precision import astype
 from minipipe.tensor import Operand, Tensor, operands, record
 
 
@@ -25,6 +26,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     -------
     Tensor of shape ()
         0 where nothing counts.
+        Of float16 and bfloat16 it is computed and returned in float32.
 
     Raises
     ------
@@ -42,6 +44,8 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     Tensor(4.)
     """
     prediction, target = operands(prediction, target)
+    if backend.is_half(prediction.dtype):
+        prediction, target = astype(prediction, "float32"), astype(target, "float32")
     if prediction.shape != target.shape:
         raise TensorError(
             "shape",

@@ -12,6 +12,7 @@ from numbers import Integral
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
+from minipipe.functional.precision import in_float32
 from minipipe.tensor import Tensor, as_real, operands, record
 
 Shape = tuple[int, ...]
@@ -50,6 +51,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     """
     x, weight = _checked("layer_norm", "weight", x, weight)
     x, bias = _checked("layer_norm", "bias", x, bias)
+    if backend.is_half(x.dtype):
+        return in_float32(layer_norm, x, weight, bias, epsilon=epsilon)
     shape, width, w = x.shape, x.shape[-1], weight.data
     rows = backend.reshape(x.data, (-1, width))
     normalised, scale = _normalised(rows, epsilon)
@@ -109,6 +112,8 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon
     """
     x, weight = _as_real_operands(x, weight)
     x, bias = _as_real_operands(x, bias)
+    if backend.is_half(x.dtype):
+        return in_float32(lambda x, w, b: group_norm(x, num_groups, w, b, epsilon), x, weight, bias)
     _check_groups(x.shape, num_groups, weight.shape, bias.shape)
     shape, (n, c), positions = x.shape, x.shape[:2], backend.prod(x.shape[2:])
     by_group, by_channel, w = (n * num_groups, c // num_groups * positions), (n, c, positions), weight.data[:, None]
@@ -168,6 +173,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     array([[0.2, 1.4]], dtype=float32)
     """
     x, weight = _checked("rms_norm", "weight", x, weight)
+    if backend.is_half(x.dtype):
+        return in_float32(rms_norm, x, weight, epsilon=epsilon)
     shape, width, w = x.shape, x.shape[-1], weight.data
     rows = backend.reshape(x.data, (-1, width))
     scale = _inverse_root(rows, epsilon)

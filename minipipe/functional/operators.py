@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
-from minipipe.functional import activation, elementwise, linear, reduction, shape
+from minipipe.functional import activation, elementwise, linear, precision, reduction, shape
 from minipipe.tensor import Operand, Tensor, record
 
 
@@ -56,6 +56,7 @@ _METHODS: dict[str, Any] = {
     **{f"__{name}__": _comparison(getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "__hash__": object.__hash__,
     "__getitem__": shape.index,
+    "astype": precision.astype,
     "sum": reduction.total,
     "mean": reduction.mean,
     "max": reduction.amax,

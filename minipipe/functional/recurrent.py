@@ -17,6 +17,7 @@ from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.once import once
+from minipipe.functional.precision import in_float32
 from minipipe.tensor import Tensor, as_real, operands, record
 
 
@@ -70,6 +71,8 @@ def lstm(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | 
     x, hidden_weight = operands(x, hidden_weight)
     x, input_weight, hidden_weight = as_real(x), as_real(input_weight), as_real(hidden_weight)
     bias = None if bias is None else operands(x, bias)[1]
+    if backend.is_half(x.dtype):  # the cell adds up over time
+        return in_float32(lstm, x, input_weight, hidden_weight, *(() if bias is None else (bias,)))
     _check(x, input_weight, hidden_weight, bias)
     shape, rows = x.shape, backend.reshape(x.data, (backend.prod(x.shape[:2]), x.shape[2]))
     w, u = input_weight.data, hidden_weight.data

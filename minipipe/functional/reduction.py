@@ -11,6 +11,7 @@ from collections.abc import Callable
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
+from minipipe.functional.precision import in_float32
 from minipipe.tensor import Operand, Tensor, as_real, as_tensor, record
 
 Axis = int | tuple[int, ...] | None
@@ -84,6 +85,8 @@ def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
             [3.5]])
     """
     a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(mean, a, axis=axis, keepdims=keepdims)
     shape, axes = a.shape, axes_of(a, axis)
     kept = kept_shape(shape, axes)
     count = backend.prod(shape) // max(1, backend.prod(kept))
@@ -120,6 +123,8 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
     (1.0, 2.0)
     """
     a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(variance, a, axis=axis, keepdims=keepdims, correction=correction)
     axes = axes_of(a, axis)
     kept = kept_shape(a.shape, axes)
     count = backend.prod(a.shape) // max(1, backend.prod(kept))

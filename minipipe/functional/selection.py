@@ -19,6 +19,7 @@ from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.elementwise import check_broadcast, unbroadcast
+from minipipe.functional.precision import in_float32
 from minipipe.tensor import Operand, Tensor, as_real, operands, record
 
 
@@ -80,6 +81,8 @@ def masked_fill(a: Operand, mask: Operand, value: float) -> Tensor:
             "Write where(mask, value, a) to fill with a tensor.",
         )
     check_broadcast("masked_fill", a, mask)
+    if backend.is_half(a.dtype):
+        return in_float32(masked_fill, a, mask=mask, value=value)
     shape = a.shape
     result = array_module(a.data).where(mask, float(value), a.data)
     return record(result, (a, lambda g: unbroadcast(backend.masked(g, ~mask), shape)))
@@ -124,6 +127,8 @@ def clip(a: Operand, low: float | None = None, high: float | None = None) -> Ten
         raise TensorError("range", "clip: neither low nor high was given; expected one bound at least.")
     if low is not None and high is not None and low > high:
         raise TensorError("range", f"clip: low is {low}, which lies above high, {high}.")
+    if backend.is_half(a.dtype):
+        return in_float32(clip, a, low=low, high=high)
     result = array_module(a.data).clip(
         a.data, None if low is None else float(low), None if high is None else float(high)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minipipe import backend
 from minipipe.backend import Array, array_module
+from minipipe.functional.precision import in_float32
 from minipipe.functional.reduction import Axis, axes_of, kept_shape, reduced_shape
 from minipipe.tensor import Operand, Tensor, as_real, record
 
@@ -29,6 +30,8 @@ def softmax(a: Operand, axis: int = -1) -> Tensor:
             [0. , 1. ]])
     """
     a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(softmax, a, axis=axis)
     xp = array_module(a.data)
     exponentials = xp.exp(a.data - xp.max(a.data, axis=axis, keepdims=True))
     result = exponentials / backend.reduce_sum(exponentials, axis, True)
@@ -62,6 +65,8 @@ def log_softmax(a: Operand, axis: int = -1) -> Tensor:
     Tensor([-1000.,     0.])
     """
     a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(log_softmax, a, axis=axis)
     xp = array_module(a.data)
     result = log_softmax_of_array(a.data, axis)
     return record(result, (a, lambda g: g - xp.exp(result) * backend.reduce_sum(g, axis, True)))
@@ -81,6 +86,8 @@ def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Tensor(1000.)
     """
     a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(logsumexp, a, axis=axis, keepdims=keepdims)
     x, axes = a.data, axes_of(a, axis)
     kept = kept_shape(a.shape, axes)
     xp = array_module(x)

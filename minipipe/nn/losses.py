@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minipipe import functional
+from minipipe import backend, functional
 from minipipe.functional.cross_entropy import label_weight
 from minipipe.functional.loss import broadcast_weights, total_weight
 from minipipe.nn.module import Module
@@ -88,4 +88,6 @@ class MSELoss(Module):
         target, weights = targets if isinstance(targets, tuple) else (targets, None)
         if weights is None:
             return math.prod(target.shape if hasattr(target, "shape") else as_tensor(target).shape)
-        return total_weight(broadcast_weights(weights, as_tensor(target).data))
+        target = as_tensor(target)
+        target = functional.astype(target, "float32") if backend.is_half(target.dtype) else target  # as in the loss
+        return total_weight(broadcast_weights(weights, target.data))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from numbers import Integral
 from operator import attrgetter
 from types import ModuleType
@@ -15,10 +15,41 @@ import numpy as np
 from minipipe import backend
 from minipipe.autograd import Leaf
 from minipipe.autograd.grad_mode import next_order
+from minipipe.autograd.graph import Walk
 from minipipe.backend import Array
 from minipipe.errors import ArgumentError, ParameterError, TensorError
 from minipipe.nn.initialisers import Initialiser, constant, generator_for
 from minipipe.tensor import Tensor
+
+
+class HalfLeaf(Leaf):
+    """The leaf of a parameter in half precision, whose gradient adds up in float32.
+
+    A sum of float16 loses what is below a 2,048th of it, and the gradients of many microbatches are such a sum.
+    """
+
+    __slots__ = ()
+
+    def add(self, contribution: Array, walk: Walk) -> None:
+        """Add a contribution, as float32."""
+        super().add(backend.as_array(contribution, backend.array_module(contribution).float32), walk)
+
+
+@backend.quietly
+def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
+    """Return the sum of the gradients that are there, in their order; None where there is none.
+
+    After an overflow in half precision opposite infinities may meet here: no warning, since a loss scale finds them.
+    """
+    total = None
+    for gradient in gradients:
+        if gradient is not None:
+            total = gradient if total is None else total + gradient
+    return total
+
+
+def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
+    return (HalfLeaf if backend.is_half(dtype) else Leaf)(shape)
 
 
 class Parameter(Tensor):
@@ -34,7 +65,8 @@ class Parameter(Tensor):
     initialiser : function, optional
         ``(generator, shape) -> values``; zeros by default.
     dtype : dtype
-        float32 by default.
+        float32 by default. Of a parameter in half precision, ``numpy.float16`` or ``ml_dtypes.bfloat16``, the gradient
+        is float32: it adds up in that, and an optimiser keeps a copy of the values in that.
 
     Raises
     ------
@@ -67,7 +99,7 @@ class Parameter(Tensor):
         self.declared_dtype = np.dtype(dtype or np.float32) if values is None else values.dtype
         self.initialiser = initialiser or constant(0.0)
         self.xp = np if values is None else backend.array_module(values)
-        self.node: Leaf = Leaf(self.declared_shape)
+        self.node: Leaf = _leaf(self.declared_shape, self.declared_dtype)
         self.leaves: MutableMapping[int, Leaf] = {0: self.node}  # by use
         self.num_uses = 1
         self.is_placed = False  # whether a module has it: wherever else it is put, that is another use
@@ -139,16 +171,12 @@ class Parameter(Tensor):
     def grad(self) -> Array | None:
         """The gradient, of shape ``shape``: the sum of those of all uses, in their order. None before ``backward``.
 
+        It is float32 where the values are float16 or bfloat16, and has their dtype otherwise.
         Where the parameter has aliases, each call adds them up; assign to it to change it.
         """
         if len(self.leaves) == 1:
             return self.node.grad
-        total = None
-        for use in sorted(self.leaves):
-            share = self.leaves[use].grad
-            if share is not None:
-                total = share if total is None else total + share
-        return total
+        return sum_of_gradients(self.leaves[use].grad for use in sorted(self.leaves))
 
     @grad.setter
     def grad(self, gradient: Array | None) -> None:
@@ -249,7 +277,7 @@ class Alias(Parameter):
 
     def __init__(self, owner: Parameter, use: int) -> None:
         self.owner, self.use = owner, use
-        self.node = Leaf(owner.declared_shape)
+        self.node = _leaf(owner.declared_shape, owner.declared_dtype)
         self.node.needs_gradient = owner.requires_grad
         if isinstance(owner.leaves, dict):
             owner.leaves = WeakValueDictionary(owner.leaves)  # the leaf of an alias goes with it

@@ -1,8 +1,9 @@
-"""Optimisers, learning rates that change, and clipping: the update of parameters after each step. No messages."""
+"""Optimisers, learning rates and loss scales that change, and clipping: the update after each step. No messages."""
 
 from minipipe.optim.adam import Adam, AdamW
 from minipipe.optim.clipping import clip_grad_norm, clip_gradients, gradient_norm, squared_norms, total_norm
 from minipipe.optim.learning_rate import LearningRateSchedule, constant, cosine, linear, step_decay
+from minipipe.optim.loss_scale import LossScale, gradients_are_finite
 from minipipe.optim.optimiser import Optimiser
 from minipipe.optim.parameter_group import ParameterGroup
 from minipipe.optim.sgd import SGD
@@ -12,6 +13,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "LearningRateSchedule",
+    "LossScale",
     "Optimiser",
     "ParameterGroup",
     "clip_grad_norm",
@@ -19,6 +21,7 @@ __all__ = [
     "constant",
     "cosine",
     "gradient_norm",
+    "gradients_are_finite",
     "linear",
     "squared_norms",
     "step_decay",

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+from minipipe import backend
 from minipipe.autograd.grad_mode import next_order
 from minipipe.backend import Array
 from minipipe.errors import ArgumentError, ParameterError
@@ -22,6 +23,10 @@ class Optimiser(ABC):
     Local; no messages. A parameter's new values depend on nothing but its own gradients and its group's numbers, so
     they are the same bits whichever rank it lies on. No parameters at all are fine: a rank may hold only layers
     without any. A new rule defines :meth:`_update`.
+
+    Of a parameter in half precision (float16 or bfloat16) it keeps a float32 copy, the master values: these are
+    changed, and rounded into the parameter. A step smaller than the distance between two halves would be lost
+    otherwise. Where a parameter was changed by anything else, it is its new values that count.
 
     Parameters
     ----------
@@ -42,6 +47,10 @@ class Optimiser(ABC):
         Code ``value``: when a number is out of its range, a group has a key that this optimiser does not know or lacks
         ``"parameters"``, or a parameter stands twice.
         Code ``type``: when something is no parameter.
+
+    References
+    ----------
+    Micikevicius et al. 2018, "Mixed precision training", section 3.1, for the master values.
 
     Examples
     --------
@@ -68,6 +77,7 @@ class Optimiser(ABC):
         self.groups = [self._group(given, defaults) for given in _as_groups(parameters)]
         _check_each_stands_once(self.groups)
         self._states: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in self.parameters}
+        self._masters: dict[int, Array] = {}  # of parameters in half precision
 
     def _group(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> ParameterGroup:
         own = dict(given)
@@ -122,11 +132,23 @@ class Optimiser(ABC):
             for parameter in group.parameters:
                 gradient = parameter.grad
                 if gradient is not None:
-                    self._update(parameter.data, gradient, self._states[id(parameter)], group)
+                    if backend.is_half(parameter.dtype):
+                        self._update_half(parameter, gradient, group)
+                    else:
+                        self._update(parameter.data, gradient, self._states[id(parameter)], group)
                     parameter.note_change(now)
                     has_changed = True
         if not has_changed:
             _check_and_warn(self.parameters)
+
+    def _update_half(self, parameter: Parameter, gradient: Array, group: ParameterGroup) -> None:
+        """Change the master values, and round them into the parameter."""
+        data, xp = parameter.data, backend.array_module(parameter.data)
+        master = self._masters.get(id(parameter))
+        if master is None or not xp.all(xp.astype(master, data.dtype) == data):  # loaded, or changed by hand
+            master = self._masters[id(parameter)] = xp.astype(data, xp.float32)
+        self._update(master, backend.as_array(gradient, xp.float32), self._states[id(parameter)], group)
+        data[...] = master
 
     @abstractmethod
     def _update(self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup) -> None:
@@ -135,7 +157,7 @@ class Optimiser(ABC):
         Parameters
         ----------
         data : array
-            The parameter's values; to be changed.
+            The parameter's values, or its master values in float32; to be changed.
         gradient : array of the same shape
             Not to be changed.
         state : dict

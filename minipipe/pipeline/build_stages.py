@@ -8,10 +8,19 @@ from types import ModuleType
 
 import numpy as np
 
+from minipipe import backend
 from minipipe.nn import AuxiliaryLoss, Parameter, Recompute
 from minipipe.nn.auxiliary_loss import carrying_losses
 from minipipe.pipeline.plan import Plan
 from minipipe.pipeline.stage import Stage
+
+
+class HalfStage(Stage):
+    """A stage of a model in half precision, whose gradients may overflow: a loss scale notices, NumPy does not warn."""
+
+    backward = backend.quietly(Stage.backward)
+    backward_input = backend.quietly(Stage.backward_input)
+    backward_weight = backend.quietly(Stage.backward_weight)
 
 
 def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np) -> dict[int, Stage]:
@@ -34,7 +43,8 @@ def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: 
     names = {id(parameter.owner): name for name, parameter in plan.model.named_parameters()}
     has_losses = any(isinstance(module, AuxiliaryLoss) for module in plan.model.modules())
     copies: dict = {}  # of everything that was copied, by the identity of the original
-    stages = {}
+    is_half = any(backend.is_half(parameter.dtype) for parameter in plan.model.parameters())
+    kind, stages = HalfStage if is_half else Stage, {}
     for index in plan.schedule.stages_of(rank):
         part = plan.part(index)
         module = copy.deepcopy(part, copies)
@@ -46,5 +56,5 @@ def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: 
         forward: Callable = Recompute(module) if recompute else module
         if has_losses:
             forward = carrying_losses(forward, index == 0, index == plan.schedule.num_stages - 1)
-        stages[index] = Stage(module, index, plan.schedule, parameters, forward)
+        stages[index] = kind(module, index, plan.schedule, parameters, forward)
     return stages

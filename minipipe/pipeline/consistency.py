@@ -27,6 +27,7 @@ _NAMES = (
     "measure_memory",
     "measure_costs",
     "clip_grad_norm",
+    "unscale_gradients",
 )
 
 

@@ -18,7 +18,6 @@ from minipipe.analysis.dependencies import Direction, Value
 from minipipe.autograd.grad_mode import enable_grad, no_grad
 from minipipe.autograd.random_key import Place, at, current_place
 from minipipe.comm import ProcessGroup, Request
-from minipipe.pipeline.memory_meter import MemoryMeter
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.payload import Payload
 from minipipe.pipeline.record import Receipt, Record
@@ -81,7 +80,10 @@ class Executor:
 
         Sends that are not finished now are, at the latest, at the end of the next run.
         """
-        self._meter = MemoryMeter(batch.arrays) if self.measures_memory else None
+        if self.measures_memory:
+            from minipipe.profiling.memory_meter import MemoryMeter  # a door to a room above
+
+            self._meter = cast(Any, MemoryMeter(batch.arrays))
         done, place = 0, Place(batch.seed, batch.training_step)
         try:
             with no_grad() if self.program.is_forward_only else enable_grad(), at(place):

@@ -59,7 +59,7 @@ class Payload(NamedTuple):
         if self.form is None and first is not None and self._is_plain(first):
             return first if may_be_on_device else backend.to_numpy(first)
         arrays = [None if array is None else backend.to_numpy(array) for array in self.arrays]
-        parts = tuple(None if a is None else (a.dtype.str, a.shape) for a in arrays)
+        parts = tuple(None if a is None else (backend.dtype_name(a.dtype), a.shape) for a in arrays)
         description = _written(_as_lists(self.form), tuple(self.wanted), parts)
         pieces = [np.array(len(description), _LENGTH).tobytes(), description]
         for array in arrays:

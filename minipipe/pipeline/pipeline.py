@@ -16,10 +16,9 @@ from minipipe.analysis.lowering import lower
 from minipipe.batch import BatchLoss, PendingLoss
 from minipipe.batch.objective import GivenGradient, Loss, Metric, Objective, Weight, Where
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import check_state, modes_of
-from minipipe.optim.clipping import clip_gradients, squared_norms, total_norm
+from minipipe.optim import LossScale
 from minipipe.pipeline.build_stages import build_stages
 from minipipe.pipeline.consistency import (
     check_agreement,
@@ -33,11 +32,11 @@ from minipipe.pipeline.consistency import (
 )
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.executor import Executor
+from minipipe.pipeline.gradients import clip_everywhere, unscale_everywhere
 from minipipe.pipeline.intake import Intake, Needs
-from minipipe.pipeline.measuring import MemoryPerMicrobatch, gather_timeline, measure_costs, measure_memory
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.plan import Plan, planned
-from minipipe.pipeline.record import Record
+from minipipe.pipeline.record import Record, gather_timeline
 from minipipe.pipeline.shared import SharedParameters
 from minipipe.schedules.program import Program
 from minipipe.schedules.schedule import Schedule
@@ -277,7 +276,8 @@ class Pipeline:
             Whether to add the gradients to those that are there, instead of overwriting them: the result is the sum
             over the steps, and for their mean over n steps each has ``scale=1/n``.
         scale : float
-            Multiplies the gradients, and not the loss.
+            Multiplies the gradients, and not the loss: 1/n for a mean over n steps, or the value of a
+            :class:`minipipe.optim.LossScale`.
 
         Returns
         -------
@@ -601,11 +601,53 @@ class Pipeline:
         [(True, 1.0), (True, 1.0)]
         """
         self._intake.calls.begin("clip_grad_norm")
-        owned = [self._parameters[name] for name, owner in self._plan.owners.items() if owner == self._group.rank]
-        squares = self._group.all_gather(np.array(squared_norms(owned)), what=part_of("clip_grad_norm"))
-        norm = total_norm(np.concatenate(squares).tolist())
-        clip_gradients(self.parameters(), norm, max_norm)
-        return norm
+        return clip_everywhere(self._group, self._plan.owners, self._parameters, max_norm)
+
+    def unscale_gradients(self, scale: LossScale) -> bool:
+        """Divide the gradients of all ranks by a loss scale, unless one is not finite; tell whether to update.
+
+        Collective: all ranks wait for each other here, also where they do not wait for the loss. All of them leave out
+        the same updates, and their scales adapt alike. Clip gradients after this.
+
+        Parameters
+        ----------
+        scale : LossScale
+            That of this rank, whose value :meth:`step` was given.
+
+        Returns
+        -------
+        bool
+            The same on every rank. False after an overflow on any rank: then the gradients are not to be used.
+
+        Raises
+        ------
+        RankError
+            Code ``disagreement``, when the values of the ranks' scales differ.
+        ParameterError
+            Code ``not-finite``, on every rank, when the scale would fall below its minimum.
+
+        Examples
+        --------
+        A first scale that is far too large: its first steps overflow, on both ranks or on one of them.
+
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, optim, spawn
+        >>> def train(group):
+        ...     model = nn.Sequential(nn.Linear(2, 4, dtype=np.float16), nn.Linear(4, 1, dtype=np.float16))
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+        ...     optimiser, scale = optim.SGD(pipeline.parameters(), 0.1), optim.LossScale(initial=2.0**24)
+        ...     x, num_updates = np.ones((8, 2)), 0
+        ...     for _ in range(20):
+        ...         pipeline.step(x, x[:, :1], scale=scale.value)
+        ...         if pipeline.unscale_gradients(scale):
+        ...             optimiser.step()
+        ...             num_updates += 1
+        ...     return num_updates < 20, scale.value == 2.0 ** (24 - (20 - num_updates))
+        >>> spawn(train, num_ranks=2)
+        [(True, True), (True, True)]
+        """
+        self._intake.calls.begin("unscale_gradients")
+        return unscale_everywhere(self._group, self._parameters, scale)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole model's values on every rank, named as in the model. Collective.
@@ -683,7 +725,7 @@ class Pipeline:
         self._intake.calls.begin("timeline")
         return gather_timeline(self._group, list(self._records)[-num_steps:], self._plan.program)
 
-    def measure_memory(self, inputs: Any, targets: Any) -> MemoryPerMicrobatch:
+    def measure_memory(self, inputs: Any, targets: Any) -> Any:
         """Return the bytes that one microbatch holds on each stage, after F and after I.
 
         Collective; runs the first microbatch alone, and leaves no gradients. With it ``simulate`` predicts the bytes of
@@ -693,7 +735,12 @@ class Pipeline:
 
         Parameters
         ----------
-        inputs, targets : array of shape (samples, ...)
+        inputs, targets : array of shape (samples, ...), or bundle
+
+        Returns
+        -------
+        MemoryPerMicrobatch
+            Bytes by stage: ``activation``, ``weight_activation`` and ``transient_activation``.
 
         Examples
         --------
@@ -708,6 +755,8 @@ class Pipeline:
         ...     pipeline.measure_memory(np.ones((100, 2)), np.ones((100, 3)))
         MemoryPerMicrobatch(activation=(2400,), weight_activation=(1200,), transient_activation=(0,))
         """
+        from minipipe.profiling.stages import measure_memory  # a door to the room above, as is the next one
+
         batch = self._batch("measure_memory", inputs, targets, Objective(self._loss, self._loss_weight))
         return measure_memory(self._executor, self._plan.program, batch)
 
@@ -747,8 +796,8 @@ class Pipeline:
         >>> spawn(train, num_ranks=2)
         ['s', 's']
         """
-        if not isinstance(num_steps, int) or num_steps < 1:
-            raise ArgumentError("value", f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
+        from minipipe.profiling.stages import measure_costs
+
         batch = self._batch("measure_costs", inputs, targets, Objective(self._loss, self._loss_weight))
         return measure_costs(self._executor, self._plan.program, batch, num_steps)
 

@@ -1,14 +1,24 @@
-"""What one run of a program leaves behind on a rank: results, times, and what was held."""
+"""What one run of a program leaves behind on a rank: times, what was held, and the timeline of all ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from minipipe.analysis.dependencies import Value
+from minipipe.comm import ProcessGroup
+from minipipe.pipeline.consistency import part_of
 from minipipe.pipeline.payload import Payload
-from minipipe.schedules.action import Action
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.program import Program
+from minipipe.simulation.measured import Recorded, measured_timeline
+from minipipe.simulation.timeline import Timeline
+
+_RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
 
 
 class Receipt(NamedTuple):
@@ -57,3 +67,21 @@ class Record:
         start, end = together[0][0], together[-1][1]
         times = [start + (end - start) * i / count for i in range(count + 1)]
         self.ran[-count:] = [(*part, held) for part, (_, _, held) in zip(pairwise(times), together)]
+
+
+def gather_timeline(group: ProcessGroup, records: Sequence[Record], program: Program) -> Timeline:
+    """Return the measured timeline of all ranks and some steps, in seconds from the beginning. Collective."""
+    received = [Value.carried_by(action) for action in program.actions[group.rank] if action.kind in _RECEIVES]
+    own = Recorded(
+        ran=[item for record in records for item in record.ran],
+        memory=[item for record in records for item in record.memory],
+        changes=[(before.left, after.begun) for before, after in pairwise(records)],
+        sent=[time for record in records for time in record.sent.values()],
+        received=[record.received[value] for record in records for value in received],
+    )
+    gathered = []
+    for items, columns, times in zip(own, (3, 2, 2, 1, 3), (2, 0, 2, 1, 2)):  # the first columns are times
+        array = np.array(items, np.float64).reshape(-1, columns)
+        array[:, :times] += group.clock_offset
+        gathered.append(group.all_gather(array if columns > 1 else array[:, 0], what=part_of("timeline")))
+    return measured_timeline(program, [Recorded(*(part.tolist() for part in of)) for of in zip(*gathered)], group.note)

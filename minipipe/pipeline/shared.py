@@ -15,6 +15,7 @@ from minipipe import backend
 from minipipe.backend import Array
 from minipipe.comm import ProcessGroup
 from minipipe.nn import Parameter
+from minipipe.nn.parameter import sum_of_gradients
 
 _NOTHING = np.zeros(0)  # travels in place of a gradient that is None
 
@@ -89,17 +90,15 @@ class SharedParameters:
                     others = sorted(set(ranks.values()) - {rank})
                     sends += [group.isend(array, other, tags[name, use], step=step) for other in others]
         for name, ranks in mine.items():
-            parameter, total = parameters[name], None
+            parameter, shares = parameters[name], []
             for use, rank in ranks.items():
                 share: Array | None = parameter.grad_of_use(use)
                 if rank != group.rank:
                     words = f"the gradient of use {use} of {name}"
                     received = group.irecv(rank, tags[name, use], step=step, what=words).wait()
                     share = None if received is None or not received.size else backend.moved(received, parameter.xp)
-                if share is not None:
-                    total = share if total is None else total + share
-            earlier = before.get(name)
-            parameter.grad = total if earlier is None else earlier if total is None else earlier + total
+                shares.append(share)
+            parameter.grad = sum_of_gradients([before.get(name), sum_of_gradients(shares)])
         for send in sends:
             send.wait()
 

@@ -31,13 +31,13 @@ from minipipe.errors import ArgumentError, MicrobatchError
 from minipipe.nn import Identity, Sequential
 from minipipe.pipeline.build_stages import build_stages
 from minipipe.pipeline.consistency import check_loss
-from minipipe.pipeline.memory_meter import MemoryMeter
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.payload import Payload
 from minipipe.pipeline.plan import Plan, check_model
 from minipipe.pipeline.stage import Stage
 from minipipe.profiling.holding import Buffers, Holding, Passed
 from minipipe.profiling.layers import Measured, MeasuredLayers
+from minipipe.profiling.memory_meter import MemoryMeter
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.schedules.sequential import one_microbatch

@@ -102,7 +102,7 @@ def test_what_is_recommended_does_what_it_is_recommended_for():
     assert (X * 1).node is not None and X.detach().node is None
     assert functional.clip(X, 2.0, 3.0).numpy().tolist() == [[2, 2], [3, 3]]
     assert functional.sqrt(X * X).numpy().tolist() == X.numpy().tolist() and X.var().sqrt().item() > 0
-    assert Tensor(X.numpy(), dtype=np.float64).dtype == np.float64
+    assert X.astype(np.float64).dtype == np.float64
     assert nn.initialisers.constant and functional.softmax(X).shape == (2, 2)
 
 

@@ -74,6 +74,10 @@ ROWS = [
     Row("Tensor.__pow__", lambda c, a, b: a**b, lambda a, b: a**b, (POSITIVE_ROW, COLUMN)),
     Row("Tensor.__rpow__", lambda c, a: 2**a, lambda a: 2**a, (MATRIX,)),
     Row("Tensor.__rpow__", lambda c, a: c(POSITIVE) ** a, lambda a: POSITIVE**a, (ROW,), LEFT),
+    # -- precision; more in test_half_operations.py
+    Row("astype", lambda c, a: F.astype(a, a.dtype), lambda a: a, (MATRIX,)),
+    Row("Tensor.astype", lambda c, a: a.astype(a.dtype), lambda a: a, (MATRIX,)),
+    Row("in_float32", lambda c, a: F.in_float32(F.exp, a), np.exp, (MATRIX,)),
     # -- elementwise, one operand
     Row("negative", lambda c, a: F.negative(a), lambda a: -a, (MATRIX,)),
     Row("exp", lambda c, a: F.exp(a), np.exp, (MATRIX,)),

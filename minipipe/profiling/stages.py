@@ -1,31 +1,27 @@
-"""Measuring a pipeline: when its actions ran, how much memory they hold, what they cost."""
+"""Measuring the stages of a pipeline, on their ranks: what their actions cost, and how much memory they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from minipipe.analysis.dependencies import Value
 from minipipe.analysis.lowering import lower
 from minipipe.comm import ProcessGroup
+from minipipe.errors import ArgumentError
 from minipipe.pipeline.consistency import part_of
 from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.microbatch import Batch
-from minipipe.pipeline.record import Record
+from minipipe.pipeline.record import Record, gather_timeline
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.program import Program
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.split_backward import split_backward
 from minipipe.simulation.costs import Costs
-from minipipe.simulation.measured import Recorded, measured_timeline
-from minipipe.simulation.timeline import Timeline
 
-_RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
 MakeExecutor = Callable[[Program], Executor]
 
 
@@ -79,7 +75,14 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
 
     Collective; leaves no gradients, and changes no parameter. Parameters are those of :func:`measure_memory`, and the
     number of steps after one that is not measured.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
     """
+    if not isinstance(num_steps, int) or num_steps < 1:
+        raise ArgumentError("value", f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
     executor, timelines = make_executor(lower(split_backward(program.schedule))), []
     for _ in range(num_steps + 1):
         executor.group.barrier()
@@ -113,21 +116,3 @@ def _gather_memory(group: ProcessGroup, record: Record, num_stages: int) -> Memo
     activation, weight_activation, recomputed = np.add.reduce(gathered)
     transient = np.maximum(recomputed - activation, 0)
     return MemoryPerMicrobatch(*(tuple(map(int, held)) for held in (activation, weight_activation, transient)))
-
-
-def gather_timeline(group: ProcessGroup, records: Sequence[Record], program: Program) -> Timeline:
-    """Return the measured timeline of all ranks and some steps, in seconds from the beginning. Collective."""
-    received = [Value.carried_by(action) for action in program.actions[group.rank] if action.kind in _RECEIVES]
-    own = Recorded(
-        ran=[item for record in records for item in record.ran],
-        memory=[item for record in records for item in record.memory],
-        changes=[(before.left, after.begun) for before, after in pairwise(records)],
-        sent=[time for record in records for time in record.sent.values()],
-        received=[record.received[value] for record in records for value in received],
-    )
-    gathered = []
-    for items, columns, times in zip(own, (3, 2, 2, 1, 3), (2, 0, 2, 1, 2)):  # the first columns are times
-        array = np.array(items, np.float64).reshape(-1, columns)
-        array[:, :times] += group.clock_offset
-        gathered.append(group.all_gather(array if columns > 1 else array[:, 0], what=part_of("timeline")))
-    return measured_timeline(program, [Recorded(*(part.tolist() for part in of)) for of in zip(*gathered)], group.note)

@@ -1,0 +1,184 @@
+"""A loss scale that adapts, so that gradients in half precision neither vanish nor overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from minipipe import backend
+from minipipe.backend import Array
+from minipipe.errors import ArgumentError, ParameterError
+from minipipe.nn.parameter import Parameter
+from minipipe.tensor import Tensor
+
+
+class LossScale:
+    """A factor of the gradients, as large as float16 can bear: the backward begins with it instead of 1.
+
+    Below 6e-8 a float16 is 0, and many gradients are smaller. So they are computed ``value`` times as large, and
+    divided by it in float32, before the update. On an overflow the update is left out, and the value divided by
+    ``factor``; after ``growth_interval`` updates without one it is multiplied. Roughly::
+
+        loss = pipeline.step(x, y, scale=scale.value)         scale.backward(loss_function(model(x), y))
+        if pipeline.unscale_gradients(scale):                 if scale.unscale(model.parameters()):
+            optimiser.step()                                      optimiser.step()
+
+    bfloat16 has the range of float32, and needs none of this.
+
+    Parameters
+    ----------
+    initial : float
+        The first value. With a factor of 2 and a power of 2 no scale changes a bit of gradients in range.
+    factor : float
+        Above 1.
+    growth_interval : int
+        How many updates without an overflow it takes to grow; at least 1.
+    minimum : float
+        Above 0. A value below it is an error.
+
+    Attributes
+    ----------
+    value : float
+        The scale of the next backward.
+    num_good_steps : int
+        How many updates there were since the value changed, or an overflow. To go on after a break, set both.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+
+    References
+    ----------
+    Micikevicius et al. 2018, "Mixed precision training", section 3.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn, optim
+    >>> model = nn.Linear(2, 1, dtype=np.float16).initialise(0)
+    >>> optimiser, scale = optim.SGD(model.parameters(), 0.1), optim.LossScale(1024.0, growth_interval=2)
+    >>> x, y = Tensor(np.ones((4, 2), np.float16)), Tensor(np.ones((4, 1), np.float16))
+    >>> for _ in range(3):
+    ...     scale.backward(nn.MSELoss()(model(x), y))
+    ...     if scale.unscale(model.parameters()):
+    ...         optimiser.step()
+    ...     optimiser.zero_grad()
+    ...     print(scale)
+    LossScale(1024.0)
+    LossScale(2048.0)
+    LossScale(2048.0)
+    """
+
+    def __init__(
+        self, initial: float = 2.0**15, factor: float = 2.0, growth_interval: int = 2000, minimum: float = 1.0
+    ) -> None:
+        if not 0 < minimum <= initial < inf:
+            given = f"minimum is {minimum} and initial {initial}"
+            raise ArgumentError("value", f"LossScale: {given}; expected finite numbers, 0 < minimum <= initial.")
+        if not 1 < factor < inf or not isinstance(growth_interval, int) or growth_interval < 1:
+            given = f"factor is {factor} and growth_interval {growth_interval!r}"
+            raise ArgumentError("value", f"LossScale: {given}; expected more than 1, and a whole number, at least 1.")
+        self.value, self.num_good_steps = float(initial), 0
+        self._factor, self._growth_interval, self._minimum = float(factor), growth_interval, float(minimum)
+
+    def backward(self, loss: Tensor) -> None:
+        """Call ``loss.backward(self.value)``, without a warning of NumPy's where a gradient overflows. Local.
+
+        Examples
+        --------
+        >>> from minipipe import Tensor, optim
+        >>> x = Tensor(2.0, requires_grad=True)
+        >>> optim.LossScale(initial=8.0).backward(x * x)
+        >>> float(x.grad)
+        32.0
+        """
+        backend.quietly(loss.backward)(self.value)
+
+    def unscale(self, parameters: Iterable[Parameter], are_finite: bool | None = None) -> bool:
+        """Divide all gradients by the value, in place, and tell whether to update; then adapt the value.
+
+        Local; no messages. On several ranks all must leave out the same updates: there, call
+        :meth:`minipipe.Pipeline.unscale_gradients`.
+
+        Parameters
+        ----------
+        parameters : iterable of Parameter
+        are_finite : bool, optional
+            Whether all gradients are finite, also those on other ranks; by default those of these parameters.
+
+        Returns
+        -------
+        bool
+            False after an overflow: then the gradients are as they were, and not to be used.
+
+        Raises
+        ------
+        ParameterError
+            Code ``not-finite``, when the value would fall below the minimum.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import nn, optim
+        >>> weight, scale = nn.Parameter((1,), dtype=np.float16), optim.LossScale(initial=8.0)
+        >>> weight.grad = np.array([2.0], np.float32)
+        >>> scale.unscale([weight]), weight.grad
+        (True, array([0.25], dtype=float32))
+        >>> weight.grad = np.array([np.inf], np.float32)
+        >>> scale.unscale([weight]), scale.value
+        (False, 4.0)
+        """
+        gradients = _gradients(parameters)
+        if not (_are_finite(gradients.values()) if are_finite is None else are_finite):
+            self._shrink()
+            return False
+        for parameter, gradient in gradients.items():
+            gradient *= 1 / self.value
+            parameter.grad = gradient  # where layers share it, `grad` was a new sum
+        self._grow()
+        return True
+
+    def _shrink(self) -> None:
+        self.value, self.num_good_steps = self.value / self._factor, 0
+        if self.value < self._minimum:
+            raise ParameterError(
+                "not-finite",
+                f"The gradients are not finite, even at a loss scale of {self.value * self._factor:g}. The model's own "
+                "values overflow, or the loss is no number: look at the loss, use a smaller learning rate, or float32.",
+            )
+
+    def _grow(self) -> None:
+        self.num_good_steps += 1
+        if self.num_good_steps >= self._growth_interval:
+            self.value, self.num_good_steps = self.value * self._factor, 0
+
+    def __repr__(self) -> str:
+        return f"LossScale({self.value})"
+
+
+def gradients_are_finite(parameters: Iterable[Parameter]) -> bool:
+    """Tell whether all gradients are finite: neither infinite nor no number. Local.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import nn, optim
+    >>> weight = nn.Parameter((2,))
+    >>> weight.grad = np.array([1.0, np.nan])
+    >>> optim.gradients_are_finite([weight])
+    False
+    """
+    return _are_finite(_gradients(parameters).values())
+
+
+def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:
+    """Return the gradients that are there, each read once: those of shared parameters are new sums every time."""
+    found = ((parameter, parameter.grad) for parameter in parameters)
+    return {parameter: gradient for parameter, gradient in found if gradient is not None}
+
+
+def _are_finite(gradients: Iterable[Array]) -> bool:
+    modules = ((gradient, backend.array_module(gradient)) for gradient in gradients)
+    found = [xp.all(xp.isfinite(gradient)) for gradient, xp in modules]
+    return all(map(bool, found))  # on a GPU all are under way before the first one is waited for
