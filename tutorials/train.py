@@ -100,21 +100,25 @@ def main():
         times = train(pipeline, training, options, speaks)
         seconds = time.perf_counter() - start
 
-        loss = pipeline.evaluate(*test)
-        accuracy = float(np.mean(pipeline.predict(test[0]).argmax(axis=1) == test[1]))
+        loss = pipeline.evaluate(*test, metrics={"accuracy": accuracy})
         timeline = pipeline.timeline()
         predicted = predict(pipeline, timeline)
         if speaks:
-            report(options, group, loss, accuracy, seconds, times, timeline, predicted)
+            report(options, group, loss, seconds, times, timeline, predicted)
 
 
-def report(options, group, loss, accuracy, seconds, times, timeline, predicted):
-    print(f"\ntest loss {loss!r}\ntest accuracy {100 * accuracy:.2f} %")
+def accuracy(scores, labels):
+    """Return the share of samples whose highest score is that of their label."""
+    return np.mean(scores.argmax(axis=1) == labels)
+
+
+def report(options, group, loss, seconds, times, timeline, predicted):
+    print(f"\ntest loss {loss!r}\ntest accuracy {100 * loss.metrics['accuracy']:.2f} %")
     print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n")
     model = f"{options.layers} linear layers, {options.hidden} wide; batches of {options.batch_size}"
     report_last_step(timeline, predicted, group.size, options.trace, model)
     if options.json:
-        print_json(times, timeline, predicted, group.size, loss=loss, accuracy=accuracy, seconds=seconds)
+        print_json(times, timeline, predicted, group.size, loss=loss, **loss.metrics, seconds=seconds)
 
 
 if __name__ == "__main__":
