@@ -1,0 +1,83 @@
+"""The recipes: each has one result on any number of ranks, and keeps what its docstring promises."""
+
+import ast
+import re
+import sys
+
+import pytest
+
+from tests.launch import ROOT, mpirun, needs_mpi, run
+
+RECIPES = sorted((ROOT / "tutorials" / "recipes").glob("*.py"))
+PAGE = (ROOT / "tutorials" / "README.md").read_text()
+every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+
+
+def printed(done):
+    assert (done.code, done.err) == (0, "")
+    return done.out
+
+
+def numbers(words, text):
+    """Return the numbers behind these words, wherever they stand."""
+    return [float(number) for number in re.findall(rf"{re.escape(words)} +([0-9][0-9.e+-]*)", text)]
+
+
+# -- what each promises, as its output on four ranks at full size must show it ----------------------------------------
+
+
+def adversarial(out):
+    (plain, fooled), (_, trained_against) = zip(*[iter(numbers("accuracy", out)[:4])] * 2)
+    return plain > 95 and fooled < 50 and trained_against > 65
+
+
+def autoencoder(out):
+    (error,), (of_mean,) = numbers("missing pixels:", out), numbers("of the mean image:", out)
+    return error < of_mean / 2
+
+
+def conv_net(out):
+    return numbers("test accuracy", out)[0] > 0.97
+
+
+PROMISES = (
+    adversarial,
+    autoencoder,
+    conv_net,
+)
+
+
+# -- the tests ---------------------------------------------------------------------------------------------------------
+
+
+@needs_mpi
+@every_recipe
+def test_a_recipe_has_one_result_on_any_number_of_ranks(path):
+    alone = printed(run([sys.executable, path, "--quick"])).splitlines()[-1]
+    assert re.search(r"\d\.\d{9}", alone), "no result to the last digit"
+    for num_ranks in (2, 4):
+        out = printed(mpirun(num_ranks, path, "--quick"))
+        assert out.splitlines()[-1] == alone
+    (promise,) = (each for each in PROMISES if each.__name__ == path.stem)
+    assert not promise(out), "a promise that even the quick size keeps says nothing"
+
+
+@pytest.mark.slow
+@needs_mpi
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+def test_a_recipe_keeps_what_its_docstring_promises(promise):
+    out = printed(mpirun(4, f"tutorials/recipes/{promise.__name__}.py", limit=60))
+    assert promise(out), out
+
+
+def test_every_recipe_promises_something_and_stands_in_the_table():
+    names = [path.stem for path in RECIPES]
+    assert sorted(promise.__name__ for promise in PROMISES) == names
+    assert sorted(re.findall(r"\(recipes/(\w+)\.py\)", PAGE)) == names
+
+
+@every_recipe
+def test_a_recipe_opens_with_its_command_and_its_quick_size(path):
+    opening = ast.get_docstring(ast.parse(path.read_text()))
+    assert f"mpirun -n 4 python tutorials/recipes/{path.name} " in opening
+    assert "(--quick: " in opening and "What to look at:" in opening
