@@ -40,10 +40,22 @@ def conv_net(out):
     return numbers("test accuracy", out)[0] > 0.97
 
 
+def encoder_decoder(out):
+    return numbers("share of sequences right", out)[0] > 0.95
+
+
+def padded_lm(out):
+    (loss,), (padded,) = numbers("new lines: loss", out), numbers(", padded", out)
+    (tokens,), (with_padding,) = numbers("tokens in training:", out), numbers("with padding", out)
+    return loss < 2.4 and abs(padded / loss - 1) < 1e-6 and tokens < 2 / 3 * with_padding
+
+
 PROMISES = (
     adversarial,
     autoencoder,
     conv_net,
+    encoder_decoder,
+    padded_lm,
 )
 
 
