@@ -44,6 +44,19 @@ def encoder_decoder(out):
     return numbers("share of sequences right", out)[0] > 0.95
 
 
+def fine_tuning(out):
+    everything, head = re.findall(r"(\d+) gradients sent back", out)
+    (untrained, trained), (_, accuracy) = numbers("loss", out), numbers("accuracy", out)
+    rows = out.partition("While only the head is trained:")[2]
+    vanished = "rank 0: 0F0 0F1 0F2 0F3\nrank 1: 1F0 1F1 1F2 1F3\nrank 2: 2F0 2F1 2F2 2F3\nrank 3: 3F0 3I0" in rows
+    return trained < untrained and accuracy > 0.9 and (everything, head) == ("12", "0") and vanished
+
+
+def mixture_of_experts(out):
+    alone, balanced = (list(map(float, row.split())) for row in re.findall(r"busy with([\d ]+)%", out))
+    return max(alone) > 25 and min(alone) < 5 and max(balanced) <= 25 and numbers("largest share", out)[0] < 0.25
+
+
 def padded_lm(out):
     (loss,), (padded,) = numbers("new lines: loss", out), numbers(", padded", out)
     (tokens,), (with_padding,) = numbers("tokens in training:", out), numbers("with padding", out)
@@ -55,6 +68,8 @@ PROMISES = (
     autoencoder,
     conv_net,
     encoder_decoder,
+    fine_tuning,
+    mixture_of_experts,
     padded_lm,
 )
 
