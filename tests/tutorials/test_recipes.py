@@ -52,6 +52,12 @@ def fine_tuning(out):
     return trained < untrained and accuracy > 0.9 and (everything, head) == ("12", "0") and vanished
 
 
+def large_data(out):
+    table = [list(map(float, re.findall(r"[\d.]+", line))) for line in out.splitlines() if " MB" in line]
+    reads_what_it_needs = [row[1:3] for row in table] == [[409.6, 0], [0, 0], [0, 0], [0, 3.2]]
+    return reads_what_it_needs and all(row[3] < 12 for row in table) and numbers("last tenth", out)[0] < 0.02
+
+
 def mixture_of_experts(out):
     alone, balanced = (list(map(float, row.split())) for row in re.findall(r"busy with([\d ]+)%", out))
     return max(alone) > 25 and min(alone) < 5 and max(balanced) <= 25 and numbers("largest share", out)[0] < 0.25
@@ -69,6 +75,7 @@ PROMISES = (
     conv_net,
     encoder_decoder,
     fine_tuning,
+    large_data,
     mixture_of_experts,
     padded_lm,
 )
