@@ -99,7 +99,7 @@ class TensorCode(StrEnum):
     RANGE = "range"  # an index or a number that does not exist
     NOT_A_TENSOR = "not-a-tensor"
     SEVERAL_TENSORS = "several-tensors"  # where one was expected
-    NOT_SCALAR = "not-scalar"  # where a gradient begins
+    NOT_SCALAR = "not-scalar"  # where a gradient begins, or from a metric
     NO_GRAPH = "no-graph"
     NO_GRADIENT = "no-gradient"  # a vjp returned None
     BACKWARD_TWICE = "backward-twice"

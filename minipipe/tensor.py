@@ -345,8 +345,8 @@ def _refuse_bundle(data: object) -> None:
         if any(isinstance(item, Tensor) for item in items):
             raise TensorError(
                 "several-tensors",
-                f"This is a {type(data).__name__} of tensors where one tensor was expected. Make one of them by "
-                "functional.stack or functional.concatenate; a layer that takes several unpacks them in its forward.",
+                f"This is a {type(data).__name__} of tensors where one tensor was expected. nn.Take('x') goes on with "
+                "one of them, nn.On('x', layer) calls a layer with it; functional.stack makes one tensor of them all.",
             )
 
 

@@ -107,7 +107,7 @@ class Objective:
             self.outputs[microbatch] = Samples(arrays, rebuilt(outputs, [None] * len(arrays)))
         given = rebuilt(outputs, list(map(_to_read, arrays)))
         wanted = None if targets is None else targets.rebuilt(list(map(_to_read, targets.arrays)))
-        self._measured[microbatch] = [float(metric(given, wanted)) for metric in self.metrics.values()]
+        self._measured[microbatch] = [_number(name, metric(given, wanted)) for name, metric in self.metrics.items()]
 
     def numbers(self) -> np.ndarray:
         """Return the loss of the batch, those of its microbatches, and its metrics, in one array.
@@ -124,6 +124,15 @@ def _beside(tensor: Tensor, given: Any) -> Tensor:
     """Return what was given as a constant in the module and the dtype of a tensor."""
     array, own = Tensor(given).data, tensor.data
     return record(backend.moved(array, backend.array_module(own), backend.numpy_dtype(own.dtype)))
+
+
+def _number(metric: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        found = f"an array of shape {np.shape(value)}" if hasattr(value, "shape") else type(value).__name__
+        message = f"The metric {metric!r} must return a number, such as a mean over the microbatch"
+        raise TensorError("not-scalar", f"{message}; it returned {found}.") from None
 
 
 def _to_read(array: Any) -> np.ndarray:

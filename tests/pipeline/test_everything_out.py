@@ -127,6 +127,15 @@ def test_a_metric_cannot_change_what_the_backward_needs():
         made(OneRankGroup()).step(*batch(), metrics={"spoil": spoil})
 
 
+@pytest.mark.parametrize(
+    ("metric", "found"), [(lambda y, t: y, r"an array of shape \(3, 3\)"), (lambda y, t: None, "NoneType")]
+)
+def test_a_metric_that_is_no_number_is_named(metric, found):
+    with pytest.raises(TensorError, match=f"The metric 'share' must return a number, .* it returned {found}") as caught:
+        made(OneRankGroup()).step(*batch(), metrics={"accuracy": accuracy, "share": metric})
+    assert caught.value.code == "not-scalar"
+
+
 def test_every_rank_must_name_the_same_metrics():
     def train(group):
         metrics = {"accuracy": accuracy} if group.rank == 0 else {}

@@ -1,48 +1,124 @@
-"""tutorials/recipes/: each runs by python and by mpirun, and its last line is the same on any number of ranks.
+"""The recipes: each has one result on any number of ranks, and keeps what its docstring promises."""
 
-A recipe takes ``--small``, so that it ends in seconds. What differs from run to run, such as times, it prints before
-the last line.
-"""
-
+import ast
 import re
 import sys
 
 import pytest
 
-from tests.launch import ROOT, mpirun, needs_mpi, run, slowly
+from tests.launch import ROOT, mpirun, needs_mpi, run
 
-RECIPES = {path.stem: path for path in sorted((ROOT / "tutorials" / "recipes").glob("*.py"))}
+RECIPES = sorted((ROOT / "tutorials" / "recipes").glob("*.py"))
+PAGE = (ROOT / "tutorials" / "README.md").read_text()
+every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
 
-@pytest.fixture(scope="module", params=RECIPES)
-def alone(request):
-    """Return a recipe and the lines that it prints on one rank."""
-    path = RECIPES[request.param]
-    done = run([sys.executable, str(path), "--small"])
+def printed(done):
     assert (done.code, done.err) == (0, "")
-    return path, done.out.splitlines()
+    return done.out
+
+
+def numbers(words, text):
+    """Return the numbers behind these words, wherever they stand."""
+    return [float(number) for number in re.findall(rf"{re.escape(words)} +([0-9][0-9.e+-]*)", text)]
+
+
+# -- what each promises, as its output on four ranks at full size must show it ----------------------------------------
+
+
+def adversarial(out):
+    (plain, fooled), (_, trained_against) = zip(*[iter(numbers("accuracy", out)[:4])] * 2)
+    return plain > 95 and fooled < 50 and trained_against > 65
+
+
+def autoencoder(out):
+    (error,), (of_mean,) = numbers("missing pixels:", out), numbers("of the mean image:", out)
+    return error < of_mean / 2
+
+
+def conv_net(out):
+    return numbers("test accuracy", out)[0] > 0.97
+
+
+def encoder_decoder(out):
+    return numbers("share of sequences right", out)[0] > 0.95
+
+
+def fine_tuning(out):
+    everything, head = re.findall(r"(\d+) gradients sent back", out)
+    (untrained, trained), (_, accuracy) = numbers("loss", out), numbers("accuracy", out)
+    rows = out.partition("While only the head is trained:")[2]
+    vanished = "rank 0: 0F0 0F1 0F2 0F3\nrank 1: 1F0 1F1 1F2 1F3\nrank 2: 2F0 2F1 2F2 2F3\nrank 3: 3F0 3I0" in rows
+    return trained < untrained and accuracy > 0.9 and (everything, head) == ("12", "0") and vanished
+
+
+def large_data(out):
+    table = [list(map(float, re.findall(r"[\d.]+", line))) for line in out.splitlines() if " MB" in line]
+    reads_what_it_needs = [row[1:3] for row in table] == [[409.6, 0], [0, 0], [0, 0], [0, 3.2]]
+    return reads_what_it_needs and all(row[3] < 12 for row in table) and numbers("last tenth", out)[0] < 0.02
+
+
+def mixed_precision(out):
+    whole, half = numbers("accuracy", out)
+    left_out = [int(number) for number in re.findall(r"(\d+) of \d+ updates left out", out)]
+    return min(whole, half) > 0.95 and abs(whole - half) < 0.01 and left_out[0] == 0 < left_out[1]
+
+
+def mixture_of_experts(out):
+    alone, balanced = (list(map(float, row.split())) for row in re.findall(r"busy with([\d ]+)%", out))
+    return max(alone) > 25 and min(alone) < 5 and max(balanced) <= 25 and numbers("largest share", out)[0] < 0.25
+
+
+def padded_lm(out):
+    (loss,), (padded,) = numbers("new lines: loss", out), numbers(", padded", out)
+    (tokens,), (with_padding,) = numbers("tokens in training:", out), numbers("with padding", out)
+    return loss < 2.4 and abs(padded / loss - 1) < 1e-6 and tokens < 2 / 3 * with_padding
+
+
+PROMISES = (
+    adversarial,
+    autoencoder,
+    conv_net,
+    encoder_decoder,
+    fine_tuning,
+    large_data,
+    mixed_precision,
+    mixture_of_experts,
+    padded_lm,
+)
+
+
+# -- the tests ---------------------------------------------------------------------------------------------------------
 
 
 @needs_mpi
-@pytest.mark.parametrize("num_ranks", [2, slowly(4)])
-def test_a_recipe_ends_with_the_same_line_on_any_number_of_ranks(alone, num_ranks):
-    path, lines = alone
-    done = mpirun(num_ranks, path, "--small")
-    assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[-1] == lines[-1]
+@every_recipe
+def test_a_recipe_has_one_result_on_any_number_of_ranks(path):
+    alone = printed(run([sys.executable, path, "--quick"])).splitlines()[-1]
+    assert re.search(r"\d\.\d{9}", alone), "no result to the last digit"
+    for num_ranks in (2, 4):
+        out = printed(mpirun(num_ranks, path, "--quick"))
+        assert out.splitlines()[-1] == alone
+    (promise,) = (each for each in PROMISES if each.__name__ == path.stem)
+    assert not promise(out), "a promise that even the quick size keeps says nothing"
 
 
-def test_a_recipe_says_in_its_help_what_its_docstring_says_first(alone):
-    path, _ = alone
-    done = run([sys.executable, str(path), "--help"])
-    first = path.read_text(encoding="utf-8").splitlines()[0].strip('"')
-    assert done.code == 0 and " ".join(first.split()) in " ".join(done.out.split())
+@pytest.mark.slow
+@needs_mpi
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+def test_a_recipe_keeps_what_its_docstring_promises(promise):
+    out = printed(mpirun(4, f"tutorials/recipes/{promise.__name__}.py", limit=60))
+    assert promise(out), out
 
 
-def test_mixed_precision_ends_with_the_accuracy_of_float32():
-    done = run([sys.executable, str(RECIPES["mixed_precision"]), "--small"])
-    accuracies = [float(number) for number in re.findall(r"accuracy ([\d.]+) %", done.out.splitlines()[-1])]
-    assert len(accuracies) == 2 and min(accuracies) > 85 and abs(accuracies[0] - accuracies[1]) < 2
-    left_out = re.findall(r"(\w+): [\d.]+ ms a step, (\d+) of 92 updates left out", done.out)
-    assert [name for name, _ in left_out] == ["float32", "float16"]
-    assert left_out[0][1] == "0" and int(left_out[1][1]) > 0
+def test_every_recipe_promises_something_and_stands_in_the_table():
+    names = [path.stem for path in RECIPES]
+    assert sorted(promise.__name__ for promise in PROMISES) == names
+    assert sorted(re.findall(r"\(recipes/(\w+)\.py\)", PAGE)) == names
+
+
+@every_recipe
+def test_a_recipe_opens_with_its_command_and_its_quick_size(path):
+    opening = ast.get_docstring(ast.parse(path.read_text()))
+    assert f"mpirun -n 4 python tutorials/recipes/{path.name} " in opening
+    assert "(--quick: " in opening and "What to look at:" in opening

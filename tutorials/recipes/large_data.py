@@ -1,0 +1,96 @@
+"""Data that does not fit into memory: arrays in files, of which each rank reads the rows that it needs.
+
+    mpirun -n 4 python tutorials/recipes/large_data.py     (--quick: small files, in seconds)
+
+Two data sets of 200 MB take turns, each with its inputs in one file and its targets in another. The targets are a
+function of the inputs plus noise of variance 0.01, which no model can get below; after one pass the loss is less than
+0.02. What to look at:
+
+- `numpy.load(path, mmap_mode="r")` opens a file without reading it, and `data.batches` reads the rows of one batch.
+- `needs=pipeline.needs`: the rank of the first stage reads inputs, the rank of the last stage targets, others nothing.
+- The table at the end has what each rank read, and the peak memory of all its arrays: about 10 MB, most of which is the
+  random order of 800,000 samples.
+"""
+
+import os
+import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+
+from minipipe import Pipeline, data, init_process_group, nn, optim
+
+NUM_SAMPLES = 10_000 if "--quick" in sys.argv else 400_000  # of each data set
+WIDTH, ROWS_AT_ONCE = 128, 10_000
+MB = 1e6
+
+
+def write(folder, seed):
+    """Write a data set into two files, piece by piece."""
+    generator = np.random.default_rng(seed)
+    new = np.lib.format.open_memmap
+    inputs = new(folder / f"inputs{seed}.npy", "w+", np.float32, (NUM_SAMPLES, WIDTH))
+    targets = new(folder / f"targets{seed}.npy", "w+", np.float32, (NUM_SAMPLES, 1))
+    for start in range(0, NUM_SAMPLES, ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        x = inputs[rows] = generator.standard_normal((ROWS_AT_ONCE, WIDTH), dtype=np.float32)
+        noise = generator.standard_normal((ROWS_AT_ONCE, 1), dtype=np.float32)
+        targets[rows] = np.tanh(x[:, :1] + x[:, 1:2] - x[:, 2:3]) + 0.1 * noise
+
+
+def opened(folder, seed):
+    """Return a data set's inputs and targets, of which nothing is read yet."""
+    return [np.load(folder / f"{name}{seed}.npy", mmap_mode="r") for name in ("inputs", "targets")]
+
+
+def shared_folder(group):
+    """Return the path of a new folder, and on rank 0 the folder itself, which is to be removed in the end.
+
+    All ranks are on one machine here. Those of several machines need a folder that all of them see.
+    """
+    made = tempfile.TemporaryDirectory() if group.rank == 0 else None
+    name = np.frombuffer(os.fsencode(made.name), np.uint8) if made else None
+    return Path(os.fsdecode(group.broadcast(name, 0).tobytes())), made
+
+
+model = nn.Sequential(
+    nn.Linear(WIDTH, 64),
+    nn.Tanh(),
+    nn.Linear(64, 64),
+    nn.Tanh(),
+    nn.Linear(64, 64),
+    nn.Tanh(),
+    nn.Linear(64, 1),
+)
+
+with init_process_group() as group:
+    folder, made = shared_folder(group)
+    for seed in (1, 2):
+        if group.rank == 0:
+            write(folder, seed)
+    group.barrier()  # the files are there
+
+    tracemalloc.start()  # counts NumPy's arrays, and not what lies in files
+    pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=8)
+    optimiser = optim.AdamW(pipeline.parameters(), learning_rate=2e-3)
+    sources = [data.batches(*opened(folder, seed), batch_size=1000, needs=pipeline.needs) for seed in (1, 2)]
+    rate = optim.LearningRateSchedule(optimiser, optim.cosine(2 * data.num_batches(NUM_SAMPLES, 1000)))
+    losses, read = [], np.zeros(2)  # the bytes of inputs and targets
+    for turns in zip(*sources):
+        for x, y in turns:
+            losses.append(float(pipeline.step(x, y)))
+            optimiser.step()
+            rate.step()
+            read += [0 if part is None else part.nbytes for part in (x, y)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    table = group.all_gather(np.array([*read, peak]) / MB)
+    if group.rank == 0:
+        made.cleanup()
+        print("rank   inputs read   targets read   memory")
+        for rank, row in enumerate(table):
+            print(f"{rank:4d} {row[0]:10.1f} MB {row[1]:11.1f} MB {row[2]:5.1f} MB")
+        print(f"loss of the last tenth {float(np.mean(losses[-len(losses) // 10 :]))!r}")
