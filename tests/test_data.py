@@ -74,11 +74,13 @@ def test_of_an_array_in_a_file_only_the_rows_of_a_batch_are_in_memory(tmp_path):
 
 @pytest.mark.parametrize(
     ("inputs", "targets", "num_samples"),
-    [(np.zeros(3), np.zeros(4), None), (np.zeros(0), np.zeros(0), None), (None, None, None), (np.zeros(3), None, 4)],
+    [(np.zeros(3), np.zeros(4), None), (np.zeros(0), np.zeros(0), None), (np.zeros(3), None, 4)],
 )
 def test_inputs_and_targets_that_do_not_match_are_refused(inputs, targets, num_samples):
     with pytest.raises(ValueError, match=r"batches: The inputs and targets have \[.*\] samples, and num_samples is"):
         next(data.batches(inputs, targets, 2, num_samples=num_samples))
+    with pytest.raises(ValueError, match="neither inputs nor targets here; give num_samples"):
+        next(data.batches(None, None, 2))
 
 
 def test_the_text_is_the_reference_of_python_and_every_character_has_a_number():

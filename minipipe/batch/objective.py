@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
+from math import inf, nan
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +32,7 @@ class Objective:
     loss_weight : function, optional
         ``targets -> number``, instead of the loss' own ``weight``.
     metrics : mapping of str to function, optional
-        Each ``(outputs, targets) -> number``, from arrays.
+        Each ``(outputs, targets) -> number``, or ``(number, weight)``, from arrays.
     outputs : bool or "everywhere"
         Whether to keep the outputs, for the rank of the last stage or for every rank.
     scale : float
@@ -66,7 +66,7 @@ class Objective:
         self.targets: Samples | Pieces | None = None
         self.losses: dict[int, float] = {}
         self.outputs: dict[int, Samples] = {}
-        self._measured: dict[int, list[float]] = {}
+        self._measured: dict[int, list[tuple[float, float | None]]] = {}
 
     @property
     def has_loss(self) -> bool:
@@ -107,7 +107,7 @@ class Objective:
             self.outputs[microbatch] = Samples(arrays, rebuilt(outputs, [None] * len(arrays)))
         given = rebuilt(outputs, list(map(_to_read, arrays)))
         wanted = None if targets is None else targets.rebuilt(list(map(_to_read, targets.arrays)))
-        self._measured[microbatch] = [_number(name, metric(given, wanted)) for name, metric in self.metrics.items()]
+        self._measured[microbatch] = [_measured(name, metric(given, wanted)) for name, metric in self.metrics.items()]
 
     def numbers(self) -> np.ndarray:
         """Return the loss of the batch, those of its microbatches, and its metrics, in one array.
@@ -116,8 +116,18 @@ class Objective:
         """
         order = sorted(self.losses)
         total = sum(self._shares[k] * self.losses[k] for k in order)
-        metrics = [sum(self._shares[k] * self._measured[k][i] for k in order) for i in range(len(self.metrics))]
+        metrics = [
+            self._mean([(*self._measured[k][i], self._shares[k]) for k in order]) for i in range(len(self.metrics))
+        ]
         return np.array([total, *(self.losses[k] for k in order), *metrics])
+
+    @staticmethod
+    def _mean(found: Sequence[tuple[float, float | None, float]]) -> float:
+        """Return the mean of a metric's values by its own weights or, without, what they add up to by their shares."""
+        total = sum(value * weight for value, weight, _ in found if weight)
+        if any(weight is not None for _, weight, _ in found):
+            return total / (sum(weight for _, weight, _ in found if weight) or nan)
+        return sum(value * share for value, _, share in found if share)  # where nothing counts, a mean is no number
 
 
 def _beside(tensor: Tensor, given: Any) -> Tensor:
@@ -126,13 +136,15 @@ def _beside(tensor: Tensor, given: Any) -> Tensor:
     return record(backend.moved(array, backend.array_module(own), backend.numpy_dtype(own.dtype)))
 
 
-def _number(metric: str, value: Any) -> float:
+def _measured(metric: str, found: Any) -> tuple[float, float | None]:
+    """Return what a metric found, and the weight that it gave to it, if any."""
+    value, weight = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     try:
-        return float(value)
+        return float(value), None if weight is None else float(weight)
     except (TypeError, ValueError):
-        found = f"an array of shape {np.shape(value)}" if hasattr(value, "shape") else type(value).__name__
-        message = f"The metric {metric!r} must return a number, such as a mean over the microbatch"
-        raise TensorError("not-scalar", f"{message}; it returned {found}.") from None
+        kind = f"an array of shape {np.shape(value)}" if hasattr(value, "shape") else type(found).__name__
+        message = f"The metric {metric!r} must return a number, such as a mean over the microbatch, or (mean, weight)"
+        raise TensorError("not-scalar", f"{message}; it returned {kind}.") from None
 
 
 def _to_read(array: Any) -> np.ndarray:

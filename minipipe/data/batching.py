@@ -103,6 +103,8 @@ def batches(
     """
     given = [flattened(part) for part in (inputs, targets) if part is not None]
     lengths = [len(leaf) for leaves, _ in given for leaf in leaves] or [num_samples or 0]
+    if not given and num_samples is None:
+        raise ArgumentError("value", "batches: there are neither inputs nor targets here; give num_samples.")
     if len(set(lengths)) > 1 or lengths[0] < 1 or num_samples not in (None, lengths[0]):
         message = f"The inputs and targets have {lengths} samples, and num_samples is {num_samples}"
         raise ArgumentError("value", f"batches: {message}; expected one number, at least 1.")

@@ -178,6 +178,21 @@ def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
         raise ArgumentError("value", f"timeline: num_steps is {num_steps}; {known}. Call step() before.")
 
 
+def check_inputs_require_grad(is_asked: bool) -> None:
+    """Refuse gradients of the inputs that nobody has asked for. Local.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+    """
+    if not is_asked:
+        message = (
+            "No gradients of the inputs are computed. Make the pipeline so: Pipeline(…, inputs_require_grad=True)."
+        )
+        raise ArgumentError("value", message)
+
+
 def check_frozen(stage: Stage) -> None:
     """Refuse parameters that were frozen when the plan was made, and are to be trained now. Local.
 

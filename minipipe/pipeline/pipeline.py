@@ -24,6 +24,7 @@ from minipipe.pipeline.consistency import (
     check_agreement,
     check_backward,
     check_frozen,
+    check_inputs_require_grad,
     check_loss,
     check_num_steps,
     part_of,
@@ -105,9 +106,6 @@ class Pipeline:
         These five cannot be set: for another of them make another pipeline.
     measures_memory : bool
         Whether ``step`` measures the bytes held after each action. Slow; off by default.
-    input_gradients : array of shape (samples, ...), bundle, or None
-        With ``inputs_require_grad``, on the rank of the first stage: what the last step left, in the form of the
-        inputs; None for whole numbers.
 
     Raises
     ------
@@ -164,7 +162,7 @@ class Pipeline:
         self.measures_memory = False
         self._predictors: dict[int, Executor] = {}
         self._pending: deque[PendingLoss] = deque()  # of the last step, waited for or not
-        self.input_gradients: Any = None
+        self._input_gradients: Any = None
 
     @classmethod
     def from_modules(
@@ -271,7 +269,8 @@ class Pipeline:
             Whether to return the model's outputs, too: on the rank of the last stage, or on every rank.
         metrics : mapping of str to function, optional
             Each ``(outputs, targets) -> number``, of a microbatch, from NumPy's arrays that it may only read. The
-            result has their means, by the weights that the losses have. Every rank is given the same.
+            result has their means, by the weights that the losses have; or by weights of their own, if they return
+            ``(number, weight)``. Every rank is given the same.
         accumulate : bool
             Whether to add the gradients to those that are there, instead of overwriting them: the result is the sum
             over the steps, and for their mean over n steps each has ``scale=1/n``.
@@ -305,8 +304,7 @@ class Pipeline:
         [(True, ['0.weight', '0.bias']), (True, ['2.weight', '2.bias'])]
         """
         objective = Objective(self._loss, self._loss_weight, metrics, outputs, scale)
-        loss = self._train("step", inputs, targets, objective, wait, accumulate)
-        return loss.wait() if wait else loss
+        return self._train("step", inputs, targets, objective, wait, accumulate)
 
     def forward_backward(self, inputs: Any, gradient: Any, *, outputs: Where = True, accumulate: bool = False) -> Any:
         """Run forward, and the backward of outputs whose gradient is given: a model as one function among others.
@@ -345,15 +343,13 @@ class Pipeline:
         [[[8.0], [24.0]], None]
         """
         objective = Objective(GivenGradient(gradient if callable(gradient) else None), outputs=outputs)
-        return self._train("forward_backward", inputs, gradient, objective, True, accumulate).wait().outputs
+        return self._train("forward_backward", inputs, gradient, objective, True, accumulate).outputs
 
-    def _train(
-        self, call: str, inputs: Any, targets: Any, objective: Objective, wait: bool, accumulate: bool
-    ) -> PendingLoss:
+    def _train(self, call: str, inputs: Any, targets: Any, objective: Objective, wait: bool, accumulate: bool) -> Any:
         """Run forward and backward of one batch, and leave its gradients."""
         check_backward(self.schedule, call)
         begun = perf_counter()
-        batch = self._batch(call + "(accumulate=True)" * accumulate, inputs, targets, objective)
+        batch = self._batch(call + "(accumulate=True)" * accumulate, inputs, targets, objective, self._is_training)
         for stage in self._stages.values():
             check_frozen(stage)
             stage.begin(accumulate)
@@ -368,17 +364,16 @@ class Pipeline:
         if self._num_steps == 0:
             warn_of_missing_gradients(self._parameters)
         self._num_steps += 1
-        self.input_gradients = batch.input_gradients(record.input_gradients)
+        self._input_gradients = batch.input_gradients(record.input_gradients)
         loss = deliver_loss(self._group, self._intake.last_rank, batch)
         self._pending.append(loss)
         while len(self._pending) > 1:  # in their order, and no rank is far behind
             self._pending.popleft().wait()
-        if wait:
-            loss.wait()
+        found = loss.wait() if wait else loss
         record.begun, record.left = begun, perf_counter()
         records.append(record)
         self._records = records
-        return loss
+        return found
 
     def evaluate(
         self,
@@ -464,10 +459,7 @@ class Pipeline:
             self._predictors[count].run(batch)
         return batch
 
-    def _batch(
-        self, call: str, inputs: Any, targets: Any, objective: Objective, is_training: bool | None = None
-    ) -> Batch:
-        is_training = self._is_training if is_training is None else is_training
+    def _batch(self, call: str, inputs: Any, targets: Any, objective: Objective, is_training: bool) -> Batch:
         return self._intake.batch(call, inputs, targets, objective, is_training, self._num_steps)
 
     # -- this rank's part -----------------------------------------------------------------------------------
@@ -481,6 +473,20 @@ class Pipeline:
     def local_stages(self) -> tuple[int, ...]:
         """The indices of the stages on this rank."""
         return tuple(self._stages)
+
+    @property
+    def input_gradients(self) -> Any:
+        """The gradients of the inputs that the last step left, in the form of the inputs; None for whole numbers.
+
+        Local. They are on the rank of the first stage; on others there is None.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``, if the pipeline was not made with ``inputs_require_grad=True``.
+        """
+        check_inputs_require_grad(self._plan.inputs_require_grad)
+        return self._input_gradients
 
     @property
     def needs(self) -> Needs:
@@ -757,7 +763,8 @@ class Pipeline:
         """
         from minipipe.profiling.stages import measure_memory  # a door to the room above, as is the next one
 
-        batch = self._batch("measure_memory", inputs, targets, Objective(self._loss, self._loss_weight))
+        objective = Objective(self._loss, self._loss_weight)
+        batch = self._batch("measure_memory", inputs, targets, objective, self._is_training)
         return measure_memory(self._executor, self._plan.program, batch)
 
     def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
@@ -798,7 +805,8 @@ class Pipeline:
         """
         from minipipe.profiling.stages import measure_costs
 
-        batch = self._batch("measure_costs", inputs, targets, Objective(self._loss, self._loss_weight))
+        objective = Objective(self._loss, self._loss_weight)
+        batch = self._batch("measure_costs", inputs, targets, objective, self._is_training)
         return measure_costs(self._executor, self._plan.program, batch, num_steps)
 
     def __repr__(self) -> str:

@@ -136,6 +136,41 @@ def test_a_metric_that_is_no_number_is_named(metric, found):
     assert caught.value.code == "not-scalar"
 
 
+def test_a_metric_may_have_weights_of_its_own():
+    """The story: the share of sentences that are right, beside a loss over tokens, counted by tokens."""
+    x = np.ones((6, 3, WIDTH), np.float32)
+    y = np.full((6, 3), -1)
+    y[0], y[1:, 0] = 1, 2  # three tokens, and one in each of five others
+
+    def sentences(scores, labels):
+        return (labels[:, 0] == 2).mean(), len(labels)
+
+    def tokens(scores, labels):
+        return (labels[labels >= 0] == 2).mean()
+
+    def none(scores, labels):
+        return 5.0, 0
+
+    pipeline = Pipeline(nn.Sequential(nn.Linear(WIDTH, 3)), OneRankGroup(), loss=LOSS, num_microbatches=3)
+    metrics = pipeline.step(x, y, metrics={"sentences": sentences, "tokens": tokens, "none": none}).metrics
+    assert metrics["sentences"] == pytest.approx(5 / 6) and metrics["tokens"] == pytest.approx(5 / 8)
+    assert np.isnan(metrics["none"])
+
+
+def test_a_microbatch_that_does_not_count_does_not_spoil_a_metric():
+    x, y = batch(8)
+    y[:] = [1, 1, -1, -1, 2, 2, -1, -1]
+    loss = made(OneRankGroup()).step(x, y, metrics={"of nothing": lambda _, y: np.nan if (y < 0).all() else 1.0})
+    assert loss.metrics["of nothing"] == 1.0
+
+
+def test_gradients_of_inputs_that_nobody_asked_for_are_refused():
+    pipeline = made(OneRankGroup())
+    pipeline.step(*batch())
+    with pytest.raises(ArgumentError, match="Make the pipeline so: .*inputs_require_grad=True"):
+        _ = pipeline.input_gradients
+
+
 def test_every_rank_must_name_the_same_metrics():
     def train(group):
         metrics = {"accuracy": accuracy} if group.rank == 0 else {}
