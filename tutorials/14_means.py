@@ -507,6 +507,7 @@ def ends_found(outputs, labels):
 def evaluate(group):
     pipeline, _ = train(group, token_loss, 4)
     metrics = {"accuracy": accuracy, "ends found": ends_found}
+    metrics["by texts"] = lambda outputs, labels: (ends_found(outputs, labels), len(labels))  # a mean, and its weight
     return pipeline.evaluate(inputs, labels, metrics=metrics, outputs="everywhere")
 
 
@@ -516,11 +517,14 @@ for name, metric in (("accuracy", accuracy), ("ends found", ends_found)):
     of_parts = [metric(found.outputs[part], labels[part]) for part in parts]
     rows[name] = [metric(found.outputs, labels), np.mean(of_parts), found.metrics[name]]
     print("{:11} whole batch {:.3f}, mean of microbatches {:.3f}, metrics= {:.3f}".format(name, *rows[name]))
+print(f"ends found, weighted by texts: metrics= {found.metrics['by texts']:.3f}")
 assert np.allclose(rows["accuracy"], [0.4, 0.36, 0.4]) and np.allclose(rows["ends found"], [0.75, 0.75, 0.875])
+assert found.metrics["by texts"] == 0.75
 
 # %% [markdown]
-# Each of the two ways is right for one of the two (the second one only because each microbatch has two texts). Where
-# neither fits, keep the outputs, with `outputs=True` or `"everywhere"`, and compute the number from the whole batch, as
+# Each of the two ways is right for one of the two (the second one only because each microbatch has two texts). The cure
+# is that of the loss: a metric whose mean is over something else returns its weight, too, as the last line does. Where
+# no mean fits, keep the outputs, with `outputs=True` or `"everywhere"`, and compute the number from the whole batch, as
 # in the column on the left. And take functions of a mean after the mean: perplexity is exp(loss of the batch), not the
 # mean of exp(loss of a microbatch).
 #
