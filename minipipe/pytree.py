@@ -74,6 +74,31 @@ def _is_list_of_arrays(given: Any) -> bool:
     )
 
 
+def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
+    """Return what was given for each tensor of a bundle, in the order of the bundle.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``, for another form.
+
+    Examples
+    --------
+    >>> leaves_like({"a": Tensor([1.0]), "b": Tensor([2.0])}, {"b": [20.0], "a": [10.0]})
+    [[10.0], [20.0]]
+    """
+    expected: Any = list(bundle) if isinstance(bundle, dict) else len(bundle) if _is_row(bundle) else None
+    found: Any = list(given) if isinstance(given, dict) else len(given) if _is_row(given) else None
+    if expected is None:
+        return [given]
+    if isinstance(bundle, dict) and isinstance(given, dict) and given.keys() == bundle.keys():
+        return [leaf for name, part in bundle.items() for leaf in leaves_like(part, given[name])]
+    if expected == found and not isinstance(bundle, dict):
+        return [leaf for part, own in zip(bundle, given) for leaf in leaves_like(part, own)]
+    message = f"The model returns a {type(bundle).__name__} of {expected}; what was given for it is"
+    raise TensorError("shape", f"{message} {f'a {type(given).__name__} of {found}' if found else 'one array'}.")
+
+
 def rebuilt(form: Any, items: list[Any]) -> Any:
     """Return items in the form of a bundle: one by itself, or a tuple, list or dict of them, nested as it is.
 

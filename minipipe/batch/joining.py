@@ -13,12 +13,14 @@ from minipipe.batch.samples import Microbatches, Pieces, Samples
 from minipipe.errors import TensorError
 
 
-def joined(parts: Sequence[Samples], is_cut: bool) -> Samples:
+def joined(parts: Sequence[Samples], slices: Sequence[slice], is_cut: bool) -> Samples:
     """Return the outputs of microbatches as those of their batch, in NumPy's memory.
 
     Parameters
     ----------
     parts : sequence of Samples
+    slices : sequence of slice
+        Where they lie in the batch.
     is_cut : bool
         Whether the batch came as microbatches: then the result is a list of them.
 
@@ -29,15 +31,15 @@ def joined(parts: Sequence[Samples], is_cut: bool) -> Samples:
 
     Examples
     --------
-    >>> joined([Samples([np.zeros(2)]), Samples([np.ones(1)])], is_cut=False).arrays
+    >>> joined([Samples([np.zeros(2)]), Samples([np.ones(1)])], [slice(0, 2), slice(2, 3)], is_cut=False).arrays
     [array([0., 0., 1.])]
     """
     if is_cut:
-        return Samples(
-            [backend.to_numpy(array) for part in parts for array in part.arrays], [part.form for part in parts]
-        )
+        arrays = [np.array(backend.to_numpy(array)) for part in parts for array in part.arrays]
+        return Samples(arrays, [part.form for part in parts])
     shapes = [[array.shape for array in part.arrays] for part in parts]
-    if any(not shape or shape[1:] != own[1:] for row in shapes for shape, own in zip(row, shapes[0])):
+    lengths = [part.stop - part.start for part in slices]
+    if any((n, *first[1:]) != shape for n, row in zip(lengths, shapes) for shape, first in zip(row, shapes[0])):
         message = f"The outputs of the microbatches have shapes {shapes}, which make no array of shape (samples, ...)"
         raise TensorError("shape", f"{message}; give the batch as minipipe.Microbatches, and you get such.")
     rows = zip(*(map(backend.to_numpy, part.arrays) for part in parts))
@@ -68,12 +70,16 @@ def joined_gradients(inputs: Samples | Pieces, slices: Sequence[slice], gradient
         return Microbatches(part.rebuilt(row) for part, row in zip(parts, rows))
     columns: list[Any] = list(zip(*rows))
     for i, column in enumerate(columns):
-        is_added = i in inputs.replicated
-        columns[i] = None if column[0] is None else sum(column[1:], column[0]) if is_added else np.concatenate(column)
+        if column[0] is None:
+            columns[i] = None
+        elif i in inputs.replicated:
+            columns[i] = sum(column[1:], column[0])
+        else:
+            columns[i] = np.concatenate(column)
     return inputs.rebuilt(columns)
 
 
 def _gradient(array: Array, gradient: Array | None) -> np.ndarray | None:
     if not backend.is_floating(array.dtype):
         return None
-    return backend.to_numpy(array * 0 if gradient is None else gradient)
+    return np.zeros_like(backend.to_numpy(array)) if gradient is None else backend.to_numpy(gradient)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-from minipipe.errors import ArgumentError, RankError
+from minipipe.errors import ArgumentError
 
 
 class BatchLoss(float):
@@ -49,19 +49,9 @@ class BatchLoss(float):
 
     @classmethod
     def read(cls, numbers: list[float], num_microbatches: int, metrics: Iterable[str], outputs: Any) -> BatchLoss:
-        """Return the loss of what :meth:`Objective.numbers` wrote, for the metrics that this rank asks for.
-
-        Raises
-        ------
-        RankError
-            Code ``disagreement``, when the rank of the last stage was asked for others.
-        """
+        """Return the loss of what :meth:`Objective.numbers` wrote, for the metrics that all ranks ask for."""
         (loss, *losses), values = numbers[: 1 + num_microbatches], numbers[1 + num_microbatches :]
-        names = list(metrics)
-        if len(values) != len(names):
-            message = f"This rank asks for {len(names)} metrics {names}, that of the last stage for {len(values)}."
-            raise RankError("disagreement", f"{message} Every rank must be given the same.")
-        return cls(loss, losses, dict(zip(names, values)), outputs)
+        return cls(loss, losses, dict(zip(metrics, values)), outputs)
 
 
 class PendingLoss:

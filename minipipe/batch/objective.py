@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from math import inf, nan
+from operator import add
 from typing import Any, Literal
+from zlib import crc32
 
 import numpy as np
 
 from minipipe import backend
 from minipipe.batch.samples import Pieces, Samples
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
-from minipipe.functional.shape import reshape
-from minipipe.nn.auxiliary_loss import WithLosses
-from minipipe.pytree import Bundle, flattened, rebuilt, tensors_in
+from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
+from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
 from minipipe.tensor import Tensor, record
 
 Loss = Callable[[Any, Any], Tensor]
@@ -62,7 +64,7 @@ class Objective:
         self._loss, self._loss_weight, self._scale = loss, loss_weight, scale
         if outputs not in (True, False, "everywhere"):
             raise ArgumentError("value", f"outputs is {outputs!r}; expected True, False or 'everywhere'.")
-        self.metrics, self.where = metrics or {}, outputs
+        self.metrics, self.where = dict(metrics or {}), outputs
         self.targets: Samples | Pieces | None = None
         self.losses: dict[int, float] = {}
         self.outputs: dict[int, Samples] = {}
@@ -76,16 +78,21 @@ class Objective:
     @property
     def needs_targets(self) -> bool:
         """Whether targets must be given."""
-        return self.has_loss and getattr(self._loss, "needs_targets", True)
+        return self.has_loss and not (isinstance(self._loss, GivenGradient) and self._loss.is_function)
+
+    @property
+    def digest(self) -> int:
+        """A number for what all ranks must ask for alike."""
+        return crc32(repr((self.where == "everywhere", *self.metrics)).encode())
 
     def begin(self, slices: Sequence[slice], targets: Samples | Pieces | None) -> None:
         """Take the microbatches of a batch, and its targets."""
-        self.targets = targets
+        self.targets, self._num_samples = targets, slices[-1].stop
         self._parts = None if targets is None else [targets.cut(part) for part in slices]
         self._shares = [] if self._loss is None else shares(slices, self._loss, self._loss_weight, self._parts)
 
     def __call__(self, microbatch: int, outputs: Bundle | WithLosses) -> tuple[Tensor | None, float]:
-        """Return the loss of a microbatch, if there is one, and the gradient with which its backward begins."""
+        """Return the loss of a microbatch, if there is one, and its seed: the gradient with which backward begins."""
         outputs, auxiliary = outputs if isinstance(outputs, WithLosses) else (outputs, None)
         targets = None if self._parts is None else self._parts[microbatch]
         if self.where or self.metrics:
@@ -97,7 +104,10 @@ class Objective:
         if not isinstance(loss, Tensor) or loss.size != 1:
             found = f"a tensor of shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
             raise TensorError("not-scalar", f"The loss must be a tensor with one element, the mean; it is {found}.")
-        loss = loss if auxiliary is None else reshape(loss, ()) + auxiliary
+        if auxiliary is not None:
+            if isinstance(self._loss, GivenGradient):  # a sum; an auxiliary loss is a mean over the batch all the same
+                auxiliary = auxiliary * (tensors_in(outputs)[0].shape[0] / self._num_samples)
+            loss = AuxiliaryLosses([auxiliary]).added_to(loss)
         self.losses[microbatch] = loss.item()
         return loss, self._shares[microbatch] * self._scale
 
@@ -115,7 +125,7 @@ class Objective:
         The sums ascend through the microbatches, whatever the order in which these were computed.
         """
         order = sorted(self.losses)
-        total = sum(self._shares[k] * self.losses[k] for k in order)
+        total = added(self._shares[k] * self.losses[k] for k in order)
         metrics = [
             self._mean([(*self._measured[k][i], self._shares[k]) for k in order]) for i in range(len(self.metrics))
         ]
@@ -124,10 +134,21 @@ class Objective:
     @staticmethod
     def _mean(found: Sequence[tuple[float, float | None, float]]) -> float:
         """Return the mean of a metric's values by its own weights or, without, what they add up to by their shares."""
-        total = sum(value * weight for value, weight, _ in found if weight)
         if any(weight is not None for _, weight, _ in found):
-            return total / (sum(weight for _, weight, _ in found if weight) or nan)
-        return sum(value * share for value, _, share in found if share)  # where nothing counts, a mean is no number
+            weights = [(value, weight) for value, weight, _ in found if weight]
+            return added(value * weight for value, weight in weights) / (added(weight for _, weight in weights) or nan)
+        return added(value * share for value, _, share in found if share)  # where nothing counts, a mean is no number
+
+
+def added(numbers: Iterable[float]) -> float:
+    """Return the sum, from left to right. Python's own compensates for rounding since 3.12, and so has other bits.
+
+    Examples
+    --------
+    >>> added([0.1, 0.2, 0.3])
+    0.6000000000000001
+    """
+    return reduce(add, numbers, 0.0)
 
 
 def _beside(tensor: Tensor, given: Any) -> Tensor:
@@ -189,7 +210,7 @@ def shares(
     if targets is None or not callable(weight):
         return [(part.stop - part.start) / slices[-1].stop for part in slices]
     weights = [float(weight(part.rebuilt())) for part in targets]
-    total = sum(weights)
+    total = added(weights)
     if not all(0 <= w < inf for w in weights) or not total:
         message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."
         raise MicrobatchError("no-weight", f"{message} Is everything ignored, or the loss_weight not a number?")
@@ -215,18 +236,18 @@ class GivenGradient:
     reduction = "sum"
 
     def __init__(self, function: Callable[[Any], Any] | None = None) -> None:
-        self._function, self.needs_targets = function, function is None
+        self._function, self.is_function = function, function is not None
 
     def __call__(self, outputs: Bundle, gradients: Any) -> Tensor:
         """Return the sum of the products, of shape ()."""
         tensors, total = tensors_in(outputs), None
         if self._function is not None:
             gradients = self._function(rebuilt(outputs, [_to_read(tensor.data) for tensor in tensors]))
-        leaves, _ = flattened(gradients)
+        leaves = leaves_like(outputs, gradients)
         arrays = [None if leaf is None else _beside(tensor, leaf) for leaf, tensor in zip(leaves, tensors)]
         shapes = [None if array is None else array.shape for array in arrays]
         expected = [tensor.shape for tensor in tensors]
-        if len(leaves) != len(tensors) or any(shape not in (None, own) for shape, own in zip(shapes, expected)):
+        if any(shape not in (None, own) for shape, own in zip(shapes, expected)):
             message = f"The outputs of a microbatch have shapes {expected}; the gradients given have {shapes}."
             raise TensorError(
                 "shape", f"{message} Expected one for each, of the same shape (or None, from a function)."

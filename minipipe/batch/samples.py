@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from types import ModuleType
 from typing import Any, NamedTuple, cast
@@ -118,7 +119,7 @@ class Pieces:
         """Of all parts."""
         return self.slices[-1].stop
 
-    @property
+    @cached_property
     def slices(self) -> list[slice]:
         """Where each part would lie in a whole batch."""
         ends = [0, *accumulate(part.num_samples for part in self.parts)]

@@ -19,8 +19,8 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     prediction, target : Tensor of any shape
     reduction : {"mean", "sum"}
     weights : array, optional
-        How much each element counts, at least 0, or a mask of truth values; of a shape that NumPy broadcasts to that of
-        the target. The mean is over their sum. What is under a 0 may be anything, NaN too.
+        How much each element counts, at least 0, or a mask of truth values; with as many axes as the target, some of
+        length 1 perhaps. The mean is over their sum. What is under a 0 may be anything, NaN too.
 
     Returns
     -------
@@ -89,6 +89,8 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     xp = array_module(like)
     given = weights.data if isinstance(weights, Tensor) else backend.as_array(weights, like=like)
     try:
+        if given.ndim not in (0, like.ndim):  # it might fit by chance
+            raise ValueError
         each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
     except ValueError:
         message = f"Weights of shape {given.shape} do not fit a target of shape {like.shape}"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from minipipe import backend
 from minipipe.autograd.grad_mode import setting
 from minipipe.errors import ArgumentError, TensorError
+from minipipe.functional.precision import astype
 from minipipe.functional.shape import reshape
 from minipipe.nn.function import text_of
 from minipipe.nn.module import Module
@@ -35,7 +36,7 @@ class AuxiliaryLosses(list[Tensor]):
 
     def added_to(self, loss: Tensor) -> Tensor:
         """Return the sum with a loss; it has the bits of a pipeline."""
-        return reshape(loss, ()) + sum(self[1:], self[0]) if self else loss
+        return reshape(_wide(loss), ()) + sum(self[1:], self[0]) if self else loss
 
 
 _here: ContextVar[AuxiliaryLosses | None] = ContextVar("auxiliary losses", default=None)
@@ -90,7 +91,7 @@ class AuxiliaryLoss(Module):
             if not isinstance(value, Tensor) or value.size != 1:
                 found = f"a tensor of shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__
                 raise TensorError("not-scalar", f"An AuxiliaryLoss must be a tensor with one element; it is {found}.")
-            losses.append(reshape(value, ()) * self.weight)
+            losses.append(reshape(_wide(value), ()) * self.weight)
         return x
 
     def describe(self) -> str:
@@ -140,17 +141,19 @@ def carrying_losses(forward: Callable[[Any], Any], is_first: bool, is_last: bool
 
     def carrying(x: Any) -> Any:
         x, total = (x, None) if is_first else x
+        total = None if total is not None and not total.size else total
         with auxiliary_losses() as own:
             result = forward(x)
         for value in own:  # one after the other, as in one process, whatever the partition
             total = value if total is None else total + value
         if is_last:
             return result if total is None else WithLosses(result, total)
-        return result, total if total is not None else _zero(tensors_in(result))
+        nothing = record(backend.filled((0,), 0.0, tensors_in(result)[0].data))
+        return result, nothing if total is None else total
 
     return carrying
 
 
-def _zero(tensors: list[Tensor]) -> Tensor:
-    real = [tensor.data for tensor in tensors if backend.is_floating(tensor.dtype)]
-    return record(backend.filled((), 0.0, real[0])) if real else Tensor(0.0)
+def _wide(loss: Tensor) -> Tensor:
+    """Return a loss as it is or, of float16 and bfloat16, in float32, as losses are."""
+    return astype(loss, "float32") if backend.is_half(loss.dtype) else loss

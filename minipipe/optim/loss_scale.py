@@ -140,13 +140,13 @@ class LossScale:
         return True
 
     def _shrink(self) -> None:
-        self.value, self.num_good_steps = self.value / self._factor, 0
-        if self.value < self._minimum:
+        if self.value / self._factor < self._minimum:
             raise ParameterError(
                 "not-finite",
-                f"The gradients are not finite, even at a loss scale of {self.value * self._factor:g}. The model's own "
+                f"The gradients are not finite, even at a loss scale of {self.value:g}. The model's own "
                 "values overflow, or the loss is no number: look at the loss, use a smaller learning rate, or float32.",
             )
+        self.value, self.num_good_steps = self.value / self._factor, 0
 
     def _grow(self) -> None:
         self.num_good_steps += 1

@@ -87,7 +87,9 @@ class Calls:
         self._first_rank = first_rank
         self._pipeline = group.next_serial()
 
-    def begin(self, call: str, size: int = 0, is_training: bool = True, layout: int = 0) -> tuple[int, int]:
+    def begin(
+        self, call: str, size: int = 0, is_training: bool = True, layout: int = 0, asked: int = 0
+    ) -> tuple[int, int]:
         """Return the first rank's ``size`` and ``layout``; check that all ranks begin the same call of one pipeline.
 
         Collective.
@@ -97,10 +99,10 @@ class Calls:
         MessageError
             Code ``step``, naming both calls.
         RankError
-            Code ``disagreement``, when one rank trains and another evaluates.
+            Code ``disagreement``, when one rank trains and another evaluates, or they ask for other metrics or outputs.
         """
         self.count += 1
-        mine = np.array([self._pipeline, self.count, _NAMES.index(call), is_training, size, layout])
+        mine = np.array([self._pipeline, self.count, _NAMES.index(call), is_training, asked, size, layout])
         sent = mine if self._group.rank == self._first_rank else None
         first = self._group.broadcast(sent, self._first_rank, what=part_of(call))
         if first[:3].tolist() != mine[:3].tolist():
@@ -117,7 +119,10 @@ class Calls:
                 f"The mode of rank {self._group.rank} is {modes[is_training]}, but rank {self._first_rank} has "
                 f"{modes[first[3]]}. Every rank must call pipeline.train() and pipeline.eval() alike.",
             )
-        return int(first[4]), int(first[5])
+        if first[4] != asked:
+            message = f"Rank {self._group.rank} asks for other metrics than rank {self._first_rank}, or one of them for"
+            raise RankError("disagreement", f'{message} outputs="everywhere". Every rank must ask {call} for the same.')
+        return int(first[5]), int(first[6])
 
 
 def part_of(call: str) -> str:
@@ -187,9 +192,7 @@ def check_inputs_require_grad(is_asked: bool) -> None:
         Code ``value``.
     """
     if not is_asked:
-        message = (
-            "No gradients of the inputs are computed. Make the pipeline so: Pipeline(…, inputs_require_grad=True)."
-        )
+        message = "No gradients of the inputs are computed; they are by Pipeline(…, inputs_require_grad=True)."
         raise ArgumentError("value", message)
 
 

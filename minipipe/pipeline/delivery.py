@@ -26,12 +26,12 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
     batch : Batch
     """
     kept = batch.objective.outputs
-    found = joined([kept[k] for k in sorted(kept)], batch.is_cut) if kept else None
+    found = joined([kept[k] for k in sorted(kept)], batch.slices, batch.is_cut) if kept else None
     if batch.objective.where == "everywhere":
         # As if gradients of all were wanted: then a single array of real numbers travels as it is.
         message = None if found is None else Payload(found.arrays, [True] * len(found.arrays), found.form).to_message()
         payload = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
-        found = Samples(payload.arrays, payload.form)
+        found = Samples([a if a.flags.writeable else a.copy() for a in payload.arrays], payload.form)
     return None if found is None else returned(found, batch.is_cut)
 
 
@@ -43,7 +43,7 @@ def deliver_loss(group: ProcessGroup, root: int, batch: Batch) -> PendingLoss:
     outputs = deliver_outputs(group, root, batch)
     numbers = batch.objective.numbers() if group.rank == root else None
     request = group.ibroadcast(numbers, root, step=batch.step, what=part_of(batch.call))
-    num_microbatches, metrics = len(batch.slices), batch.objective.metrics
+    num_microbatches, metrics = len(batch.slices), list(batch.objective.metrics)
 
     def receive() -> BatchLoss:
         return BatchLoss.read(request.wait().tolist(), num_microbatches, metrics, outputs)

@@ -47,10 +47,14 @@ class Intake:
         if not objective.has_loss and call != "predict":
             message = f"{call}() needs a loss, but this pipeline has none: Pipeline(…, loss=nn.MSELoss())."
             raise ModelError("loss", message)
-        own_inputs = self._own(inputs, "inputs") if self.needs.inputs else None
-        own_targets = self._own(targets, "targets") if self.needs.targets and objective.needs_targets else None
+        try:
+            own_inputs = self._own(inputs, "inputs") if self.needs.inputs else None
+            own_targets = self._own(targets, "targets") if self.needs.targets and objective.needs_targets else None
+        except Exception:
+            self.calls.count += 1  # so that no later call is taken for this one
+            raise
         size, own_layout = (0, 0) if own_inputs is None else (own_inputs.num_samples, own_inputs.layout)
-        num_samples, layout = self.calls.begin(call, size, is_training, own_layout)
+        num_samples, layout = self.calls.begin(call, size, is_training, own_layout, objective.digest)
         if own_targets is not None:
             self._check_alike(own_targets, num_samples, layout)
         count = self._plan.schedule.num_microbatches
@@ -59,9 +63,9 @@ class Intake:
         slices = divided(num_samples, count, own_inputs, own_targets)
         if self.needs.targets:
             objective.begin(slices, own_targets)
-        wants_gradients = self._plan.inputs_require_grad
-        numbers = self.calls.count, training_step, self._seed
-        return Batch(call, slices, own_inputs, objective, *numbers, bool(layout), wants_gradients)
+        rest: dict[str, Any] = {"training_step": training_step, "seed": self._seed, "is_cut": bool(layout)}
+        wants = self._plan.inputs_require_grad
+        return Batch(call, slices, own_inputs, objective, self.calls.count, **rest, inputs_require_grad=wants)
 
     def _check_alike(self, targets: Samples | Pieces, num_samples: int, layout: int) -> None:
         if targets.num_samples != num_samples:

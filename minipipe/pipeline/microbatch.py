@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +63,9 @@ class Batch:
         """The inputs and targets that this rank has."""
         return [array for given in (self.inputs, self.objective.targets) if given is not None for array in given.arrays]
 
-    def input_gradients(self, by_microbatch: Mapping[int, Payload]) -> Any:
-        """Return the gradients of the inputs, in their form, where they are asked for and this rank has the inputs."""
+    def input_gradients(self, by_microbatch: dict[int, Payload]) -> Any:
+        """Take out the gradients of the inputs, in their form, where they are wanted and this rank has the inputs."""
         if self.inputs is None or not self.inputs_require_grad:
             return None
-        gradients = [by_microbatch[k].arrays for k in range(len(self.slices))]
+        gradients = [by_microbatch.pop(k).arrays for k in range(len(self.slices))]
         return joined_gradients(self.inputs, self.slices, gradients)

@@ -264,7 +264,8 @@ class Pipeline:
             bundle, of tensors. Or :class:`minipipe.Microbatches`, of any lengths, which are cut already.
         wait : bool
             Whether to wait for the loss, which the rank of the last stage has first. If not, this rank may update its
-            parameters and begin the next step while others are still in this one.
+            parameters and begin the next step while others are still in this one; that step waits for this loss, so no
+            rank is further ahead than one step. ``outputs="everywhere"`` waits in any case.
         outputs : bool or "everywhere"
             Whether to return the model's outputs, too: on the rank of the last stage, or on every rank.
         metrics : mapping of str to function, optional
@@ -273,7 +274,9 @@ class Pipeline:
             ``(number, weight)``. Every rank is given the same.
         accumulate : bool
             Whether to add the gradients to those that are there, instead of overwriting them: the result is the sum
-            over the steps, and for their mean over n steps each has ``scale=1/n``.
+            over the steps, and for their mean over n steps each has ``scale=1/n``. A parameter that several ranks share
+            adds up the sums of the steps, so its last bits may differ from those of one process. Gradients of the
+            inputs are not added. A step that fails leaves no gradients, none of earlier steps either.
         scale : float
             Multiplies the gradients, and not the loss: 1/n for a mean over n steps, or the value of a
             :class:`minipipe.optim.LossScale`.
@@ -366,10 +369,10 @@ class Pipeline:
         self._num_steps += 1
         self._input_gradients = batch.input_gradients(record.input_gradients)
         loss = deliver_loss(self._group, self._intake.last_rank, batch)
-        self._pending.append(loss)
-        while len(self._pending) > 1:  # in their order, and no rank is far behind
+        while self._pending:  # in their order, and no rank is far behind
             self._pending.popleft().wait()
         found = loss.wait() if wait else loss
+        self._pending.extend([] if wait else [loss])
         record.begun, record.left = begun, perf_counter()
         records.append(record)
         self._records = records
