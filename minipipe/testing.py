@@ -239,7 +239,8 @@ def check_independent_of_microbatches(
     """Check that the loss of a batch and its gradients do not depend on the number of microbatches, but for rounding.
 
     Collective; the pipeline stays as it is. They do where the loss is a mean over something else than samples and has
-    no ``weight``, or where a layer takes statistics over a microbatch. Dropout and the like are left out.
+    no ``weight``, or where a layer takes statistics over a microbatch. Dropout and the like are left out, and auxiliary
+    losses, too.
 
     Parameters
     ----------

@@ -61,10 +61,17 @@ class Objective:
         outputs: Where = False,
         scale: float = 1.0,
     ) -> None:
-        self._loss, self._loss_weight, self._scale = loss, loss_weight, scale
+        if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
+            message = f"metrics is {metrics!r:.60}; expected a dict of functions, such as {{'accuracy': accuracy}}."
+            raise ArgumentError("type", message)
+        if not isinstance(scale, int | float | np.number):
+            hint = " Give its value: scale=scale.value." if hasattr(scale, "value") else ""
+            raise ArgumentError("type", f"scale is {scale!r:.60}; expected a number.{hint}")
+        self._loss, self._loss_weight, self._scale = loss, loss_weight, float(scale)
         if outputs not in (True, False, "everywhere"):
             raise ArgumentError("value", f"outputs is {outputs!r}; expected True, False or 'everywhere'.")
-        self.metrics, self.where = dict(metrics or {}), outputs
+        self.metrics: dict[str, Metric] = dict(metrics or {})
+        self.where: Where = outputs
         self.targets: Samples | Pieces | None = None
         self.losses: dict[int, float] = {}
         self.outputs: dict[int, Samples] = {}
@@ -117,7 +124,9 @@ class Objective:
             self.outputs[microbatch] = Samples(arrays, rebuilt(outputs, [None] * len(arrays)))
         given = rebuilt(outputs, list(map(_to_read, arrays)))
         wanted = None if targets is None else targets.rebuilt(list(map(_to_read, targets.arrays)))
-        self._measured[microbatch] = [_measured(name, metric(given, wanted)) for name, metric in self.metrics.items()]
+        self._measured[microbatch] = [
+            _measured(f"the metric {name!r}", metric(given, wanted)) for name, metric in self.metrics.items()
+        ]
 
     def numbers(self) -> np.ndarray:
         """Return the loss of the batch, those of its microbatches, and its metrics, in one array.
@@ -157,15 +166,15 @@ def _beside(tensor: Tensor, given: Any) -> Tensor:
     return record(backend.moved(array, backend.array_module(own), backend.numpy_dtype(own.dtype)))
 
 
-def _measured(metric: str, found: Any) -> tuple[float, float | None]:
-    """Return what a metric found, and the weight that it gave to it, if any."""
+def _measured(name: str, found: Any) -> tuple[float, float | None]:
+    """Return what a metric, or another function of a microbatch, found, and the weight that it gave to it, if any."""
     value, weight = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     try:
         return float(value), None if weight is None else float(weight)
     except (TypeError, ValueError):
         kind = f"an array of shape {np.shape(value)}" if hasattr(value, "shape") else type(found).__name__
-        message = f"The metric {metric!r} must return a number, such as a mean over the microbatch, or (mean, weight)"
-        raise TensorError("not-scalar", f"{message}; it returned {kind}.") from None
+        message = f"{name} must be a number; for a microbatch it is {kind}."
+        raise TensorError("not-scalar", f"{message[0].upper()}{message[1:]}") from None
 
 
 def _to_read(array: Any) -> np.ndarray:
@@ -209,7 +218,7 @@ def shares(
     weight = weight or getattr(loss, "weight", None)
     if targets is None or not callable(weight):
         return [(part.stop - part.start) / slices[-1].stop for part in slices]
-    weights = [float(weight(part.rebuilt())) for part in targets]
+    weights = [_measured("the weight of a loss", weight(part.rebuilt()))[0] for part in targets]
     total = added(weights)
     if not all(0 <= w < inf for w in weights) or not total:
         message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."

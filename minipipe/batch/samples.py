@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from minipipe import backend
-from minipipe.backend import Array
+from minipipe.backend import Array, is_array
 from minipipe.errors import MicrobatchError, TensorError
 from minipipe.pytree import flattened, rebuilt
 from minipipe.tensor import Tensor
@@ -88,6 +88,11 @@ class Microbatches:
     ----------
     parts : iterable of array, or of tuple, list or dict of arrays
 
+    Raises
+    ------
+    MicrobatchError
+        Code ``wrong-number``, for a single array or bundle.
+
     Examples
     --------
     Sequences of three lengths, and no padding.
@@ -102,7 +107,19 @@ class Microbatches:
     """
 
     def __init__(self, parts: Iterable[Any]) -> None:
+        if is_array(parts) or isinstance(parts, str | dict | Tensor):
+            kind = type(parts).__name__
+            raise MicrobatchError("wrong-number", f"Microbatches takes a list of microbatches; this is one {kind}.")
         self.parts = list(parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.parts)
+
+    def __getitem__(self, microbatch: int) -> Any:
+        return self.parts[microbatch]
 
     def __repr__(self) -> str:
         return f"<Microbatches: {len(self.parts)}>"

@@ -7,7 +7,7 @@ from typing import Any
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError
-from minipipe.functional.precision import astype
+from minipipe.functional.precision import in_full
 from minipipe.tensor import Operand, Tensor, operands, record
 
 
@@ -43,9 +43,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     >>> functional.mean_squared_error(Tensor([1.0, 2.0]), Tensor([1.0, 4.0]), weights=[False, True])
     Tensor(4.)
     """
-    prediction, target = operands(prediction, target)
-    if backend.is_half(prediction.dtype):
-        prediction, target = astype(prediction, "float32"), astype(target, "float32")
+    prediction, target = operands(in_full(prediction), in_full(target))
     if prediction.shape != target.shape:
         raise TensorError(
             "shape",

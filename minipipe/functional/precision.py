@@ -56,6 +56,18 @@ def astype(a: Operand, dtype: Any) -> Tensor:
     return record(data, (a, lambda g: backend.as_array(g, before)))
 
 
+def in_full(a: Operand) -> Operand:
+    """Return what a loss computes with: a tensor of float16 or bfloat16 in float32, anything else as it is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> in_full(Tensor(np.ones(2, np.float16))).dtype, in_full(Tensor(np.ones(2, np.float64))).dtype, in_full(2.0)
+    (dtype('float32'), dtype('float64'), 2.0)
+    """
+    return astype(a, "float32") if isinstance(a, Tensor) and backend.is_half(a.dtype) else a
+
+
 def in_float32(operation: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
     """Return ``operation(*tensors, **options)``; of halves computed in float32, forward and backward, and rounded once.
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from minipipe import backend
 from minipipe.autograd.grad_mode import setting
 from minipipe.errors import ArgumentError, TensorError
-from minipipe.functional.precision import astype
+from minipipe.functional.precision import in_full
 from minipipe.functional.shape import reshape
 from minipipe.nn.function import text_of
 from minipipe.nn.module import Module
@@ -36,7 +36,7 @@ class AuxiliaryLosses(list[Tensor]):
 
     def added_to(self, loss: Tensor) -> Tensor:
         """Return the sum with a loss; it has the bits of a pipeline."""
-        return reshape(_wide(loss), ()) + sum(self[1:], self[0]) if self else loss
+        return reshape(in_full(loss), ()) + sum(self[1:], self[0]) if self else loss
 
 
 _here: ContextVar[AuxiliaryLosses | None] = ContextVar("auxiliary losses", default=None)
@@ -91,7 +91,7 @@ class AuxiliaryLoss(Module):
             if not isinstance(value, Tensor) or value.size != 1:
                 found = f"a tensor of shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__
                 raise TensorError("not-scalar", f"An AuxiliaryLoss must be a tensor with one element; it is {found}.")
-            losses.append(reshape(_wide(value), ()) * self.weight)
+            losses.append(reshape(in_full(value), ()) * self.weight)
         return x
 
     def describe(self) -> str:
@@ -152,8 +152,3 @@ def carrying_losses(forward: Callable[[Any], Any], is_first: bool, is_last: bool
         return result, nothing if total is None else total
 
     return carrying
-
-
-def _wide(loss: Tensor) -> Tensor:
-    """Return a loss as it is or, of float16 and bfloat16, in float32, as losses are."""
-    return astype(loss, "float32") if backend.is_half(loss.dtype) else loss

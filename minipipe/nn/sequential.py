@@ -54,7 +54,7 @@ class Sequential(Module):
                 raise ArgumentError(
                     "type",
                     f"Sequential takes modules, one argument each; number {i} is {type(layer).__name__}. "
-                    "Write Sequential(*layers) to give a list.",
+                    "Write Sequential(*layers) to give a list, nn.Function(f) to give a function.",
                 )
         self.layers = _tied(layers)
         # Where these are part of a longer sequence: the number of the first one, for people, and its place, for random

@@ -16,18 +16,8 @@ from minipipe.pipeline.stage import Stage
 from minipipe.schedules.schedule import Schedule
 
 _NAMES = (
-    "step",
-    "step(accumulate=True)",
-    "forward_backward",
-    "forward_backward(accumulate=True)",
-    "evaluate",
-    "predict",
-    "state_dict",
-    "timeline",
-    "measure_memory",
-    "measure_costs",
-    "clip_grad_norm",
-    "unscale_gradients",
+    *("step", "step(accumulate=True)", "forward_backward", "forward_backward(accumulate=True)", "evaluate", "predict"),
+    *("state_dict", "timeline", "measure_memory", "measure_costs", "clip_grad_norm", "unscale_gradients"),
 )
 
 

@@ -63,9 +63,9 @@ class Intake:
         slices = divided(num_samples, count, own_inputs, own_targets)
         if self.needs.targets:
             objective.begin(slices, own_targets)
-        rest: dict[str, Any] = {"training_step": training_step, "seed": self._seed, "is_cut": bool(layout)}
-        wants = self._plan.inputs_require_grad
-        return Batch(call, slices, own_inputs, objective, self.calls.count, **rest, inputs_require_grad=wants)
+        rest: dict[str, Any] = {"step": self.calls.count, "training_step": training_step, "seed": self._seed}
+        wants = {"is_cut": bool(layout), "inputs_require_grad": self._plan.inputs_require_grad}
+        return Batch(call, slices, own_inputs, objective, **rest, **wants)
 
     def _check_alike(self, targets: Samples | Pieces, num_samples: int, layout: int) -> None:
         if targets.num_samples != num_samples:

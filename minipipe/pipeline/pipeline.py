@@ -270,13 +270,15 @@ class Pipeline:
             Whether to return the model's outputs, too: on the rank of the last stage, or on every rank.
         metrics : mapping of str to function, optional
             Each ``(outputs, targets) -> number``, of a microbatch, from NumPy's arrays that it may only read. The
-            result has their means, by the weights that the losses have; or by weights of their own, if they return
-            ``(number, weight)``. Every rank is given the same.
+            result has their means, by the weights that the losses have (sums, where the loss is a sum); or by weights
+            of their own, if they return ``(number, weight)``. Every rank is given the same. Without waiting they are at
+            ``loss.wait().metrics``.
         accumulate : bool
             Whether to add the gradients to those that are there, instead of overwriting them: the result is the sum
-            over the steps, and for their mean over n steps each has ``scale=1/n``. A parameter that several ranks share
-            adds up the sums of the steps, so its last bits may differ from those of one process. Gradients of the
-            inputs are not added. A step that fails leaves no gradients, none of earlier steps either.
+            over the steps. For their mean over n steps each has ``scale=1/n`` or, where they count differently, its
+            share, such as its tokens / those of all. A parameter that several ranks share adds up the sums of the
+            steps, so its last bits may differ from those of one process. Gradients of the inputs are not added. A step
+            that fails leaves no gradients, none of earlier steps either.
         scale : float
             Multiplies the gradients, and not the loss: 1/n for a mean over n steps, or the value of a
             :class:`minipipe.optim.LossScale`.
@@ -320,7 +322,8 @@ class Pipeline:
             Read on the rank of the first stage.
         gradient : array of shape (samples, ...), bundle, or function
             That of the outputs, read on the rank of the last stage; or ``outputs -> gradient``, from arrays of a
-            microbatch. Then None stands for an output that has none.
+            microbatch. Then None stands for an output that has none. What else the function needs of each sample, let
+            the model hand on among its outputs.
         outputs : bool or "everywhere"
             Where to return the outputs: nowhere, on the rank of the last stage, or on every rank.
         accumulate : bool
@@ -352,7 +355,8 @@ class Pipeline:
         """Run forward and backward of one batch, and leave its gradients."""
         check_backward(self.schedule, call)
         begun = perf_counter()
-        batch = self._batch(call + "(accumulate=True)" * accumulate, inputs, targets, objective, self._is_training)
+        name = call + "(accumulate=True)" * bool(accumulate)
+        batch = self._batch(name, inputs, targets, objective, self._is_training)
         for stage in self._stages.values():
             check_frozen(stage)
             stage.begin(accumulate)

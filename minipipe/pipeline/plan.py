@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from minipipe import backend
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.comm import ProcessGroup
@@ -229,9 +230,12 @@ class Plan:
 
     @property
     def dtypes(self) -> dict[str, Any]:
-        """The dtypes that floating inputs and targets are taken in: those of the first and the last parameter."""
+        """The dtypes that floating inputs and targets are taken in: those of the first and the last parameter.
+
+        Beside halves, targets are float32, as losses are.
+        """
         dtypes = [parameter.dtype for parameter in self.model.parameters()] or [np.dtype(np.float32)]
-        return {"inputs": dtypes[0], "targets": dtypes[-1]}
+        return {"inputs": dtypes[0], "targets": np.dtype(np.float32) if backend.is_half(dtypes[-1]) else dtypes[-1]}
 
     def memory(
         self,
@@ -310,6 +314,7 @@ class Plan:
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 
 
+_OF_PIPELINE = "loss", "seed", "recompute", "stack_weight_gradients", "loss_weight", "device", "sample"
 _OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs", "inputs_require_grad")
 
 
@@ -336,7 +341,7 @@ def planned(model: Sequential | Plan, group: ProcessGroup, options: dict[str, An
     for name in options.keys() - set(_OPTIONS):
         hint = " A wait lasts as long as the group allows: init_process_group(timeout=…)." if name == "timeout" else ""
         raise ArgumentError(
-            "name", f"Pipeline takes no {name}=; expected loss, seed, recompute, device, {', '.join(_OPTIONS)}.{hint}"
+            "name", f"Pipeline takes no {name}=; expected {', '.join((*_OF_PIPELINE, *_OPTIONS))}.{hint}"
         )
     if not isinstance(model, Plan):
         return Plan(model, num_ranks=group.size, **options)

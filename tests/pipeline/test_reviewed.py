@@ -6,9 +6,9 @@ import weakref
 import numpy as np
 import pytest
 
-from minipipe import Microbatches, Pipeline, functional, nn, spawn
+from minipipe import Microbatches, Pipeline, functional, nn, optim, spawn
 from minipipe.comm import OneRankGroup
-from minipipe.errors import ArgumentError, MessageError, TensorError
+from minipipe.errors import ArgumentError, MessageError, MicrobatchError, TensorError
 from minipipe.testing import check_independent_of_microbatches, check_same_as_one_process
 from tests.strategies import NAMES, build
 
@@ -151,6 +151,38 @@ def test_nothing_of_a_step_is_kept_once_it_is_over():
     gc.collect()
     assert outputs() is None
     assert all(not record.input_gradients for record in pipeline._records)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"metrics": len}, "metrics is .*; expected a dict of functions"),
+        ({"metrics": {"a": "accuracy"}}, "metrics is .*; expected a dict of functions"),
+        ({"scale": optim.LossScale()}, r"scale is .*; expected a number. Give its value: scale=scale.value"),
+    ],
+)
+def test_what_is_asked_of_a_step_is_looked_at_before_it_begins(asked, words):
+    with pytest.raises(ArgumentError, match=words):
+        identity(loss=nn.MSELoss()).step(np.ones((4, 1)), np.ones((4, 1)), **asked)
+
+
+def test_a_weight_that_is_no_number_is_named():
+    pipeline = identity(loss=nn.MSELoss(), loss_weight=lambda targets: targets)
+    with pytest.raises(TensorError, match=r"The weight of a loss must be a number; .* an array of shape \(2, 1\)"):
+        pipeline.step(np.ones((4, 1)), np.ones((4, 1)))
+
+
+def test_microbatches_are_a_list_and_not_one_array():
+    with pytest.raises(MicrobatchError, match="Microbatches takes a list of microbatches; this is one ndarray"):
+        Microbatches(np.ones((4, 3)))
+    parts = Microbatches([np.ones(2), np.zeros(3)])
+    assert len(parts) == 2 and [len(part) for part in parts] == [2, 3] and parts[1].tolist() == [0, 0, 0]
+
+
+def test_targets_beside_halves_keep_their_precision():
+    pipeline = Pipeline(nn.Sequential(nn.Linear(1, 1, dtype=np.float16)), OneRankGroup(), loss=nn.MSELoss())
+    pipeline.load_state_dict({"0.weight": np.ones((1, 1)), "0.bias": np.zeros(1)})
+    assert pipeline.evaluate(np.zeros((1, 1)), np.full((1, 1), 70000.0)) == pytest.approx(70000.0**2)
 
 
 def test_outputs_are_arrays_of_their_own():
