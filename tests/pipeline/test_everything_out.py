@@ -13,7 +13,7 @@ from minipipe import BatchLoss, Microbatches, Pipeline, Replicated, Tensor, func
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, ModelError, RankError, TensorError
 from minipipe.testing import one_process_step, same_bits
-from tests.launch import mpirun, needs_mpi
+from tests.launch import mpirun, needs_mpi, slowly
 from tests.strategies import NAMES, build, examples
 
 WIDTH = 4
@@ -319,7 +319,7 @@ def test_a_gradient_that_does_not_fit_is_refused(gradient, error, words):
 
 
 @needs_mpi
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, slowly(3), slowly(4)])
 def test_so_it_is_across_processes(num_ranks):
     done = mpirun(num_ranks, "-m", "tests.pipeline.everything_over_mpi", limit=60)
     assert done.code == 0, done.err

@@ -16,7 +16,7 @@ from minipipe.testing import (
     one_process_step,
     same_bits,
 )
-from tests.launch import mpirun, needs_mpi
+from tests.launch import mpirun, needs_mpi, slowly
 from tests.strategies import NAMES, build, examples
 
 PAD = -100
@@ -262,7 +262,7 @@ def test_mistakes_with_cross_entropy_are_told():
 
 
 @needs_mpi
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, slowly(3), slowly(4)])
 def test_so_it_is_through_mpirun(num_ranks):
     done = mpirun(num_ranks, "-m", "tests.pipeline.token_means", limit=60)
     assert done.code == 0, done.err

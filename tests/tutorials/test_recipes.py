@@ -3,10 +3,11 @@
 import ast
 import re
 import sys
+from functools import cache
 
 import pytest
 
-from tests.launch import ROOT, mpirun, needs_mpi, run
+from tests.launch import ROOT, mpirun, needs_mpi, run, slowly
 
 RECIPES = sorted((ROOT / "tutorials" / "recipes").glob("*.py"))
 PAGE = (ROOT / "tutorials" / "README.md").read_text()
@@ -91,14 +92,18 @@ PROMISES = (
 # -- the tests ---------------------------------------------------------------------------------------------------------
 
 
+@cache
+def result_alone(path):
+    return printed(run([sys.executable, path, "--quick"])).splitlines()[-1]
+
+
 @needs_mpi
 @every_recipe
-def test_a_recipe_has_one_result_on_any_number_of_ranks(path):
-    alone = printed(run([sys.executable, path, "--quick"])).splitlines()[-1]
-    assert re.search(r"\d\.\d{9}", alone), "no result to the last digit"
-    for num_ranks in (2, 4):
-        out = printed(mpirun(num_ranks, path, "--quick"))
-        assert out.splitlines()[-1] == alone
+@pytest.mark.parametrize("num_ranks", [2, slowly(4)])
+def test_a_recipe_has_one_result_on_any_number_of_ranks(path, num_ranks):
+    assert re.search(r"\d\.\d{9}", result_alone(path)), "no result to the last digit"
+    out = printed(mpirun(num_ranks, path, "--quick"))
+    assert out.splitlines()[-1] == result_alone(path)
     (promise,) = (each for each in PROMISES if each.__name__ == path.stem)
     assert not promise(out), "a promise that even the quick size keeps says nothing"
 
