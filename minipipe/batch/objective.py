@@ -50,7 +50,7 @@ class Objective:
     Raises
     ------
     ArgumentError
-        Code ``value``.
+        Codes ``type`` and ``value``.
     """
 
     def __init__(
@@ -61,15 +61,8 @@ class Objective:
         outputs: Where = False,
         scale: float = 1.0,
     ) -> None:
-        if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
-            message = f"metrics is {metrics!r:.60}; expected a dict of functions, such as {{'accuracy': accuracy}}."
-            raise ArgumentError("type", message)
-        if not isinstance(scale, int | float | np.number):
-            hint = " Give its value: scale=scale.value." if hasattr(scale, "value") else ""
-            raise ArgumentError("type", f"scale is {scale!r:.60}; expected a number.{hint}")
+        _check_asked(metrics, outputs, scale)
         self._loss, self._loss_weight, self._scale = loss, loss_weight, float(scale)
-        if outputs not in (True, False, "everywhere"):
-            raise ArgumentError("value", f"outputs is {outputs!r}; expected True, False or 'everywhere'.")
         self.metrics: dict[str, Metric] = dict(metrics or {})
         self.where: Where = outputs
         self.targets: Samples | Pieces | None = None
@@ -143,10 +136,22 @@ class Objective:
     @staticmethod
     def _mean(found: Sequence[tuple[float, float | None, float]]) -> float:
         """Return the mean of a metric's values by its own weights or, without, what they add up to by their shares."""
-        if any(weight is not None for _, weight, _ in found):
-            weights = [(value, weight) for value, weight, _ in found if weight]
-            return added(value * weight for value, weight in weights) / (added(weight for _, weight in weights) or nan)
-        return added(value * share for value, _, share in found if share)  # where nothing counts, a mean is no number
+        if all(weight is None for _, weight, _ in found):
+            return added(value * share for value, _, share in found if share)
+        weighted = [(value, weight) for value, weight, _ in found if weight]
+        total = added(weight for _, weight in weighted)
+        return added(value * weight for value, weight in weighted) / total if total else nan
+
+
+def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
+    if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
+        message = f"metrics is {metrics!r:.60}; expected a dict of functions, such as {{'accuracy': accuracy}}."
+        raise ArgumentError("type", message)
+    if outputs not in (True, False, "everywhere"):
+        raise ArgumentError("value", f"outputs is {outputs!r}; expected True, False or 'everywhere'.")
+    if not isinstance(scale, int | float | np.number):
+        hint = " Give its value: scale=scale.value." if hasattr(scale, "value") else ""
+        raise ArgumentError("type", f"scale is {scale!r:.60}; expected a number.{hint}")
 
 
 def added(numbers: Iterable[float]) -> float:
