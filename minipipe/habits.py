@@ -89,6 +89,22 @@ MODULES: Mapping[str, str] = {
     "functional": "import minipipe.functional",
     "init": "nn.initialisers",
 }
+FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("cat", "concat", "hstack", "vstack"), "functional.concatenate(tensors, axis)"),
+    "mse_loss": "functional.mean_squared_error",
+    **{name: f"functional.{other}" for name, other in (("max", "amax"), ("min", "amin"), ("sum", "total"))},
+    "scaled_dot_product_attention": "functional.attention",
+    "pad": "padding= of a convolution, or functional.concatenate with zeros",
+    "one_hot": "class indices as they are, for functional.cross_entropy and functional.embedding",
+    **dict.fromkeys(("batch_norm", "instance_norm"), "functional.group_norm, within each sample"),
+    "adaptive_avg_pool2d": "functional.global_avg_pool",
+    "binary_cross_entropy": _LOSS,
+}
+OPTIMISERS: Mapping[str, str] = {
+    "lr_scheduler": "optim.LearningRateSchedule(optimiser, optim.cosine(num_steps))",
+    "GradScaler": "optim.LossScale",
+    **dict.fromkeys(("RMSprop", "Adagrad", "Adamax", "NAdam"), "optim.Adam or optim.AdamW"),
+}
 ATTRIBUTES: Mapping[str, str] = {
     **{
         name: f"x.numpy().{name}(…)"

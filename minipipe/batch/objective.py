@@ -81,6 +81,11 @@ class Objective:
         return self.has_loss and not (isinstance(self._loss, GivenGradient) and self._loss.is_function)
 
     @property
+    def noun(self) -> str:
+        """What the targets are, for errors."""
+        return "gradients" if isinstance(self._loss, GivenGradient) else "targets"
+
+    @property
     def digest(self) -> int:
         """A number for what all ranks must ask for alike."""
         return crc32(repr((self.where == "everywhere", *self.metrics)).encode())

@@ -38,6 +38,7 @@ from minipipe.functional.rotary import rotary
 from minipipe.functional.selection import clip, masked_fill, where
 from minipipe.functional.shape import contiguous, identity, index, reshape, transpose
 from minipipe.functional.softmax import log_softmax, logsumexp, softmax
+from minipipe.habits import FUNCTIONS, missing
 
 __all__ = [
     "add",
@@ -98,3 +99,7 @@ __all__ = [
     "variance",
     "where",
 ]
+
+
+def __getattr__(name: str) -> None:
+    raise missing("minipipe.functional", name, FUNCTIONS, __all__)

@@ -1,5 +1,6 @@
 """Optimisers, learning rates and loss scales that change, and clipping: the update after each step. No messages."""
 
+from minipipe.habits import OPTIMISERS, missing
 from minipipe.optim.adam import Adam, AdamW
 from minipipe.optim.clipping import clip_grad_norm, clip_gradients, gradient_norm, squared_norms, total_norm
 from minipipe.optim.learning_rate import LearningRateSchedule, constant, cosine, linear, step_decay
@@ -27,3 +28,7 @@ __all__ = [
     "step_decay",
     "total_norm",
 ]
+
+
+def __getattr__(name: str) -> None:
+    raise missing("minipipe.optim", name, OPTIMISERS, __all__)

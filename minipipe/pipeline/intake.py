@@ -48,15 +48,16 @@ class Intake:
             message = f"{call}() needs a loss, but this pipeline has none: Pipeline(…, loss=nn.MSELoss())."
             raise ModelError("loss", message)
         try:
-            own_inputs = self._own(inputs, "inputs") if self.needs.inputs else None
-            own_targets = self._own(targets, "targets") if self.needs.targets and objective.needs_targets else None
+            own_inputs = self._own(inputs, "inputs", "inputs") if self.needs.inputs else None
+            reads_targets = self.needs.targets and objective.needs_targets
+            own_targets = self._own(targets, objective.noun, "targets") if reads_targets else None
         except Exception:
             self.calls.count += 1  # so that no later call is taken for this one
             raise
         size, own_layout = (0, 0) if own_inputs is None else (own_inputs.num_samples, own_inputs.layout)
         num_samples, layout = self.calls.begin(call, size, is_training, own_layout, objective.digest)
         if own_targets is not None:
-            self._check_alike(own_targets, num_samples, layout)
+            self._check_alike(own_targets, objective.noun, num_samples, layout)
         count = self._plan.schedule.num_microbatches
         if call in ("evaluate", "predict", "measure_memory"):  # any number of samples will do, but none
             count = max(1, min(count, num_samples))
@@ -67,19 +68,19 @@ class Intake:
         wants = {"is_cut": bool(layout), "inputs_require_grad": self._plan.inputs_require_grad}
         return Batch(call, slices, own_inputs, objective, **rest, **wants)
 
-    def _check_alike(self, targets: Samples | Pieces, num_samples: int, layout: int) -> None:
+    def _check_alike(self, targets: Samples | Pieces, noun: str, num_samples: int, layout: int) -> None:
         if targets.num_samples != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
-                f"There are {num_samples} inputs (on rank {self.first_rank}), but {targets.num_samples} targets "
+                f"There are {num_samples} inputs (on rank {self.first_rank}), but {targets.num_samples} {noun} "
                 f"(on rank {self._group.rank}); expected one for each: every rank must be given the same batch.",
             )
         if targets.layout != layout:
-            message = "Inputs and targets are not cut into the same microbatches: give both as Microbatches, each of"
+            message = f"Inputs and {noun} are not cut into the same microbatches: give both as Microbatches, each of"
             raise MicrobatchError("unequal-lengths", f"{message} as many samples as the other's, or neither.")
 
-    def _own(self, given: Any, name: str) -> Samples | Pieces:
+    def _own(self, given: Any, noun: str, kind: str) -> Samples | Pieces:
         """Return what this rank needs of a batch, in the model's dtype."""
         if given is None:
-            raise ArgumentError("value", f"Rank {self._group.rank} needs the {name}, but was given None.")
-        return samples(given, name, self._plan.dtypes[name], self._xp)
+            raise ArgumentError("value", f"Rank {self._group.rank} needs the {noun}, but was given None.")
+        return samples(given, noun, self._plan.dtypes[kind], self._xp)

@@ -8,7 +8,7 @@ import pytest
 
 from minipipe import Tensor, functional, nn, optim
 from minipipe.errors import ArgumentError, ParameterError, TensorError
-from minipipe.habits import ATTRIBUTES, MODULES
+from minipipe.habits import ATTRIBUTES, FUNCTIONS, MODULES, OPTIMISERS
 
 X = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
 
@@ -141,3 +141,15 @@ def test_values_that_were_taken_for_a_shape_are_refused_at_once():
 def test_data_in_another_form_are_refused_with_the_remedy(compute, hint):
     with pytest.raises(TensorError, match=hint):
         compute()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_pytorch_name_those_of_here(name):
+    with pytest.raises(AttributeError, match=f"minipipe.functional has no attribute '{name}'; instead: "):
+        getattr(functional, name)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_optimisers_of_pytorch_name_those_of_here(name):
+    with pytest.raises(AttributeError, match=f"minipipe.optim has no attribute '{name}'; instead: optim"):
+        getattr(optim, name)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minipipe import BatchLoss, Microbatches, Pipeline, Replicated, Tensor, functional, nn, random_key, schedules, spawn
 from minipipe.comm import OneRankGroup
-from minipipe.errors import ArgumentError, ModelError, RankError, TensorError
+from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, TensorError
 from minipipe.testing import one_process_step, same_bits
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.strategies import NAMES, build, examples
@@ -310,7 +310,8 @@ def test_a_schedule_whose_first_stages_are_frozen_has_no_gradient_of_inputs():
         (np.ones((10, 2)), TensorError, r"outputs of a microbatch have shapes \[\(3, 3\)\]; the gradients .*\(3, 2\)"),
         (lambda outputs: None, TensorError, "No gradient was given for any output"),
         (lambda outputs: (outputs, outputs), TensorError, "Expected one for each, of the same shape"),
-        (None, ArgumentError, "needs the targets, but was given None"),
+        (None, ArgumentError, "needs the gradients, but was given None"),
+        (np.ones((4, 3)), MicrobatchError, "There are 10 inputs .* but 4 gradients"),
     ],
 )
 def test_a_gradient_that_does_not_fit_is_refused(gradient, error, words):
