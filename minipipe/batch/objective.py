@@ -88,7 +88,8 @@ class Objective:
     @property
     def digest(self) -> int:
         """A number for what all ranks must ask for alike."""
-        return crc32(repr((self.where == "everywhere", *self.metrics)).encode())
+        is_everywhere = self.where == "everywhere"
+        return crc32(repr((is_everywhere, *self.metrics)).encode()) if is_everywhere or self.metrics else 0
 
     def begin(self, slices: Sequence[slice], targets: Samples | Pieces | None) -> None:
         """Take the microbatches of a batch, and its targets."""
@@ -228,7 +229,8 @@ def shares(
     weight = weight or getattr(loss, "weight", None)
     if targets is None or not callable(weight):
         return [(part.stop - part.start) / slices[-1].stop for part in slices]
-    weights = [_measured("the weight of a loss", weight(part.rebuilt()))[0] for part in targets]
+    found = [weight(part.rebuilt()) for part in targets]
+    weights = [x if type(x) in (int, float) else _measured("the weight of a loss", x)[0] for x in found]
     total = added(weights)
     if not all(0 <= w < inf for w in weights) or not total:
         message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."

@@ -228,7 +228,7 @@ class Plan:
             "partition": str(self.partition),
         }
 
-    @property
+    @cached_property
     def dtypes(self) -> dict[str, Any]:
         """The dtypes that floating inputs and targets are taken in: those of the first and the last parameter.
 
