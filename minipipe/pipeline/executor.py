@@ -95,8 +95,8 @@ class Executor:
             self._earlier_sends = [] if finishes_sends else self._sends
             return self._record  # before _forget makes a new one
         except Exception as error:
-            for stage in self.stages.values():  # no half of a gradient, and no graph
-                stage.begin()
+            for stage in () if self.program.is_forward_only else self.stages.values():
+                stage.begin()  # no half of a gradient, and no graph
             if done < len(self._steps):
                 action = self.program.actions[self.group.rank][done]
                 error.add_note(

@@ -96,6 +96,15 @@ def test_a_step_that_fails_leaves_neither_half_a_gradient_nor_a_graph(accumulate
     assert [stage.num_held for stage in pipeline._stages.values()] == [0]
 
 
+def test_an_evaluation_that_fails_leaves_the_gradients_of_the_step_before():
+    pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2)
+    pipeline.step(np.ones((4, 2)), np.ones((4, 1)))
+    before = [parameter.grad.copy() for parameter in pipeline.parameters()]
+    with pytest.raises(TensorError):
+        pipeline.evaluate(np.ones((4, 2)), np.ones((4, 3)))
+    assert all(np.array_equal(p.grad, grad) for p, grad in zip(pipeline.parameters(), before, strict=True))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_auxiliary_loss_beside_a_gradient_from_outside_counts_the_same_in_any_number_of_microbatches(name):
     found = []
