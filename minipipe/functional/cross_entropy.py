@@ -7,6 +7,7 @@ from typing import Any
 from minipipe import backend
 from minipipe.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError
+from minipipe.functional.loss import check_reduction
 from minipipe.functional.precision import astype
 from minipipe.functional.softmax import log_softmax_of_array
 from minipipe.tensor import Operand, Tensor, as_real, record
@@ -122,8 +123,7 @@ def _distribution(columns: Array, ignore_index: int | None, smoothing: float, cl
 
 
 def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k: int) -> None:
-    if reduction not in ("mean", "sum"):
-        raise ArgumentError("value", f"cross_entropy: reduction is {reduction!r}; expected 'mean' or 'sum'.")
+    check_reduction("cross_entropy", reduction)
     if not 0 <= label_smoothing <= 1:
         raise ArgumentError("value", f"cross_entropy: label_smoothing is {label_smoothing}; expected 0 to 1.")
     if class_weights is not None and len(class_weights) != k:

@@ -51,8 +51,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
             "same, such as target.reshape(prediction.shape) where only an axis of length 1 is missing.",
         )
     difference = prediction.data - target.data
-    if reduction not in ("mean", "sum"):
-        raise ArgumentError("value", f"mean_squared_error: reduction is {reduction!r}; expected 'mean' or 'sum'.")
+    check_reduction("mean_squared_error", reduction)
     count: float = prediction.size if reduction == "mean" else 1
     error, pull = backend.sum_of_squares(difference), difference
     if weights is not None:
@@ -66,6 +65,18 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
         (prediction, lambda g: pull * (g * (2 / count))),
         (target, lambda g: pull * (g * (-2 / count))),
     )
+
+
+def check_reduction(name: str, reduction: Any) -> None:
+    """Refuse another reduction than a mean and a sum.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+    """
+    if reduction not in ("mean", "sum"):
+        raise ArgumentError("value", f"{name}: reduction is {reduction!r}; expected 'mean' or 'sum'.")
 
 
 def total_weight(weights: Array) -> float:

@@ -9,9 +9,8 @@ import math
 from typing import Any
 
 from minipipe import functional
-from minipipe.errors import ArgumentError
 from minipipe.functional.cross_entropy import label_weight
-from minipipe.functional.loss import broadcast_weights, total_weight
+from minipipe.functional.loss import broadcast_weights, check_reduction, total_weight
 from minipipe.functional.precision import in_full
 from minipipe.nn.module import Module
 from minipipe.tensor import Operand, Tensor, as_tensor
@@ -46,7 +45,7 @@ class CrossEntropyLoss(Module):
         class_weights: Any = None,
         reduction: str = "mean",
     ) -> None:
-        _check_reduction("CrossEntropyLoss", reduction)
+        check_reduction("CrossEntropyLoss", reduction)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.class_weights, self.reduction = class_weights, reduction
 
@@ -79,7 +78,7 @@ class MSELoss(Module):
     """
 
     def __init__(self, reduction: str = "mean") -> None:
-        _check_reduction("MSELoss", reduction)
+        check_reduction("MSELoss", reduction)
         self.reduction = reduction
 
     def forward(self, prediction: Tensor, targets: Operand | tuple[Operand, Any]) -> Tensor:
@@ -93,8 +92,3 @@ class MSELoss(Module):
         if weights is None:
             return math.prod(target.shape if hasattr(target, "shape") else as_tensor(target).shape)
         return total_weight(broadcast_weights(weights, as_tensor(in_full(target)).data))
-
-
-def _check_reduction(name: str, reduction: Any) -> None:
-    if reduction not in ("mean", "sum"):
-        raise ArgumentError("value", f"{name}: reduction is {reduction!r}; expected 'mean' or 'sum'.")
