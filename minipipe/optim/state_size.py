@@ -51,10 +51,23 @@ def state_bytes(make_optimiser: Callable[[list[Parameter]], Optimiser] | None, p
     for standin in standins:
         standin.grad = np.zeros_like(standin.data)
     optimiser.step()
-    kept = [optimiser._states.get(id(standin), {}).values() for standin in standins]
+    states, masters = optimiser._states, optimiser._masters
+    kept = [[*states.get(id(standin), {}).values(), masters.get(id(standin))] for standin in standins]
     return sum(
         backend.num_bytes(array) * parameter.size
         for parameter, arrays in zip(trained, kept)
         for array in arrays
         if backend.is_array(array)
     )
+
+
+def gradient_bytes(parameters: Iterable[Parameter]) -> int:
+    """Return the bytes of the gradients of parameters that are trained; those of halves are float32.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> gradient_bytes([nn.Parameter((10,)), nn.Parameter((10,), dtype=np.float16)])
+    80
+    """
+    return sum(p.size * max(4, p.nbytes // max(1, p.size)) for p in parameters if p.requires_grad)

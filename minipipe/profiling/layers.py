@@ -11,7 +11,7 @@ from minipipe.errors import ArgumentError
 from minipipe.nn import Module, Parameter
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim.optimiser import Optimiser
-from minipipe.optim.state_size import state_bytes
+from minipipe.optim.state_size import gradient_bytes, state_bytes
 from minipipe.partition.layers import check_partition, partition_by_cost, partition_by_stage_cost
 from minipipe.profiling.holding import Holding, held_by_stage
 from minipipe.render.table import html_table, text_table
@@ -256,8 +256,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
     @staticmethod
     def _kept(layer: Module, optimiser: MakeOptimiser | None) -> int:
         """Return the bytes of a layer's parameters, gradients and optimiser state."""
-        gradients = sum(use.nbytes for use in parameters_of(layer) if use.requires_grad)
-        return sum(p.nbytes for p in layer.parameters()) + gradients + state_bytes(optimiser, layer.parameters())
+        own = list(layer.parameters())
+        return sum(p.nbytes for p in own) + gradient_bytes(parameters_of(layer)) + state_bytes(optimiser, own)
 
     # -- as a table -----------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from minipipe.analysis.activations import memory_levels
 from minipipe.analysis.dependencies import Direction, Value
 from minipipe.analysis.walk import complete_walk
 from minipipe.nn.sequential import parameters_of
-from minipipe.optim.state_size import state_bytes
+from minipipe.optim.state_size import gradient_bytes, state_bytes
 from minipipe.pipeline.plan import Plan
 from minipipe.profiling.layers import MakeOptimiser, MeasuredLayers, check_layers
 from minipipe.render.table import html_table, text_table
@@ -96,7 +96,7 @@ def predict_memory(
         found.append(
             RankMemory(
                 parameters=sum(parameter.nbytes for parameter in parameters),
-                gradients=sum(use.nbytes for use in uses if use.requires_grad and not schedule.is_forward_only),
+                gradients=0 if schedule.is_forward_only else gradient_bytes(uses),
                 optimiser_state=state_bytes(optimiser, parameters),
                 activations=int(max((during for during, _ in levels[rank]), default=0)),
                 messages=messages[rank],

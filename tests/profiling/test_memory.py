@@ -26,6 +26,7 @@ def taken(plan, loss, inputs, targets, optimiser, **options):
         gradients = sum(leaf.grad.nbytes for leaf in leaves if leaf.grad is not None)
         own.step()
         states = sum(array.nbytes for state in own._states.values() for array in state.values() if np.ndim(array))
+        states += sum(master.nbytes for master in own._masters.values())
         peak = pipeline.timeline().peak_memory[group.rank]
         return sum(parameter.nbytes for parameter in pipeline.parameters()), gradients, states, peak
 
@@ -87,6 +88,16 @@ def test_a_tensor_that_a_stage_hands_on_stays_in_the_message_that_brought_it(for
     plan = Plan(nn.Sequential(*layers), schedule, partition=[range(i, i + 1) for i in range(5)] + [range(5, 8)])
     found = taken(plan, nn.MSELoss(), x, x, optim.Adam)
     assert [rank.activations for rank in plan.memory(measured)] == [peak for *_, peak in found]
+
+
+def test_gradients_and_master_values_of_halves_are_counted_in_float32():
+    """The story: gradients were counted as halves, and the master values not at all."""
+    model = nn.Sequential(nn.Linear(8, 8, dtype=np.float16), nn.Tanh(), nn.Linear(8, 2, dtype=np.float16))
+    x, plan = np.ones((8, 8)), Plan(model, "1f1b", num_ranks=2, num_microbatches=2)
+    layers = measure_layers(model, x, np.ones((8, 2)), nn.MSELoss(), num_microbatches=2, repeats=1)
+    for optimiser in (optim.Adam, lambda parameters: optim.SGD(parameters, learning_rate=0.1)):
+        predicted = plan.memory(layers, optimiser=optimiser)
+        assert [rank[:4] for rank in predicted] == taken(plan, nn.MSELoss(), x, np.ones((8, 2)), optimiser)
 
 
 def test_frozen_parameters_have_neither_gradients_nor_state_and_may_hold_nothing():
