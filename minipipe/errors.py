@@ -289,10 +289,12 @@ class LaunchCode(StrEnum):
     WRONG_MPI = "wrong-mpi"
     NO_GPU = "no-gpu"
     CLOSED = "closed"
+    RANK_LOST = "rank-lost"  # one has ended before the group was there
+    TIMEOUT = "timeout"
 
 
 class LaunchError(MinipipeError, RuntimeError):
-    """The ranks cannot be started as asked (no-mpi4py, wrong-mpi, no-gpu, closed).
+    """The ranks cannot be started as asked.
 
     Examples
     --------

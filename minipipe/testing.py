@@ -16,7 +16,7 @@ from minipipe.batch.division import divided
 from minipipe.batch.objective import Loss, shares
 from minipipe.batch.samples import samples
 from minipipe.comm import spawn
-from minipipe.comm.host import limit_blas_threads
+from minipipe.job.host import limit_blas_threads
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
 from minipipe.pipeline import Pipeline
 from minipipe.schedules.schedule import Schedule

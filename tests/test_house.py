@@ -35,7 +35,8 @@ ROOMS = {
     "nn": {"numpy", "errors", "habits", "backend", "autograd", "tensor", "pytree", "functional"},
     "optim": {"numpy", "errors", "habits", "backend", "autograd", "tensor", "nn"},
     # both together
-    "comm": {"numpy", "errors", "backend", "threadpoolctl", "mpi4py"},
+    "job": {"errors", "threadpoolctl", "mpi4py"},
+    "comm": {"numpy", "errors", "backend", "job"},
     "pipeline": {
         *("numpy", "errors", "version", "backend", "autograd", "tensor", "pytree", "partition", "batch"),
         *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm"),
@@ -45,7 +46,7 @@ ROOMS = {
         *("schedules", "analysis", "simulation", "render", "comm", "pipeline", "partition"),
     },
     "data": {"numpy", "errors", "pytree"},
-    "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "comm", "pipeline"},
+    "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},
     "coursework": {"numpy", "errors", "autograd", "schedules", "analysis"},
     "cli": {
         *("errors", "version", "schedules", "analysis", "simulation", "render", "stepper"),
@@ -55,7 +56,7 @@ ROOMS = {
     "__init__": {"lazy"},
 }
 ONLY_HERE = {
-    "mpi4py": {"comm.mpi_job"},
+    "mpi4py": {"job.mpi_job"},
     "cupy": {"backend"},
     "cupyx": {"backend"},
 }  # what may be missing is imported in one place
@@ -94,7 +95,7 @@ FIRST_PATH = [
     ),
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 727), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 591), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 
 FILES = {

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 
-from minipipe.comm.host import keep_freed_memory, limit_blas_threads
 from minipipe.comm.one_rank import OneRankGroup
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.comm.request import DEFAULT_TIMEOUT
+from minipipe.comm.request import chosen_timeout
 from minipipe.errors import LaunchError
+from minipipe.job.host import keep_freed_memory, limit_blas_threads
+from minipipe.job.meeting import line_to_witness
+from minipipe.job.process import RankProcess
 
 # Set by mpirun or srun in each rank. Not SLURM_PROCID: a shell inside `salloc` carries it, too.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def launched_ranks(environment: Mapping[str, str]) -> int | None:
@@ -30,7 +36,7 @@ def launched_ranks(environment: Mapping[str, str]) -> int | None:
     return None if "PMIX_RANK" in environment and not sizes else 1
 
 
-def init_process_group(*, timeout: float = DEFAULT_TIMEOUT, blas_threads: int = 1) -> ProcessGroup:
+def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -> ProcessGroup:
     """Return this process' rank: of an MPI job when started by mpirun or srun, otherwise the only one.
 
     Collective. From here until the group closes, matrix products use ``blas_threads`` threads. Use it as a context
@@ -38,8 +44,10 @@ def init_process_group(*, timeout: float = DEFAULT_TIMEOUT, blas_threads: int = 
 
     Parameters
     ----------
-    timeout : float
-        Seconds that a rank waits for another before it gives up and says what it waited for.
+    timeout : float, optional
+        Seconds that a rank waits for another before all ranks tell what they do, and who keeps the others waiting; then
+        the job ends. By default what the variable ``MINIPIPE_TIMEOUT`` says, or 300; infinity is allowed. A debugger
+        in which some rank stands still stops the clock, as does suspending the whole job.
     blas_threads : int
         The same on every rank. Runs with another number may differ in the last bits.
 
@@ -51,7 +59,10 @@ def init_process_group(*, timeout: float = DEFAULT_TIMEOUT, blas_threads: int = 
     ------
     LaunchError
         Code ``no-mpi4py``: several ranks were started, but mpi4py is missing; they would all run alone. Code
-        ``wrong-mpi``: mpi4py belongs to another MPI than the launcher.
+        ``wrong-mpi``: mpi4py belongs to another MPI than the launcher. Code ``rank-lost``: another rank of this host
+        has ended before it came here. Code ``timeout``: it has not come.
+    ArgumentError
+        Code ``value``: a timeout that is not above 0.
 
     Examples
     --------
@@ -60,7 +71,8 @@ def init_process_group(*, timeout: float = DEFAULT_TIMEOUT, blas_threads: int = 
     0 1
     """
     started = launched_ranks(os.environ)
-    group: ProcessGroup = OneRankGroup(timeout) if started == 1 else _mpi_group(started, timeout)
+    limit = chosen_timeout(timeout)
+    group: ProcessGroup = OneRankGroup(limit) if started == 1 else _mpi_group(started, limit)
     keep_freed_memory()
     group._resources.enter_context(limit_blas_threads(blas_threads))
     return group
@@ -68,12 +80,14 @@ def init_process_group(*, timeout: float = DEFAULT_TIMEOUT, blas_threads: int = 
 
 def _mpi_group(started: int | None, timeout: float) -> ProcessGroup:
     several = f"{started} ranks" if started else "several ranks"
-    # Importing MPI starts it. It waits without limit for ranks that died before, and Python cannot interrupt it.
-    faulthandler.dump_traceback_later(timeout, exit=True)
+    process = _this_process(started or 0)
+    process.line.wait_for_all(timeout)
+    # Importing MPI starts it. It waits without limit for ranks of other hosts, and Python cannot interrupt it.
+    faulthandler.dump_traceback_later(min(timeout, threading.TIMEOUT_MAX), exit=True)
     try:
         from minipipe.comm import mpi
 
-        group = mpi.world_group(timeout)
+        group = mpi.world_group(process, timeout)
     except ImportError as error:
         raise LaunchError(
             "no-mpi4py",
@@ -89,3 +103,12 @@ def _mpi_group(started: int | None, timeout: float) -> ProcessGroup:
             "Use the mpirun of the same environment, or rebuild mpi4py: pip install --no-binary mpi4py mpi4py.",
         )
     return group
+
+
+@functools.cache
+def _this_process(size: int) -> RankProcess:
+    """Return this process as a rank: from now on it says why it ends, and ends the others."""
+    rank = next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
+    with suppress(Exception):  # where stderr is no file
+        faulthandler.enable()  # a crash in compiled code shows the Python lines that led there
+    return RankProcess(rank, line_to_witness(rank, size, os.environ))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -121,6 +121,8 @@ class Expectation(NamedTuple):
         In words, for messages.
     allocate : function
         ``(shape, dtype) -> array`` for the array that arrives, in a GPU's memory or where it can be copied to one fast.
+    names : sequence of int
+        The ranks' numbers in the world, for messages.
     """
 
     rank: int
@@ -130,6 +132,7 @@ class Expectation(NamedTuple):
     step: int | None = None
     what: str = ""
     allocate: Callable[..., Array] = np.empty
+    names: Sequence[int] = ()
 
     def check(self, header: Header) -> None:
         """Compare with the header that arrived.
@@ -145,20 +148,23 @@ class Expectation(NamedTuple):
                 if getattr(mine, code) != getattr(header, code):
                     raise MessageError(
                         code,
-                        f"Rank {self.source} sent {header} to rank {self.rank}, which expects {mine} "
-                        f"({self}). Both ranks must describe the same model and batch.",
+                        f"Rank {self._name(self.source)} sent {header} to rank {self._name(self.rank)}, which expects "
+                        f"{mine} ({self}). Both ranks must describe the same model and batch.",
                     )
         if self.step is not None and header.step != self.step:
             raise MessageError(
                 "step",
-                f"Rank {self.source} sent {self} in its step {header.step}, "
-                f"but rank {self.rank} is in step {self.step}. "
+                f"Rank {self._name(self.source)} sent {self} in its step {header.step}, "
+                f"but rank {self._name(self.rank)} is in step {self.step}. "
                 "Every rank must call step, evaluate and predict equally often and in the same order.",
             )
 
     def awaited(self) -> str:
         """Return what the receiver waits for, and from whom."""
-        return f"{self} from rank {self.source}"
+        return f"{self} from rank {self._name(self.source)}"
+
+    def _name(self, rank: int) -> int:
+        return self.names[rank] if self.names else rank
 
     def __str__(self) -> str:
         return self.what or f"a message with tag {self.tag}"

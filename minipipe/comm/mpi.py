@@ -11,7 +11,7 @@ receive moves one chunk at a time where ranks cannot read each other's memory. S
 for the header, with room for a small array, and it is looked at politely (yield, then short sleeps); a large array's
 bytes are taken with one blocking call once its header is there.
 
-How an MPI job ends is in ``mpi_job.py``.
+How an MPI job ends is in ``job/mpi_job.py``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from typing import Any, NoReturn
 import numpy as np
 
 from minipipe import backend
-from minipipe.comm.ending import exit_code_of
-from minipipe.comm.host import yield_core
 from minipipe.comm.message import HEADER_SIZE, Expectation, Header, as_buffer, packed, unpacked
-from minipipe.comm.mpi_job import MPI, Job, the_job
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import Done, Request
 from minipipe.errors import ArgumentError, MessageError
+from minipipe.job.ending import exit_code_of
+from minipipe.job.host import yield_core
+from minipipe.job.mpi_job import MPI, Job, the_job
+from minipipe.job.patience import Patience
+from minipipe.job.process import RankProcess
+from minipipe.job.verdict import verdict
 
 _YIELDS = 400  # looks before the sleeps begin (100 made two ranks 10 % slower)
 _INLINE = 1 << 15  # bytes of an array that travels with its header, in one message
@@ -46,9 +49,9 @@ _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_
 _TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
 
 
-def world_group(timeout: float) -> MPIGroup:
+def world_group(process: RankProcess, timeout: float) -> MPIGroup:
     """Return the group of all ranks of this MPI job. Collective."""
-    group = MPIGroup(the_job(), MPI.COMM_WORLD.Dup(), timeout)
+    group = MPIGroup(the_job(process), MPI.COMM_WORLD.Dup(), timeout)
     group.align_clocks()
     return group
 
@@ -68,7 +71,8 @@ class MPIGroup(ProcessGroup):
         self._resources.callback(comm.Free)
         self._resources.callback(self.withdraw)
         self._resources.callback(job.groups.remove, self)
-        self._world_rank = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
+        self.world_ranks = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
+        self.activity = job.activity
         self.local_rank = _local_rank(comm.rank)
         self.takes_device_arrays = is_cuda_aware()
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
@@ -83,7 +87,7 @@ class MPIGroup(ProcessGroup):
         if len(parts) == 1 and parts[0].Test():
             return _DONE
         words = "rank {} to take {} with tag {}".format
-        request = _Send(self, parts, buffers, destination, partial(words, destination, header, tag))
+        request = _Send(self, parts, buffers, destination, partial(words, self.world_ranks[destination], header, tag))
         # MPI reads from the buffers until the send is done, whether or not anybody keeps the request or the group.
         self._job.keep(request)
         request.progress(_SEND_PATIENCE * header.nbytes)
@@ -123,11 +127,9 @@ class MPIGroup(ProcessGroup):
         if length > HEADER_SIZE:
             array[...] = xp.asarray(np.ndarray(header.shape, header.dtype, buffer, HEADER_SIZE))
         elif header.nbytes:
-            self._job.watchdog.watch(self.limit(timeout), lambda: f"the bytes of {expected.awaited()}")
-            try:
+            peer, words = self.world_ranks[expected.source], lambda: f"the bytes of {expected.awaited()}"
+            with self._job.watching(self.limit(timeout), peer, words):
                 self._comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *channel)
-            finally:
-                self._job.watchdog.rest()
         expected.check(header)
         return array
 
@@ -162,34 +164,58 @@ class MPIGroup(ProcessGroup):
                 return
             if look >= self._job.spins:
                 yield_core()
-        since, started = time.time(), time.perf_counter()
-        deadline = started + self.limit(timeout)
-        next_look, peer_is_gone, pause = started + min(_LOOK_AROUND, deadline - started), False, _SLEEPS[0]
-        while not is_over():
-            now = time.perf_counter()
-            if now > next_look:
-                next_look = now + _LOOK_AROUND
-                waited = f"Rank {self.rank} has waited {now - started:.1f} s, since {_clock(since)}, for {words()}"
-                if now > deadline:
-                    raise _late(waited, peer)
-                self._job.look_around()
-                if peer_is_gone:  # and still nothing, a while after its goodbye
-                    sentence = f"{waited}; but rank {peer} has come to its end."
-                    self._job.complain(self._world_rank[peer], sentence)
-                    raise MessageError("peer-left", sentence)
-                peer_is_gone = self._world_rank[peer] in self._job.departed  # [4]
-            time.sleep(pause)
-            pause = min(1.2 * pause, _SLEEPS[1])
+        began, patience, pause, next_look = time.time(), Patience(self.limit(timeout)), _SLEEPS[0], 0.0
+        world_peer, peer_is_gone = self.world_ranks[peer], False
+        with self.activity.waiting(patience, world_peer, words):
+            while not is_over():
+                is_late = patience.look()
+                if is_late or patience.spent > next_look:
+                    next_look = patience.spent + _LOOK_AROUND
+                    waited = f"Rank {self.world_ranks[self.rank]} has waited {patience.spent:.1f} s, since "
+                    waited += f"{_clock(began)}, for {words()}"
+                    if is_late:
+                        self._give_up(waited, is_over, timeout)
+                        patience.renew()
+                    self._job.attend()
+                    if peer_is_gone:  # and still nothing, a while after its goodbye
+                        sentence = f"{waited}; but rank {world_peer} has come to its end."
+                        self._job.complain(world_peer, sentence)
+                        raise MessageError("peer-left", sentence)
+                    peer_is_gone = world_peer in self._job.departed  # [4]
+                time.sleep(pause)
+                pause = min(1.2 * pause, _SLEEPS[1])
+
+    def _give_up(self, waited: str, is_over: Callable[[], bool], timeout: float | None) -> None:
+        """Raise that a wait took too long, and who is to blame; return where it is to go on."""
+        if timeout is not None:
+            raise MessageError("timeout", f"{waited}.")  # the caller's own limit, for which it may have a plan
+        reports = self._job.judge(is_over)
+        if reports is not None:
+            raise MessageError("timeout", f"{waited}.\n{verdict(reports)}")
+
+    def unread(self) -> list[str]:
+        """Return, in words, the messages that have arrived and that nobody waits for."""
+        found, status = [], MPI.Status()
+        for source, world_rank in enumerate(self.world_ranks):
+            if not self.is_closed and self._comm.Iprobe(source, MPI.ANY_TAG, status):
+                tag, size = status.tag - _TAGS_BELOW_ZERO, status.Get_count(MPI.BYTE)
+                found.append(f"a message with tag {tag} ({size} bytes) from rank {world_rank}")
+        return found
+
+    def disown(self) -> None:
+        """Do nothing more with MPI; a forked child must not."""
+        self._resources.pop_all()
 
     def abort(self, code: int = 1) -> NoReturn:
         """End every rank at once, with this exit code (1 instead of 0)."""
-        self._job.abort(code)
+        self._job.process.abort(code)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and not (isinstance(error, SystemExit) and exit_code_of(error) == 0):
-            self._job.end_by(error)  # [1]
+        is_failure = error is not None and not (isinstance(error, SystemExit) and exit_code_of(error) == 0)
+        if error is not None and is_failure and not self._job.process.is_over:
+            self._job.process.end_by(error)  # [1]
         super().__exit__(kind, error, trace)
 
 
@@ -236,13 +262,6 @@ def is_cuda_aware() -> bool:
         return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())
     except (OSError, AttributeError):
         return False
-
-
-def _late(waited: str, peer: int) -> MessageError:
-    return MessageError(
-        "timeout",
-        f"{waited}. Rank {peer} may have stopped, be busy for longer, or never come to its half of this message.",
-    )
 
 
 def _clock(seconds: float) -> str:

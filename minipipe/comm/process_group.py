@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import NoReturn, Self
@@ -21,6 +21,7 @@ from minipipe.backend import Array
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.request import DEFAULT_TIMEOUT, Receive, Request, check_rank
 from minipipe.errors import ArgumentError, LaunchError, MessageError
+from minipipe.job.activity import Activity
 
 # Tags below zero are the library's own; users' begin at zero.
 _BROADCAST, _GATHER, _BARRIER, _CLOCK, _IBROADCAST = -1, -2, -3, -4, -5
@@ -45,6 +46,10 @@ class ProcessGroup(ABC):
         Whether arrays in the memory of a GPU can be sent as they are.
     local_rank : int
         Which one this is among the ranks of this machine, as far as the launcher tells.
+    world_ranks : sequence of int
+        By rank of this group, its number among all ranks that were started, by which messages name it.
+    activity : Activity
+        What this rank is doing, told to others when their wait grows too long.
 
     Examples
     --------
@@ -68,6 +73,8 @@ class ProcessGroup(ABC):
         self.size = size
         self.timeout = timeout
         self.local_rank = rank
+        self.world_ranks: Sequence[int] = range(size)
+        self.activity = Activity()
         self.is_closed = False
         self._parent: ProcessGroup | None = None  # the group that this one was split off from
         self._resources = ExitStack()
@@ -206,7 +213,7 @@ class ProcessGroup(ABC):
     ) -> Receive:
         self._check_open()
         check_rank("source", source, self.size)
-        expected = Expectation(self.rank, source, tag, out, step, what, allocate)
+        expected = Expectation(self.rank, source, tag, out, step, what, allocate, self.world_ranks)
         return Receive(self._take, self._post_receive(expected))
 
     def send(self, array: np.ndarray, destination: int, tag: int = 0, *, timeout: float | None = None) -> None:
@@ -372,7 +379,7 @@ class ProcessGroup(ABC):
         [(8, 7), (8, 7)]
         """
         check_rank("root", root, self.size)
-        expected = Expectation(self.rank, root, _IBROADCAST, None, step, what)
+        expected = Expectation(self.rank, root, _IBROADCAST, None, step, what, names=self.world_ranks)
         if self.rank != root:
             self._check_open()
 
@@ -459,7 +466,8 @@ class ProcessGroup(ABC):
             raise ArgumentError("value", f"operation is {operation!r}; expected 'sum' or 'max'.")
         gathered = self.all_gather(array)
         for source, other in enumerate(gathered):
-            Expectation(self.rank, source, _GATHER, gathered[self.rank]).check(Header.of(other))
+            like = gathered[self.rank]
+            Expectation(self.rank, source, _GATHER, like, names=self.world_ranks).check(Header.of(other))
         total = gathered[0]
         for other in gathered[1:]:
             total = combine(total, other)

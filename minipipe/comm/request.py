@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
 
 from minipipe.comm.message import Expectation
-from minipipe.errors import MessageError, RankError
+from minipipe.errors import ArgumentError, MessageError, RankError
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds that a rank waits for another before it gives up and says what it waited for."""
+
+
+def chosen_timeout(argument: float | None) -> float:
+    """Return the timeout that was given, or that of the variable ``MINIPIPE_TIMEOUT``, or the default, in seconds.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: when it is not above 0.
+    """
+    told, name = os.environ.get("MINIPIPE_TIMEOUT"), "timeout"
+    chosen: float | str = DEFAULT_TIMEOUT if argument is None else argument
+    if argument is None and told:
+        chosen, name = told, "MINIPIPE_TIMEOUT"
+    try:
+        if (seconds := float(chosen)) > 0:
+            return seconds
+    except ValueError:
+        pass
+    raise ArgumentError("value", f"{name} is {chosen}; expected seconds, more than 0.")
 
 
 _NOT_YET = ("timeout", "peer-left", "deadlock")  # codes where no message has come

@@ -12,6 +12,7 @@ import numpy as np
 
 from minipipe.comm.message import Header
 from minipipe.errors import MessageError
+from minipipe.job.patience import LONGEST_GAP, Patience
 
 
 class Cancelled(BaseException):
@@ -52,7 +53,7 @@ class Switchboard:
 
     def wait(self, rank: int, wait: Wait, timeout: float) -> None:
         """Return once the wait is over (and, where ranks take turns, it is this one's turn)."""
-        since = time.perf_counter()
+        patience = Patience(timeout)
         with self.changed:
             self.waits[rank] = wait
             try:
@@ -63,12 +64,11 @@ class Switchboard:
                         self._pass_turn()
                         continue
                     # Where ranks take turns there is no limit: one may be in a debugger. Deadlocks are noticed anyway.
-                    left = since + timeout - time.perf_counter() if self.turn is None else timeout
-                    if left <= 0:
+                    if patience.look() and self.turn is None:
                         began = time.strftime("%H:%M:%S", time.localtime(time.time() - timeout))
                         sentence = f"Rank {rank} has waited {timeout:g} s, since {began}, for {wait.words}."
                         raise MessageError("timeout", sentence)
-                    self.changed.wait(min(left, threading.TIMEOUT_MAX))
+                    self.changed.wait(min(patience.left, LONGEST_GAP))
             finally:
                 del self.waits[rank]
 

@@ -20,12 +20,12 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from minipipe import backend
-from minipipe.comm.host import keep_freed_memory, limit_blas_threads
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.comm.request import DEFAULT_TIMEOUT, Done, Request
+from minipipe.comm.request import Done, Request, chosen_timeout
 from minipipe.comm.switchboard import Cancelled, Switchboard, Wait
 from minipipe.errors import RankError
+from minipipe.job.host import keep_freed_memory, limit_blas_threads
 
 Result = TypeVar("Result")
 _GRACE = 5.0  # seconds that the other ranks have to stop after one has failed
@@ -49,7 +49,7 @@ class ThreadGroup(ProcessGroup):
     ) -> None:
         super().__init__(rank, len(members), timeout)
         self._switchboard = switchboard
-        self._members = members  # by rank here: the number of the thread
+        self._members = self.world_ranks = members  # by rank here: the number of the thread
         self._name = name  # tells the messages of one group from those of another
         self._num_splits = 0  # calls of ProcessGroup.split
 
@@ -83,7 +83,7 @@ def spawn(
     function: Callable[[ProcessGroup], Result],
     num_ranks: int,
     *,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float | None = None,
     blas_threads: int = 1,
     take_turns: bool = False,
 ) -> list[Result]:
@@ -98,8 +98,8 @@ def spawn(
         Takes the group, a :class:`ProcessGroup`.
     num_ranks : int
         At least 1.
-    timeout : float
-        Seconds that a wait may last. A deadlock of all ranks is noticed at once.
+    timeout : float, optional
+        Seconds that a wait may last; as for :func:`init_process_group`. A deadlock of all ranks is noticed at once.
     blas_threads : int
         For each matrix product, on every rank alike.
     take_turns : bool
@@ -123,6 +123,7 @@ def spawn(
     """
     if num_ranks < 1:
         raise RankError("wrong-number", f"num_ranks is {num_ranks}; expected at least 1.")
+    limit = chosen_timeout(timeout)
     keep_freed_memory()
     switchboard = Switchboard(num_ranks, take_turns)
     members = list(range(num_ranks))
@@ -130,8 +131,8 @@ def spawn(
 
     def run(rank: int) -> None:
         try:
-            with ThreadGroup(switchboard, members, rank, timeout) as group:
-                switchboard.wait(rank, Wait(lambda: True, "its turn"), timeout)
+            with ThreadGroup(switchboard, members, rank, limit) as group:
+                switchboard.wait(rank, Wait(lambda: True, "its turn"), limit)
                 results[rank] = contextvars.Context().run(function, group)
         except Cancelled:
             pass

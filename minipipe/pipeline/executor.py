@@ -18,6 +18,7 @@ from minipipe.analysis.dependencies import Direction, Value
 from minipipe.autograd.grad_mode import enable_grad, no_grad
 from minipipe.autograd.random_key import Place, at, current_place
 from minipipe.comm import ProcessGroup, Request
+from minipipe.pipeline.journal import told
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.payload import Payload
 from minipipe.pipeline.record import Receipt, Record
@@ -71,7 +72,7 @@ class Executor:
         self._allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self.measures_memory = False
         self._stacked = neighbouring_weights(program.actions[group.rank]) if stacks else {}
-        self._steps = [_METHODS[action.kind](self, action) for action in program.actions[group.rank]]
+        self._steps = told([_METHODS[action.kind](self, action) for action in program.actions[group.rank]], group)
         self._earlier_sends: list[Request] = []
         self._forget()
 
@@ -84,12 +85,13 @@ class Executor:
             from minipipe.profiling.memory_meter import MemoryMeter  # a door to a room above
 
             self._meter = cast(Any, MemoryMeter(batch.arrays))
-        done, place = 0, Place(batch.seed, batch.training_step)
+        place, activity = Place(batch.seed, batch.training_step), self.group.activity
+        activity.begin(self.program.actions[self.group.rank], batch.step)
         try:
             with no_grad() if self.program.is_forward_only else enable_grad(), at(place):
                 for step in self._steps:
                     step(batch)
-                    done += 1
+                    activity.position += 1
             for send in (*self._earlier_sends, *(self._sends if finishes_sends else ())):
                 send.wait()
             self._earlier_sends = [] if finishes_sends else self._sends
@@ -97,11 +99,10 @@ class Executor:
         except Exception as error:
             for stage in () if self.program.is_forward_only else self.stages.values():
                 stage.begin()  # no half of a gradient, and no graph
-            if done < len(self._steps):
-                action = self.program.actions[self.group.rank][done]
+            if (action := activity.current) is not None:
                 error.add_note(
-                    f"on rank {self.group.rank}, stage {action.stage}, microbatch {action.microbatch}, "
-                    f"action {action} of {self.program.name}, step {batch.step}"
+                    f"on rank {self.group.world_ranks[self.group.rank]}, stage {action.stage}, microbatch "
+                    f"{action.microbatch}, action {action} of {self.program.name}, step {batch.step}"
                 )
             raise
         finally:

@@ -76,8 +76,9 @@ def test_a_send_that_its_rank_leaves_behind_arrives_without_cma(style):
 
 
 def test_a_rank_that_dies_before_there_is_a_group_hangs_nobody(style):
-    code, _ = break_down("raises_before_there_is_a_group", style, TIMEOUT + PROMISED)
-    assert code in (1, 9)  # the launcher ends the job: it answers with the rank's status, or with its own SIGKILL
+    """The story: the others waited inside of MPI for the timeout, and showed frames of importlib."""
+    code, said = break_down("raises_before_there_is_a_group", style, PROMISED)
+    assert code == 1 and len(said) == 1 and "Rank 1 ended before it came to init_process_group()" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -102,24 +103,23 @@ def test_a_rank_that_stops_answering_is_named_after_the_timeout(style):
     assert re.search(
         r"Rank \d has waited 1\.\d s, since \d\d:\d\d:\d\d, for a message with tag 11 from rank 2", said[0]
     )
+    assert said[-1].endswith("Rank 2 does not answer: stopped by a signal.")
 
 
-@pytest.mark.parametrize("patience", [slowly(2), slowly(10)])
-def test_a_rank_that_stops_at_its_end_is_named_after_ten_timeouts(style, patience):
-    """With two timeouts instead of ten it is the same code, and ends 12 s earlier."""
-    _, said = break_down("stops_at_the_end", style, patience * TIMEOUT + PROMISED, PATIENCE=str(patience))
-    assert "these have not yet: 2" in said[0]
+def test_a_rank_that_stops_at_its_end_is_named(style):
+    """The story: it held the job for ten timeouts, and a rank that worked on alone was ended after as many."""
+    _, said = break_down("stops_at_the_end", style, TIMEOUT + PROMISED)
+    assert said[-1].endswith("Rank 2 does not answer: stopped by a signal.")
 
 
 def test_a_rank_that_stops_in_a_step_is_named_with_what_was_awaited(style):
     _, said = break_down("stops_in_a_step", style, TIMEOUT + PROMISED)
-    text = "\n".join(said)
-    assert "MessageError" in text and re.search(r"has waited 1\.\d s, since .* from rank \d", text)
+    assert "MessageError" in "\n".join(said) and said[-1].endswith("Rank 2 does not answer: stopped by a signal.")
 
 
 def test_a_message_with_another_tag_is_a_timeout_that_names_both_sides(style):
     _, said = break_down("sends_another_tag", style, TIMEOUT + PROMISED, num_ranks=2)
-    assert re.search(r"Rank (0|1) has waited .* for a message with tag (9|6) from rank (1|0)", "\n".join(said)), said
+    assert re.search(r"Rank 1 has waited longest: for a message with tag 6 from rank 0\..*with tag 5", said[-1]), said
 
 
 @pytest.mark.slow

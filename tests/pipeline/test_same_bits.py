@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, Schedule, Tensor, functional, nn, optim, spawn
 from minipipe.batch.objective import Objective
-from minipipe.comm.host import limit_blas_threads
+from minipipe.job.host import limit_blas_threads
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.strategies import (

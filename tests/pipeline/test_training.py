@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, backend, nn, optim, spawn
-from minipipe.comm.host import limit_blas_threads
 from minipipe.errors import LaunchError, ParameterError
+from minipipe.job.host import limit_blas_threads
 from minipipe.testing import one_process_step, same_bits
 from tests.launch import slowly
 from tests.strategies import build

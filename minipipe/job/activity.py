@@ -1,0 +1,164 @@
+"""The flight recorder: what a rank is doing, told to others when a wait grows too long.
+
+A rank notes which action it runs and, once a wait has outlasted the first polite looks, what it waits for. That costs
+an assignment for each action. Words are made only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from minipipe.job.patience import Patience
+
+_DEBUGGERS = ("bdb", "pdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy")
+_LIBRARIES = (str(Path(__file__).resolve().parent.parent) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen")
+
+
+@dataclass
+class Report:
+    """What a rank tells of itself.
+
+    Attributes
+    ----------
+    rank, pid : int
+    host : str
+    action : str
+        Which action of which step it runs, or ran last.
+    awaited : str
+        What it waits for, or nothing.
+    peer : int or None
+        From which rank, by its number in the world.
+    seconds : float
+        How long it has waited.
+    place : str
+        The line of the user's program at which it is.
+    is_debugged : bool
+        Whether it stands still in a debugger.
+    has_ended : bool
+        Whether it has come to its end.
+    unread : tuple of str
+        Messages that have arrived, and for which nobody waits here.
+    is_silent : bool
+        Whether it did not answer; then others tell what they know, with what the system says as its place.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    action: str = ""
+    awaited: str = ""
+    peer: int | None = None
+    seconds: float = 0.0
+    place: str = ""
+    is_debugged: bool = False
+    has_ended: bool = False
+    unread: tuple[str, ...] = ()
+    is_silent: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Return it as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Report:
+        """Read what :meth:`to_bytes` wrote."""
+        fields = json.loads(data)
+        return cls(**{**fields, "unread": tuple(fields["unread"])})
+
+
+class Activity:
+    """What this rank is doing.
+
+    Attributes
+    ----------
+    position : int
+        The place of the action that runs, among those of this rank; whoever runs them counts.
+    unread : function
+        Returns the messages that have arrived and that nobody waits for.
+    has_ended : bool
+        Whether this rank has come to its end.
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        self._actions: Sequence[Any] = ()
+        self._step = 0
+        self.unread: Callable[[], tuple[str, ...]] = tuple
+        self.has_ended = False
+        self._wait: tuple[Patience, int | None, Callable[[], str]] | None = None
+
+    def begin(self, actions: Sequence[Any], step: int) -> None:
+        """Note that this rank begins with its actions, in a step (or another call) of this number."""
+        self._actions, self._step, self.position = actions, step, 0
+
+    @property
+    def current(self) -> Any:
+        """The action that runs, or None between two steps."""
+        return self._actions[self.position] if self.position < len(self._actions) else None
+
+    def words(self) -> str:
+        """Return which action runs, or what was finished last."""
+        if not self._step:
+            return ""
+        return f"{self.current}, step {self._step}" if self.current is not None else f"after step {self._step}"
+
+    @contextmanager
+    def waiting(self, patience: Patience, peer: int | None, words: Callable[[], str]) -> Iterator[None]:
+        """Note what this rank waits for inside this block."""
+        before, self._wait = self._wait, (patience, peer, words)
+        try:
+            yield
+        finally:
+            self._wait = before
+
+    def report(self, rank: int) -> Report:
+        """Return what there is to tell. May be called by another thread than that of the rank."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        report = Report(rank, os.getpid(), socket.gethostname(), self.words(), has_ended=self.has_ended)
+        report.place, report.is_debugged = place_of(frame), _is_debugged(frame)
+        if (wait := self._wait) is not None:
+            patience, report.peer, words = wait
+            report.awaited, report.seconds, report.unread = words(), patience.spent, self.unread()
+        return report
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_debugged(frame: FrameType | None) -> bool:
+    return any(str(f.f_globals.get("__name__", "")).partition(".")[0] in _DEBUGGERS for f in _frames(frame))
+
+
+def place_of(frame: FrameType | None) -> str:
+    """Return the innermost line that is the user's own: not minipipe's, the standard library's or a package's.
+
+    Examples
+    --------
+    >>> place_of(None)
+    ''
+    """
+    stack = list(_frames(frame))
+    found = next((f for f in stack if not _is_of_a_library(f.f_code.co_filename)), stack[0] if stack else None)
+    if found is None:
+        return ""
+    name, line = found.f_code.co_filename, found.f_lineno
+    source = linecache.getline(name, line).strip()
+    return f"{os.path.basename(name)}, line {line}, in {found.f_code.co_name}" + (f": {source[:60]}" if source else "")
+
+
+def _is_of_a_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in file

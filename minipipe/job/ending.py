@@ -1,0 +1,76 @@
+"""How a rank ends when something goes wrong: its exit code and its last words."""
+
+from __future__ import annotations
+
+import traceback
+
+from minipipe.errors import MinipipeError
+from minipipe.job.activity import place_of
+
+_MOST_LINES = 22  # what fits on a screen; of more, the middle is left out
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code that the shell would see if an exception ended the program.
+
+    Examples
+    --------
+    >>> exit_code_of(SystemExit(3)), exit_code_of(SystemExit("no data")), exit_code_of(ValueError())
+    (3, 1, 1)
+    """
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        return error.code & 0xFF if isinstance(error.code, int) else 1
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def last_words(error: BaseException) -> str:
+    """Return the last words of a rank that an exception ends: a sentence where that says all, or the traceback.
+
+    At most a screen; the cause comes last.
+
+    Examples
+    --------
+    >>> last_words(SystemExit(3))
+    'sys.exit(3); ending all.'
+    """
+    try:
+        return shortened("\n".join([*_notes(error), _words(error)]))
+    except MemoryError:  # too little is left for a traceback
+        return f"{type(error).__name__}: no memory is left to say where."
+
+
+def _words(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" at {place_of(trace.tb_frame)}" if trace is not None else ""
+    if isinstance(error, KeyboardInterrupt):
+        return f"Interrupted{place}."
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code}){place}; ending all." if isinstance(error.code, int) else str(error.code)
+    if isinstance(error, MinipipeError) and error.is_self_explaining:
+        return f"{type(error).__name__}: {error}"
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Return the notes that ``_words`` leaves out; a traceback has them."""
+    is_sentence = isinstance(error, (KeyboardInterrupt, SystemExit)) or getattr(error, "is_self_explaining", False)
+    return list(getattr(error, "__notes__", ())) if is_sentence else []
+
+
+def shortened(text: str) -> str:
+    """Leave out the middle of a text that is longer than a screen.
+
+    Examples
+    --------
+    >>> len(shortened("line\\n" * 100).splitlines())
+    22
+    """
+    lines = text.splitlines()
+    if len(lines) <= _MOST_LINES:
+        return text
+    head, tail = lines[:6], lines[6 - _MOST_LINES + 1 :]
+    return "\n".join([*head, f"  … {len(lines) - len(head) - len(tail)} lines …", *tail])

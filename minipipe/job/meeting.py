@@ -1,0 +1,144 @@
+"""The ranks of a host meet before MPI starts, and keep a line to their witness.
+
+MPI waits without limit for a rank that has failed before, and holds the interpreter meanwhile. So every rank first
+waits, in Python, until the witness says that all ranks of this host have come.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from minipipe.errors import LaunchError
+from minipipe.job import witness
+from minipipe.job.patience import Patience
+
+_LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_ATTEMPTS = 100  # to reach a witness that another rank starts at this moment
+_PAUSE = 0.05  # seconds between two
+_LOOK = 0.1  # seconds
+
+
+class Line:
+    """A line to the witness of this host, or to nobody where there is none.
+
+    Parameters
+    ----------
+    connection : socket, optional
+    num_local : int
+        How many ranks this host has, as far as the launcher tells; 0 otherwise.
+    """
+
+    def __init__(self, connection: socket.socket | None = None, num_local: int = 0) -> None:
+        self._connection = connection
+        self._num_local = num_local
+
+    def wait_for_all(self, timeout: float) -> None:
+        """Return once all ranks of this host have come here.
+
+        Raises
+        ------
+        LaunchError
+            Codes ``rank-lost``, when one has ended before, and ``timeout``.
+        """
+        if self._connection is None or self._num_local < 2:
+            return
+        patience = Patience(timeout)
+        self._connection.settimeout(_LOOK)
+        while not patience.look():
+            with suppress(TimeoutError):
+                words = self._connection.recv(4096).decode().split()
+                if not words or words[0] == "go":
+                    return
+                lost = ", ".join(words[1:])
+                who = f"Rank {lost}" if lost else f"A rank of {socket.gethostname()}"
+                message = f"{who} ended before it came to init_process_group(). If it said why, that stands above."
+                raise LaunchError("rank-lost", message)
+        raise LaunchError(
+            "timeout",
+            f"Of the {self._num_local} ranks of {socket.gethostname()} not all have come to init_process_group() "
+            f"within {timeout:g} s. Every rank must call it; timeout= or MINIPIPE_TIMEOUT allows for more time.",
+        )
+
+    def is_first_to_fail(self) -> bool:
+        """Ask whether no other rank of this host has said yet why all end."""
+        if self._connection is None:
+            return True
+        with suppress(OSError):
+            self._connection.settimeout(1.0)
+            self._connection.sendall(b"first")
+            while answer := self._connection.recv(4096).decode().split():
+                if answer[-1] in ("yes", "no"):
+                    return answer[-1] == "yes"
+        return True
+
+    def close(self) -> None:
+        """Say goodbye; the end of this process is no surprise then."""
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.sendall(b"bye")
+            self.forget()
+
+    def forget(self) -> None:
+        """Close this end, as a forked child must, whose parent keeps the line."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Line:
+    """Return a line to the witness of this host, and start it if no rank has yet.
+
+    Where there can be none (it needs Linux), the line leads to nobody.
+    """
+    if not (sys.platform.startswith("linux") and hasattr(os, "pidfd_open")):
+        return Line()
+    num_local = next((int(environment[name]) for name in _LOCAL_SIZES if environment.get(name, "").isdigit()), 0)
+    launcher = witness.launcher_of(os.getpid())
+    address = f"\0minipipe-{os.getuid()}-{launcher}"
+    with suppress(OSError):
+        for _ in range(_ATTEMPTS):
+            connection = _connected(address) or _started(address, launcher, num_local, size)
+            if connection is not None:
+                connection.sendall(f"join {rank} {os.getpid()}".encode())
+                return Line(connection, num_local)
+            time.sleep(_PAUSE)
+    return Line()
+
+
+def _connected(address: str) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(address)
+        if witness.is_own(connection):
+            return connection
+    except ConnectionRefusedError:
+        pass
+    connection.close()
+    return None
+
+
+def _started(address: str, launcher: int, num_local: int, size: int) -> socket.socket | None:
+    """Start the witness, unless another rank has just done so."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(address)
+        except OSError:
+            return None
+        listener.listen(socket.SOMAXCONN)
+        numbers = map(str, (listener.fileno(), launcher, num_local, size))
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(witness.__file__)), *numbers],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # the launcher ends the ranks, and not the witness
+        )
+        process.returncode = 0  # it is not waited for
+    return _connected(address)

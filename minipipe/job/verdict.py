@@ -1,0 +1,111 @@
+"""Who keeps the others waiting? Found out from what all ranks tell of themselves.
+
+A rank that does not answer is stopped, or stuck in compiled code. One that answers and does not wait is busy in its own
+code. Where all of them wait, a message is missing: each rank waits for another, so following them ends in a circle, and
+the rank that has waited longest there is the one whose message does not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from minipipe.job.activity import Report
+
+_MOST_ROWS = 16
+_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead", "D": "waiting for a disk"}
+
+
+def verdict(reports: Sequence[Report]) -> str:
+    """Return a table of all ranks, and in its last line who keeps the others waiting.
+
+    Parameters
+    ----------
+    reports : sequence of Report
+        Of all ranks.
+
+    Examples
+    --------
+    >>> waits = Report(0, 70, "here", "0B0, step 5", "a message from rank 1", peer=1, seconds=9.0)
+    >>> silent = Report(2, 72, "here", place="stopped by a signal", is_silent=True)
+    >>> print(verdict([waits, Report(1, 71, "here", place="train.py, line 3"), silent]))
+    rank  process  action       doing
+       0  70 here  0B0, step 5  waits 9.0 s for a message from rank 1
+       1  71 here               is busy: train.py, line 3
+       2  72 here               does not answer
+    Rank 2 does not answer: stopped by a signal.
+    """
+    culprits = _culprits(reports)
+    rows = [("rank", "process", "action", "doing")]
+    shown = sorted([*culprits, *(report for report in reports if report not in culprits)][:_MOST_ROWS], key=_rank_of)
+    rows += [(f"{r.rank:4}", f"{r.pid} {r.host}", r.action, _doing(r)) for r in shown]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
+    if len(shown) < len(reports):
+        lines.append(f"      and {len(reports) - len(shown)} more ranks")
+    return "\n".join([*lines, _sentence(culprits)])
+
+
+def _rank_of(report: Report) -> int:
+    return report.rank
+
+
+def is_debugged(reports: Sequence[Report]) -> bool:
+    """Tell whether some rank stands still because a person looks at it."""
+    return any(report.is_debugged or (report.is_silent and report.place == _STATES["t"]) for report in reports)
+
+
+def state_of(pid: int) -> str:
+    """Return what the system says of a process of this host that does not answer, or nothing."""
+    try:
+        line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("State:"))
+    except (OSError, StopIteration):
+        return ""
+    return _STATES.get(line.split()[1], "in compiled code that does not let Python run")
+
+
+def _culprits(reports: Sequence[Report]) -> list[Report]:
+    silent = [report for report in reports if report.is_silent]
+    busy = [report for report in reports if not report.awaited and not report.has_ended]
+    return silent or busy or _longest_waiter_in_a_circle(reports)
+
+
+def _longest_waiter_in_a_circle(reports: Sequence[Report]) -> list[Report]:
+    """Return a rank whose message does not come, where everybody waits."""
+    waits = {report.rank: report for report in reports if report.awaited}
+    if not waits:
+        return []
+    rank: int | None = max(waits, key=lambda r: waits[r].seconds)
+    path: list[int] = []
+    while rank is not None and rank in waits and rank not in path:
+        path.append(rank)
+        rank = waits[rank].peer
+    circle = path[path.index(rank) :] if rank in path else path[-1:]
+    return [waits[max(circle, key=lambda r: waits[r].seconds)]]
+
+
+def _doing(report: Report) -> str:
+    if report.is_silent:
+        return "does not answer"
+    if report.has_ended:
+        return "has come to its end"
+    if not report.awaited:
+        return f"is busy: {report.place}"
+    unread = f"; unread: {', '.join(report.unread)}" if report.unread else ""
+    return f"waits {report.seconds:.1f} s for {report.awaited}{unread}"
+
+
+def _sentence(culprits: Sequence[Report]) -> str:
+    if not culprits:
+        return "Nobody waits any more."
+    first, several = culprits[0], len(culprits) > 1
+    who = f"Rank{'s' * several} {', '.join(str(report.rank) for report in culprits)}"
+    if first.is_silent:
+        reasons = sorted({report.place for report in culprits} - {""})
+        return f"{who} {'do' if several else 'does'} not answer{': ' * bool(reasons)}{', '.join(reasons)}."
+    if not first.awaited:
+        return f"{who} {'are busy in their' if several else 'is busy in its'} own code: {first.place}"
+    unread = [words for words in first.unread if words.endswith(f"from rank {first.peer}")]
+    instead = f" What came from there instead: {', '.join(unread)}." if unread else ""
+    missing = "That message was not sent, or went with another tag"
+    return f"Rank {first.rank} has waited longest: for {first.awaited}. {missing}.{instead}"

@@ -1,0 +1,32 @@
+"""A line on stderr for each action, as it begins: ``MINIPIPE_DEBUG=1``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from minipipe.comm import ProcessGroup
+
+Step = Callable[[Any], None]
+
+
+def told(steps: list[Step], group: ProcessGroup) -> list[Step]:
+    """Return the steps of an executor, each of which says first what it is, if ``MINIPIPE_DEBUG`` asks for it. Local.
+
+    The last line of each rank is what it is at. Lines stay whole: each is written at once.
+    """
+    if os.environ.get("MINIPIPE_DEBUG", "0") in ("", "0"):
+        return steps
+    return [_told(step, group) for step in steps]
+
+
+def _told(step: Step, group: ProcessGroup) -> Step:
+    def tell_and_run(batch: Any) -> None:
+        now, rank = datetime.now().strftime("%H:%M:%S.%f"), group.world_ranks[group.rank]
+        sys.stderr.write(f"[rank {rank}] {now} {group.activity.words()}\n")
+        step(batch)
+
+    return tell_and_run
