@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from minipipe import backend
+from minipipe.comm.ending import exit_code_of
 from minipipe.comm.host import keep_freed_memory, limit_blas_threads
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.process_group import ProcessGroup
@@ -136,7 +137,8 @@ def spawn(
         except Cancelled:
             pass
         except BaseException as error:
-            switchboard.fail(rank, error)
+            if exit_code_of(error):  # as under MPI, a rank that leaves with 0 has returned
+                switchboard.fail(rank, error)
         finally:
             switchboard.leave(rank)
 
