@@ -91,7 +91,7 @@ def spawn(
     """Run a function on ranks that are threads of this process, and return the results in rank order.
 
     Each rank gets fresh context variables: neither ``no_grad`` nor ``numpy.errstate`` reaches in from outside. When one
-    rank raises, the others end at their next communication.
+    rank raises, the others end at their next communication. ``sys.exit(0)`` is a return of None.
 
     Parameters
     ----------
