@@ -8,6 +8,7 @@ import pytest
 from minipipe import Pipeline, nn, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import MessageError
+from tests.launch import mpirun, needs_mpi
 
 
 class Leaves(nn.Module):
@@ -56,3 +57,37 @@ def test_a_rank_that_waits_for_one_that_exited_with_0_is_told_and_another_code_e
         with pytest.raises(SystemExit) as caught:
             spawn(lambda group, code=code: sys.exit(code), 2)
         assert caught.value.code == code
+
+
+OUT_OF_MEMORY = """
+import resource
+import numpy as np
+from minipipe import Pipeline, init_process_group, nn
+
+class Greedy(nn.Module):
+    def forward(self, x):
+        np.ones(1 << 33, np.uint8)
+        return x
+
+with init_process_group(timeout=20) as group:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), Greedy(), nn.Linear(2, 2), nn.Linear(2, 2))
+    parts = [range(1), range(1, 3), range(3, 4), range(4, 5)]
+    pipeline = Pipeline(layers, group, loss=nn.MSELoss(), num_microbatches=4, partition=parts)
+    if group.rank == 1:
+        resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+    else:
+        Greedy.forward = lambda self, x: x
+    pipeline.step(np.ones((8, 2)), np.ones((8, 2)))
+"""
+
+
+@needs_mpi
+def test_a_rank_without_memory_is_named_with_the_place_and_all_end(tmp_path):
+    (tmp_path / "greedy.py").write_text(OUT_OF_MEMORY)
+    done = mpirun(4, tmp_path / "greedy.py", limit=5 + 3 * 3)
+    print(f"ended after {done.seconds:.2f} s, start included; promised 3 s")
+    assert done.code == 1
+    said = [line for line in done.err.splitlines() if line.startswith("[rank")]
+    assert {line[:8] for line in said} == {"[rank 1]"}
+    assert "MemoryError: Unable to allocate 8.00 GiB" in said[-2]
+    assert said[-1] == "[rank 1] on rank 1, stage 1, microbatch 0, action 1F0 of 1f1b, step 1"
