@@ -18,6 +18,7 @@ __all__ = [
     "MicrobatchError",
     "MinipipeError",
     "ModelError",
+    "NotFiniteError",
     "ParameterError",
     "PartitionError",
     "Problem",
@@ -147,6 +148,38 @@ class ParameterError(MinipipeError, ValueError):
     """
 
     codes = ParameterCode
+
+
+class NotFiniteCode(StrEnum):
+    """The codes of a :class:`NotFiniteError`: where the first value was that is not finite."""
+
+    INPUTS = "inputs"
+    TARGETS = "targets"
+    PARAMETER = "parameter"  # before the step
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    NOT_FOUND = "not-found"  # a second run found every value finite, or there was none
+
+
+class NotFiniteError(MinipipeError, ArithmeticError):
+    """A loss or a gradient of a step is infinite or not a number; the same error on every rank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Pipeline, init_process_group, nn
+    >>> with init_process_group() as group:
+    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss(), num_microbatches=1)
+    ...     try:
+    ...         pipeline.step(np.full((1, 2), np.nan), np.ones((1, 1)))
+    ...     except NotFiniteError as error:
+    ...         print(error.code)
+    inputs
+    """
+
+    codes = NotFiniteCode
+    is_self_explaining = True
 
 
 class ModelCode(StrEnum):

@@ -75,7 +75,7 @@ class Tensor:
                     "dtype",
                     f"Only real numbers have gradients; this tensor is {array.dtype}. Give dtype=numpy.float32.",
                 )
-            self.node = Leaf(array.shape)
+            self.node = Leaf(array.shape, array.dtype)
 
     # -- attributes -----------------------------------------------------------------------------------------
 
@@ -268,9 +268,10 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
         The values of the result.
     *inputs : (Tensor, function)
         Each input with its vjp: from the gradient of the result, of its shape, to that of the input, of the
-        input's shape. A vjp returns a new array, its argument, or a view of that; it changes neither its argument nor
-        the arrays that it captured, and does not return the latter, because its result may be added to in place. Inputs
-        without a graph are left out, and the arrays that their vjp captured are released.
+        input's shape and dtype; anything else is refused. A vjp returns a new array, its argument, or a view of that;
+        it changes neither its argument nor the arrays that it captured, and does not return the latter, because its
+        result may be added to in place. Inputs without a graph are left out, and the arrays that their vjp captured
+        are released.
 
     Examples
     --------
@@ -301,7 +302,7 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
             if node.needs_gradient:
                 edges.append((node, vjp))
     if edges or is_activation:  # without edges, too: autograd/split.py asks what depends on the stage's input
-        result.node = Node(edges, order, bool(edges), is_activation)
+        result.node = Node(edges, order, bool(edges), is_activation, data.shape, data.dtype)
         if watch is not None:
             result.node = watch(result.node, [data, *(tensor.data for tensor, _ in inputs)])
     return result

@@ -44,6 +44,7 @@ BY_RANKS = [
         ["predicted", "traced", "rank 1"],
     ),
     ("memory.py", ["--width", "8", "--length", "4", "--blocks", "2", "--vocabulary", "16", "--json"], ['"traced"']),
+    ("finite.py", ["--width", "8", "--layers", "1", "--rounds", "1", "--steps", "1"], ["d=8", "stop / off"]),
     ("transport.py", ["--rounds", "1", "--largest", "65536"], ["minipipe", "65536"]),
 ]
 

@@ -45,6 +45,9 @@ ROOMS = {
         *("numpy", "errors", "backend", "autograd", "tensor", "batch", "nn", "optim"),
         *("schedules", "analysis", "simulation", "render", "comm", "pipeline", "partition"),
     },
+    "diagnosis": {
+        *("numpy", "errors", "backend", "autograd", "tensor", "pytree", "batch", "nn", "schedules", "comm", "pipeline"),
+    },
     "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},
     "coursework": {"numpy", "errors", "autograd", "schedules", "analysis"},
@@ -69,6 +72,7 @@ DOORS = {
     ("pipeline.plan", "profiling.balancing"),
     ("pipeline.pipeline", "profiling.stages"),
     ("pipeline.executor", "profiling.memory_meter"),
+    ("pipeline.finite", "diagnosis.culprit"),
 }
 CORE = [
     *("autograd", "tensor", "backend", "comm", "analysis", "pipeline"),
@@ -84,18 +88,11 @@ CORE = [
 ]
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "analysis.dependencies", "analysis.lowering", "pipeline.executor"),
-    *(
-        "pipeline.stage",
-        "functional.linear",
-        "tensor",
-        "autograd.graph",
-        "autograd.walk",
-        "autograd.split",
-        "comm.thread",
-    ),
+    *("pipeline.stage", "functional.linear", "tensor", "autograd.graph", "autograd.walk", "autograd.split"),
+    "comm.thread",
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 602), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 703), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 
 FILES = {

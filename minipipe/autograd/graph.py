@@ -22,6 +22,7 @@ from collections.abc import Callable
 from heapq import heappush
 from itertools import count
 from sys import maxsize
+from typing import Any
 
 from minipipe import backend
 from minipipe.autograd.grad_mode import next_order
@@ -41,6 +42,8 @@ class Node:
         The inputs that need a gradient. None once a walk has used them.
     order : int
         Later results have larger numbers.
+    shape, dtype : tuple of int, dtype
+        Those of the result, and so of every contribution to its gradient. None where contributions are not checked.
     needs_gradient : bool
         Whether anything behind the node keeps a gradient.
     is_activation : bool
@@ -61,13 +64,20 @@ class Node:
     (True, array([ 9., 18.], dtype=float32))
     """
 
-    __slots__ = ("edges", "is_activation", "is_boundary", "needs_gradient", "order", "pending")
+    __slots__ = ("dtype", "edges", "is_activation", "is_boundary", "needs_gradient", "order", "pending", "shape")
 
     def __init__(
-        self, edges: list[Edge] | None, order: int, needs_gradient: bool = True, is_activation: bool = False
+        self,
+        edges: list[Edge] | None,
+        order: int,
+        needs_gradient: bool = True,
+        is_activation: bool = False,
+        shape: tuple[int, ...] | None = None,
+        dtype: Any = None,
     ) -> None:
         self.edges = edges
         self.order = order
+        self.shape, self.dtype = shape, dtype
         self.needs_gradient = needs_gradient
         self.is_activation = is_activation
         self.is_boundary = False
@@ -98,8 +108,6 @@ class Leaf(Node):
 
     Attributes
     ----------
-    shape : tuple of int
-        The shape of its values, and so of its gradient.
     grad : array or None
         The sum of the contributions.
     changed : int
@@ -115,11 +123,10 @@ class Leaf(Node):
     array([3., 3.], dtype=float32)
     """
 
-    __slots__ = ("__weakref__", "changed", "grad", "shape")
+    __slots__ = ("__weakref__", "changed", "grad")
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__([], -1)
-        self.shape = shape
+    def __init__(self, shape: tuple[int, ...], dtype: Any = None) -> None:
+        super().__init__([], -1, shape=shape, dtype=dtype)
         self.grad: Array | None = None
         self.changed = -1
 
@@ -127,13 +134,6 @@ class Leaf(Node):
         """Add a contribution to ``grad`` at once. The first one is copied, unless nobody else can have it."""
         if self.changed > walk.order:
             raise changed_in_place("A parameter, or another tensor made with requires_grad=True,")
-        if contribution.shape != self.shape:
-            raise TensorError(
-                "shape",
-                f"A gradient of shape {contribution.shape} came to a tensor of shape {self.shape}: the vjp of the "
-                "operation that used it must return the shape of its input (where that was broadcast, sum over those "
-                "axes).",
-            )
         if self.grad is not None:
             self.grad += contribution
         # A vjp may return its argument, which others then have, too.
@@ -155,15 +155,16 @@ class StageInput(Node):
     --------
     >>> from minipipe import Tensor
     >>> x = Tensor([1.0, 2.0])
-    >>> x.node = StageInput(needs_gradient=True)
+    >>> x.node = StageInput(needs_gradient=True, array=x.data)
     >>> (x * 3).node.is_activation
     True
     """
 
     __slots__ = ("grad",)
 
-    def __init__(self, needs_gradient: bool) -> None:
-        super().__init__([], next_order(), needs_gradient, is_activation=True)
+    def __init__(self, needs_gradient: bool, array: Array | None = None) -> None:
+        shape, dtype = (None, None) if array is None else (array.shape, array.dtype)
+        super().__init__([], next_order(), needs_gradient, True, shape, dtype)
         self.is_boundary = True
         self.grad: Array | None = None
 

@@ -50,9 +50,11 @@ class RecomputedNode(Node):
 
     __slots__ = ("number", "recomputation")
 
-    def __init__(self, recomputation: Recomputation, number: int, order: int, needs_gradient: bool) -> None:
+    def __init__(
+        self, recomputation: Recomputation, number: int, order: int, needs_gradient: bool, like: Array
+    ) -> None:
         is_activation = any(parent.is_activation for parent in recomputation.parents)
-        super().__init__(None, order, needs_gradient, is_activation)
+        super().__init__(None, order, needs_gradient, is_activation, like.shape, like.dtype)
         self.recomputation: Recomputation | None = recomputation
         self.number = number
 

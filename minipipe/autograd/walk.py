@@ -19,9 +19,9 @@ from collections.abc import Callable
 from heapq import heappop
 
 from minipipe import backend
-from minipipe.autograd.graph import Edge, Node, Vjp, Walk
+from minipipe.autograd.contribution import check_contribution
+from minipipe.autograd.graph import Edge, Node, Walk
 from minipipe.backend import Array
-from minipipe.errors import TensorError
 
 Postpone = Callable[[Node, Array, list[Edge]], list[Edge]]
 
@@ -32,9 +32,14 @@ def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None
     Parameters
     ----------
     roots : dict of Node to array
-        The nodes of the values that are differentiated, each with its gradient, of the shape of the value.
+        The nodes of the values that are differentiated, each with its gradient, of the value's shape and dtype.
     postpone : function, optional
         ``(node, gradient, edges) -> edges``: the edges along which to go on now; it keeps the others.
+
+    Raises
+    ------
+    TensorError
+        Codes ``no-gradient``, ``shape`` and ``dtype``, naming the vjp, where it returns no gradient of its input.
 
     Examples
     --------
@@ -62,16 +67,9 @@ def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None
             walk.order, walk.gradient = node.order, gradient
             for parent, vjp in edges:
                 contribution = vjp(gradient)  # [3]
-                if contribution is None:
-                    raise _nothing_returned(vjp)
+                if contribution is None or contribution.dtype is not parent.dtype or contribution.shape != parent.shape:
+                    check_contribution(contribution, parent, vjp)
                 parent.add(contribution, walk)  # [4]
     finally:
         for _, _, node in queue:  # after an error: another walk may come to these
             node.pending = None
-
-
-def _nothing_returned(vjp: Vjp) -> TensorError:
-    name = getattr(vjp, "__qualname__", "a vjp")
-    return TensorError(
-        "no-gradient", f"{name} returned None; expected the gradient, an array. Is a `return` missing in that vjp?"
-    )

@@ -33,7 +33,8 @@ class WatchedNode(Node):
     __slots__ = ("before",)
 
     def __init__(self, node: Node, arrays: list[Array]) -> None:
-        super().__init__([(node, unchanged)], node.order, node.needs_gradient, node.is_activation)
+        kept = node.order, node.needs_gradient, node.is_activation, node.shape, node.dtype
+        super().__init__([(node, unchanged)], *kept)
         self.before = [(ref(array), array.tobytes()) for array in arrays if isinstance(array, np.ndarray)]
 
     def release(self, gradient: Array) -> list[Edge]:

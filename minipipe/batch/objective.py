@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import reduce
 from math import inf, nan
 from operator import add
@@ -42,6 +43,7 @@ class Objective:
 
     Attributes
     ----------
+    scale : float
     losses : dict of int to float
         By microbatch.
     outputs : dict of int to Samples
@@ -62,7 +64,7 @@ class Objective:
         scale: float = 1.0,
     ) -> None:
         _check_asked(metrics, outputs, scale)
-        self._loss, self._loss_weight, self._scale = loss, loss_weight, float(scale)
+        self._loss, self._loss_weight, self.scale = loss, loss_weight, float(scale)
         self.metrics: dict[str, Metric] = dict(metrics or {})
         self.where: Where = outputs
         self.targets: Samples | Pieces | None = None
@@ -76,6 +78,11 @@ class Objective:
         return self._loss is not None
 
     @property
+    def is_given(self) -> bool:
+        """Whether the gradient of the outputs is given. Then the loss is no number that anybody asked for."""
+        return isinstance(self._loss, GivenGradient)
+
+    @property
     def needs_targets(self) -> bool:
         """Whether targets must be given."""
         return self.has_loss and not (isinstance(self._loss, GivenGradient) and self._loss.is_function)
@@ -83,7 +90,7 @@ class Objective:
     @property
     def noun(self) -> str:
         """What the targets are, for errors."""
-        return "gradients" if isinstance(self._loss, GivenGradient) else "targets"
+        return "gradients" if self.is_given else "targets"
 
     @property
     def digest(self) -> int:
@@ -115,7 +122,7 @@ class Objective:
                 auxiliary = auxiliary * (tensors_in(outputs)[0].shape[0] / self._num_samples)
             loss = AuxiliaryLosses([auxiliary]).added_to(loss)
         self.losses[microbatch] = loss.item()
-        return loss, self._shares[microbatch] * self._scale
+        return loss, self._shares[microbatch] * self.scale
 
     def _note(self, microbatch: int, outputs: Bundle, targets: Samples | None) -> None:
         arrays = [backend.contiguous(tensor.data) for tensor in tensors_in(outputs)]
@@ -127,8 +134,14 @@ class Objective:
             _measured(f"the metric {name!r}", metric(given, wanted)) for name, metric in self.metrics.items()
         ]
 
-    def numbers(self) -> np.ndarray:
-        """Return the loss of the batch, those of its microbatches, and its metrics, in one array.
+    def alone(self) -> Objective:
+        """Return the same loss for the same batch, without metrics and outputs, to be computed once more."""
+        twin = copy(self)
+        twin.metrics, twin.where, twin.losses = {}, False, {}
+        return twin
+
+    def numbers(self, *others: float) -> np.ndarray:
+        """Return the loss of the batch, those of its microbatches, its metrics and other numbers, in one array.
 
         The sums ascend through the microbatches, whatever the order in which these were computed.
         """
@@ -137,7 +150,7 @@ class Objective:
         metrics = [
             self._mean([(*self._measured[k][i], self._shares[k]) for k in order]) for i in range(len(self.metrics))
         ]
-        return np.array([total, *(self.losses[k] for k in order), *metrics])
+        return np.array([total, *(self.losses[k] for k in order), *metrics, *others])
 
     @staticmethod
     def _mean(found: Sequence[tuple[float, float | None, float]]) -> float:

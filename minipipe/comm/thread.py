@@ -25,6 +25,7 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import Done, Request, chosen_timeout
 from minipipe.comm.switchboard import Cancelled, Switchboard, Wait
 from minipipe.errors import RankError
+from minipipe.job.ending import exit_code_of
 from minipipe.job.host import keep_freed_memory, limit_blas_threads
 
 Result = TypeVar("Result")
@@ -92,7 +93,7 @@ def spawn(
     """Run a function on ranks that are threads of this process, and return the results in rank order.
 
     Each rank gets fresh context variables: neither ``no_grad`` nor ``numpy.errstate`` reaches in from outside. When one
-    rank raises, the others end at their next communication.
+    rank raises, the others end at their next communication. ``sys.exit(0)`` is a return of None.
 
     Parameters
     ----------
@@ -139,7 +140,8 @@ def spawn(
         except Cancelled:
             pass
         except BaseException as error:
-            switchboard.fail(rank, error)
+            if exit_code_of(error):  # as under MPI, a rank that leaves with 0 has returned
+                switchboard.fail(rank, error)
         finally:
             switchboard.leave(rank)
 

@@ -49,7 +49,7 @@ def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
 
 
 def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
-    return (HalfLeaf if backend.is_half(dtype) else Leaf)(shape)
+    return (HalfLeaf if backend.is_half(dtype) else Leaf)(shape, dtype)
 
 
 class Parameter(Tensor):

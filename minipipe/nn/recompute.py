@@ -93,7 +93,7 @@ class Recompute(Module):
             result, order = record(tensor.data), next_order()
             if here.is_enabled and (recomputation.parents or is_trained):
                 wants = needs_gradient and backend.is_floating(tensor.dtype)
-                result.node = RecomputedNode(recomputation, number, order, wants)
+                result.node = RecomputedNode(recomputation, number, order, wants, tensor.data)
                 if not wants:  # nothing will be computed again, so nothing is kept for it
                     result.node = Node([], order, wants, result.node.is_activation)
                 if here.watch is not None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from minipipe.batch import BatchLoss, PendingLoss
 from minipipe.batch.joining import joined, returned
 from minipipe.batch.samples import Samples
 from minipipe.comm import ProcessGroup
 from minipipe.pipeline.consistency import part_of
+from minipipe.pipeline.finite import StepCheck
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.payload import Payload
 
@@ -35,17 +38,29 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
     return None if found is None else returned(found, batch.is_cut)
 
 
-def deliver_loss(group: ProcessGroup, root: int, batch: Batch) -> PendingLoss:
+def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
     """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
 
-    Collective; parameters are those of :func:`deliver_outputs`.
+    Collective; parameters are those of :func:`deliver_outputs`, and what looks at the loss once it is there. Of that
+    each rank tells its findings to each other rank: those of the root come with the loss. So the rank that ends last,
+    on which all others wait, finds the findings of all others there already.
     """
     outputs = deliver_outputs(group, root, batch)
-    numbers = batch.objective.numbers() if group.rank == root else None
-    request = group.ibroadcast(numbers, root, step=batch.step, what=part_of(batch.call))
+    own = () if check is None else check.findings
+    numbers = batch.objective.numbers(*own) if group.rank == root else None
+    rest: dict[str, Any] = {"step": batch.step, "what": part_of(batch.call)}
+    request = group.ibroadcast(numbers, root, **rest)
+    others = [rank for rank in range(group.size) if rank != root] if own else []
+    told = [group.ibroadcast(np.array(own) if rank == group.rank else None, rank, **rest) for rank in others]
     num_microbatches, metrics = len(batch.slices), list(batch.objective.metrics)
 
     def receive() -> BatchLoss:
-        return BatchLoss.read(request.wait().tolist(), num_microbatches, metrics, outputs)
+        numbers = request.wait().tolist()
+        loss = BatchLoss.read(numbers, num_microbatches, metrics, outputs)
+        if check is not None:
+            findings = [one.wait().tolist() for one in told]
+            findings.insert(root, numbers[-len(own) :])
+            check.judge(loss, findings)
+        return loss
 
     return PendingLoss(receive, batch.training_step + 1)

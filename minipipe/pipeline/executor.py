@@ -96,7 +96,7 @@ class Executor:
                 send.wait()
             self._earlier_sends = [] if finishes_sends else self._sends
             return self._record  # before _forget makes a new one
-        except Exception as error:
+        except BaseException as error:  # sys.exit and Ctrl-C in a layer have a place, too
             for stage in () if self.program.is_forward_only else self.stages.values():
                 stage.begin()  # no half of a gradient, and no graph
             if (action := activity.current) is not None:

@@ -33,6 +33,7 @@ from minipipe.pipeline.consistency import (
 )
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.executor import Executor
+from minipipe.pipeline.finite import FiniteCheck, WhenNotFinite
 from minipipe.pipeline.gradients import clip_everywhere, unscale_everywhere
 from minipipe.pipeline.intake import Intake, Needs
 from minipipe.pipeline.microbatch import Batch
@@ -88,6 +89,14 @@ class Pipeline:
     device : str or module
         ``"cpu"``, or ``"gpu"``: parameters, activations and the optimiser's state stay on a GPU, one for each rank of
         a machine, or shared where there are more ranks. Or an array module to compute with.
+    check_finite : {"stop", "warn", "off"}
+        What ``step`` does where a loss or a gradient is infinite or not a number. By default it stops on every rank,
+        before any of them updates a parameter, with the same :class:`minipipe.errors.NotFiniteError`: it runs the step
+        once more, looks at every value between two layers, and names the layer, microbatch, rank and action where the
+        first one was made. ``"warn"`` says so on rank 0 and goes on. Without waiting for the loss, the next step finds
+        it, one update late, and names no layer. Gradients are not looked at where they may overflow because a loss
+        scale will find it: in models with float16 parameters, and where ``scale`` is above 1. Nor are ``evaluate`` and
+        ``predict``, which change nothing.
     **options
         Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``,
         ``partition``, ``layer_costs`` and ``inputs_require_grad``. With ``partition="measured"`` rank 0 first measures
@@ -140,25 +149,26 @@ class Pipeline:
         stack_weight_gradients: bool = False,
         loss_weight: Weight | None = None,
         device: str | ModuleType = "cpu",
+        check_finite: WhenNotFinite = "stop",
         **options: Any,
     ) -> None:
         plan = self._plan = planned(model, group, options, loss=loss, seed=seed, device=device, recompute=recompute)
         check_loss(loss)
         self._loss, self._loss_weight = loss, loss_weight
-        loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)
-        check_agreement(group, {**plan.description, "seed": str(seed), "loss": loss_name})
+        own = {"loss": getattr(loss, "__qualname__", type(loss).__qualname__), "check_finite": str(check_finite)}
+        check_agreement(group, {**plan.description, "seed": str(seed), **own})
         warn_of_another_order(plan.schedule, group)
         self._group = group
         self._xp = backend.module_for(device, group.local_rank)
         self._intake = Intake(plan, group, self._xp, seed)
-        self._is_training = plan.model.is_training
-        self._num_steps = 0
+        self._is_training, self._num_steps = plan.model.is_training, 0
         self._records: deque[Record] = deque(maxlen=_KEPT_STEPS)  # of the last steps, for timeline()
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
         self._parameters = {name: p for stage in self._stages.values() for name, p in stage.parameters.items()}
         self._shared = SharedParameters(plan.shared, group, self._parameters)
         self._shared.take_first_values()
         self._trainer = self._executor(plan.program, stack_weight_gradients)
+        self._finite = FiniteCheck(check_finite, plan, self._trainer)
         self.measures_memory = False
         self._predictors: dict[int, Executor] = {}
         self._pending: deque[PendingLoss] = deque()  # of the last step, waited for or not
@@ -293,6 +303,8 @@ class Pipeline:
         ------
         MicrobatchError
             Codes ``too-few-samples`` and ``unequal-lengths``.
+        NotFiniteError
+            On every rank, where a loss or a gradient is not finite (``check_finite`` of :class:`Pipeline`).
         MessageError
             Code ``timeout``, naming the awaited message, its sender and the time waited.
 
@@ -355,8 +367,8 @@ class Pipeline:
         """Run forward and backward of one batch, and leave its gradients."""
         check_backward(self.schedule, call)
         begun = perf_counter()
-        name = call + "(accumulate=True)" * bool(accumulate)
-        batch = self._batch(name, inputs, targets, objective, self._is_training)
+        call += "(accumulate=True)" * bool(accumulate)
+        batch = self._batch(call, inputs, targets, objective, self._is_training)
         for stage in self._stages.values():
             check_frozen(stage)
             stage.begin(accumulate)
@@ -366,13 +378,13 @@ class Pipeline:
         self._trainer.measures_memory = self.measures_memory
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
         record = self._trainer.run(batch, finishes_sends)
-        first_tag = 2 * self.num_stages * len(batch.slices)  # behind those of the executor
-        self._shared.exchange_gradients(batch.step, first_tag, earlier)
+        # Its tags are behind those of the executor.
+        self._shared.exchange_gradients(batch.step, 2 * self.num_stages * len(batch.slices), earlier)
         if self._num_steps == 0:
             warn_of_missing_gradients(self._parameters)
         self._num_steps += 1
         self._input_gradients = batch.input_gradients(record.input_gradients)
-        loss = deliver_loss(self._group, self._intake.last_rank, batch)
+        loss = deliver_loss(self._group, self._intake.last_rank, batch, self._finite.of_step(batch, wait))
         while self._pending:  # in their order, and no rank is far behind
             self._pending.popleft().wait()
         found = loss.wait() if wait else loss

@@ -153,7 +153,7 @@ class Stage:
         tensors, inputs = [], []
         for array, is_wanted in zip(received.arrays, received.wanted):
             tensor = record(array)
-            tensor.node = stage_input = StageInput(needs_gradient=is_wanted)
+            tensor.node = stage_input = StageInput(is_wanted, array)
             tensors.append(tensor)
             inputs.append(stage_input)
         return inputs, self._forward(received.rebuilt(tensors))

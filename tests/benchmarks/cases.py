@@ -150,5 +150,5 @@ def split_case(case):
 def stage_input(array):
     """Return a tensor as a pipeline's stage makes it of what it receives: what depends on it is an activation."""
     tensor = Tensor(array)
-    tensor.node = autograd.StageInput(needs_gradient=True)
+    tensor.node = autograd.StageInput(True, tensor.data)
     return tensor
