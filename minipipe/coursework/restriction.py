@@ -11,10 +11,10 @@ from minipipe.coursework.containment import LANDLOCK, LAYERS, LIMITS, NAMESPACES
 from minipipe.coursework.readable import DEVICES
 from minipipe.coursework.system_calls import give_up_privileges
 
-_FIRST_USER = 2_000_000_000  # numbers that no system gives to anybody
 
-
-def restrict(layers: Sequence[str], seconds: float, readable: Sequence[Path], flags: int | None) -> Containment:
+def restrict(
+    layers: Sequence[str], seconds: float, readable: Sequence[Path], flags: int | None, user: int
+) -> Containment:
     """Put the layers in force, on Linux, and return those that the system granted.
 
     Parameters
@@ -27,10 +27,12 @@ def restrict(layers: Sequence[str], seconds: float, readable: Sequence[Path], fl
         What the code may read.
     flags : int or None
         The namespaces that the process is in.
+    user : int
+        The number of a user whom nobody is, to become where the grader is root.
     """
     os.setsid()  # a signal to its own group reaches nobody else
     granted = {NAMESPACES} if flags is not None else set()
-    if USER in layers and flags != namespaces.WITH_USER and _becomes_nobody(readable):
+    if USER in layers and flags != namespaces.WITH_USER and _becomes(user, readable):
         granted.add(USER)
     if limits.limit_resources(seconds):
         granted.add(LIMITS)
@@ -50,9 +52,8 @@ def limit_alone(seconds: float) -> Containment:
     return Containment((), (*containment.EVERYTHING, containment.MEMORY))
 
 
-def _becomes_nobody(readable: Sequence[Path]) -> bool:
+def _becomes(user: int, readable: Sequence[Path]) -> bool:
     """Become a user who has nothing but the current directory, if this one may, and that one could still import."""
-    user = _FIRST_USER + os.getppid() % 10**8
     try:
         os.setgroups([])
         os.setresgid(user, user, user)

@@ -32,6 +32,7 @@ from minipipe.coursework.system_calls import adopt_orphans, end_with_parent
 
 Events = Iterator[dict[str, Any]]
 
+_FIRST_USER = 2_000_000_000  # numbers that no system gives to anybody
 _REFUSED = 77  # the exit status of a process that the system refused namespaces
 
 
@@ -79,7 +80,9 @@ def _attempts(layers: list[str]) -> list[int | None]:
 
 def _in_child(job: dict[str, Any], flags: int | None, run: Callable[[], Events]) -> Events:
     """Go on as process 0, 1 and 2, or as process 2 at once."""
-    Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, end this and not the grader
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, end this and not the grader
+    user = _FIRST_USER + os.getpid()  # not a number within namespaces, which all tasks would share
     readable = readable_paths(Path(job["source"]), Path(job["directory"]))
     end_with_parent()
     if flags is not None:
@@ -87,7 +90,7 @@ def _in_child(job: dict[str, Any], flags: int | None, run: Callable[[], Events])
         if student:
             yield {"ended": _wait_as_first_process(student)}
             return
-    yield {"contained": restrict(job["layers"], job["seconds"], readable, flags)}
+    yield {"contained": restrict(job["layers"], job["seconds"], readable, flags, user)}
     yield from run()
 
 

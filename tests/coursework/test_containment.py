@@ -12,7 +12,7 @@ import minipipe
 from minipipe.cli import main
 from minipipe.coursework import grade, process
 from minipipe.coursework.checking import Outcome
-from minipipe.coursework.containment import LANDLOCK, LIMITS, NAMESPACES, USER
+from minipipe.coursework.containment import EVERYTHING, LANDLOCK, LIMITS, NAMESPACES, USER, Containment
 from minipipe.coursework.process import Run
 from tests.coursework import hostile
 from tests.coursework.hostile import attacker, running, tries
@@ -297,3 +297,19 @@ def test_what_the_system_refuses_is_said_to_be_missing_and_the_rest_is_in_force(
     assert task.passed and set(granted.layers) - set(task.containment.layers) <= lost | {USER}
     assert not set(task.containment.layers) & (lost - {USER})
     assert ("the grader's files" in task.containment.exposed) == ({NAMESPACES, LANDLOCK} <= lost)
+
+
+def test_other_systems_have_limits_alone_and_grade_all_the_same(course, tmp_path, monkeypatch):
+    name = "supervisor.sys = __import__('types').SimpleNamespace(platform='darwin')"
+    (tmp_path / "sitecustomize.py").write_text(f"from minipipe.coursework import supervisor\n{name}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    task = course(double("if number == 2: __import__('os')._exit(3)\nreturn 2 * number"))
+    assert reasons(task) == ["it ended the whole process, with exit status 3; return a result instead", "", ""]
+    assert task.containment == Containment((LIMITS,), EVERYTHING)
+
+
+@pytest.mark.slow
+def test_two_tasks_of_a_grader_who_is_root_run_as_two_users(course):
+    """The story: numbers taken within a namespace were the same for all, and so one task had the limit of two."""
+    first, second = (course(attacker("print(os.getuid())")) for _ in range(2))
+    assert (first.output != second.output) == (USER in first.containment.layers)
