@@ -1,6 +1,7 @@
 """A student's file that attacks the one who grades it reaches nothing, and there is a report."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +38,13 @@ def attacked(request, course, monkeypatch):
     return graded
 
 
+def at_start(tmp_path, monkeypatch, statement):
+    """Run a statement in the processes of a task before all else; Python loads a module of this name at its start."""
+    imports = "from minipipe.coursework import landlock, namespaces, supervisor"
+    (tmp_path / "sitecustomize.py").write_text(f"{imports}\n{statement}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
 # -- what it leaves behind --------------------------------------------------------------------------------------------
 
 
@@ -59,6 +67,19 @@ def test_a_daemon_is_seen_where_nobody_ends_it():
     finally:
         started.kill()
         started.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["adopt_orphans", "_end_descendants"])
+def test_without_a_part_of_the_supervisor_a_daemon_stays(course, tmp_path, monkeypatch, part):
+    mark = f"1030.{os.getpid()}"
+    monkeypatch.setattr(process, "_LAYERS", ())
+    at_start(tmp_path, monkeypatch, f"supervisor.{part} = lambda: None")
+    task = course(attacker(hostile.daemon(mark)))
+    left = running(mark)
+    for number in left:
+        os.kill(int(number), signal.SIGKILL)
+    assert task.passed and len(left) == 1
 
 
 @pytest.mark.slow
@@ -270,12 +291,6 @@ def test_where_no_code_was_run_nothing_is_said_of_it(course, tmp_path):
     assert report.as_json()["containment"] is None and "contained" not in str(report)
 
 
-REFUSALS = """
-from minipipe.coursework import landlock, namespaces
-{}
-"""
-
-
 @pytest.mark.parametrize(
     ("refused", "lost"),
     [
@@ -289,10 +304,9 @@ from minipipe.coursework import landlock, namespaces
 def test_what_the_system_refuses_is_said_to_be_missing_and_the_rest_is_in_force(
     course, tmp_path, monkeypatch, refused, lost
 ):
-    """A module that Python loads at its start makes the kernel refuse, as other kernels do."""
+    """Numbers that no kernel knows make this one refuse, as other kernels do."""
     granted = course(SOLUTION).containment
-    (tmp_path / "sitecustomize.py").write_text(REFUSALS.format(refused))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    at_start(tmp_path, monkeypatch, refused)
     task = course(SOLUTION)
     assert task.passed and set(granted.layers) - set(task.containment.layers) <= lost | {USER}
     assert not set(task.containment.layers) & (lost - {USER})
@@ -300,9 +314,7 @@ def test_what_the_system_refuses_is_said_to_be_missing_and_the_rest_is_in_force(
 
 
 def test_other_systems_have_limits_alone_and_grade_all_the_same(course, tmp_path, monkeypatch):
-    name = "supervisor.sys = __import__('types').SimpleNamespace(platform='darwin')"
-    (tmp_path / "sitecustomize.py").write_text(f"from minipipe.coursework import supervisor\n{name}\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    at_start(tmp_path, monkeypatch, "supervisor.sys = __import__('types').SimpleNamespace(platform='darwin')")
     task = course(double("if number == 2: __import__('os')._exit(3)\nreturn 2 * number"))
     assert reasons(task) == ["it ended the whole process, with exit status 3; return a result instead", "", ""]
     assert task.containment == Containment((LIMITS,), EVERYTHING)
