@@ -14,6 +14,8 @@ Linux contains more, in layers. The report names those in force, and warns of wh
 - ``limits``: 4 GiB of addresses, files of 64 MiB, 256 open files, no core file; processor time; 128 processes, unless
   it runs as root.
 
+All of it adds about 0.03 s to the 0.2 s of processor time that a task takes.
+
 On macOS there are only limits, without a bound on processes, and what leaves its group of processes stays. On Windows
 there is only the process.
 
