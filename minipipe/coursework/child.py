@@ -1,8 +1,13 @@
-"""The process in which one student's file runs: ``python -m minipipe.coursework.child``, started by ``grading.py``.
+"""The processes in which one student's file is graded: ``python -m minipipe.coursework.child``.
 
-The job comes as JSON on standard input. Results go out on what was standard output when the process began; before the
-student's code is loaded, that is moved to another number, and standard output and error both become what the student
-prints. Each result carries a word that only the two processes know, so that nothing printed is taken for a result.
+``process.py`` starts it. The job comes as a line of JSON on standard input. Events go out on what was standard output
+when the process began; before the student's code is loaded, that is moved to another number, and standard output and
+error both become what the student prints. Each event begins with a word that the student's code is not told, so that
+nothing printed is taken for an event.
+
+The code could find that word, as it sits in one interpreter with it. So no frame that its own frames lead to has it
+among its variables: the events are computed within ``map``, which sends them, and whose own frame is none. And what
+shows other objects and frames of the interpreter raises.
 """
 
 from __future__ import annotations
@@ -11,66 +16,71 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from minipipe.autograd.watch import watch_everything
 from minipipe.coursework.checking import load, outcome_of, run_test
-
-try:
-    import resource
-except ImportError:  # Windows has no such limits
-    resource = None  # type: ignore[assignment]
+from minipipe.coursework.supervisor import contained
 
 
 def main() -> None:
-    """Load the tests, then the student's file, run test after test, and tell how each ended."""
-    job = json.loads(sys.stdin.buffer.read())
-    tell = _channel(job["nonce"])
-    _limit_memory(job["memory_limit"])
-    checks = load(f"checks_of_{job['task']}", job["checks"], job["checks_path"])
-    watch_everything()
-    tests = [(name, getattr(checks, name)) for name in job["tests"]]
-    file = Path(f"{job['task']}.py")
-    text = file.read_text("utf-8")
-    try:
-        task = load(job["task"], text, file)
-    except BaseException as error:
-        tell({"not_loaded": outcome_of(error, str(file), text)._asdict()})
-    else:
-        tell({"loaded": True})
-        for name, test in tests:
-            tell({"test": name, "outcome": run_test(test, task, text)._asdict()})
+    """Contain the student's file, run test after test, and tell how each ended."""
+    job = json.loads(sys.stdin.buffer.readline())
+    deque(map(_channel(job.pop("word")), contained(job, lambda: _run_tests(job))), maxlen=0)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(0)  # whatever threads are left running
 
 
-def _channel(nonce: str) -> Callable[[dict[str, Any]], None]:
+def _channel(word: str) -> Callable[[dict[str, Any]], None]:
     """Return a function that sends one event; from then on standard output belongs to the student."""
     private = os.dup(1)
     os.dup2(2, 1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # input() ends at once instead of waiting for somebody
     write, dumps = os.write, json.dumps
 
-    def tell(event: dict[str, Any]) -> None:
-        line = memoryview(f"\n{dumps({'nonce': nonce, **event})}\n".encode())
+    def tell(event: dict[str, Any]) -> None:  # it looks up nothing that the student's code could replace, but in dumps
+        line = f"\n{word}{dumps(event)}\n".encode()
         while line:
             line = line[write(private, line) :]
 
     return tell
 
 
-def _limit_memory(size: int) -> None:
-    """Limit the process to ``size`` bytes of addresses, and leave no core file, where the system can do that."""
-    if resource is None:
+def _run_tests(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Load the tests, then the student's file, and run test after test."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # input() ends at once instead of waiting for somebody
+    checks = load(f"checks_of_{job['task']}", job.pop("checks"))
+    checks.__dict__.pop("WRONG_ANSWERS", None)  # parts of the solution
+    tests = [(name, getattr(checks, name)) for name in job["tests"]]
+    watch_everything()
+    file, text = Path(f"{job['task']}.py"), job["text"]
+    file.write_text(text, "utf-8")
+    sys.addaudithook(_refusal())  # no hook can be removed
+    try:
+        task = load(job["task"], text, file)
+    except BaseException as error:
+        yield {"outcome": outcome_of(error, str(file), text)._asdict()}  # of no test: it does not load
         return
-    for what, limit in ((resource.RLIMIT_AS, size), (resource.RLIMIT_CORE, 0)):
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(what, (limit, resource.getrlimit(what)[1]))
+    yield {"loaded": True}
+    for name, test in tests:
+        yield {"test": name, "outcome": run_test(test, task, text)._asdict()}
+
+
+def _refusal() -> Callable[[str, tuple[Any, ...]], None]:
+    """Return an audit hook (PEP 578) that refuses what no exercise needs."""
+    refused = {"gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._current_frames"}
+    refused |= {"sys._current_exceptions", "sys.settrace", "sys.setprofile", "sys.monitoring.register_callback"}
+
+    def hook(event: str, _: tuple[Any, ...]) -> None:
+        if event in refused:
+            raise PermissionError(f"{event} is not allowed in a graded task")
+
+    return hook
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A process of its own for one student's file: start it, listen, end it and all that it started."""
+"""Processes of their own for one student's file: start them, listen, and end them and all that they started."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from minipipe.coursework.checking import Outcome
+from minipipe.coursework.containment import LAYERS, Containment
 from minipipe.coursework.exercise import Exercise
 
-MEMORY_LIMIT = 4 << 30
-"""Bytes of addresses that a task may use; threads and libraries reserve far more than they touch."""
 LONGEST_OUTPUT = 2000
 """Characters that are kept of a student's printed output."""
 
 _MOST_RESULTS = 1 << 20  # bytes
+_LAYERS = LAYERS  # to try; a test takes some away
+_PATIENCE = 5.0  # seconds for the supervisor to end all processes of a task, which takes milliseconds
 # Whatever else stands in the environment of the one who grades is none of the student's business.
-_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP")
+_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP")
 
 
 @dataclass
@@ -47,6 +48,8 @@ class Run:
         How the process ended, where it did not do so by itself.
     output : str
         What the student's code printed.
+    containment : Containment, optional
+        What kept the student's code apart; None where it was not even started.
     """
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -55,10 +58,11 @@ class Run:
     is_late: bool = False
     ending: str = ""
     output: str = ""
+    containment: Containment | None = None
 
 
-def run_tests(exercise: Exercise, text: str, tests: Sequence[str], seconds: float) -> Run:
-    """Run tests of a student's text in a process of their own, until it ends or the time is over.
+def run_tests(exercise: Exercise, text: str, tests: Sequence[str], seconds: float, directory: Path) -> Run:
+    """Run tests of a student's text in processes of their own, until they end or the time is over.
 
     Parameters
     ----------
@@ -69,24 +73,28 @@ def run_tests(exercise: Exercise, text: str, tests: Sequence[str], seconds: floa
     tests : sequence of str
         Their names, in order.
     seconds : float
+    directory : Path
+        The student's, to hide.
     """
-    nonce = secrets.token_hex(16)
+    word = secrets.token_hex(16)
     job = {
         "task": exercise.name,
+        "text": text,
         "checks": exercise.checks,
-        "checks_path": str(exercise.checks_path),
         "tests": list(tests),
-        "nonce": nonce,
-        "memory_limit": MEMORY_LIMIT,
+        "seconds": seconds,
+        "word": word,
+        "layers": _LAYERS,
+        "source": str(exercise.checks_path.absolute().parent.parent),
+        "directory": str(directory.absolute()),
     }
     # What the student's code leaves there may be hard to delete; that is no reason to fail.
     with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
-        Path(folder, f"{exercise.name}.py").write_text(text, "utf-8")
         process = _started(folder)
         results, printed = _Reader(process.stdout, _MOST_RESULTS), _Reader(process.stderr, 4 * LONGEST_OUTPUT)
         run = Run()
         try:
-            _give(process.stdin, json.dumps(job).encode())
+            _give(process.stdin, json.dumps(job).encode() + b"\n")
             run.ending = _ending(process.wait(seconds))
         except subprocess.TimeoutExpired:
             run.is_late = True
@@ -94,7 +102,8 @@ def run_tests(exercise: Exercise, text: str, tests: Sequence[str], seconds: floa
             _end(process)
         run.output = printed.text()[:LONGEST_OUTPUT]
         for line in results.text().splitlines():
-            _note(run, line, nonce)
+            if line.startswith(word):
+                _note(run, line.removeprefix(word), tests)
     return run
 
 
@@ -115,14 +124,16 @@ def _environment(folder: str) -> dict[str, str]:
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     package = str(Path(__file__).resolve().parent.parent.parent)
     paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    own = {"HOME": folder, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
-    return {**kept, **own, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+    own = {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": os.pathsep.join(paths)}
+    python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+    return {**kept, **own, **python, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def _give(stream: IO[bytes] | None, job: bytes) -> None:
     assert stream is not None
-    with contextlib.suppress(BrokenPipeError), stream:  # one that has ended already says so by its exit status
+    with contextlib.suppress(BrokenPipeError):  # one that has ended already says so by its exit status
         stream.write(job)
+        stream.flush()
 
 
 class _Reader:
@@ -147,6 +158,12 @@ class _Reader:
 
 def _end(process: subprocess.Popen) -> None:
     """End the process and all that it started."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()  # by which a supervisor knows that the time is over
+    if sys.platform == "linux":
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE)
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own
@@ -156,23 +173,27 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _ending(code: int) -> str:
+    if code == -getattr(signal, "SIGXCPU", 0):
+        return "it used more processor time than a task may; does a loop never end?"
     if code < 0:
         return f"it crashed ({signal.strsignal(-code)})"
     return f"it ended the whole process, with exit status {code}; return a result instead"
 
 
-def _note(run: Run, line: str, nonce: str) -> None:
-    """Read one line; without the secret word it is no result."""
-    try:
+def _note(run: Run, line: str, tests: Sequence[str]) -> None:
+    """Take one event; what is none, whatever wrote it, is passed over."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         event: Any = json.loads(line)
-    except ValueError:
-        return
-    if not isinstance(event, dict) or event.get("nonce") != nonce:
-        return
-    if "test" in event:
-        run.outcomes[event["test"]] = Outcome(**event["outcome"])
-    elif "loaded" in event:
-        run.is_loaded = True
-    else:
-        failure = Outcome(**event["not_loaded"])
-        run.problem = f"{failure.reason} ({failure.where})" if failure.where else failure.reason
+        outcome = Outcome(**event.get("outcome", {"passed": False}))
+        if not all(isinstance(value, type(usual)) for value, usual in zip(outcome, Outcome(True))):
+            return
+        if event.get("test") in tests:
+            run.outcomes[event["test"]] = outcome
+        elif "loaded" in event:
+            run.is_loaded = True
+        elif "contained" in event:
+            run.containment = Containment(*map(tuple, event["contained"]))
+        elif "ended" in event:
+            run.ending = _ending(event["ended"])
+        elif "outcome" in event:
+            run.problem = f"{outcome.reason} ({outcome.where})" if outcome.where else outcome.reason

@@ -3,6 +3,9 @@
 ``Report.as_json()``, and ``minipipe grade DIR --json``, give one object::
 
     {"directory": "mine", "points": 41, "possible": 84, "passed": false,
+     "containment": {              null where no code was run
+       "layers": ["namespaces", "Landlock", "limits"], that kept every task apart
+       "exposed": []},             what a task could reach all the same; see minipipe.coursework.containment
      "tasks": [
        {"task": "05_bubble", "title": "…", "lesson": "05",
         "points": 2, "possible": 6, "passed": false,
@@ -24,6 +27,7 @@ from textwrap import indent, wrap
 from typing import Any
 
 from minipipe.coursework.checking import Outcome
+from minipipe.coursework.containment import Containment, weakest
 from minipipe.coursework.exercise import Exercise, Test
 
 _WIDTH = 76
@@ -43,6 +47,8 @@ class TaskReport:
         What the student's code printed.
     is_as_given : bool
         Whether the file is still the stub.
+    containment : Containment, optional
+        What kept the student's code apart; None where it was not run.
 
     Examples
     --------
@@ -57,6 +63,7 @@ class TaskReport:
     problem: str = ""
     output: str = ""
     is_as_given: bool = False
+    containment: Containment | None = None
 
     @property
     def points(self) -> int:
@@ -116,7 +123,12 @@ class TaskReport:
                 lines += [] if outcome.passed else [_failure(test, outcome)]
         if self.output and not self.passed:
             lines.append(indent(f"\nIt printed:\n{indent(self.output.rstrip(), '  ')}", "    "))
-        return "\n".join(lines)
+        return _printable("\n".join(lines))
+
+
+def _printable(text: str) -> str:
+    """Write what would steer a terminal, or could not be printed at all, as Python writes it in strings."""
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
 def _failure(test: Test, outcome: Outcome) -> str:
@@ -172,6 +184,11 @@ class Report:
         return sum(task.possible for task in self.tasks)
 
     @property
+    def containment(self) -> Containment | None:
+        """What kept all tasks apart, and what any could reach; None where none was run."""
+        return weakest(task.containment for task in self.tasks if task.containment is not None)
+
+    @property
     def passed(self) -> bool:
         """Whether every task is done."""
         return self.points == self.possible
@@ -183,12 +200,13 @@ class Report:
             "points": self.points,
             "possible": self.possible,
             "passed": self.passed,
+            "containment": self.containment and self.containment._asdict(),
             "tasks": [task.as_json() for task in self.tasks],
         }
 
     def __str__(self) -> str:
         done = sum(task.passed for task in self.tasks)
-        lines = [*map(str, self.tasks), ""]
+        lines = [*map(str, self.tasks), "", *filter(None, [str(self.containment or "")])]
         left = next((task for task in self.tasks if not task.passed), None)
         if left is not None:
             title = left.exercise.subject

@@ -231,7 +231,7 @@ def test_json_is_what_the_docstring_says(course, capsys, tmp_path):
     course(double("print('here')\nreturn number + 2"))
     assert main(["grade", str(tmp_path / "mine"), "--source", str(tmp_path / "source"), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    (task,) = report.pop("tasks")
+    (task,), containment = report.pop("tasks"), report.pop("containment")
     assert report == {"directory": str(tmp_path / "mine"), "points": 1, "possible": 3, "passed": False}
     assert task["tests"][2] == {
         "test": "test_a_negative_number",
@@ -247,7 +247,10 @@ def test_json_is_what_the_docstring_says(course, capsys, tmp_path):
         "hint": "",
     }
     documented = set(re.findall(r'"(\w+)":', sys.modules["minipipe.coursework.report"].__doc__))
-    assert documented == report.keys() | {"tasks"} | task.keys() | task["tests"][0].keys()
+    assert (
+        documented
+        == report.keys() | {"tasks", "containment"} | containment.keys() | task.keys() | task["tests"][0].keys()
+    )
 
 
 def test_wrong_usage_is_2(tmp_path, capsys):
