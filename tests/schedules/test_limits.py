@@ -27,7 +27,7 @@ def refusal(call, *arguments, **options):
 @pytest.mark.parametrize("sizes", [(10**6, 10**6), (10**20, 1), (1, 10**20), (10**5000, 8), (4, 10**5000)], ids=quoted)
 def test_no_builder_begins_what_it_cannot_end(name, sizes):
     error = refusal(schedules.build, name, *sizes)
-    assert error.code == "too-large" and "the limits are 16384 stages and 16777216 actions" in str(error)
+    assert error.code == "too-large" and "the limits are 4096 stages and 16777216 actions" in str(error)
 
 
 def test_the_message_has_what_was_asked():
