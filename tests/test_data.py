@@ -123,15 +123,8 @@ def test_a_damaged_file_of_digits_is_refused_and_a_bomb_is_not_unpacked():
     """The story: a file cut off was an EOFError, and a small file of zeros would have filled the memory."""
     whole = (Path(digits.__file__).parent / "digits.csv.gz").read_bytes()
     flipped = [bytes([*whole[:i], whole[i] ^ 1, *whole[i + 1 :]]) for i in (0, 3000, len(whole) // 2, len(whole) - 6)]
-    for content in (
-        b"",
-        whole[:-1],
-        whole[:1000],
-        gzip.compress(b"1,2\n3,4\n"),
-        gzip.compress(b"\xff"),
-        bomb,
-        *flipped,
-    ):
+    others = [gzip.compress(text) for text in (b"", b"1,2\n3,4\n", b"\xff", b"0," * 10**7)]
+    for content in (b"", whole[:-1], whole[:1000], *others, *flipped):
         with pytest.raises(FileError, match="install minipipe again") as caught:
             digits._table(content)
         assert caught.value.code == "damaged"

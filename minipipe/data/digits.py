@@ -48,7 +48,7 @@ def _table(content: bytes) -> np.ndarray:
     gzip = zlib.decompressobj(wbits=31)
     with suppress(zlib.error, ValueError):
         text = gzip.decompress(content, _MOST + 1).decode("ascii")
-        if gzip.eof:  # where zlib has compared the checksum
+        if text and gzip.eof:  # where zlib has compared the checksum
             table = np.loadtxt(text.splitlines(), delimiter=",", dtype=np.int64, ndmin=2)
             if table.shape == _SHAPE:
                 return table
