@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minipipe import schedules
-from tests.launch import mpirun, needs_mpi, run, slowly
+from tests.launch import find_mpirun, mpirun, needs_mpi, run, slowly
 
 TRAIN = "tutorials/train.py"
 SHORT = ("--epochs", "2", "--hidden", "32", "--json")
@@ -93,7 +93,19 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(ending, tmp_path):
 def test_a_trace_that_cannot_be_written_in_the_end_loses_no_result():
     done = run([sys.executable, TRAIN, "--epochs", "1", "--hidden", "8", "--trace", "/proc/step.svg", "--json"])
     assert "'/proc/step.svg' cannot be written" in done.err and "Traceback" not in done.err
-    assert "usage:" in done.err or result(done)["loss"] > 0  # only root is not told before
+    if "usage:" not in done.err:  # only root is not told before
+        assert done.code == 1 and json.loads(done.out.splitlines()[-1])["loss"] > 0
+
+
+@pytest.mark.slow
+@needs_mpi
+def test_a_trace_on_a_full_disk_leaves_no_half_of_a_file_and_the_job_fails(tmp_path):
+    """The story: half a file was left under the name of the whole one, and the job exited with 0."""
+    command = [find_mpirun(), "-n", "2", sys.executable, TRAIN, "--epochs", "1", "--trace", tmp_path / "step.svg"]
+    limited = f"ulimit -f 2; trap '' XFSZ; exec {' '.join(map(str, command))}"
+    done = run(["bash", "-c", limited], PYTHONDONTWRITEBYTECODE="1")
+    assert done.code == 1 and "step.svg' cannot be written: File too large" in done.err
+    assert "makespan: measured" in done.out and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
