@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minipipe import schedules
-from tests.launch import find_mpirun, mpirun, needs_mpi, run, slowly
+from tests.launch import mpirun, needs_mpi, run, slowly
 
 TRAIN = "tutorials/train.py"
 SHORT = ("--epochs", "2", "--hidden", "32", "--json")
@@ -98,14 +98,22 @@ def test_a_trace_that_cannot_be_written_in_the_end_loses_no_result():
 
 
 @pytest.mark.slow
-@needs_mpi
 def test_a_trace_on_a_full_disk_leaves_no_half_of_a_file_and_the_job_fails(tmp_path):
     """The story: half a file was left under the name of the whole one, and the job exited with 0."""
-    command = [find_mpirun(), "-n", "2", sys.executable, TRAIN, "--epochs", "1", "--trace", tmp_path / "step.svg"]
-    limited = f"ulimit -f 2; trap '' XFSZ; exec {' '.join(map(str, command))}"
+    path = tmp_path / "step.svg"
+    limited = f"ulimit -f 2; trap '' XFSZ; exec {sys.executable} {TRAIN} --epochs 1 --hidden 8 --trace {path}"
     done = run(["bash", "-c", limited], PYTHONDONTWRITEBYTECODE="1")
     assert done.code == 1 and "step.svg' cannot be written: File too large" in done.err
     assert "makespan: measured" in done.out and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@needs_mpi
+@pytest.mark.skipif(not Path("/proc").is_dir() or os.geteuid() != 0, reason="only root is not told before")
+def test_so_does_a_job_of_several_ranks():
+    done = mpirun(2, TRAIN, "--epochs", "1", "--hidden", "8", "--trace", "/proc/step.svg", "--json")
+    assert done.code == 1 and "'/proc/step.svg' cannot be written" in done.err
+    assert json.loads(next(line for line in done.out.splitlines() if line.startswith("{")))["loss"] > 0
 
 
 @pytest.mark.parametrize(
