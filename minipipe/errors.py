@@ -13,6 +13,7 @@ from typing import NamedTuple
 __all__ = [
     "ArgumentError",
     "CourseworkError",
+    "FileError",
     "LaunchError",
     "MessageError",
     "MicrobatchError",
@@ -345,6 +346,38 @@ class LaunchError(MinipipeError, RuntimeError):
     is_self_explaining = True
 
 
+class FileCode(StrEnum):
+    """The codes of a :class:`FileError`."""
+
+    UNREADABLE = "unreadable"
+    UNWRITABLE = "unwritable"
+    NOT_A_FILE = "not-a-file"  # a directory, a device or a socket
+    TOO_LARGE = "too-large"
+    NOT_TEXT = "not-text"
+    DAMAGED = "damaged"  # not what was written there
+
+
+class FileError(MinipipeError, OSError):
+    """A file cannot be read or written, or is not what it says.
+
+    Examples
+    --------
+    >>> from minipipe import render, schedules
+    >>> try:
+    ...     render.save("/no/such/folder/gpipe.svg", schedules.gpipe(2, 2))
+    ... except FileError as error:
+    ...     print(error.code)
+    unwritable
+    """
+
+    codes = FileCode
+    is_self_explaining = True
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.errno = None  # where OSError keeps its first argument
+
+
 class CourseworkCode(StrEnum):
     """The codes of a :class:`CourseworkError`."""
 
@@ -388,6 +421,7 @@ class ScheduleCode(StrEnum):
     PARAMETERS = "parameters"
     COSTS = "costs"
     FILE = "file"
+    TOO_LARGE = "too-large"  # beyond a limit of minipipe/limits.py
     # The text or the object is not a schedule.
     SYNTAX = "syntax"
     EMPTY = "empty"
@@ -413,7 +447,13 @@ class ScheduleCode(StrEnum):
     @property
     def is_misuse(self) -> bool:
         """Whether the request is at fault, and not the schedule."""
-        return self in (ScheduleCode.UNKNOWN, ScheduleCode.PARAMETERS, ScheduleCode.COSTS, ScheduleCode.FILE)
+        return self in _MISUSES
+
+
+_MISUSES = (
+    *(ScheduleCode.UNKNOWN, ScheduleCode.PARAMETERS, ScheduleCode.COSTS),
+    *(ScheduleCode.FILE, ScheduleCode.TOO_LARGE),
+)
 
 
 class Problem(NamedTuple):

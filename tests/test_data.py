@@ -1,9 +1,14 @@
 """The digits, and how examples are divided."""
 
+import gzip
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from minipipe import data
+from minipipe.data import digits
+from minipipe.errors import FileError
 
 
 def test_the_digits_are_those_of_the_original_file():
@@ -109,3 +114,18 @@ def test_windows_are_parts_of_the_text_and_depend_on_their_key_alone():
 def test_windows_longer_than_the_text_or_none_are_refused(context, windows):
     with pytest.raises(ValueError, match="expected"):
         data.text_windows(np.arange(5), context, windows, (0,))
+
+
+# -- the file of the digits ----------------------------------------------------------------------------------------
+
+
+def test_a_damaged_file_of_digits_is_refused_and_a_bomb_is_not_unpacked():
+    """The story: a file cut off was an EOFError, and a small file of zeros would have filled the memory."""
+    whole = (Path(digits.__file__).parent / "digits.csv.gz").read_bytes()
+    flipped = [bytes([*whole[:i], whole[i] ^ 1, *whole[i + 1 :]]) for i in (0, 3000, len(whole) // 2, len(whole) - 6)]
+    others = [gzip.compress(text) for text in (b"", b"1,2\n3,4\n", b"\xff", b"0," * 10**7)]
+    for content in (b"", whole[:-1], whole[:1000], *others, *flipped):
+        with pytest.raises(FileError, match="install minipipe again") as caught:
+            digits._table(content)
+        assert caught.value.code == "damaged"
+    assert digits._table(whole).shape == (1797, 65)

@@ -17,12 +17,15 @@ ROOMS = {
     "errors": set(),
     "version": set(),
     "lazy": set(),
+    "limits": set(),
+    "printable": set(),
+    "files": {"errors", "limits", "printable"},
     "habits": {"errors"},
     # schedules: standard library only
-    "schedules": {"errors", "lazy"},
-    "analysis": {"errors", "schedules"},
-    "simulation": {"errors", "schedules", "analysis"},
-    "render": {"errors", "lazy", "schedules", "analysis", "simulation", "cairosvg"},
+    "schedules": {"errors", "lazy", "limits", "printable", "files"},
+    "analysis": {"errors", "printable", "schedules"},
+    "simulation": {"errors", "limits", "printable", "schedules", "analysis"},
+    "render": {"errors", "lazy", "limits", "printable", "files", "schedules", "analysis", "simulation", "cairosvg"},
     "stepper": {"errors", "schedules", "analysis", "simulation", "render"},
     # numerics
     "backend": {"numpy", "cupy", "cupyx", "errors"},
@@ -52,7 +55,7 @@ ROOMS = {
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},
     "coursework": {"numpy", "errors", "autograd", "schedules", "analysis"},
     "cli": {
-        *("errors", "version", "schedules", "analysis", "simulation", "render", "stepper"),
+        *("errors", "version", "printable", "files", "schedules", "analysis", "simulation", "render", "stepper"),
         *("backend", "comm", "coursework", "threadpoolctl"),
     },
     "__main__": {"cli"},
@@ -92,7 +95,7 @@ FIRST_PATH = [
     "comm.thread",
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 703), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 756), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 
 FILES = {

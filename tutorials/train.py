@@ -103,8 +103,8 @@ def main():
         loss = pipeline.evaluate(*test, metrics={"accuracy": accuracy})
         timeline = pipeline.timeline()
         predicted = predict(pipeline, timeline)
-        if speaks:
-            report(options, group, loss, seconds, times, timeline, predicted)
+        is_written = not speaks or report(options, group, loss, seconds, times, timeline, predicted)
+    return 0 if is_written else 1
 
 
 def accuracy(scores, labels):
@@ -116,13 +116,14 @@ def report(options, group, loss, seconds, times, timeline, predicted):
     print(f"\ntest loss {loss!r}\ntest accuracy {100 * loss.metrics['accuracy']:.2f} %")
     print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n")
     model = f"{options.layers} linear layers, {options.hidden} wide; batches of {options.batch_size}"
-    report_last_step(timeline, predicted, group.size, options.trace, model)
+    is_written = report_last_step(timeline, predicted, group.size, options.trace, model)
     if options.json:
         print_json(times, timeline, predicted, group.size, loss=loss, **loss.metrics, seconds=seconds)
+    return is_written
 
 
 if __name__ == "__main__":
     try:
-        main()
+        sys.exit(main())
     except MinipipeError as error:
         sys.exit(f"train.py: {error}")

@@ -146,17 +146,19 @@ def main():
         predicted = predict(pipeline, timeline)
         loss = evaluate(pipeline, validation, options)
         written = write_text(pipeline, alphabet, options)
+        is_written = True
         if speaks:
             print(f"\nvalidation loss {loss!r} nats per character")
             print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n\nWhat it writes:\n{written}\n")
             model = f"{options.layers} transformer blocks, {options.width} wide; batches of {options.batch_size}"
-            report_last_step(timeline, predicted, group.size, options.trace, model)
+            is_written = report_last_step(timeline, predicted, group.size, options.trace, model)
             if options.json:
                 print_json(times, timeline, predicted, group.size, loss=loss, seconds=seconds, text=written)
+    return 0 if is_written else 1
 
 
 if __name__ == "__main__":
     try:
-        main()
+        sys.exit(main())
     except MinipipeError as error:
         sys.exit(f"train_lm.py: {error}")

@@ -13,6 +13,7 @@ from statistics import median
 import numpy as np
 
 from minipipe import Costs, schedules, simulate
+from minipipe.errors import FileError
 from minipipe.render import check_ending, draw_text, has_colour, save
 from minipipe.render.files import ENDINGS
 
@@ -87,17 +88,19 @@ def predict(pipeline, timeline):
 def report_last_step(timeline, predicted, num_ranks, trace, model):
     """Print the last step of every rank, measured and predicted; draw both into the file ``trace``, if there is one.
 
-    ``model`` describes the model in a few words, for the file.
+    ``model`` describes the model in a few words, for the file. Return whether the file was written, if there was to be
+    one.
     """
     print("The last step, as measured, and as predicted from its own mean times:\n")
     print(draw_text(timeline, predicted, colour=has_colour()))
     comparison = compare(timeline, predicted)
     print("", *comparison, sep="\n")
-    if trace is not None:
-        write_trace(trace, timeline, predicted, [*comparison, *describe_run(timeline, model)])
+    notes = [*comparison, *describe_run(timeline, model)]
+    is_written = trace is None or write_trace(trace, timeline, predicted, notes)
     cores = num_cores()
     if num_ranks > cores:
         print(f"{num_ranks} ranks share {cores} cores: much of the measured bubble is waiting for a core.")
+    return is_written
 
 
 def compare(timeline, predicted):
@@ -141,8 +144,10 @@ def write_trace(path, timeline, predicted, notes):
     """Draw both timelines into a file. If that fails at last, the results of the training are not lost."""
     try:
         print(f"wrote {save(path, timeline, predicted, notes=notes)}")
-    except OSError as error:
-        print(f"--trace: {str(path)!r} cannot be written: {error.strerror}", file=sys.stderr)
+        return True
+    except FileError as error:  # a full disk, perhaps: then there is no file, rather than half of one
+        print(f"--trace: {error}", file=sys.stderr)
+        return False
 
 
 def print_json(times, timeline, predicted, num_ranks, **results):

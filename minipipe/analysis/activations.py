@@ -20,6 +20,7 @@ from numbers import Integral
 from typing import NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_range
 
@@ -239,6 +240,8 @@ def per_rank(name: str, given: int | Sequence[int], num_ranks: int) -> tuple[int
     """
     values: tuple = tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
     if len(values) != num_ranks or not all(isinstance(value, Integral) and int(value) >= 1 for value in values):
-        message = f"{name} is {given!r}; expected a whole number, at least 1, or one for each of {num_ranks} ranks."
+        message = (
+            f"{name} is {quoted(given)}; expected a whole number, at least 1, or one for each of {num_ranks} ranks."
+        )
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     return tuple(map(int, values))

@@ -13,12 +13,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.errors import CourseworkError, MinipipeError, ScheduleError
+from minipipe.errors import MinipipeError, ScheduleError
+from minipipe.printable import printable, printable_lines, quoted
+
+_MOST = 500  # characters of a complaint about an argument
 
 VERBS = {
     "schedules": "list the named schedules, with time, bubble, memory and what each one trades",
@@ -49,27 +53,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no "·" shows "?" in its place
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        try:
+            return _run(sys.argv[1:] if arguments is None else list(arguments))
+        finally:  # here, and not at the exit of the interpreter, where an error has no handler
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:  # the reader wants only the beginning, as `head` does
+        _discard_the_rest()
+        return ExitStatus.YES
+    except OSError as error:  # such as a full disk
+        _discard_the_rest()
+        _complain(f"{quoted(error.filename or 'stdout', 200)} cannot be written: {error.strerror}.")
+        return ExitStatus.MISUSE
+
+
+def _run(words: list[str]) -> ExitStatus:
     if not words or words[0] not in VERBS:
         _explain_or_refuse(words)
     verb = import_module(f"minipipe.cli.{words[0]}")
     options = _parser_of(words[0], verb).parse_args(words[1:])
-    try:
-        status = _answer(verb, options)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # the reader wants only the beginning, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitStatus.YES
+    if sys.stdout is None:
+        _complain("'stdout' cannot be written: it is closed.")
+        return ExitStatus.MISUSE
+    return _answer(verb, options)
+
+
+def _discard_the_rest() -> None:
+    """Let what is still buffered for standard output go nowhere: the interpreter would try it again at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _complain(message: str) -> None:
+    """Print a message on standard error, where there is one."""
+    if sys.stderr is not None:
+        with suppress(OSError):  # a full disk: the exit status says that something went wrong
+            print(f"minipipe: {printable_lines(message)}", file=sys.stderr, flush=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints quote arguments so that a terminal can show them."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message if len(message) <= _MOST else f"{message[:_MOST]}…"))
 
 
 def _explain_or_refuse(words: list[str]) -> NoReturn:
     """Print the help or the version; refuse any other word, because it names no verb."""
     from minipipe.version import __version__  # it asks for the installed distribution, which takes a while
 
-    parser = argparse.ArgumentParser(
-        prog="minipipe", description="Pipeline schedules: drawn, proved, timed.", allow_abbrev=False
-    )
+    parser = _Parser(prog="minipipe", description="Pipeline schedules: drawn, proved, timed.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"minipipe {__version__}")
     added = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for name, purpose in VERBS.items():
@@ -80,7 +113,7 @@ def _explain_or_refuse(words: list[str]) -> NoReturn:
 
 def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:
     purpose = VERBS[name]
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"minipipe {name}",
         description=purpose[0].upper() + purpose[1:] + ".",
         epilog=getattr(verb, "EPILOG", None),
@@ -95,11 +128,11 @@ def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:
 def _answer(verb: ModuleType, options: argparse.Namespace) -> ExitStatus:
     try:
         return verb.run(options)
-    except (ScheduleError, CourseworkError) as error:
+    except MinipipeError as error:
         status = ExitStatus.of(error)
         if options.json:
             print(json.dumps({**_verdict(verb, status), **_as_data(error)}))
-        print(f"minipipe: {_complaint(error)}", file=sys.stderr)
+        _complain(_complaint(error))
         return status
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.files import read_stream
+from minipipe.printable import quoted
 from minipipe.schedules.action_table import T
 from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.program import Program, read_schedule, schedule_of_text
@@ -81,7 +83,9 @@ def _stages(text: str) -> list[int]:
     try:
         return [int(stage) for stage in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} names no stages; expected their numbers, such as 0,1") from None
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)} names no stages; expected their numbers, such as 0,1"
+        ) from None
 
 
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
@@ -119,11 +123,11 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     if given in REGISTRY:
         return build(given, *sizes_of(options), options.chunks, options.group)
     if given == "-":
-        schedule = schedule_of_text(sys.stdin.read(), "stdin", options.ignore_sharding)
-    elif Path(given).exists() and not Path(given).is_dir():
+        schedule = schedule_of_text(read_stream(sys.stdin, "stdin"), "stdin", options.ignore_sharding)
+    elif os.path.exists(given) and not os.path.isdir(given):
         schedule = read_schedule(given, options.ignore_sharding)
     else:
-        message = f"There is neither a schedule nor a file {given!r}; {expected_names(given)}."
+        message = f"There is neither a schedule nor a file {quoted(given, 120)}; {expected_names(given)}."
         raise misuse(ScheduleCode.UNKNOWN, message)
     if options.group is not None:
         raise misuse(ScheduleCode.PARAMETERS, f"--group is for named schedules, and {given} is a file; leave it out.")

@@ -7,6 +7,7 @@ import json
 
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_memory_limit, add_sizes, costs_of, sizes_of
+from minipipe.printable import printable
 from minipipe.render.table import text_table
 from minipipe.simulation import comparison
 
@@ -34,7 +35,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
         print(json.dumps(rows))
         return status
     limit = "" if options.memory_limit is None else f", at most {options.memory_limit:g} held"
-    print(f"{ranks} ranks, {microbatches} microbatches, {options.costs or 'F, I and W one unit each'}{limit}\n")
+    print(
+        f"{ranks} ranks, {microbatches} microbatches, {printable(options.costs) or 'F, I and W one unit each'}{limit}\n"
+    )
     if not rows:
         print(f"No named schedule holds at most {options.memory_limit:g} microbatches on each rank.")
         return status

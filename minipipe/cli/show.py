@@ -24,6 +24,8 @@ from minipipe.cli.options import (
 )
 from minipipe.cli.output import sizes_as_data
 from minipipe.errors import ScheduleCode
+from minipipe.files import write_whole
+from minipipe.printable import printable
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
@@ -83,8 +85,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.output is None:
         print(content, end="")
         return ExitStatus.YES
-    _write(content, options.output)
-    print(json.dumps({"wrote": str(options.output)}) if options.json else f"wrote {options.output}")
+    write_whole(options.output, content)
+    wrote = str(options.output)
+    print(json.dumps({"wrote": wrote}) if options.json else f"wrote {printable(wrote)}")
     return ExitStatus.YES
 
 
@@ -229,12 +232,3 @@ def _refuse(message: str) -> None:
 
 def _columns() -> int:
     return max(40, shutil.get_terminal_size((80, 24)).columns)
-
-
-def _write(content: str | bytes, path: Path) -> None:
-    # The name of a file need not be text, and a schedule has the name of its file.
-    encoded = content.encode("utf-8", "replace") if isinstance(content, str) else content
-    try:
-        path.write_bytes(encoded)
-    except OSError as error:
-        raise misuse(ScheduleCode.FILE, f"{path} cannot be written: {error.strerror}.") from None

@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from minipipe.errors import ArgumentError
+from minipipe.files import write_whole
+from minipipe.printable import printable, quoted
 from minipipe.render.html import draw_html
 from minipipe.render.lettering import note_lines
 from minipipe.render.perfetto import perfetto_trace
@@ -21,7 +23,7 @@ _TEXT_WIDTH = 120  # columns: a file has more room than a terminal
 
 
 def _text(*drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()) -> str:
-    head = [*([title] if title else []), *note_lines(notes)]
+    head = [*([printable(title)] if title else []), *note_lines(notes)]
     return "\n".join([*head, *([""] if head else []), draw_text(*drawn, width=_TEXT_WIDTH), ""])
 
 
@@ -60,6 +62,8 @@ def save(path: str | Path, *drawn: ActionTable | Timeline, **options: Any) -> Pa
     ArgumentError
         Code ``value``: if the ending is unknown, if CairoSVG is missing for ``.png`` or ``.pdf``, or as for
         :func:`minipipe.render.panel.panels_of`.
+    FileError
+        Code ``unwritable``; then there is no file, or the earlier one.
 
     Examples
     --------
@@ -69,13 +73,7 @@ def save(path: str | Path, *drawn: ActionTable | Timeline, **options: Any) -> Pa
     ...     save(f"{folder}/gpipe.svg", schedules.gpipe(4, 8), title="GPipe").name
     'gpipe.svg'
     """
-    path = Path(path)
-    content = drawing(check_ending(path), *drawn, **options)
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        path.write_text(content, encoding="utf-8")
-    return path
+    return write_whole(path, drawing(check_ending(path), *drawn, **options))
 
 
 def drawing(ending: str, *drawn: ActionTable | Timeline, **options: Any) -> str | bytes:
@@ -122,8 +120,8 @@ def check_ending(path: str | Path) -> str:
     if ending not in ENDINGS:
         raise ArgumentError(
             "value",
-            f"{str(path)!r} ends in {ending or 'nothing'}; expected .svg (a picture), .html (a player), "
-            ".json (a trace for Perfetto), .txt, .png or .pdf.",
+            f"{quoted(str(path), 200)} ends in {printable(ending[:20]) or 'nothing'}; expected .svg (a picture), "
+            ".html (a player), .json (a trace for Perfetto), .txt, .png or .pdf.",
         )
     if ending in _CONVERTED:
         check_converter(str(path))

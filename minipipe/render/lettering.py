@@ -1,13 +1,13 @@
-"""Text in a picture: its width in common fonts, its line breaks, and the characters that XML allows."""
+"""Text in a picture: its width in common fonts, its line breaks, and its characters in XML."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from unicodedata import combining
 
 from minipipe.errors import ArgumentError
+from minipipe.printable import printable
 
 # Widths in units of the font size, of DejaVu Sans: the widest of the sans-serif fonts that browsers fall back on.
 _WIDTHS = {
@@ -21,7 +21,6 @@ _WIDTHS = {
     **dict.fromkeys("DGHNOQUw&+<=>~#", 0.84),
     **dict.fromkeys("mMW%@", 1.0),
 }
-_REFUSED_BY_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def text_width(text: str, size: float) -> float:
@@ -70,18 +69,18 @@ def _words(text: str, size: float, room: float) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Return a text escaped for XML; characters that XML forbids become U+FFFD, the replacement character.
+    """Return a text escaped for XML and HTML. XML forbids most of the characters that are not printable.
 
     Examples
     --------
     >>> escaped('<a & "b">')
     '&lt;a &amp; &quot;b&quot;&gt;'
     """
-    return escape(_REFUSED_BY_XML.sub("\ufffd", text))
+    return escape(printable(text))
 
 
 def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
-    """Return the notes of a drawing as lines.
+    """Return the notes of a drawing as lines that can be printed.
 
     Raises
     ------
@@ -97,7 +96,7 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
         raise ArgumentError(
             "type", f"notes is the text {notes!r:.60}; expected a sequence of lines, such as [{notes!r:.60}]."
         )
-    return tuple(notes)
+    return tuple(map(printable, notes))
 
 
 def number(value: float) -> str:

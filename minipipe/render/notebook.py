@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from html import escape
 from typing import Any
 
+from minipipe.render.lettering import escaped
 from minipipe.render.svg import draw_svg
 from minipipe.render.terminal import has_colour
 from minipipe.render.text import draw_text
@@ -56,4 +56,5 @@ def picture_or_text(drawn: ActionTable | Timeline) -> str:
     try:
         return draw_svg(drawn)
     except ValueError as error:  # such as a ScheduleError
-        return f"<pre>{escape(str(drawn))}\n\n{escape(str(error))}</pre>"
+        text = "\n".join(map(escaped, f"{drawn}\n\n{error}".split("\n")))
+        return f"<pre>{text}</pre>"

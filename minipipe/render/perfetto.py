@@ -20,6 +20,7 @@ from itertools import count
 from typing import Any
 
 from minipipe.errors import ArgumentError
+from minipipe.printable import printable
 from minipipe.render.descriptions import KIND_NAMES, describe_idle, describe_message, format_time, origin, short_label
 from minipipe.render.lettering import note_lines
 from minipipe.render.panel import Panel, panels_of
@@ -91,7 +92,7 @@ def perfetto_trace(*drawn: ActionTable | Timeline, title: str | None = None, not
     numbers = count(1)  # of processes, threads and messages: all are distinct, whatever a viewer joins by
     processes = [_Process(panel, numbers) for panel in panels_of(drawn)]
     events = [json.dumps(event, allow_nan=False) for process in processes for event in process.events()]
-    facts = {"title": title, "notes": note_lines(notes)}
+    facts = {"title": title and printable(title), "notes": note_lines(notes)}
     about = json.dumps(
         {
             "writer": "minipipe",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from html import escape
+
+from minipipe.render.lettering import escaped
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
@@ -43,5 +44,5 @@ def html_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
 
 def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
     sides = ("right" if i in right else "left" for i in range(len(row)))
-    cells = (f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in zip(row, sides))
+    cells = (f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>' for cell, side in zip(row, sides))
     return f"<tr>{''.join(cells)}</tr>"

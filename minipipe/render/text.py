@@ -9,6 +9,7 @@ from operator import itemgetter
 from textwrap import fill
 
 from minipipe.errors import ArgumentError
+from minipipe.limits import MOST_CHARACTERS
 from minipipe.render.columns import Columns, are_near, drawn_spans, fit_columns, labels, places_of
 from minipipe.render.descriptions import caption, title
 from minipipe.render.panel import Panel, panels_of
@@ -55,7 +56,8 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     Raises
     ------
     ArgumentError
-        Codes of :func:`minipipe.render.panel.panels_of`; code ``value`` if the width is less than 40.
+        Codes of :func:`minipipe.render.panel.panels_of`; code ``value`` if the width is less than 40, or if
+        there would be more characters than ``limits.MOST_CHARACTERS``.
 
     Examples
     --------
@@ -80,6 +82,10 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
         raise ArgumentError("value", f"width is {width}; expected at least 40 columns.")
     margin = len(f"rank {max(panel.timeline.num_ranks for panel in panels) - 1} ")
     columns = fit_columns(panels, width - margin)
+    characters = columns.total * sum(panel.timeline.num_ranks for panel in panels)
+    if characters > MOST_CHARACTERS:
+        message = f"The drawing would have {characters:,} characters; the limit is {MOST_CHARACTERS:,}."
+        raise ArgumentError("value", f"{message} Draw a picture: the formats svg, html and perfetto have no columns.")
     rows = [
         [row_cells(panel, rank, columns) for rank in range(panel.timeline.num_ranks)] for panel in panels
     ]  # [panel][rank]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import printable, quoted
 from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
 from minipipe.schedules.placement import check_placement
 from minipipe.schedules.text import (
@@ -56,7 +57,7 @@ class ActionTable:
         object.__setattr__(self, "actions", tuple(map(_as_actions, self.actions)))
         object.__setattr__(self, "frozen", frozenset(self.frozen))
         if not isinstance(self.num_microbatches, Integral):
-            message = f"{self.name!r} has {self.num_microbatches!r:.60} microbatches; expected a whole number."
+            message = f"{self.name!r} has {quoted(self.num_microbatches)} microbatches; expected a whole number."
             raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
         if not self.actions or not self.placement or self.num_microbatches < 1:
             raise ScheduleError.of(
@@ -161,7 +162,7 @@ class ActionTable:
     def title(self) -> str:
         """The name in one line, and which stages are frozen."""
         frozen = f" (frozen: {', '.join(map(str, sorted(self.frozen)))})" if self.frozen else ""
-        return " ".join(self.name.split()) + frozen
+        return printable(" ".join(self.name.split())) + frozen
 
     def describe(self, separator: str = ": ") -> str:
         """Return name and sizes: ``1f1b: 4 ranks, 4 stages, 8 microbatches``."""
@@ -270,7 +271,7 @@ def check_table(given: object) -> None:
     """
     if not isinstance(given, ActionTable):
         how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
-        raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {given!r:.60}; {how}.")
+        raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {quoted(given)}; {how}.")
 
 
 def check_range(table: ActionTable) -> None:
@@ -289,14 +290,14 @@ def check_range(table: ActionTable) -> None:
                 raise ScheduleError.of(ScheduleCode.OUT_OF_RANGE, message, rank)
     pairs, actions = table.num_stages * table.num_microbatches, sum(map(len, table.actions))
     if pairs > 100 * (actions + 100):
-        message = f"{table.name} has {actions} actions for {pairs} pairs of stage and microbatch."
+        message = f"{table.title} has {actions} actions for {pairs} pairs of stage and microbatch."
         raise ScheduleError.of(ScheduleCode.MISSING, f"{message} verify(schedule) says what is missing.")
 
 
 def _check_index(noun: str, given: Any, count: int) -> None:
     if not isinstance(given, Integral) or isinstance(given, bool) or int(given) not in range(count):
         raise ScheduleError.of(
-            ScheduleCode.OUT_OF_RANGE, f"There is no {noun} {given!r:.40}; there are {count}, counted from 0."
+            ScheduleCode.OUT_OF_RANGE, f"There is no {noun} {quoted(given, 40)}; there are {count}, counted from 0."
         )
 
 
@@ -304,8 +305,8 @@ def _as_actions(row: Iterable[Action | str]) -> tuple[Action, ...]:
     """Read cells such as ``"2F0"``, and kinds such as ``"F"``. A row of actions is returned as it is, quickly."""
     cells: tuple[Any, ...] = tuple(row)
     if set(map(type, cells)) == {Action}:
-        parts = zip(zip(*cells), (int, ActionKind, int))
-        if all(set(map(type, part)) == {expected} for part, expected in parts):
+        parts = ((itemgetter(part), kind) for part, kind in enumerate((int, ActionKind, int)))
+        if all(set(map(type, map(part, cells))) == {kind} for part, kind in parts):
             return cells
     return tuple(map(_as_action, cells))
 
@@ -317,13 +318,14 @@ def _as_action(cell: Action | str) -> Action:
         stage, kind, microbatch = cell
         return Action(index(stage), ActionKind(kind), index(microbatch))
     except (TypeError, ValueError):
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{cell!r} is not an action. {EXPECTED_CELL}") from None
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{quoted(cell)} is not an action. {EXPECTED_CELL}") from None
 
 
 def _checked_text(text: object) -> str:
     is_path = isinstance(text, Path) or (isinstance(text, str) and text.strip().endswith((".csv", ".txt")))
     if is_path or not isinstance(text, str):
         raise ScheduleError.of(
-            ScheduleCode.SYNTAX, f"Expected the text of a schedule, not {text!r:.60}; Schedule.from_file reads a file."
+            ScheduleCode.SYNTAX,
+            f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file reads a file.",
         )
     return text

@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.placement import check_size
 from minipipe.schedules.schedule import Schedule, check_schedule
 
 
@@ -56,6 +57,7 @@ def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
     rank 0: 0F0 1F0 1B0 0B0
     rank 1: 2F0 2B0
     """
+    check_size(num_stages, schedule.num_microbatches)
     p = schedule.num_ranks
     ends = [0, *accumulate(num_stages // p + (rank < num_stages % p) for rank in range(p))]
     own = [range(start, end) for start, end in pairwise(ends)]
@@ -88,7 +90,7 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     """
     check_schedule(schedule)
     if not 1 <= num_stages <= schedule.num_stages:
-        message = f"num_stages is {num_stages}; {schedule.name} has {schedule.num_stages}, so expected 1 to that."
+        message = f"num_stages is {num_stages}; {schedule.title} has {schedule.num_stages}, so expected 1 to that."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     rows = tuple(tuple(action for action in row if action.stage < num_stages) for row in schedule.actions)
     return Schedule(schedule.name, schedule.placement[:num_stages], schedule.num_microbatches, rows)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, T, check_table
 
@@ -44,7 +45,7 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     """
     check_table(table)
     if not isinstance(stages, Iterable):
-        message = f"stages is {stages!r:.40}; expected the numbers of the frozen stages, such as [0]."
+        message = f"stages is {quoted(stages, 40)}; expected the numbers of the frozen stages, such as [0]."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     marked = replace(table, frozen=table.frozen | frozenset(stages))
     if table.is_forward_only or not marked.frozen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.chunks import cut_stages
 from minipipe.schedules.closed_forms import Case, ClosedForms, round_trip, straight, straight_bubble
-from minipipe.schedules.placement import check_counts, neighbouring_placement
+from minipipe.schedules.placement import check_sizes, neighbouring_placement
 from minipipe.schedules.schedule import Schedule
 
 
@@ -42,7 +42,7 @@ def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     rank 0: 0F0 0F1 0F2 0B0 0B1 0B2
     rank 1: 1F0 1F1 1F2 1B0 1B1 1B2
     """
-    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     rows = tuple(
         tuple(
             Action(stage, kind, k)

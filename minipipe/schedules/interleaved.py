@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.closed_forms import Case, ClosedForms
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
-from minipipe.schedules.placement import check_counts, looped_placement
+from minipipe.schedules.placement import check_sizes, looped_placement
 from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.zero_bubble import h1_makespan, h1_span_bubble
 
@@ -56,7 +57,7 @@ def interleaved_1f1b(
     >>> simulate(schedules.interleaved_1f1b(4, 8, chunks_per_rank=2), Costs(0.5, 0.5, 0.5)).makespan
     28.5
     """
-    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
     ahead = (chunks_per_rank - 1) * max(map(len, groups))
     rows = []
@@ -104,7 +105,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
     rank 1: 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
     """
-    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
@@ -146,8 +147,8 @@ def microbatch_groups(num_ranks: int, num_microbatches: int, group_size: int | N
     size = num_ranks if group_size is None else group_size
     if not isinstance(size, int) or size < num_ranks:
         message = (
-            f"microbatch_group_size is {size!r}; expected a whole number, at least {num_ranks}: with smaller groups "
-            f"the {num_ranks} ranks may wait for each other in a cycle."
+            f"microbatch_group_size is {quoted(size)}; expected a whole number, at least {num_ranks}: with smaller "
+            f"groups the {num_ranks} ranks may wait for each other in a cycle."
         )
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     count = max(1, num_microbatches // size)
@@ -185,7 +186,7 @@ def interleaved_zb(
     >>> simulate(schedules.interleaved_zb(4, 8, chunks_per_rank=2), Costs(0.5, 0.5, 0.5)).makespan
     25.5
     """
-    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
     ahead = (chunks_per_rank - 1) * max(map(len, groups))
     rows = []

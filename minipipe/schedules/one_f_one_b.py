@@ -9,7 +9,7 @@ from __future__ import annotations
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.chunks import cut_stages
 from minipipe.schedules.closed_forms import Case, ClosedForms, round_trip, straight, straight_bubble
-from minipipe.schedules.placement import check_counts, neighbouring_placement
+from minipipe.schedules.placement import check_sizes, neighbouring_placement
 from minipipe.schedules.schedule import Schedule
 
 
@@ -93,7 +93,7 @@ def eager_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
 def _with_warmup(
     name: str, forwards_per_rank_left: int, num_ranks: int, num_microbatches: int, chunks_per_rank: int
 ) -> Schedule:
-    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     rows = []
     for stage in range(num_ranks):
         forwards = [Action(stage, ActionKind.FORWARD, k) for k in range(num_microbatches)]

@@ -7,6 +7,8 @@ from numbers import Integral
 from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.limits import MOST_ACTIONS, MOST_STAGES
+from minipipe.printable import quoted
 
 
 def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:
@@ -78,16 +80,16 @@ def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
     for stage, rank in enumerate(placement):
         if isinstance(rank, list | tuple):
             hint = "A stage lives on one rank; replicas of a stage (Chimera, DualPipe) are not supported."
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on {rank!r:.60}. {hint}")
+            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on {quoted(rank)}. {hint}")
         if not isinstance(rank, Integral):
-            message = f"Stage {stage} is placed on {rank!r:.60}; expected the number of a rank, 0 to {num_ranks - 1}."
+            message = f"Stage {stage} is placed on {quoted(rank)}; expected the number of a rank, 0 to {num_ranks - 1}."
             raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
         if not 0 <= int(rank) < num_ranks:
             raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
 
 
 def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:
-    """Refuse counts that are not whole numbers of at least 1.
+    """Refuse counts that are not whole numbers of at least 1, as the arguments of a formula.
 
     Raises
     ------
@@ -105,8 +107,36 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     for name, value in given.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise ScheduleError.of(
-                ScheduleCode.PARAMETERS, f"{name} is {value!r}; expected a whole number, at least 1."
+                ScheduleCode.PARAMETERS, f"{name} is {quoted(value)}; expected a whole number, at least 1."
             )
+
+
+def check_sizes(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:
+    """Refuse counts of which no schedule is to be built: those below 1, and those beyond the limits.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``parameters`` and ``too-large``.
+
+    Examples
+    --------
+    >>> check_sizes(num_ranks=10**4, num_microbatches=10**6)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ScheduleError: [too-large] 10000 stages and 1000000 microbatches take 20000000000 actions, ...
+    """
+    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    check_size(int(num_ranks) * int(chunks_per_rank), int(num_microbatches))
+
+
+def check_size(num_stages: int, num_microbatches: int) -> None:
+    """Refuse more stages, or more forwards and backwards, than the limits allow."""
+    num_actions = 2 * num_stages * num_microbatches
+    if num_stages > MOST_STAGES or num_actions > MOST_ACTIONS:
+        asked = f"{quoted(num_stages)} stages and {quoted(num_microbatches)} microbatches"
+        message = f"{asked} take {quoted(num_actions)} actions, F and B; the limits are {MOST_STAGES} stages and"
+        raise ScheduleError.of(ScheduleCode.TOO_LARGE, f"{message} {MOST_ACTIONS} actions.")
 
 
 def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> None:
@@ -124,7 +154,7 @@ def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_pe
         ...
     minipipe.errors.ScheduleError: [parameters] chunks_per_rank is 3; zb-v is V-shaped, with exactly 2 chunks ...
     """
-    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     if chunks_per_rank != 2:
         message = f"chunks_per_rank is {chunks_per_rank}; {name} is V-shaped, with exactly 2 chunks on each rank."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
 from minipipe.schedules.closed_forms import ClosedForms
 from minipipe.schedules.controllable_memory import V_HALF, V_MIN, v_half, v_min
 from minipipe.schedules.garbage import collector_paused
@@ -117,7 +118,7 @@ def builder_of(name: str) -> Callable[..., Schedule]:
         message = f"{function} is a function; call it with the numbers of ranks and microbatches."
         raise ScheduleError.of(ScheduleCode.UNKNOWN, message)
     if builder is None:
-        raise ScheduleError.of(ScheduleCode.UNKNOWN, f"There is no schedule {name!r}; {expected_names(name)}.")
+        raise ScheduleError.of(ScheduleCode.UNKNOWN, f"There is no schedule {quoted(name)}; {expected_names(name)}.")
     return builder
 
 
@@ -131,7 +132,7 @@ def expected_names(given: object) -> str:
     """
     from difflib import get_close_matches  # takes longer to import than a schedule to build
 
-    plain = str(given).lower().replace("_", "-")
+    plain = given[:60].lower().replace("_", "-") if isinstance(given, str) else ""
     near = get_close_matches(plain, REGISTRY, n=1, cutoff=0.7)
     return f"{f'did you mean {near[0]}? ' if near else ''}expected one of {', '.join(REGISTRY)}"
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import T, check_table
+from minipipe.schedules.placement import check_size
 
 
 def repeat(table: T, num_steps: int) -> T:
@@ -28,7 +30,7 @@ def repeat(table: T, num_steps: int) -> T:
     Raises
     ------
     ScheduleError
-        Code ``parameters``.
+        Codes ``parameters`` and ``too-large``.
 
     References
     ----------
@@ -44,11 +46,12 @@ def repeat(table: T, num_steps: int) -> T:
     """
     check_table(table)
     if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
-        message = f"num_steps is {num_steps!r}; expected a whole number, at least 1."
+        message = f"num_steps is {quoted(num_steps)}; expected a whole number, at least 1."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     if num_steps == 1:
         return table
     m = table.num_microbatches
+    check_size(table.num_stages, num_steps * m)
     rows = [[Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row] for row in table.actions]
     name = f"{table.name}, {num_steps} steps"
     return type(table)(name, table.placement, num_steps * m, tuple(map(tuple, rows)), table.frozen)

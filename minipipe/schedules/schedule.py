@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minipipe.errors import Problem, ScheduleCode, ScheduleError
+from minipipe.printable import quoted
 from minipipe.schedules.action_table import ActionTable
 
 
@@ -49,7 +50,7 @@ class Schedule(ActionTable):
                 [
                     Problem(
                         ScheduleCode.NOT_A_SCHEDULE,
-                        f"{self.name} holds {message}: it is a Program, and a Schedule has computations alone. "
+                        f"{self.title} holds {message}: it is a Program, and a Schedule has computations alone. "
                         "Program.from_file, from_text and from_csv read it; its .schedule has the computations.",
                     )
                 ]
@@ -79,4 +80,4 @@ def check_schedule(given: object) -> None:
     how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
     if isinstance(given, ActionTable):
         how = f"the computations of a {type(given).__name__} are its .schedule"
-    raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {given!r:.60}; {how}.")
+    raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {quoted(given)}; {how}.")

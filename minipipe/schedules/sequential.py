@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.closed_forms import Case, ClosedForms
 from minipipe.schedules.interleaved import microbatch_groups, order_table, rounds_of_chunks
-from minipipe.schedules.placement import check_counts, looped_placement, stages_by_rank
+from minipipe.schedules.placement import check_sizes, looped_placement, stages_by_rank
 from minipipe.schedules.schedule import Schedule
 
 
@@ -40,7 +40,7 @@ def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
     rank 0: 0F0 0B0 0F1 0B1
     rank 1: 1F0 1B0 1F1 1B1
     """
-    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     placement = looped_placement(num_ranks, chunks_per_rank)
     rows: list[list[Action]] = [[] for _ in range(num_ranks)]
     for microbatch in range(num_microbatches):
@@ -78,7 +78,7 @@ def forward_only(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     rank 0: 0F0 0F1 0F2
     rank 1: 1F0 1F1 1F2
     """
-    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     return forward_only_over(looped_placement(num_ranks, chunks_per_rank), num_microbatches, num_ranks)
 
 
@@ -107,7 +107,7 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
     rank 1: 1F0 1F1 2F0 2F1
     """
     num_ranks = max(placement, default=0) + 1 if num_ranks is None else num_ranks
-    check_counts(num_ranks, num_microbatches)
+    check_sizes(num_ranks, num_microbatches)
     groups = microbatch_groups(num_ranks, num_microbatches)
     rows = tuple(
         tuple(order_table(ActionKind.FORWARD, stages, groups)) for stages in stages_by_rank(placement, num_ranks)

@@ -10,12 +10,19 @@ import csv
 import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe import files
+from minipipe.errors import FileError, ScheduleCode, ScheduleError
+from minipipe.limits import MOST_ACTIONS, MOST_BYTES, MOST_STAGES
+from minipipe.printable import printable, quoted
 from minipipe.schedules.action import Action
+from minipipe.schedules.garbage import collector_paused
 
 # PyTorch overlaps a forward and a backward and writes them as (0F3;3B1)OVERLAP_F_B. We run one after the other.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
@@ -26,6 +33,8 @@ _SHARDING = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)(\d{0,9})", re.ASCI
 _WITHOUT_STAGE = re.compile(r"[FBIW]\d{1,9}", re.ASCII)
 _FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)
 _WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
+_WORD = re.compile(r"\S+")
+_KNOWN = 2**16  # cells that are parsed once, however often they occur
 
 
 class Cells(NamedTuple):
@@ -37,10 +46,8 @@ class Cells(NamedTuple):
     frozen: frozenset[int] = frozenset()
 
 
-class _Cell(NamedTuple):
-    line: int
-    column: int
-    text: str
+# The number of a line and its cells, blank ones among them. Only the cells of one line are in memory at a time.
+_Row = tuple[int, Iterable[str]]
 
 
 def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int) -> str:
@@ -66,7 +73,14 @@ def read_text(text: str, ignore_sharding: bool = False) -> Cells:
 
     Of comments, only the frozen stages of the first line are read: ``# 1f1b (frozen: 0, 1): …``.
     """
-    rows: list[list[_Cell]] = []
+    _check_length(text)
+    frozen = _FROZEN.match(text)
+    stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
+    return _from_rows(partial(_rows_of_text, text), ignore_sharding)._replace(frozen=stages)
+
+
+def _rows_of_text(text: str) -> Iterator[_Row]:
+    rank = 0
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         content = line.split("#", 1)[0].strip()
         label = re.match(r"rank\s+(\d{1,9})\s*:", content, re.ASCII | re.IGNORECASE)
@@ -76,18 +90,15 @@ def read_text(text: str, ignore_sharding: bool = False) -> Cells:
             raise ScheduleError.of(
                 ScheduleCode.SYNTAX, f"Line {number} has commas; if this is CSV, read it with Schedule.from_csv."
             )
-        if content.lower().startswith("rank") and not label:
+        if content[:4].lower() == "rank" and not label:
             raise ScheduleError.of(
-                ScheduleCode.SYNTAX, f"Line {number} begins with {content[:12]!r}; expected 'rank {len(rows)}:'."
+                ScheduleCode.SYNTAX, f"Line {number} begins with {quoted(content[:12])}; expected 'rank {rank}:'."
             )
-        if label and int(label[1]) != len(rows):
-            where = f"Line {number} is labelled rank {label[1]}, but the next rank is {len(rows)}"
+        if label and int(label[1]) != rank:
+            where = f"Line {number} is labelled rank {label[1]}, but the next rank is {rank}"
             raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}; ranks are counted from 0, and each has one line.")
-        cells = content[label.end() if label else 0 :].split()
-        rows.append([_Cell(number, column, cell) for column, cell in enumerate(cells, 1)])
-    frozen = _FROZEN.match(text)
-    stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
-    return _from_cells(rows, ignore_sharding)._replace(frozen=stages)
+        yield number, (word[0] for word in _WORD.finditer(content, label.end() if label else 0))
+        rank += 1
 
 
 def write_csv(actions: Sequence[Sequence[Action]]) -> str:
@@ -98,20 +109,21 @@ def write_csv(actions: Sequence[Sequence[Action]]) -> str:
 
 def read_csv(text: str, ignore_sharding: bool = False) -> Cells:
     """Read PyTorch's CSV format. Empty cells are idle time."""
+    _check_length(text)
     try:
-        lines = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=None)))
+        return _from_rows(partial(_rows_of_csv, text), ignore_sharding)
     except csv.Error as error:
         raise ScheduleError.of(ScheduleCode.SYNTAX, f"The text is not CSV: {error}.") from None
-    rows = [
-        [_Cell(number, column, cell.strip()) for column, cell in enumerate(line, 1) if cell.strip()]
-        for number, line in enumerate(lines, 1)
-        if line
-    ]
-    return _from_cells(rows, ignore_sharding)
+
+
+def _rows_of_csv(text: str) -> Iterator[_Row]:
+    lines = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=None))
+    return ((number, line) for number, line in enumerate(lines, 1) if line)
 
 
 def read_either(text: str, ignore_sharding: bool = False) -> Cells:
     """Read CSV if there is a comma outside comments, otherwise text."""
+    _check_length(text)
     is_csv = any("," in line.split("#", 1)[0] for line in text.splitlines())
     return (read_csv if is_csv else read_text)(text, ignore_sharding)
 
@@ -122,55 +134,82 @@ def read_file(path: str | Path) -> str:
     Raises
     ------
     ScheduleError
-        Code ``file``, if the file does not exist or is not text.
+        Code ``file``, if it cannot be read, is too large, or is no text.
     """
     try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ScheduleError.of(ScheduleCode.FILE, f"The schedule {str(path)!r} cannot be read: {reason}.") from None
+        return files.read_text(path)
+    except FileError as error:
+        raise ScheduleError.of(ScheduleCode.FILE, f"The schedule {error}") from None
 
 
-def _from_cells(rows: Sequence[Sequence[_Cell]], ignore_sharding: bool) -> Cells:
-    if not any(_WITH_STAGE.match(cell.text) for row in rows for cell in row):  # of a typo, the other cells are read
-        rows = [[_with_stage(rank, cell) for cell in row] for rank, row in enumerate(rows)]
-    actions = [[action for cell in row for action in _actions_of(cell, ignore_sharding)] for row in rows]
-    everything = [action for program in actions for action in program]
-    if not everything:
+def _check_length(text: str) -> None:
+    """Refuse a text before anything is made of it. Commas separate the cells of CSV, which is read line by line."""
+    for size, noun, most in ((len(text), "characters", MOST_BYTES), (text.count(","), "cells", MOST_ACTIONS)):
+        if size > most:
+            message = f"The text has {size:,} {noun}; the limit is {most:,}."
+            raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
+
+
+def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool) -> Cells:
+    # Of a typo, the other cells are read: one cell with a stage is enough.
+    names_stages = any(_WITH_STAGE.match(cell.strip()) for _, cells in read() for cell in cells)
+    actions: list[tuple[Action, ...]] = []
+    known: dict[str, tuple[Action, ...]] = {}
+    total = 0
+    with collector_paused():
+        for line, cells in read():
+            row = _row(line, cells, None if names_stages else len(actions), ignore_sharding, known)
+            actions.append(tuple(islice(row, MOST_ACTIONS + 1 - total)))
+            total += len(actions[-1])
+            if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
+                message = f"Line {line} is beyond the limit of {MOST_STAGES:,} ranks and {MOST_ACTIONS:,} actions."
+                raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
+    if not total:
         raise ScheduleError.of(
             ScheduleCode.EMPTY, "There is no action in the text. Expected one line per rank, with cells such as 0F0."
         )
-    num_microbatches = 1 + max(action.microbatch for action in everything)
-    if num_microbatches > len(everything):
-        largest = max(everything, key=lambda action: action.microbatch)
+    largest = max(chain.from_iterable(actions), key=itemgetter(2))
+    if largest.microbatch >= total:
         raise ScheduleError.of(
             ScheduleCode.MISSING, f"{largest} names microbatch {largest.microbatch}, but most lower ones are missing."
         )
-    return Cells(_placement(actions), num_microbatches, tuple(map(tuple, actions)))
+    return Cells(_placement(actions), 1 + largest.microbatch, tuple(actions))
 
 
-def _with_stage(stage: int, cell: _Cell) -> _Cell:
-    return cell._replace(text=f"{stage}{cell.text}") if _WITHOUT_STAGE.fullmatch(cell.text) else cell
+def _row(
+    line: int, cells: Iterable[str], stage: int | None, ignore_sharding: bool, known: dict[str, tuple[Action, ...]]
+) -> Iterator[Action]:
+    """Yield the actions of a line. ``stage`` belongs to cells without one; ``known`` has cells that occurred before."""
+    for column, cell in enumerate(map(str.strip, cells), 1):
+        if stage is not None and _WITHOUT_STAGE.fullmatch(cell):
+            cell = f"{stage}{cell}"
+        found = known.get(cell)
+        if found is None:
+            found = tuple(_actions_of(cell, f"Line {line}, cell {column}: ", ignore_sharding))
+            if len(known) < _KNOWN:
+                known[cell] = found
+        yield from found
 
 
-def _actions_of(cell: _Cell, ignore_sharding: bool) -> Iterator[Action]:
-    """Yield the actions of a cell: one, two for an overlap, none for PyTorch's sharding of parameters."""
-    where = f"Line {cell.line}, cell {cell.column}: "
-    if _SHARDING.fullmatch(cell.text):
+def _actions_of(cell: str, where: str, ignore_sharding: bool) -> Iterator[Action]:
+    """Yield the actions of a cell: mostly one, two for an overlap, none for idle time and PyTorch's sharding."""
+    if not cell:
+        return
+    if _SHARDING.fullmatch(cell):
         if not ignore_sharding:
             hint = "Leave it out, or read with ignore_sharding=True (minipipe check --ignore-sharding)."
             raise ScheduleError.of(
-                ScheduleCode.SYNTAX, f"{where}{cell.text} shards parameters and is not a pipeline action. {hint}"
+                ScheduleCode.SYNTAX, f"{where}{cell} shards parameters and is not a pipeline action. {hint}"
             )
         return
-    overlap = _OVERLAP.fullmatch(cell.text)
+    overlap = _OVERLAP.fullmatch(cell)
     try:
-        actions = [Action.parse(part.strip()) for part in overlap.groups()] if overlap else [Action.parse(cell.text)]
+        actions = [Action.parse(part.strip()) for part in overlap.groups()] if overlap else [Action.parse(cell)]
     except ScheduleError as error:
         raise ScheduleError.of(ScheduleCode.SYNTAX, where + error.problems[0].message) from None
     if overlap and [action.kind.value for action in actions] not in (["F", "B"], ["F", "I"]):
         expected = "expected a forward, then a backward, such as (0F3;3B1)OVERLAP_F_B"
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}{cell.text} is not a supported overlap; {expected}.")
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}{printable(cell)} is not a supported overlap; {expected}.")
     yield from actions
 
 
@@ -181,6 +220,9 @@ def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int, ...]:
         for stage, count in Counter(action.stage for action in row).items():
             counts[stage][rank] += count
     stages = sorted(counts)
+    if len(stages) > MOST_STAGES:
+        message = f"The text has {len(stages):,} stages; the limit is {MOST_STAGES:,}."
+        raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
     if stages != list(range(len(stages))):
         missing = next(index for index, stage in enumerate(stages) if index != stage)
         raise ScheduleError.of(

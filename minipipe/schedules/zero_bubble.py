@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from minipipe.schedules.chunks import cut_stages
 from minipipe.schedules.closed_forms import Case, ClosedForms
-from minipipe.schedules.placement import check_counts, neighbouring_placement
+from minipipe.schedules.placement import check_sizes, neighbouring_placement
 from minipipe.schedules.row import Row, first_microbatches
 from minipipe.schedules.schedule import Schedule
 
@@ -47,7 +47,7 @@ def zb_h1(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     >>> timeline.makespan, timeline.peak_activations
     (27.0, (4, 4, 4, 4))
     """
-    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     p, m = num_ranks, max(num_microbatches, num_ranks)
     rows = [Row([rank]) for rank in range(p)]
     for r, row in enumerate(rows):
@@ -95,7 +95,7 @@ def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     >>> timeline.makespan, [timeline.idle_within_span(rank) for rank in range(4)], timeline.peak_activations
     (27.0, [0.0, 0.0, 0.0, 0.0], (7, 7, 7, 7))
     """
-    check_counts(num_ranks, num_microbatches, chunks_per_rank)
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     p, m = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
     rows = [Row([rank]) for rank in range(p)]
     for r, row in enumerate(rows):

@@ -6,7 +6,8 @@ from numbers import Real
 from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.schedules.placement import check_counts
+from minipipe.printable import quoted
+from minipipe.schedules.placement import check_sizes
 from minipipe.schedules.registry import REGISTRY, TRADES, build
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import check_costs, simulate
@@ -54,10 +55,10 @@ def table(
     >>> [(row["schedule"], row["makespan"]) for row in rows]
     [('sequential', 96.0), ('v-half', 26.5), ('v-min', 29.5), ('forward-only', 11.0)]
     """
-    check_counts(num_ranks, num_microbatches)
+    check_sizes(num_ranks, num_microbatches)
     check_costs(costs)
     if not (memory_limit is None or (isinstance(memory_limit, Real) and memory_limit > 0)):
-        message = f"memory_limit is {memory_limit!r}; expected a number of microbatches, above 0."
+        message = f"memory_limit is {quoted(memory_limit)}; expected a number of microbatches, above 0."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     costs = costs or Costs()
     costs.durations(num_ranks)  # which refuses costs by stage that are not as many as ranks

@@ -10,8 +10,11 @@ from typing import Any
 
 from minipipe.analysis.activations import Footprint
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.limits import MOST_STAGES
+from minipipe.printable import printable, quoted
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.placement import stages_by_rank
 from minipipe.simulation.fitting import fit_costs
 from minipipe.simulation.timeline import Timeline
 
@@ -85,6 +88,12 @@ class Costs:
     unit: str = "units"
     memory_unit: str = "units"
 
+    def __post_init__(self) -> None:
+        for name in ("unit", "memory_unit"):
+            unit = getattr(self, name)
+            if not isinstance(unit, str) or printable(unit) != unit:
+                raise ScheduleError.of(ScheduleCode.COSTS, f"{name} is {quoted(unit)}; expected a name such as 's'.")
+
     @classmethod
     def measured(cls, *timelines: Timeline) -> Costs:
         """Return the costs fitted to one or, better, several timelines of one model over the same stages.
@@ -126,15 +135,16 @@ class Costs:
         Parameters
         ----------
         pieces : int
-            At least 1.
+            1 to ``limits.MOST_STAGES``.
 
         Examples
         --------
         >>> Costs(forward=[2, 4], message_size=[8, 0]).cut(2).forward
         (1.0, 1.0, 2.0, 2.0)
         """
-        if not isinstance(pieces, int) or pieces < 1:
-            raise ScheduleError.of(ScheduleCode.COSTS, f"pieces is {pieces!r}; expected a whole number, at least 1.")
+        if not isinstance(pieces, int) or not 1 <= pieces <= MOST_STAGES:
+            message = f"pieces is {quoted(pieces)}; expected a whole number, 1 to {MOST_STAGES}."
+            raise ScheduleError.of(ScheduleCode.COSTS, message)
         times: dict[str, Any] = {
             name: _pieces_of(getattr(self, name), pieces) for name in (*_SHORT.values(), "update", *_HELD)
         }
@@ -157,6 +167,9 @@ class Costs:
         >>> Costs.parse("F=2,W=1:3").backward_weight
         (1.0, 3.0)
         """
+        if not isinstance(text, str):
+            message = f"Costs.parse reads text, not {quoted(text)}; expected a form such as F=1,I=1,W=1,latency=0.1."
+            raise ScheduleError.of(ScheduleCode.COSTS, message)
         found: dict[str, Any] = {}
         for item in filter(None, map(str.strip, text.split(","))):
             key, _, value = item.partition("=")
@@ -165,20 +178,20 @@ class Costs:
                 hint = " A whole backward B takes I + W." if key == "B" else ""
                 raise ScheduleError.of(
                     ScheduleCode.COSTS,
-                    f"{item!r} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}.{hint}",
+                    f"{quoted(item)} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}.{hint}",
                 )
             try:
                 numbers = tuple(map(float, value.split(":")))
             except ValueError:
                 raise ScheduleError.of(
-                    ScheduleCode.COSTS, f"{item!r} has no number; expected a form such as {key}=1 or {key}=1:2:3."
+                    ScheduleCode.COSTS, f"{quoted(item)} has no number; expected a form such as {key}=1 or {key}=1:2:3."
                 ) from None
             if len(numbers) > 1 and name in ("latency", "bandwidth", "overhead"):
                 raise ScheduleError.of(
-                    ScheduleCode.COSTS, f"{item!r} has {len(numbers)} numbers; {name} is a single number."
+                    ScheduleCode.COSTS, f"{quoted(item)} has {len(numbers)} numbers; {name} is a single number."
                 )
             if name in found:
-                raise ScheduleError.of(ScheduleCode.COSTS, f"{text!r} has {name} twice.")
+                raise ScheduleError.of(ScheduleCode.COSTS, f"{quoted(text)} has {name} twice.")
             found[name] = numbers if len(numbers) > 1 else numbers[0]
         return cls(**found)
 
@@ -204,7 +217,8 @@ class Costs:
             Code ``costs``.
         """
         by_stage = self._by_stage("update", schedule.num_stages)
-        return [sum(by_stage[stage] for stage in schedule.stages_of(rank)) for rank in range(schedule.num_ranks)]
+        by_rank = stages_by_rank(schedule.placement, schedule.num_ranks)
+        return [sum(by_stage[stage] for stage in stages) for stages in by_rank]
 
     def message_times(self, schedule: ActionTable) -> tuple[float, ...]:
         """Return, by stage, the transfer time of its activation to the next stage, and of the gradient back.
@@ -217,16 +231,18 @@ class Costs:
         """
         for name in ("latency", "overhead"):
             time = getattr(self, name)
-            if not isinstance(time, Real) or not 0 <= float(time) < inf:
-                raise ScheduleError.of(ScheduleCode.COSTS, f"{name} is {time!r}; expected a finite time, at least 0.")
-        if not isinstance(self.bandwidth, Real) or not float(self.bandwidth) > 0:
+            if not isinstance(time, Real) or not 0 <= _as_float(time) < inf:
+                raise ScheduleError.of(
+                    ScheduleCode.COSTS, f"{name} is {quoted(time)}; expected a finite time, at least 0."
+                )
+        if not isinstance(self.bandwidth, Real) or not _as_float(self.bandwidth) > 0:
             raise ScheduleError.of(
-                ScheduleCode.COSTS, f"bandwidth is {self.bandwidth!r}; expected a number, more than 0."
+                ScheduleCode.COSTS, f"bandwidth is {quoted(self.bandwidth)}; expected a number, more than 0."
             )
         sizes = self._by_stage("message_size", schedule.num_stages)
+        latency, bandwidth = float(self.latency), _as_float(self.bandwidth)
         return tuple(
-            self.latency + size / self.bandwidth if schedule.crosses_ranks(stage) else 0.0
-            for stage, size in enumerate(sizes)
+            latency + size / bandwidth if schedule.crosses_ranks(stage) else 0.0 for stage, size in enumerate(sizes)
         )
 
     def memory(self, num_stages: int) -> Footprint:
@@ -246,14 +262,14 @@ class Costs:
     def _by_stage(self, name: str, num_stages: int) -> list[float]:
         given = getattr(self, name)
         try:
-            values = [float(given)] * num_stages if isinstance(given, Real) else [float(v) for v in list(given)]
+            values = [_as_float(given)] * num_stages if isinstance(given, Real) else [_as_float(v) for v in list(given)]
         except (TypeError, ValueError):
             raise ScheduleError.of(
-                ScheduleCode.COSTS, f"{name} is {given!r}; expected a number, or one for each stage."
+                ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected a number, or one for each stage."
             ) from None
         if isinstance(given, str):
             raise ScheduleError.of(
-                ScheduleCode.COSTS, f"{name} is {given!r}; expected a number. Costs.parse reads text."
+                ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected a number. Costs.parse reads text."
             )
         if len(values) != num_stages:
             raise ScheduleError.of(
@@ -261,8 +277,18 @@ class Costs:
                 f"{name} has {len(values)} values for {num_stages} stages; expected one number, or one for each stage.",
             )
         if not all(0 <= value < inf for value in values):
-            raise ScheduleError.of(ScheduleCode.COSTS, f"{name} is {given!r}; expected finite numbers, at least 0.")
+            raise ScheduleError.of(
+                ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected finite numbers, at least 0."
+            )
         return values
+
+
+def _as_float(number: Any) -> float:
+    """Return a number as float; one that no float can hold, such as ``10**400``, as infinity, which no cost may be."""
+    try:
+        return float(number)
+    except OverflowError:
+        return inf if number > 0 else -inf
 
 
 def _pieces_of(given: ByStage | None, pieces: int) -> ByStage | None:

@@ -9,6 +9,7 @@ from statistics import mean, median
 from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
 from minipipe.schedules.action import ActionKind
 from minipipe.simulation.span import IdleCause
 from minipipe.simulation.timeline import Timeline
@@ -93,7 +94,7 @@ def _check_alike(timelines: Sequence[Timeline]) -> None:
         if not isinstance(item, Timeline):
             raise ScheduleError.of(
                 ScheduleCode.COSTS,
-                f"{item!r:.60} is not a Timeline; expected timelines, such as Costs.measured(first, second).",
+                f"{quoted(item)} is not a Timeline; expected timelines, such as Costs.measured(first, second).",
             )
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:

@@ -9,8 +9,9 @@ from numbers import Integral
 from minipipe.analysis.activations import per_rank
 from minipipe.analysis.dependencies import Dependencies, Value
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.placement import check_counts, check_placement, stages_by_rank
+from minipipe.schedules.placement import check_placement, check_sizes, stages_by_rank
 from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.costs import Costs
 
@@ -75,16 +76,16 @@ def greedy(
     rank 1: 1F0 1B0 1F1 1B1
     """
     if not isinstance(placement, Sequence) or not placement:
-        message = f"placement is {placement!r:.60}; expected the rank of each stage, such as (0, 1, 2, 3)."
+        message = f"placement is {quoted(placement)}; expected the rank of each stage, such as (0, 1, 2, 3)."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     placement = tuple(placement)
     num_ranks = 1 + max((int(rank) for rank in placement if isinstance(rank, Integral)), default=0)
     check_placement(placement, num_ranks)
-    check_counts(num_ranks, num_microbatches)
+    check_sizes(num_ranks, num_microbatches)
     if not isinstance(priority, str) or sorted(priority) not in (["B", "F"], ["F", "I", "W"]):
         raise ScheduleError.of(
             ScheduleCode.PARAMETERS,
-            f"priority is {priority!r}; expected an order of B and F, or of F, I and W, such as 'BF' or 'IFW'.",
+            f"priority is {quoted(priority)}; expected an order of B and F, or of F, I and W, such as 'BF' or 'IFW'.",
         )
     stages = stages_by_rank(placement, num_ranks)
     no_limit = num_microbatches * len(placement)

@@ -23,6 +23,7 @@ from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.analysis.walk import complete_walk
 from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.garbage import collector_paused
@@ -110,7 +111,9 @@ def check_costs(given: object) -> None:
         Code ``costs``.
     """
     if not (given is None or isinstance(given, Costs)):
-        message = f"costs is {given!r}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
+        message = (
+            f"costs is {quoted(given)}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
+        )
         raise ScheduleError.of(ScheduleCode.COSTS, message)
 
 

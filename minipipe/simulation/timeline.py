@@ -8,6 +8,7 @@ from typing import Any
 
 from minipipe.analysis.activations import Level, held_counts, held_over_time
 from minipipe.analysis.dependencies import Value
+from minipipe.printable import printable
 from minipipe.simulation.duration import format_time
 from minipipe.simulation.message import Message
 from minipipe.simulation.span import Idle, Span, StepChange
@@ -73,6 +74,10 @@ class Timeline:
     measured_messages: tuple[Message, ...] = ()
     is_measured: bool = False
     step_changes: tuple[tuple[StepChange, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in ("name", "unit", "memory_unit", "note"):  # the name may be that of a file
+            object.__setattr__(self, text, printable(getattr(self, text)))
 
     @property
     def num_ranks(self) -> int:

@@ -39,8 +39,8 @@ from tests.launch import ROOT, run
         (["show", "gpipe", "--json", "--format", "csv"], "--json and --format csv are two formats; choose one"),
         (["show", "gpipe", "--messages"], "--messages is for --format rows"),
         (["show", "zb_v"], "did you mean zb-v?"),
-        (["show", "gpipe", "-o", "no/such/folder.txt"], "no/such/folder.txt cannot be written: No such file"),
-        (["show", "gpipe", "--format", "svg", "-o", "."], ". cannot be written: Is a directory"),
+        (["show", "gpipe", "-o", "no/such/folder.txt"], "'no/such/folder.txt' cannot be written: No such file"),
+        (["show", "gpipe", "--format", "svg", "-o", "."], "'.' cannot be written: Is a directory"),
         (["show", "gpipe", "--json", "--format", "svg"], "--json and --format svg are two formats; choose one"),
         (
             ["show", "gpipe", "--costs", "F=1e13", "--format", "perfetto"],

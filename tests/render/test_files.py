@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minipipe import Costs, schedules, simulate
-from minipipe.errors import ScheduleError
+from minipipe.errors import FileError, ScheduleError
 from minipipe.render import check_ending, draw_html, draw_svg, draw_text, perfetto_trace, save
 from minipipe.render.files import ENDINGS, drawing
 from minipipe.render.palette import FILL
@@ -74,7 +74,7 @@ def test_what_cannot_be_drawn_leaves_the_older_file_as_it_was(drawn, error, tmp_
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere"):
+    with pytest.raises(FileError, match=r"nowhere/step.svg' cannot be written: No such file"):
         save(tmp_path / "nowhere" / "step.svg", *BOTH)
 
 

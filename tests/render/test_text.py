@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minipipe import schedules
-from minipipe.errors import ScheduleError
+from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.render import descriptions, draw_text
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.schedule import Schedule
@@ -336,3 +336,10 @@ def test_what_is_crowded_at_the_end_of_a_short_one_stays_within_its_own_length()
     found, _ = groups(draw_text(timeline(33.3, 33.3, 33.4), timeline(9.7, 0.1, 0.1, 0.1)))
     (long,), (short,) = found.values()
     assert short.count("F") == 4 and len(short) <= len(long) / 10 + 1
+
+
+def test_a_drawing_of_too_many_characters_is_refused_before_it_is_made(monkeypatch):
+    """The story: thousands of ranks took gigabytes for a drawing that no terminal shows."""
+    monkeypatch.setattr("minipipe.render.text.MOST_CHARACTERS", 100)
+    with pytest.raises(ArgumentError, match="would have 264 characters; the limit is 100. Draw a picture"):
+        draw_text(schedules.gpipe(4, 8))

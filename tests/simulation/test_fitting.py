@@ -169,7 +169,7 @@ def test_between_two_pieces_a_message_has_the_mean_of_the_known_sizes():
 
 @pytest.mark.parametrize("pieces", [0, -1, 1.5, "2"])
 def test_only_whole_pieces_are_made(pieces):
-    with pytest.raises(ScheduleError, match=r"expected a whole number, at least 1"):
+    with pytest.raises(ScheduleError, match=r"expected a whole number, 1 to 4096"):
         Costs().cut(pieces)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from html import escape
 from importlib.resources import files
 from string import Template
 
 from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, figures, format_memory, held_words, origin
 from minipipe.render.html.data import player_data
-from minipipe.render.lettering import note_lines
+from minipipe.render.lettering import escaped, note_lines
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules.action import ActionKind
@@ -72,8 +71,8 @@ def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: S
     page = Template(_resource("player.html"))
     are_several = len(panels) > 1
     return page.substitute(
-        title=escape(title or _title(panels)),
-        notes="".join(f"<li>{escape(note)}</li>" for note in note_lines(notes)),
+        title=escaped(title or _title(panels)),
+        notes="".join(f"<li>{escaped(note)}</li>" for note in note_lines(notes)),
         style=f"{_themes()}\n{_resource('player.css')}",
         legend="".join(_legend(panels)),
         charts="".join(_chart(panel, are_several) for panel in panels),
@@ -177,17 +176,17 @@ def _entry(picture: str, text: str) -> str:
 
 
 def _chart(panel: Panel, is_headed: bool) -> str:
-    facts = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _facts(panel.timeline))
-    note = f'<p class="notice">{escape(panel.timeline.note)}</p>' if panel.timeline.note else ""
+    facts = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in _facts(panel.timeline))
+    note = f'<p class="notice">{escaped(panel.timeline.note)}</p>' if panel.timeline.note else ""
     return (
         f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl class='facts'>{facts}</dl>{note}</figcaption>"
-        f'<div class="chart" role="img" aria-label="Chart of {escape(_name(panel))}; the table below says the same">'
+        f'<div class="chart" role="img" aria-label="Chart of {escaped(_name(panel))}; the table below says the same">'
         "<canvas></canvas><canvas></canvas></div></figure>"
     )
 
 
 def _heading(panel: Panel) -> str:
-    return f'<h2>{escape(panel.timeline.name)} <span class="origin">{origin(panel.timeline)}</span></h2>'
+    return f'<h2>{escaped(panel.timeline.name)} <span class="origin">{origin(panel.timeline)}</span></h2>'
 
 
 def _facts(timeline: Timeline) -> Iterable[tuple[str, str]]:
@@ -201,19 +200,19 @@ def _moment(panel: Panel, is_headed: bool) -> str:
     heads = ["rank", "now", "activations held"]
     if panel.timeline.memory is not None:
         heads.append("memory" if panel.timeline.memory_unit == "bytes" else f"memory ({panel.timeline.memory_unit})")
-    cells = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    cells = "".join(f'<th scope="col">{escaped(head)}</th>' for head in heads)
     heading = _heading(panel) if is_headed else ""
     table = f"<table><thead><tr>{cells}</tr></thead><tbody></tbody></table>"
     level = "h3" if is_headed else "h2"  # below the heading of the timeline, or of the page
     messages = f'<div><{level} class="list">Messages under way</{level}><ul class="messages"></ul></div>'
-    label = f"{escape(_name(panel))}: the moment"
+    label = f"{escaped(_name(panel))}: the moment"
     return f'<section class="moment" aria-label="{label}">{heading}{table}{messages}</section>'
 
 
 def _tables(panel: Panel) -> Iterable[str]:
     """Yield an empty table for each rank; the script fills it when it is opened."""
     unit = "ms" if panel.timeline.unit == "s" else panel.timeline.unit
-    heads = "".join(f'<th scope="col">{head}</th>' for head in ("action", f"start ({unit})", f"end ({unit})"))
+    heads = "".join(f'<th scope="col">{escaped(head)}</th>' for head in ("action", f"start ({unit})", f"end ({unit})"))
     for rank in range(panel.timeline.num_ranks):
-        summary = f"<summary>{escape(_name(panel))}: rank {rank}</summary>"
+        summary = f"<summary>{escaped(_name(panel))}: rank {rank}</summary>"
         yield f"<details>{summary}<table><thead><tr>{heads}</tr></thead><tbody></tbody></table></details>"

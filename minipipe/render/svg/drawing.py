@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 from minipipe.errors import ArgumentError
+from minipipe.limits import MOST_PIXELS
+from minipipe.printable import quoted
 from minipipe.render.lettering import note_lines
 from minipipe.render.panel import panels_of
 from minipipe.render.svg.letters import DEFAULT_SIZE, Letters
@@ -81,12 +83,14 @@ def draw_svg(
     ('<svg', 1)
     """
     panels = panels_of(drawn)
-    if not 1 <= font_size < math.inf:
+    if not 1 <= font_size < MOST_PIXELS:
         raise ArgumentError("value", f"font_size is {font_size}; expected a number of pixels, at least 1.")
     least = math.ceil(_LEAST_WIDTH * font_size)
     if width < least:
         raise ArgumentError(
             "value", f"width is {width}; expected at least {least} pixels with a font_size of {font_size:g}."
         )
+    if width > MOST_PIXELS:
+        raise ArgumentError("value", f"width is {quoted(width)}; expected at most {MOST_PIXELS} pixels.")
     options = Options(messages, memory, width, title, note_lines(notes), legend)
     return Page(panels, options, Letters(font_size)).drawn()

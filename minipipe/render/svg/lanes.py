@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from minipipe.render.axis import Axis
 from minipipe.render.descriptions import describe_action, describe_idle, format_time
-from minipipe.render.lettering import number
+from minipipe.render.lettering import escaped, number
 from minipipe.render.panel import Panel
 from minipipe.render.svg.hatching import hatch_path
 from minipipe.render.svg.letters import Letters
@@ -114,7 +114,7 @@ def _box(panel: Panel, span: Span, axis: Axis, size: LaneSize) -> str:
     rounding = ' rx="2"' if end - x >= _ROUNDED else ""
     return (
         f'<rect x="{number(x)}" width="{number(end - x)}" height="{size.box}"{rounding}>'
-        f"<title>{describe_action(span.action)}, {_when(panel, span.start, span.end)}</title></rect>"
+        f"<title>{describe_action(span.action)}, {escaped(_when(panel, span.start, span.end))}</title></rect>"
     )
 
 
@@ -139,7 +139,7 @@ def draw_idle(panel: Panel, rank: int, axis: Axis, size: LaneSize) -> Iterator[s
         x, end = axis.x(slot.start - origin), axis.x(slot.end - origin)
         slots.append(
             f'<rect class="{slot.cause}" x="{number(x)}" width="{number(end - x)}" height="{size.box}">'
-            f"<title>{describe_idle(slot)}, {_when(panel, slot.start, slot.end)}</title></rect>"
+            f"<title>{describe_idle(slot)}, {escaped(_when(panel, slot.start, slot.end))}</title></rect>"
         )
         hatches.append(hatch_path(x, end, size.box, slot.cause))
     if slots:

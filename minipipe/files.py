@@ -1,0 +1,208 @@
+"""Files that are not what they say: reading within a limit, and writing whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import TextIO
+
+from minipipe.errors import FileCode, FileError
+from minipipe.limits import MOST_BYTES, PIPE_PATIENCE
+from minipipe.printable import quoted
+
+_MOST_OF_A_NAME = 200  # characters of a path in a message
+
+
+def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
+    """Return the content of a file of text in UTF-8.
+
+    Its kind and size are checked before a byte is read. A pipe is read until its writers have closed it.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file or a pipe.
+    most : int
+        The largest size, in bytes.
+
+    Raises
+    ------
+    FileError
+        Code ``not-a-file``, for a directory, a device or a socket; ``too-large``; ``not-text``; ``unreadable``, where
+        the system refuses, or a pipe is silent for ``limits.PIPE_PATIENCE`` seconds.
+
+    Examples
+    --------
+    >>> read_text("/dev/zero")
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.FileError: '/dev/zero' cannot be read: it is a device; expected a file.
+    """
+    with _named(path, "read", FileCode.UNREADABLE):
+        # Without waiting: a pipe that nobody writes to would never be opened.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        try:
+            _check_kind(path, os.fstat(descriptor), most)
+            content = b"".join(_pieces(path, descriptor, most))
+        finally:
+            os.close(descriptor)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _refusal(path, FileCode.NOT_TEXT, f"byte {error.start} is not UTF-8, so it is not text") from None
+
+
+def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str:
+    """Return what is left in a stream of text, such as standard input.
+
+    Parameters
+    ----------
+    stream : TextIO or None
+        None where the process was started with it closed.
+    name : str
+        For the message.
+    most : int
+        The largest number of characters.
+
+    Raises
+    ------
+    FileError
+        Codes ``too-large``, ``not-text`` and ``unreadable``.
+
+    Examples
+    --------
+    >>> import io
+    >>> read_stream(io.StringIO("0F0 0B0"), "stdin", most=3)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.FileError: 'stdin' cannot be read: it has more than 3 characters, the limit.
+    """
+    if stream is None:
+        raise _refusal(name, FileCode.UNREADABLE, "it is closed")
+    with _named(name, "read", FileCode.UNREADABLE):
+        try:
+            text = stream.read(most + 1)
+        except UnicodeDecodeError:
+            raise _refusal(name, FileCode.NOT_TEXT, "it is not text") from None
+    if len(text) > most:
+        raise _refusal(name, FileCode.TOO_LARGE, f"it has more than {most:,} characters, the limit")
+    return text
+
+
+def _check_kind(path: str | Path, status: os.stat_result, most: int) -> None:
+    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
+    for is_kind, noun in (*kinds, (stat.S_ISSOCK, "a socket")):
+        if is_kind(status.st_mode):
+            raise _refusal(path, FileCode.NOT_A_FILE, f"it is {noun}; expected a file")
+    if status.st_size > most:
+        raise _refusal(path, FileCode.TOO_LARGE, f"it has {status.st_size:,} bytes; the limit is {most:,}")
+
+
+def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
+    """Yield what a file holds; it may grow while it is read, and files of /proc have no size."""
+    is_pipe, total = stat.S_ISFIFO(os.fstat(descriptor).st_mode), 0
+    while True:
+        if is_pipe and not select.select([descriptor], [], [], PIPE_PATIENCE)[0]:
+            raise _refusal(path, FileCode.UNREADABLE, f"nothing has come out of the pipe for {PIPE_PATIENCE:g} s")
+        piece = os.read(descriptor, 1 << 20)
+        if not piece:
+            return
+        yield piece
+        total += len(piece)
+        if total > most:
+            raise _refusal(path, FileCode.TOO_LARGE, f"it has more than {most:,} bytes, the limit")
+
+
+def write_whole(path: str | Path, content: str | bytes) -> Path:
+    """Write a file whole or not at all: to a temporary name beside it, which then becomes the file's.
+
+    A failure, such as a full disk, leaves no half of a file, and an earlier file as it was. Devices and pipes are
+    written to directly.
+
+    Parameters
+    ----------
+    path : str or Path
+        Links are followed; an earlier file keeps its permissions.
+    content : str or bytes
+        Text is written in UTF-8; halves of characters, which names of files may hold, as ``?``.
+
+    Returns
+    -------
+    Path
+        The path as given.
+
+    Raises
+    ------
+    FileError
+        Code ``unwritable``, with the reason of the system.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(f"{folder}/a.txt", "whole").read_text()
+    'whole'
+    """
+    data = content.encode("utf-8", "replace") if isinstance(content, str) else content
+    with _named(path, "written", FileCode.UNWRITABLE):
+        if _is_stream(path):
+            # Without waiting: a pipe that nobody reads from is refused.
+            _write(path, data, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0))
+        else:
+            _write_and_rename(os.path.realpath(path), data)
+    return Path(path)
+
+
+def _is_stream(path: str | Path) -> bool:
+    """Tell whether a name stands for a device or a pipe, which has no earlier content and cannot be replaced."""
+    is_special = os.path.exists(path) and not os.path.isfile(path)
+    return is_special or os.path.abspath(path).startswith("/dev/")  # /dev/stdout may be a file, and not ours to replace
+
+
+def _write_and_rename(target: str, data: bytes) -> None:
+    mode = None
+    if os.path.exists(target):
+        mode = stat.S_IMODE(os.stat(target).st_mode)
+        os.close(os.open(target, os.O_WRONLY))  # what may not be written is not to be replaced either
+    partial = os.path.join(os.path.dirname(target), f".minipipe-{token_hex(8)}.partial")  # its name may be at its limit
+    try:
+        _write(partial, data, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        if mode is not None:
+            os.chmod(partial, mode)
+        os.replace(partial, target)
+    except BaseException:  # an interrupt, too, leaves nothing behind
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def _write(path: str | Path, data: bytes, flags: int) -> None:
+    descriptor = os.open(path, flags, 0o666)
+    os.set_blocking(descriptor, True)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+
+
+@contextmanager
+def _named(path: str | Path, done: str, code: FileCode) -> Iterator[None]:
+    """Turn what the system says about a file into an error that names it."""
+    try:
+        yield
+    except FileError:
+        raise
+    except (OSError, ValueError, TypeError) as error:  # such as a name with a NUL, or no name
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise FileError(code, f"{_name(path)} cannot be {done}: {reason}.") from None
+
+
+def _refusal(path: str | Path, code: FileCode, reason: str) -> FileError:
+    return FileError(code, f"{_name(path)} cannot be read: {reason}.")
+
+
+def _name(path: str | Path) -> str:
+    return quoted(str(path) if isinstance(path, Path) else path, _MOST_OF_A_NAME)
