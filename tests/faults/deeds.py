@@ -7,9 +7,11 @@ Nothing of minipipe is imported here: a fault may come before it.
 """
 
 import os
+import pdb
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from itertools import repeat
@@ -148,6 +150,16 @@ def _outside(command):
 def stops_for_a_while(group, array):
     _outside(f"sleep 2; kill -CONT {os.getpid()}")
     _signal_myself(signal.SIGSTOP)
+
+
+def stands_in_a_debugger(group, array):
+    """A user who looks around for longer than the timeout, and continues."""
+    stamp()
+    keyboard, typed = os.pipe()
+    seconds = 2 * float(os.environ["FAULT_TIMEOUT"])
+    threading.Timer(seconds, os.write, (typed, b"continue\n")).start()
+    with open(keyboard) as stdin, open(os.devnull, "w") as stdout:
+        pdb.Pdb(stdin=stdin, stdout=stdout, nosigint=True).set_trace()
 
 
 def suspends_the_job(group, array):

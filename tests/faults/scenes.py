@@ -38,9 +38,10 @@ def exits_with_zero_at_the_end(group, culprit):
 
 
 def works_on_alone_after_the_others(group, culprit):
+    """For longer than the ten timeouts after which such a rank was ended once."""
     stamp()
     if group.rank == culprit:
-        time.sleep(2 * group.timeout)
+        time.sleep(11 * group.timeout)
 
 
 def leaves_a_large_send_behind(group, culprit):
@@ -67,6 +68,14 @@ def stops_in_the_middle_of_a_large_array(group, culprit):
         time.sleep(0.3)
         group.recv(culprit, tag=1)
     group.barrier()
+
+
+def stops_in_a_subgroup(group, culprit):
+    """A rank is called by its number in the world, whatever its number is in a group that was split off."""
+    half = group.split(group.rank // 2)
+    if group.rank == culprit:
+        deeds.stops(group, None)
+    half.barrier()
 
 
 def sends_a_large_array_that_nobody_takes(group, culprit):
@@ -96,6 +105,16 @@ def sends_another_dtype(group, culprit):
 
 def sends_another_shape(group, culprit):
     _sends(group, culprit, np.zeros(3), np.zeros(4))
+
+
+def sends_another_dtype_in_a_subgroup(group, culprit):
+    half = group.split(group.rank // 2)
+    if group.rank == culprit:
+        stamp(culprit ^ 1)
+        half.isend(np.zeros(3), 1 - half.rank)
+    elif group.rank == culprit ^ 1:
+        half.recv(1 - half.rank, out=np.zeros(3, np.float32))
+    group.barrier()
 
 
 def _sends(group, culprit, array, expected):

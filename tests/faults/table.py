@@ -173,7 +173,8 @@ FAULTS = (
         _goes_on("leaves_a_large_send_behind", 4, variables=(("MPIR_CVAR_CH4_CMA_ENABLE", reads_other_memory),))
         for reads_other_memory in "01"
     ),
-    _goes_on("works_on_alone_after_the_others", 4),
+    Fault("stops_in_a_subgroup", 4, last=SILENCE, limit=SILENT),
+    _goes_on("works_on_alone_after_the_others", 4, timeout=1.0),
     _goes_on("does_nothing", 4, ("steady",), timeout=float("inf"), ranks=(0,)),
     Fault("has_a_schedule_that_deadlocks", 5, last=r"rank|wait", also=("wait for each other in a cycle",), ranks=(0,)),
     *(
@@ -190,10 +191,9 @@ FAULTS = (
         last=rf"({WAITED}|Rank {{rank}} has waited longest: for .* from rank {{peer}}\b)",
         limit=SILENT,
     ),
-    Fault(
-        "sends_another_dtype",
-        7,
-        last=r"[Rr]ank {rank} sent float64 \(3,\) to rank {peer}, which expects float32 \(3,\)",
+    *(
+        Fault(name, 7, last=r"[Rr]ank {rank} sent float64 \(3,\) to rank {peer}, which expects float32 \(3,\)")
+        for name in ("sends_another_dtype", "sends_another_dtype_in_a_subgroup")
     ),
     Fault(
         "sends_another_shape",
@@ -227,6 +227,7 @@ FAULTS = (
     *(Fault(name, 20, EARLY, None, NAMED) for name in ("raises", "exits", "raises_an_exit")),
     _goes_on("suspends_the_job", 21, (*OF_GROUP, "exit"), ranks=(0, 2)),
     *(_goes_on(name, 22, (*OF_GROUP, "exit"), timeout=4.0, ranks=(0, 2)) for name in ("stops_for_a_while", "naps")),
+    _goes_on("stands_in_a_debugger", 22, ("construction", "steady", "between steps"), ranks=(0, 2)),
     _goes_on("is_slow_at_random", 22, timeout=4.0, ranks=tuple(range(10))),
     *_where_streams_are_dead(),
     Fault("kills_the_proxy", 24, EVERYWHERE, None, limit=ORPHANED, ranks=(0, 2), timeout=60.0),

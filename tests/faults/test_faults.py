@@ -123,6 +123,13 @@ def test_a_send_that_its_rank_leaves_behind_arrives(can_read_other_memory):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["stops_in_a_subgroup", "sends_another_dtype_in_a_subgroup"])
+def test_a_rank_of_a_subgroup_is_called_by_its_number_in_the_world(name):
+    """The story: rank 3 of the world was called rank 1, its number in the subgroup, and rank 1 was blamed."""
+    check(name, rank=3)
+
+
+@pytest.mark.slow
 def test_a_large_array_that_nobody_takes_is_a_timeout():
     check("sends_a_large_array_that_nobody_takes")
 
@@ -198,8 +205,9 @@ def test_a_job_that_is_suspended_goes_on():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["stops_for_a_while", "naps"])
-def test_a_rank_that_is_slow_for_less_than_the_timeout_ends_nobody(name):
+@pytest.mark.parametrize("name", ["stops_for_a_while", "naps", "stands_in_a_debugger"])
+def test_a_rank_that_is_slow_for_less_than_the_timeout_or_in_a_debugger_ends_nobody(name):
+    """The story: what came while the ranks asked each other about a debugger was taken for a message of no bytes."""
     check(name, "steady", 2)
 
 
