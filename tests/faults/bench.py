@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from tests.faults.deeds import JOB, STAMP, processes_of
+from tests.faults.table import EARLY
 from tests.launch import ROOT, environment, find_mpirun
 
 START = 20.0  # seconds until a fault happens, at most: interpreters on busy cores, and the naps of slow ranks
@@ -141,8 +142,8 @@ def _too_much(case, outcome):
         found.append(f"{len(outcome.ours)} lines of ours, more than a screen")
     if len(speakers := {_OURS.match(line)[1] for line in outcome.ours}) > 1:
         found.append(f"ranks {', '.join(sorted(speakers))} speak")
-    # Before minipipe is imported, the culprit says itself what happened to it.
-    if outcome.strays and case.place != "first line":
+    # Before there is a group, it is Python that says what happened.
+    if outcome.strays and case.place not in EARLY:
         found.append(f"{len(outcome.strays)} lines of nobody, such as: {outcome.strays[0][:100]}")
     if fault.code == 0:
         if outcome.ours:

@@ -7,7 +7,6 @@ Nothing of minipipe is imported here: a fault may come before it.
 """
 
 import os
-import pdb
 import signal
 import subprocess
 import sys
@@ -154,6 +153,8 @@ def stops_for_a_while(group, array):
 
 def stands_in_a_debugger(group, array):
     """A user who looks around for longer than the timeout, and continues."""
+    import pdb  # it takes as long as everything else here
+
     stamp()
     keyboard, typed = os.pipe()
     seconds = 2 * float(os.environ["FAULT_TIMEOUT"])
