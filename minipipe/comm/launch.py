@@ -5,17 +5,18 @@ from __future__ import annotations
 import faulthandler
 import functools
 import os
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from minipipe.comm.one_rank import OneRankGroup
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import chosen_timeout
 from minipipe.errors import LaunchError
 from minipipe.job.host import keep_freed_memory, limit_blas_threads
-from minipipe.job.meeting import line_to_witness
-from minipipe.job.process import RankProcess
+
+if TYPE_CHECKING:
+    from minipipe.job.process import RankProcess
 
 # Set by mpirun or srun in each rank. Not SLURM_PROCID: a shell inside `salloc` carries it, too.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -82,20 +83,17 @@ def _mpi_group(started: int | None, timeout: float) -> ProcessGroup:
     several = f"{started} ranks" if started else "several ranks"
     process = _this_process(started or 0)
     process.line.wait_for_all(timeout)
-    # Importing MPI starts it. It waits without limit for ranks of other hosts, and Python cannot interrupt it.
-    faulthandler.dump_traceback_later(min(timeout, threading.TIMEOUT_MAX), exit=True)
     try:
-        from minipipe.comm import mpi
+        with process.line.starting(timeout):
+            from minipipe.comm import mpi
 
-        group = mpi.world_group(process, timeout)
+            group = mpi.world_group(process, timeout)
     except ImportError as error:
         raise LaunchError(
             "no-mpi4py",
             f"A launcher started {several}, but mpi4py cannot be imported ({error}), so each would run alone. Install "
             "it from minipipe's folder: pip install -e '.[mpi]' (on a cluster, its MPI loaded: pip install mpi4py).",
         ) from None
-    finally:
-        faulthandler.cancel_dump_traceback_later()
     if started is not None and group.size != started:
         raise LaunchError(
             "wrong-mpi",
@@ -108,7 +106,10 @@ def _mpi_group(started: int | None, timeout: float) -> ProcessGroup:
 @functools.cache
 def _this_process(size: int) -> RankProcess:
     """Return this process as a rank: from now on it says why it ends, and ends the others."""
+    from minipipe.job.meeting import line_to_witness  # not on Windows
+    from minipipe.job.process import RankProcess
+
     rank = next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
     with suppress(Exception):  # where stderr is no file
-        faulthandler.enable()  # a crash in compiled code shows the Python lines that led there
+        faulthandler.enable(all_threads=False)  # a crash in compiled code shows the Python lines that led there
     return RankProcess(rank, line_to_witness(rank, size, os.environ))

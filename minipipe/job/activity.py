@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from minipipe.job.patience import Patience
@@ -124,9 +124,10 @@ class Activity:
 
     def report(self, rank: int) -> Report:
         """Return what there is to tell. May be called by another thread than that of the rank."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        frames = list(_frames(sys._current_frames().get(threading.main_thread().ident or 0)))
         report = Report(rank, os.getpid(), socket.gethostname(), self.words(), has_ended=self.has_ended)
-        report.place, report.is_debugged = place_of(frame), _is_debugged(frame)
+        report.place = place_of([(frame.f_code, frame.f_lineno) for frame in frames])
+        report.is_debugged = any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f in frames)
         if (wait := self._wait) is not None:
             patience, report.peer, words = wait
             report.awaited, report.seconds, report.unread = words(), patience.spent, self.unread()
@@ -139,25 +140,28 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _is_debugged(frame: FrameType | None) -> bool:
-    return any(str(f.f_globals.get("__name__", "")).partition(".")[0] in _DEBUGGERS for f in _frames(frame))
-
-
-def place_of(frame: FrameType | None) -> str:
+def place_of(stack: Sequence[tuple[CodeType, int]]) -> str:
     """Return the innermost line that is the user's own: not minipipe's, the standard library's or a package's.
+
+    Parameters
+    ----------
+    stack : sequence of (code, line number)
+        The innermost first.
 
     Examples
     --------
-    >>> place_of(None)
+    >>> place_of([])
     ''
     """
-    stack = list(_frames(frame))
-    found = next((f for f in stack if not _is_of_a_library(f.f_code.co_filename)), stack[0] if stack else None)
+    own = (entry for entry in stack if not _is_of_a_library(entry[0].co_filename))
+    found = next(own, stack[0] if stack else None)
     if found is None:
         return ""
-    name, line = found.f_code.co_filename, found.f_lineno
-    source = linecache.getline(name, line).strip()
-    return f"{os.path.basename(name)}, line {line}, in {found.f_code.co_name}" + (f": {source[:60]}" if source else "")
+    code, line = found
+    source = linecache.getline(code.co_filename, line).strip()
+    return f"{os.path.basename(code.co_filename)}, line {line}, in {code.co_name}" + (
+        f": {source[:60]}" if source else ""
+    )
 
 
 def _is_of_a_library(file: str) -> bool:

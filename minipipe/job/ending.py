@@ -42,10 +42,8 @@ def last_words(error: BaseException) -> str:
 
 
 def _words(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = f" at {place_of(trace.tb_frame)}" if trace is not None else ""
+    stack = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    place = f" at {place_of(stack[::-1])}" if stack else ""
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted{place}."
     if isinstance(error, SystemExit):

@@ -6,13 +6,17 @@ waits, in Python, until the witness says that all ranks of this host have come.
 
 from __future__ import annotations
 
+import faulthandler
+import fcntl
 import os
+import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from minipipe.errors import LaunchError
@@ -23,6 +27,7 @@ _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _ATTEMPTS = 100  # to reach a witness that another rank starts at this moment
 _PAUSE = 0.05  # seconds between two
 _LOOK = 0.1  # seconds
+_HIGH, _BELOW = 1024, 16  # number of an open file: above those of others; some room for more of this kind
 
 
 class Line:
@@ -66,6 +71,23 @@ class Line:
             f"within {timeout:g} s. Every rank must call it; timeout= or MINIPIPE_TIMEOUT allows for more time.",
         )
 
+    @contextmanager
+    def starting(self, timeout: float) -> Iterator[None]:
+        """Inside this block, let this process be ended after ``timeout`` seconds.
+
+        Importing MPI starts it. It waits without limit for ranks of other hosts, and Python cannot interrupt it.
+        """
+        if self._connection is None:
+            faulthandler.dump_traceback_later(min(timeout, threading.TIMEOUT_MAX), exit=True)
+        else:
+            self._connection.sendall(f"starts {timeout}".encode())
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            if self._connection is not None:
+                self._connection.sendall(b"started")
+
     def is_first_to_fail(self) -> bool:
         """Ask whether no other rank of this host has said yet why all end."""
         if self._connection is None:
@@ -107,9 +129,20 @@ def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Lin
             connection = _connected(address) or _started(address, launcher, num_local, size)
             if connection is not None:
                 connection.sendall(f"join {rank} {os.getpid()}".encode())
-                return Line(connection, num_local)
+                return Line(_closed_first(connection), num_local)
             time.sleep(_PAUSE)
     return Line()
+
+
+def _closed_first(connection: socket.socket) -> socket.socket:
+    """Return the connection under a high number.
+
+    The kernel closes the files of a process that it kills from the highest number down. So the witness hears of the end
+    before the launcher does, and kills the others.
+    """
+    high = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _HIGH) - _BELOW
+    with connection:
+        return socket.socket(fileno=fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, high))
 
 
 def _connected(address: str) -> socket.socket | None:

@@ -82,12 +82,12 @@ class RankProcess:
         self.abort(code)
 
     def say(self, text: str) -> None:
-        """Write lines to stderr, each behind the number of this rank; to stdout where stderr is closed or full."""
+        """Write lines to stderr, each behind the number of this rank; elsewhere where that is closed or full."""
         lines = "".join(f"[rank {self.rank}] {line}\n" for line in text.splitlines())
-        for stream in (sys.stderr, sys.stdout):
+        for stream in (sys.stderr, sys.__stderr__, sys.stdout, sys.__stdout__):
             with suppress(Exception):  # None, closed, full, or made by the user
-                stream.write(lines)
-                stream.flush()
+                stream.write(lines)  # type: ignore[union-attr]
+                stream.flush()  # type: ignore[union-attr]
                 return
 
     def abort(self, code: int) -> NoReturn:

@@ -2,33 +2,40 @@
 
 A rank that is killed cannot say so, and the launcher then kills all others within milliseconds: nobody is left to tell
 which one was first. When the launcher's own process on a host is killed, its ranks would live on. And a rank that fails
-before MPI starts leaves the others waiting inside MPI, where no Python runs. The witness sees all three:
+before MPI starts leaves the others waiting inside MPI, where no Python runs. The witness sees it all:
 
 * it waits until every rank of the host has come, and tells them if one has ended before;
 * a connection that closes without a goodbye was a rank's that ended without a word; the witness names it;
-* when the launcher's process is gone, it kills the ranks.
+* a rank that waits inside MPI for other hosts, for too long, is ended;
+* when the launcher's process is gone, the witness kills the ranks.
 
 It listens on a socket of the kernel's own name space, so no file is left behind, and ends when the last rank has.
 Linux only: elsewhere ranks do without.
 
-Words of a rank: ``join RANK PID``, ``first`` (asks whether it is the first here to fail), ``bye``. Answers: ``go``,
-``gone RANKS``, ``yes``, ``no``.
+Words of a rank: ``join RANK PID``, ``starts SECONDS`` and ``started`` (MPI), ``first`` (asks whether it is the first
+here to fail), ``bye``. Answers: ``go``, ``gone RANKS``, ``yes``, ``no``.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
 import socket
 import struct
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 _LOOK = 0.1  # seconds between looks at ranks that have not come yet
 _SURE = 5  # looks that must agree before a rank counts as gone: the launcher may still be starting it
 _RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"SLURM_PROCID")
+_SIGNALS = {
+    9: "killed by SIGKILL (kill -9, or the system for want of memory)",
+    15: "ended by SIGTERM, as launchers and batch systems do",
+}
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
@@ -62,6 +69,35 @@ def launcher_of(pid: int) -> int:
     return launcher_of(parent) if parent > 1 and rank_of_process(parent) is not None else parent
 
 
+def exit_status_of(pid: int, pidfd: int) -> int | None:
+    """Return how a process has ended, as ``os.waitpid`` says to its parent; None where the kernel does not tell."""
+    with suppress(OSError):
+        for _ in range(50):  # its files are closed; it will be dead in a moment
+            state, *_, status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if state in "ZX":
+                return int(status)
+            time.sleep(0.02)
+    size, exit_code_at, asks_for_it = 64, 60, 1 << 3  # struct pidfd_info and PIDFD_GET_INFO of linux/pidfd.h
+    info = bytearray(size)
+    struct.pack_into("Q", info, 0, asks_for_it)
+    with suppress(OSError):
+        fcntl.ioctl(pidfd, 3 << 30 | size << 16 | 0xFF << 8 | 11, info)  # of one that is gone; since Linux 6.15
+        if struct.unpack_from("Q", info)[0] & asks_for_it:
+            return int(struct.unpack_from("i", info, exit_code_at)[0])
+    return None
+
+
+def ending_of(pid: int, pidfd: int) -> str:
+    """Return, in words, how a process has ended."""
+    status = exit_status_of(pid, pidfd)
+    if status is None:
+        return "killed (kill -9, or the system for want of memory), crashed, or ended by os._exit"
+    if not os.WIFSIGNALED(status):
+        return f"exit code {os.WEXITSTATUS(status)}, by os._exit or the like"
+    number = os.WTERMSIG(status)
+    return _SIGNALS.get(number, f"it crashed (signal {number}: {signal.strsignal(number)})")
+
+
 def is_ending(pid: int) -> bool:
     """Tell whether a process is dead, or about to be killed."""
     status = status_of(pid)
@@ -76,6 +112,27 @@ def started_ranks(launcher: int) -> set[int]:
         found = {rank_of_process(pid) for pid in children if status_of(pid).get("State", "Z")[0] not in "ZX"}
         return {rank for rank in found if rank is not None}
     return set()
+
+
+class Rank:
+    """A rank that has joined: its connection, number, process, and how long it has been starting MPI, and may."""
+
+    def __init__(self, connection: socket.socket, rank: int, pid: int) -> None:
+        self.connection, self.rank, self.pid = connection, rank, pid
+        self.pidfd = os.pidfd_open(pid)
+        self.starting: tuple[float, float] | None = None
+
+    def say(self, words: str) -> None:
+        """Write lines to stderr in the name of this rank."""
+        sys.stderr.write("".join(f"[rank {self.rank}] {line}\n" for line in words.splitlines()))
+
+    def is_late(self) -> bool:
+        """Tell whether MPI has been starting for longer than allowed; a rank that is stopped does not count."""
+        if self.starting is None or status_of(self.pid).get("State", "Z")[0] in "Tt":
+            return False
+        spent, limit = self.starting
+        self.starting = spent + _LOOK, limit
+        return spent > limit
 
 
 class Witness:
@@ -94,22 +151,23 @@ class Witness:
 
     def __init__(self, listener: socket.socket, launcher: int, expected: int, size: int) -> None:
         self.launcher, self.expected, self.size = launcher, expected, size
-        self.lines: dict[int, tuple[socket.socket, int, int]] = {}  # by descriptor: connection, rank, process
+        self.lines: dict[int, Rank] = {}  # by descriptor
         self.waiting: dict[int, socket.socket] = {}  # connected, but not joined
         self.joined: set[int] = set()
         self.is_told = False  # somebody has said why all end
         self.listener = listener
-        self.poll = select.poll()
-        self.poll.register(listener, select.POLLIN)
+        self.poll = select.epoll()  # which tells events in the order in which they happened, as poll does not
+        self.poll.register(listener, select.EPOLLIN)
         self.launcher_fd = os.pidfd_open(launcher)
-        self.poll.register(self.launcher_fd, select.POLLIN)
+        self.poll.register(self.launcher_fd, select.EPOLLIN)
         self.missed = 0
 
     def run(self) -> None:
         """Serve until the last rank has gone."""
         while True:
             is_complete = len(self.joined) >= self.expected
-            for fd, _ in self.poll.poll(None if is_complete else 1000 * _LOOK):
+            is_quiet = is_complete and not any(rank.starting for rank in self.lines.values())
+            for fd, _ in self.poll.poll(None if is_quiet else _LOOK):
                 if fd == self.launcher_fd:
                     self.end_orphans()
                     return
@@ -121,46 +179,50 @@ class Witness:
                 return
             if not is_complete and self.joined:
                 self.look_for_the_missing()
+            if not is_quiet:
+                self.end_who_starts_too_long()
 
     def accept(self) -> None:
         """Take a connection; what comes from it follows."""
         connection, _ = self.listener.accept()
         if is_own(connection):
             self.waiting[connection.fileno()] = connection
-            self.poll.register(connection, select.POLLIN)
+            self.poll.register(connection, select.EPOLLIN)
 
     def hear(self, fd: int) -> None:
         """Take what a rank says, or that it has gone."""
-        connection = self.waiting.get(fd) or self.lines[fd][0]
+        rank = self.lines.get(fd)
+        connection = rank.connection if rank else self.waiting[fd]
         try:
-            words = connection.recv(4096).decode().split()
+            words = connection.recv(4096).decode().split() or ["gone"]
         except OSError:
-            words = []
-        if not words:
-            self.poll.unregister(fd)
-            self.waiting.pop(fd, None)
-            if (line := self.lines.pop(fd, None)) is not None and not self.is_told:
-                self.tell_of_a_sudden_end(line[1], line[2])
-            connection.close()
-        elif words[0] == "join":
-            self.lines[fd] = self.waiting.pop(fd), int(words[1]), int(words[2])
+            words = ["gone"]
+        if words[0] == "join":
+            self.lines[fd] = Rank(self.waiting.pop(fd), int(words[1]), int(words[2]))
             self.joined.add(int(words[1]))
             if len(self.joined) == self.expected:
                 self.answer("go")
+        elif words[0] == "starts" and rank:
+            rank.starting = 0.0, float(words[1])
+        elif words[0] == "started" and rank:
+            rank.starting = None
         elif words[0] == "first":
             with suppress(OSError):
                 connection.send(b"no" if self.is_told else b"yes")
             self.is_told = True
-        elif words[0] == "bye":
+        else:
             self.poll.unregister(fd)
+            self.waiting.pop(fd, None)
             self.lines.pop(fd, None)
+            if words[0] == "gone" and rank and not self.is_told:
+                self.tell_of_a_sudden_end(rank)
             connection.close()
 
     def answer(self, words: str) -> None:
         """Tell all ranks."""
-        for connection, _, _ in self.lines.values():
+        for rank in self.lines.values():
             with suppress(OSError):
-                connection.send(words.encode())
+                rank.connection.send(words.encode())
 
     def look_for_the_missing(self) -> None:
         """Notice a rank that has ended before it came."""
@@ -170,24 +232,30 @@ class Witness:
             lost = sorted(set(range(self.size)) - alive) if self.size == self.expected else []
             self.answer("gone " + " ".join(map(str, lost)))
 
-    def tell_of_a_sudden_end(self, rank: int, pid: int) -> None:
-        """Name a rank that ended without a word, unless the launcher has just killed all."""
-        others = [pid for _, _, pid in self.lines.values()]
-        is_killed_with_all = all(map(is_ending, others)) if others else self.size > self.expected
+    def tell_of_a_sudden_end(self, rank: Rank) -> None:
+        """Name the first rank that ended without a word; the launcher has killed the others meanwhile."""
         self.is_told = True
-        if is_killed_with_all:
-            return
-        where = f"process {pid} on {socket.gethostname()}"
-        sys.stderr.write(
-            f"[rank {rank}] Rank {rank} ({where}) ended without a word: killed (by kill -9, or by the system for want\n"
-            f"[rank {rank}] of memory), crashed in compiled code, or ended by os._exit.\n"
-        )
+        if self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values()):
+            return  # probably one of another host was first
+        if select.select([self.launcher_fd], [], [], _LOOK)[0]:
+            return  # mpirun has been killed, and all ranks with it
+        where = f"process {rank.pid} on {socket.gethostname()}"
+        rank.say(f"Rank {rank.rank} ({where}) ended without a word: {ending_of(rank.pid, rank.pidfd)}.")
+
+    def end_who_starts_too_long(self) -> None:
+        """End a rank that waits inside MPI for those of other hosts; it cannot be interrupted there."""
+        for rank in self.lines.values():
+            if rank.is_late() and rank.starting:
+                if not self.is_told:
+                    rank.say(f"MPI has not started on all hosts within {rank.starting[1]:g} s: did every rank come?")
+                self.is_told = True
+                os.kill(rank.pid, signal.SIGKILL)
 
     def end_orphans(self) -> None:
         """Kill the ranks whose launcher is gone."""
-        for _, _, pid in self.lines.values():
+        for rank in self.lines.values():
             with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(rank.pid, signal.SIGKILL)
 
 
 def main() -> None:
