@@ -24,7 +24,8 @@ _OURS = re.compile(r"^\[rank (\d+)\] ")
 # What others write, and nobody can give a rank: MPICH and its launcher at the end of a job, and Python as it crashes.
 _NOT_OURS = re.compile(
     r"\s*$|=|Abort\(\d+\) on node|YOUR APPLICATION|This typically refers|Please see the FAQ|\[(proxy|mpiexec)|Ctrl-C"
-    r'|Fatal Python error: |(Current thread|Thread) 0x|  File ".*", line \d+ in |  \.\.\.|Extension modules: '
+    r'|Fatal Python error: |(Current thread|Thread) 0x|Stack \(most recent|  File ".*", line \d+ in |  \.\.\.'
+    r"|Extension modules: "
 )
 _BLAMED = re.compile(
     r"[Rr]ank (\d+) (?:\(process [^)]*\) )?"
@@ -75,12 +76,18 @@ def run(case, slack=1.0):
                 stdout=to_out,
                 stderr=to_err,
                 start_new_session=True,  # Ctrl-C goes to it, not to us
+                preexec_fn=_hear_control_c,
             )
         code, ended, left = _wait(launcher, job, longest, slack * fault.limit)
         text = stamps.read_text().split("\n")[0] if stamps.exists() else ""
         begun, _, peer = text.partition(" ")
         seconds = ended - float(begun) if begun else None
         return Outcome(code, seconds, left, *(path.read_text(errors="replace") for path in (out, err)), peer)
+
+
+def _hear_control_c():
+    """Shells start what runs in the background deaf to it, and ranks would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait(launcher, job, longest, limit):

@@ -35,9 +35,9 @@ def check(*fault, **options):
 @pytest.mark.parametrize(
     ("name", "place", "rank"),
     [
-        not_yet("is_killed", "steady", 1, reason="its witness cannot tell it from those that the launcher kills"),
-        not_yet("crashes", "cool-down", 2, reason="as above", slow=True),
-        not_yet("leaves_python", "exit", 3, reason="as above", slow=True),
+        ("is_killed", "steady", 1),
+        slowly("crashes", "cool-down", 2),
+        slowly("leaves_python", "exit", 3),
     ],
 )
 def test_a_rank_that_is_killed_is_named(name, place, rank):
