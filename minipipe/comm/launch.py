@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
+_START = 30.0  # seconds that starting may take, however short the timeout: processes begin at different times
+
 
 def launched_ranks(environment: Mapping[str, str]) -> int | None:
     """Return how many ranks the launcher started, 1 when there was none, and None when it does not say.
@@ -48,7 +50,8 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
     timeout : float, optional
         Seconds that a rank waits for another before all ranks tell what they do, and who keeps the others waiting; then
         the job ends. By default what the variable ``MINIPIPE_TIMEOUT`` says, or 300; infinity is allowed. A debugger
-        in which some rank stands still stops the clock, as does suspending the whole job.
+        in which some rank stands still stops the clock, as does suspending the whole job. Starting may take 30 s in
+        any case.
     blas_threads : int
         The same on every rank. Runs with another number may differ in the last bits.
 
@@ -82,9 +85,9 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
 def _mpi_group(started: int | None, timeout: float) -> ProcessGroup:
     several = f"{started} ranks" if started else "several ranks"
     process = _this_process(started or 0)
-    process.line.wait_for_all(timeout)
+    process.line.wait_for_all(max(timeout, _START))
     try:
-        with process.line.starting(timeout):
+        with process.line.starting(max(timeout, _START)):
             from minipipe.comm import mpi
 
             group = mpi.world_group(process, timeout)

@@ -1,0 +1,100 @@
+"""How long a rank waits, and how messages name ranks."""
+
+import re
+
+import numpy as np
+import pytest
+
+from minipipe import Pipeline, init_process_group, nn, spawn
+from minipipe.comm.request import DEFAULT_TIMEOUT, chosen_timeout
+from minipipe.errors import ArgumentError, MessageError
+from tests.launch import mpirun, needs_mpi
+
+
+def test_ranks_of_a_subgroup_are_named_by_their_number_in_the_world():
+    """The story: ranks 2 and 3 of four were called 0 and 1, and the wrong processes were looked at."""
+
+    def wait_in_a_subgroup(group):
+        half = group.split(group.rank // 2)
+        if group.rank == 3:
+            half.recv(0, tag=5)
+
+    with pytest.raises(MessageError, match="rank 3 waits for a message with tag 5 from rank 2"):
+        spawn(wait_in_a_subgroup, num_ranks=4)
+
+    def disagree_in_a_subgroup(group):
+        half = group.split(group.rank // 2)
+        half.all_reduce(np.zeros(group.rank))
+
+    with pytest.raises(MessageError, match=r"Rank [023] sent float64 \(\d,\) to rank [0123]") as caught:
+        spawn(disagree_in_a_subgroup, num_ranks=4)
+    pair = sorted(int(number) for number in re.findall(r"[Rr]ank (\d)", str(caught.value))[:2])
+    assert pair in ([0, 1], [2, 3])
+
+
+def test_a_subgroup_of_a_subgroup_keeps_the_names():
+    def ranks(group):
+        half = group.split(group.rank // 2, key=-group.rank)
+        return list(half.world_ranks), list(half.split(half.rank).world_ranks)
+
+    assert spawn(ranks, num_ranks=4) == [([1, 0], [0]), ([1, 0], [1]), ([3, 2], [2]), ([3, 2], [3])]
+
+
+def test_the_timeout_is_the_argument_or_the_variable_or_300_seconds(monkeypatch):
+    monkeypatch.delenv("MINIPIPE_TIMEOUT", raising=False)
+    assert chosen_timeout(None) == DEFAULT_TIMEOUT == 300
+    monkeypatch.setenv("MINIPIPE_TIMEOUT", "12.5")
+    assert chosen_timeout(None) == 12.5 and chosen_timeout(7) == 7
+    assert spawn(lambda group: group.timeout, 2) == [12.5, 12.5]
+    with init_process_group() as group:
+        assert group.timeout == 12.5
+    for nonsense in ("0", "-3", "soon", "nan"):
+        monkeypatch.setenv("MINIPIPE_TIMEOUT", nonsense)
+        with pytest.raises(ArgumentError, match=f"MINIPIPE_TIMEOUT is {nonsense}; expected seconds, more than 0"):
+            init_process_group()
+
+
+@needs_mpi
+def test_a_timeout_may_be_infinite():
+    """The story: faulthandler's limit overflowed, under mpirun only."""
+    program = "import minipipe\nwith minipipe.init_process_group(timeout=float('inf')) as g: g.barrier()"
+    done = mpirun(2, "-c", program)
+    assert (done.code, done.err) == (0, "")
+    assert spawn(lambda group: group.all_reduce(np.ones(1))[0], 2, timeout=float("inf")) == [2, 2]
+
+
+def test_a_line_for_each_action_is_written_on_request(monkeypatch, capfd):
+    def step(group):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+        pipeline.step(np.ones((4, 2)), np.ones((4, 2)))
+        return [str(action) for action in pipeline.plan.program.actions[group.rank]]
+
+    expected = spawn(step, num_ranks=2)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv("MINIPIPE_DEBUG", "1")
+    spawn(step, num_ranks=2)
+    lines = capfd.readouterr().err.splitlines()
+    for rank in range(2):
+        own = [line for line in lines if line.startswith(f"[rank {rank}] ")]
+        assert all(re.fullmatch(r"\[rank \d\] \d\d:\d\d:\d\d\.\d{6} \S+, step 1", line) for line in own), own
+        assert [line.split()[3].rstrip(",") for line in own] == expected[rank]
+
+
+@needs_mpi
+def test_a_message_that_comes_while_others_are_asked_is_taken():
+    """The story: asked once more after it had come, MPI's Test gave an empty status: "0 bytes arrived"."""
+    program = (
+        "import time, numpy as np, minipipe\n"
+        "with minipipe.init_process_group(timeout=0.3) as group:\n"
+        "    if group.rank == 0:\n"
+        "        import pdb, io\n"
+        "        class Person(io.StringIO):\n"
+        "            def readline(self, *_): time.sleep(1.5); return 'c\\n'\n"
+        "        pdb.Pdb(stdin=Person(), stdout=io.StringIO()).set_trace()\n"
+        "        group.send(np.arange(3), 1)\n"
+        "    else:\n"
+        "        print(group.recv(0).tolist())\n"
+    )
+    done = mpirun(2, "-c", program)
+    assert (done.code, done.out, done.err) == (0, "[0, 1, 2]\n", "")

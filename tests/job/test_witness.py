@@ -1,0 +1,115 @@
+"""The witness, with ranks that are plain processes."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.launch import ROOT, environment, slowly
+
+pytestmark = pytest.mark.skipif(
+    not (sys.platform.startswith("linux") and hasattr(os, "pidfd_open")), reason="the witness needs Linux"
+)
+
+# A launcher: it starts N ranks as its children, in the way of mpirun, and prints what each wrote and how it ended.
+LAUNCHER = """
+import os, subprocess, sys
+num, program = int(sys.argv[1]), sys.argv[2]
+ranks = [
+    subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PMI_RANK": str(rank), "PMI_SIZE": str(num), "MPI_LOCALNRANKS": str(num)},
+    )
+    for rank in range(num)
+]
+print(*[rank.pid for rank in ranks], flush=True)
+print("codes", *[rank.wait() for rank in ranks], flush=True)
+"""
+RANK = """
+import os, sys, time
+from minipipe.errors import LaunchError
+from minipipe.job.meeting import line_to_witness
+rank = int(os.environ["PMI_RANK"])
+FIRST
+line = line_to_witness(rank, 4, os.environ)
+try:
+    line.wait_for_all(20.0)
+except LaunchError as error:
+    if line.is_first_to_fail():
+        print(error.code, error, file=sys.stderr)
+    sys.exit(1)
+THEN
+line.close()
+"""
+
+
+def launched(first="", then="", num=4):
+    program = RANK.replace("FIRST", first).replace("THEN", then)
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(num), program],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def outcome(job):
+    """Return the exit codes of the ranks and what was said."""
+    out, err = job.communicate(timeout=30)
+    return [int(code) for code in out.splitlines()[1].split()[1:]], err
+
+
+def test_ranks_that_all_come_and_end_well_hear_nothing():
+    assert outcome(launched()) == ([0, 0, 0, 0], "")
+
+
+@pytest.mark.parametrize("rank", [slowly(0), slowly(1), 2, slowly(3)])
+def test_a_rank_that_ends_before_it_comes_is_named_at_once(rank):
+    """The story: the others waited for 300 s inside of MPI."""
+    codes, said = outcome(launched(first=f"if rank == {rank}: raise SystemExit(3)"))
+    assert codes == [3 if r == rank else 1 for r in range(4)]
+    assert said.count("rank-lost") == 1 and f"Rank {rank} ended before it came to init_process_group()" in said
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        slowly("os.kill(os.getpid(), 11)", "it crashed (signal 11"),
+        slowly("os._exit(5)", "exit code 5, by os._exit or the like"),
+    ],
+)
+def test_a_rank_that_ends_without_a_word_is_named(end, words):
+    _, said = outcome(launched(then=f"time.sleep(0.2)\nif rank == 2: {end}\ntime.sleep(0.5)"))
+    assert re.fullmatch(r"\[rank 2\] Rank 2 \(process \d+ on \S+\) ended without a word: .*\.\n", said), said
+    assert words in said or "killed (kill -9" in said  # where the kernel does not tell
+
+
+def test_when_the_launcher_is_killed_its_ranks_end():
+    """The story: with the launcher's process gone all ranks lived on, 30 of 30."""
+    job = launched(then="time.sleep(60)")
+    ranks = [int(pid) for pid in job.stdout.readline().split()]
+    time.sleep(1.0)  # they have come by then; those that had not would live on
+    job.send_signal(signal.SIGKILL)
+    job.wait()
+    give_up = time.perf_counter() + 10
+    while any(is_alive(pid) for pid in ranks):
+        assert time.perf_counter() < give_up, "orphans are left"
+        time.sleep(0.05)
+
+
+def is_alive(pid):
+    from minipipe.job.witness import status_of
+
+    return status_of(pid).get("State", "Z")[0] not in "ZX"
+
+
+def test_only_one_of_several_ranks_that_fail_speaks():
+    _, said = outcome(launched(then="print('SPEAKS', file=sys.stderr) if line.is_first_to_fail() else 0"))
+    assert said == "SPEAKS\n"
