@@ -201,7 +201,7 @@ FAULTS = (
         for what in ("seed", "schedule", "width", "first_values", "an_initialiser", "epsilon", "an_attribute")
     ),
     *(
-        Fault(f"differs_in_{what}", 8, last=rf"{NAMED}.*\b(differs?|but rank)\b|differs?\b.*{NAMED}")
+        Fault(f"differs_in_{what}", 8, last=rf"{NAMED}.*\b(differs?|but)\b|\b(differs?|but)\b.*{NAMED}")
         for what in ("batch", "learning_rate", "optimiser", "mode")
     ),
     Fault(
