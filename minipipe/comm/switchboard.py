@@ -12,7 +12,9 @@ import numpy as np
 
 from minipipe.comm.message import Header
 from minipipe.errors import MessageError
+from minipipe.job.activity import Activity
 from minipipe.job.patience import LONGEST_GAP, Patience
+from minipipe.job.verdict import verdict
 
 
 class Cancelled(BaseException):
@@ -20,10 +22,11 @@ class Cancelled(BaseException):
 
 
 class Wait(NamedTuple):
-    """What a rank waits for: a question that is answered under the switchboard's lock, and its words."""
+    """What a rank waits for: a question that is answered under the switchboard's lock, its words, and whose message."""
 
     is_over: Callable[[], bool]
     words: str
+    peer: int | None = None
 
 
 class Switchboard:
@@ -34,6 +37,7 @@ class Switchboard:
         # By (group, source, destination, tag); tags below 0 are the library's own.
         self.mailboxes: defaultdict[tuple, deque[tuple[Header, np.ndarray]]] = defaultdict(deque)
         self.waits: dict[int, Wait] = {}
+        self.activities = [Activity() for _ in range(num_ranks)]
         self.everyone = range(num_ranks)
         self.running = set(self.everyone)
         self.failure: tuple[int, BaseException] | None = None
@@ -53,8 +57,9 @@ class Switchboard:
 
     def wait(self, rank: int, wait: Wait, timeout: float) -> None:
         """Return once the wait is over (and, where ranks take turns, it is this one's turn)."""
-        patience = Patience(timeout)
-        with self.changed:
+        patience, activity = Patience(timeout), self.activities[rank]
+        activity.thread = threading.get_ident()
+        with self.changed, activity.waiting(patience, wait.peer, lambda: wait.words):
             self.waits[rank] = wait
             try:
                 while not (wait.is_over() and self.turn in (None, rank)):
@@ -67,7 +72,8 @@ class Switchboard:
                     if patience.look() and self.turn is None:
                         began = time.strftime("%H:%M:%S", time.localtime(time.time() - timeout))
                         sentence = f"Rank {rank} has waited {timeout:g} s, since {began}, for {wait.words}."
-                        raise MessageError("timeout", sentence)
+                        reports = [other.report(number) for number, other in enumerate(self.activities)]
+                        raise MessageError("timeout", f"{sentence}\n{verdict(reports)}")
                     self.changed.wait(min(patience.left, LONGEST_GAP))
             finally:
                 del self.waits[rank]
@@ -98,6 +104,7 @@ class Switchboard:
         """Note that a rank has returned."""
         with self.changed:
             self.running.discard(rank)
+            self.activities[rank].has_ended = True
             if self.turn == rank:
                 self._pass_turn()
             self.changed.notify_all()

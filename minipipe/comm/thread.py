@@ -49,6 +49,7 @@ class ThreadGroup(ProcessGroup):
     ) -> None:
         super().__init__(rank, len(members), timeout)
         self._switchboard = switchboard
+        self.activity = switchboard.activities[members[rank]]
         self._members = self.world_ranks = members  # by rank here: the number of the thread
         self._name = name  # tells the messages of one group from those of another
         self._num_splits = 0  # calls of ProcessGroup.split
@@ -61,7 +62,8 @@ class ThreadGroup(ProcessGroup):
         with self._switchboard.changed:
             letters = self._switchboard.mailboxes[self._name, expected.source, self.rank, expected.tag]
         limit = self.timeout if timeout is None else timeout
-        self._switchboard.wait(self._members[self.rank], Wait(lambda: bool(letters), expected.awaited()), limit)
+        wait = Wait(lambda: bool(letters), expected.awaited(), self._members[expected.source])
+        self._switchboard.wait(self._members[self.rank], wait, limit)
         header, array = letters.popleft()  # without the lock: nobody else takes from this box
         expected.check(header)
         return array

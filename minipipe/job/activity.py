@@ -88,10 +88,13 @@ class Activity:
         Returns the messages that have arrived and that nobody waits for.
     has_ended : bool
         Whether this rank has come to its end.
+    thread : int or None
+        The thread of this rank, by its identifier; the main one by default.
     """
 
     def __init__(self) -> None:
         self.position = 0
+        self.thread = threading.main_thread().ident
         self._actions: Sequence[Any] = ()
         self._step = 0
         self.unread: Callable[[], tuple[str, ...]] = tuple
@@ -124,7 +127,7 @@ class Activity:
 
     def report(self, rank: int) -> Report:
         """Return what there is to tell. May be called by another thread than that of the rank."""
-        frames = list(_frames(sys._current_frames().get(threading.main_thread().ident or 0)))
+        frames = list(_frames(sys._current_frames().get(self.thread or 0)))
         report = Report(rank, os.getpid(), socket.gethostname(), self.words(), has_ended=self.has_ended)
         report.place = place_of([(frame.f_code, frame.f_lineno) for frame in frames])
         report.is_debugged = any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f in frames)

@@ -55,21 +55,39 @@ class Line:
         if self._connection is None or self._num_local < 2:
             return
         patience = Patience(timeout)
-        self._connection.settimeout(_LOOK)
         while not patience.look():
-            with suppress(TimeoutError):
-                words = self._connection.recv(4096).decode().split()
-                if not words or words[0] == "go":
-                    return
-                lost = ", ".join(words[1:])
-                who = f"Rank {lost}" if lost else f"A rank of {socket.gethostname()}"
-                message = f"{who} ended before it came to init_process_group(). If it said why, that stands above."
+            word, *ranks = self._hear(_LOOK) or ["nothing"]
+            if word in ("go", "lost"):  # all have come, or there is no witness any more
+                return
+            if word == "gone":
+                message = (
+                    f"{_named(ranks)} ended before it came to init_process_group(). If it said why, that stands above."
+                )
                 raise LaunchError("rank-lost", message)
+        missing = self._asked("who")[1:]
         raise LaunchError(
             "timeout",
-            f"Of the {self._num_local} ranks of {socket.gethostname()} not all have come to init_process_group() "
-            f"within {timeout:g} s. Every rank must call it; timeout= or MINIPIPE_TIMEOUT allows for more time.",
+            f"{_named(missing)} has not come to init_process_group() within {timeout:g} s. Every rank must call it; "
+            "timeout= or MINIPIPE_TIMEOUT allows for more time.",
         )
+
+    def _hear(self, limit: float) -> list[str]:
+        """Return the next words of the witness, or none."""
+        assert self._connection is not None
+        self._connection.settimeout(limit)
+        with suppress(TimeoutError):
+            return self._connection.recv(4096).decode().split() or ["lost"]
+        return []
+
+    def _asked(self, question: str) -> list[str]:
+        """Return the answer to a question; nothing, where there is nobody to ask."""
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.sendall(question.encode())
+                while answer := self._hear(1.0):
+                    if answer[0] in ("yes", "no", "missing", "lost"):
+                        return answer
+        return []
 
     @contextmanager
     def starting(self, timeout: float) -> Iterator[None]:
@@ -90,15 +108,7 @@ class Line:
 
     def is_first_to_fail(self) -> bool:
         """Ask whether no other rank of this host has said yet why all end."""
-        if self._connection is None:
-            return True
-        with suppress(OSError):
-            self._connection.settimeout(1.0)
-            self._connection.sendall(b"first")
-            while answer := self._connection.recv(4096).decode().split():
-                if answer[-1] in ("yes", "no"):
-                    return answer[-1] == "yes"
-        return True
+        return self._asked("first") != ["no"]
 
     def close(self) -> None:
         """Say goodbye; the end of this process is no surprise then."""
@@ -112,6 +122,10 @@ class Line:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _named(ranks: list[str]) -> str:
+    return f"Rank {', '.join(ranks)}" if ranks else f"A rank of {socket.gethostname()}"
 
 
 def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Line:

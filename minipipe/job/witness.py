@@ -13,7 +13,7 @@ It listens on a socket of the kernel's own name space, so no file is left behind
 Linux only: elsewhere ranks do without.
 
 Words of a rank: ``join RANK PID``, ``starts SECONDS`` and ``started`` (MPI), ``first`` (asks whether it is the first
-here to fail), ``bye``. Answers: ``go``, ``gone RANKS``, ``yes``, ``no``.
+here to fail), ``who`` (has not come), ``bye``. Answers: ``go``, ``gone RANKS``, ``yes``, ``no``, ``missing RANKS``.
 """
 
 from __future__ import annotations
@@ -206,6 +206,9 @@ class Witness:
             rank.starting = 0.0, float(words[1])
         elif words[0] == "started" and rank:
             rank.starting = None
+        elif words[0] == "who":
+            with suppress(OSError):
+                connection.send(self.named("missing", self.joined).encode())
         elif words[0] == "first":
             with suppress(OSError):
                 connection.send(b"no" if self.is_told else b"yes")
@@ -229,8 +232,12 @@ class Witness:
         alive = started_ranks(self.launcher) | self.joined
         self.missed = self.missed + 1 if len(alive) < self.expected else 0
         if self.missed == _SURE:
-            lost = sorted(set(range(self.size)) - alive) if self.size == self.expected else []
-            self.answer("gone " + " ".join(map(str, lost)))
+            self.answer(self.named("gone", alive))
+
+    def named(self, word: str, others: set[int]) -> str:
+        """Return a word, and the ranks of this host except some, where one knows which they are."""
+        is_known = self.size == self.expected
+        return " ".join([word, *(str(rank) for rank in range(self.size) if is_known and rank not in others)])
 
     def tell_of_a_sudden_end(self, rank: Rank) -> None:
         """Name the first rank that ended without a word; the launcher has killed the others meanwhile."""

@@ -177,3 +177,23 @@ def test_no_ranks_are_refused():
     with pytest.raises(RankError) as caught:
         spawn(lambda group: None, 0)
     assert caught.value.code == "wrong-number"
+
+
+def test_a_thread_rank_that_keeps_the_others_waiting_is_named_with_its_line():
+    """The story: each rank knew its neighbour only, and blamed it."""
+    let_go = threading.Event()
+
+    def chain(group):
+        if group.rank == 2:
+            let_go.wait(10)  # the culprit
+        else:
+            group.recv(group.rank + 1)
+
+    try:
+        with pytest.raises(MessageError) as caught:
+            spawn(chain, num_ranks=3, timeout=0.3)
+    finally:
+        let_go.set()
+    last = str(caught.value).splitlines()[-1]
+    assert last.startswith("Rank 2 is busy in its own code: test_thread.py, line ")
+    assert last.endswith("let_go.wait(10)  # the culprit")

@@ -37,7 +37,7 @@ rank = int(os.environ["PMI_RANK"])
 FIRST
 line = line_to_witness(rank, 4, os.environ)
 try:
-    line.wait_for_all(20.0)
+    line.wait_for_all(LIMIT)
 except LaunchError as error:
     if line.is_first_to_fail():
         print(error.code, error, file=sys.stderr)
@@ -47,8 +47,8 @@ line.close()
 """
 
 
-def launched(first="", then="", num=4):
-    program = RANK.replace("FIRST", first).replace("THEN", then)
+def launched(first="", then="", num=4, limit=20.0):
+    program = RANK.replace("FIRST", first).replace("THEN", then).replace("LIMIT", str(limit))
     return subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(num), program],
         cwd=ROOT,
@@ -93,9 +93,9 @@ def test_a_rank_that_ends_without_a_word_is_named(end, words):
 
 def test_when_the_launcher_is_killed_its_ranks_end():
     """The story: with the launcher's process gone all ranks lived on, 30 of 30."""
-    job = launched(then="time.sleep(60)")
+    job = launched(then="print('here', flush=True)\ntime.sleep(60)")
     ranks = [int(pid) for pid in job.stdout.readline().split()]
-    time.sleep(1.0)  # they have come by then; those that had not would live on
+    assert [job.stdout.readline() for _ in ranks] == ["here\n"] * 4
     job.send_signal(signal.SIGKILL)
     job.wait()
     give_up = time.perf_counter() + 10
@@ -108,6 +108,17 @@ def is_alive(pid):
     from minipipe.job.witness import status_of
 
     return status_of(pid).get("State", "Z")[0] not in "ZX"
+
+
+def test_a_rank_that_does_not_come_is_named():
+    codes, said = outcome(launched(first="time.sleep(2.0 * (rank == 1))", limit=0.5))
+    assert "timeout Rank 1 has not come to init_process_group() within 0.5 s." in said and 1 in codes
+
+
+def test_a_witness_that_is_killed_hinders_nobody():
+    kill = "import subprocess\nsubprocess.run(['pkill', '-9', '-P', str(os.getpid()), '-f', 'job/witness.py'])"
+    ask = "time.sleep(1.0)\nassert line.is_first_to_fail()"
+    assert outcome(launched(then=f"time.sleep(0.5)\n{kill}\n{ask}")) == ([0, 0, 0, 0], "")
 
 
 def test_only_one_of_several_ranks_that_fail_speaks():
