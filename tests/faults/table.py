@@ -22,6 +22,7 @@ OF_GROUP = ("construction", *IN_STEP, "between steps")
 EVERYWHERE = (*EARLY, *OF_GROUP, "exit")
 
 SOON, SILENT, KILLED, ORPHANED = 3.0, TIMEOUT + 3.0, 5.0, 10.0  # seconds from the fault until no process is left
+STARTING = 30.0 + 3.0  # a start has 30 s, however short the timeout
 
 SPEAKS = r"^\[rank {rank}\] "
 NAMED = r"[Rr]ank {rank}\b"
@@ -157,7 +158,7 @@ FAULTS = (
     Fault("stops", 4, (*OF_GROUP, "exit"), 1, SILENCE, limit=SILENT),
     *(Fault(name, 4, OF_GROUP, 1, rf"{BUSY}.*deeds\.py\D+\d+.*{name}", limit=SILENT) for name in ("sleeps", "spins")),
     Fault("holds_the_lock", 4, OF_GROUP, 1, f"({SILENCE}|{BUSY})", limit=SILENT),
-    *(Fault(name, 4, EARLY, None, NAMED, limit=SILENT) for name in ("stops", "sleeps", "holds_the_lock")),
+    *(Fault(name, 4, EARLY, None, NAMED, limit=STARTING) for name in ("stops", "sleeps", "holds_the_lock")),
     *(
         Fault(
             "stops_in_the_middle_of_a_large_array",
