@@ -49,6 +49,10 @@ class Report:
         Whether it has come to its end.
     unread : tuple of str
         Messages that have arrived, and for which nobody waits here.
+    step, position : int
+        Which step it is in, and how many of its actions it has finished.
+    sent_at : int or None
+        At which position its peer sends what it waits for, where a program says that.
     is_silent : bool
         Whether it did not answer; then others tell what they know, with what the system says as its place.
     """
@@ -64,6 +68,9 @@ class Report:
     is_debugged: bool = False
     has_ended: bool = False
     unread: tuple[str, ...] = ()
+    step: int = 0
+    position: int = 0
+    sent_at: int | None = None
     is_silent: bool = False
 
     def to_bytes(self) -> bytes:
@@ -97,13 +104,23 @@ class Activity:
         self.thread = threading.main_thread().ident
         self._actions: Sequence[Any] = ()
         self._step = 0
+        self._sent_at: Callable[[Any], int | None] = lambda action: None
         self.unread: Callable[[], tuple[str, ...]] = tuple
         self.has_ended = False
         self._wait: tuple[Patience, int | None, Callable[[], str]] | None = None
 
-    def begin(self, actions: Sequence[Any], step: int) -> None:
-        """Note that this rank begins with its actions, in a step (or another call) of this number."""
-        self._actions, self._step, self.position = actions, step, 0
+    def begin(self, actions: Sequence[Any], step: int, sent_at: Callable[[Any], int | None]) -> None:
+        """Note that this rank begins with its actions.
+
+        Parameters
+        ----------
+        actions : sequence
+        step : int
+            The number of the step, or of another call.
+        sent_at : function
+            At which position another rank sends what an action waits for; None for one that waits for nothing.
+        """
+        self._actions, self._step, self._sent_at, self.position = actions, step, sent_at, 0
 
     @property
     def current(self) -> Any:
@@ -129,11 +146,13 @@ class Activity:
         """Return what there is to tell. May be called by another thread than that of the rank."""
         frames = list(_frames(sys._current_frames().get(self.thread or 0)))
         report = Report(rank, os.getpid(), socket.gethostname(), self.words(), has_ended=self.has_ended)
+        report.step, report.position = self._step, self.position
         report.place = place_of([(frame.f_code, frame.f_lineno) for frame in frames])
         report.is_debugged = any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f in frames)
         if (wait := self._wait) is not None:
             patience, report.peer, words = wait
             report.awaited, report.seconds, report.unread = words(), patience.spent, self.unread()
+            report.sent_at = None if self.current is None else self._sent_at(self.current)
         return report
 
 

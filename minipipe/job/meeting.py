@@ -143,24 +143,24 @@ def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Lin
             connection = _connected(address) or _started(address, launcher, num_local, size)
             if connection is not None:
                 connection.sendall(f"join {rank} {os.getpid()}".encode())
-                return Line(_closed_first(connection), num_local)
+                return Line(connection, num_local)
             time.sleep(_PAUSE)
     return Line()
 
 
-def _closed_first(connection: socket.socket) -> socket.socket:
-    """Return the connection under a high number.
+def _socket() -> socket.socket:
+    """Return a socket under a high number.
 
     The kernel closes the files of a process that it kills from the highest number down. So the witness hears of the end
-    before the launcher does, and kills the others.
+    before the launcher does, and kills the others. Nor does it take the place of stdout, where that is closed.
     """
     high = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _HIGH) - _BELOW
-    with connection:
-        return socket.socket(fileno=fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, high))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
+        return socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, high))
 
 
 def _connected(address: str) -> socket.socket | None:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = _socket()
     try:
         connection.connect(address)
         if witness.is_own(connection):
@@ -173,7 +173,7 @@ def _connected(address: str) -> socket.socket | None:
 
 def _started(address: str, launcher: int, num_local: int, size: int) -> socket.socket | None:
     """Start the witness, unless another rank has just done so."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    with _socket() as listener:
         try:
             listener.bind(address)
         except OSError:

@@ -101,7 +101,7 @@ class Job:
         self._letters: list[MPI.Request] = []  # this rank's, on the job's own communicator
         self._complaint = ""
         self._answers: dict[int, Report] = {}
-        self._asked_by: tuple[float, int] = 0.0, 0  # when, and by whom
+        self._asked_at = 0.0  # when a lower rank asked last
         self._attending = threading.Lock()
         self._watched: Patience | None = None
         self._is_left = threading.Event()
@@ -142,7 +142,7 @@ class Job:
                 elif status.tag == _COMPLAINT:
                     self._complaint = data.decode()
                 elif status.tag == _QUESTION:
-                    self._asked_by = time.perf_counter(), rank
+                    self._asked_at = time.perf_counter() if data and rank < self.world.rank else self._asked_at
                     self._tell(rank, self.activity.report(self.world.rank).to_bytes(), _ANSWER)  # [7]
                 else:
                     self._answers[rank] = Report.from_bytes(bytes(data))
@@ -185,18 +185,19 @@ class Job:
         finally:
             self._watched = None
 
-    def judge(self, is_over: Callable[[], bool]) -> list[Report] | None:
+    def judge(self, is_over: Callable[[], bool], may_end: bool = True) -> list[Report] | None:
         """Return what all ranks do [6], or None where the wait is to go on: it is over, or somebody is in a debugger.
 
-        Of several ranks that ask at once the lowest one goes on, and ends the job; the others wait for that.
+        Of several ranks that ask at once, and may end the job then, the lowest one goes on; the others wait for that.
         """
-        began, (when, _) = time.perf_counter(), self._asked_by
-        if when > began - _DEFERENCE and self._defer(is_over):
+        reports = [] if self._was_asked() else self._ask_all(may_end)
+        if self._was_asked() and self._defer(is_over):
             return None
-        reports = self._ask_all()
-        if self._asked_by[0] > began and self._asked_by[1] < self.world.rank and self._defer(is_over):
-            return None
+        reports = reports or self._ask_all(may_end)
         return None if is_over() or is_debugged(reports) else reports
+
+    def _was_asked(self) -> bool:
+        return time.perf_counter() < self._asked_at + _DEFERENCE
 
     def _defer(self, is_over: Callable[[], bool]) -> bool:
         patience = Patience(_DEFERENCE)
@@ -205,10 +206,10 @@ class Job:
             time.sleep(0.01)
         return is_over()
 
-    def _ask_all(self) -> list[Report]:
+    def _ask_all(self, may_end: bool) -> list[Report]:
         self._answers = {}
         for rank in self.others:
-            self._tell(rank, b"", _QUESTION)
+            self._tell(rank, b"may end" if may_end else b"", _QUESTION)
         patience = Patience(_ANSWERS)
         while len(self._answers) < len(self.others) and not patience.look():
             self.attend()
@@ -270,7 +271,7 @@ class Job:
 
     def _end_if_one_is_silent(self) -> None:
         """A rank that works alone may take its time; one that is stopped would keep this one for ever."""
-        reports = self.judge(lambda: self.others <= self.departed)
+        reports = self.judge(lambda: self.others <= self.departed, may_end=False)
         if reports is not None and any(report.is_silent and report.rank not in self.departed for report in reports):
             waited = "This rank came to its end, and waits for the others."
             self.process.end("\n".join([waited, verdict(reports)]), self.process.exit_code)

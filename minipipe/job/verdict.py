@@ -1,8 +1,9 @@
 """Who keeps the others waiting? Found out from what all ranks tell of themselves.
 
 A rank that does not answer is stopped, or stuck in compiled code. One that answers and does not wait is busy in its own
-code. Where all of them wait, a message is missing: each rank waits for another, so following them ends in a circle, and
-the rank that has waited longest there is the one whose message does not come.
+code. Where all of them wait, a message is missing. It is that for which a rank waits whose peer has gone on past the
+place where it sends it; or in whose place another one lies unread. Otherwise, as each rank waits for another, following
+them ends in a circle, and there it probably is the one that is awaited longest.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def verdict(reports: Sequence[Report]) -> str:
     lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
     if len(shown) < len(reports):
         lines.append(f"      and {len(reports) - len(shown)} more ranks")
-    return "\n".join([*lines, _sentence(culprits)])
+    return "\n".join([*lines, _sentence(culprits, reports)])
 
 
 def _rank_of(report: Report) -> int:
@@ -67,7 +68,25 @@ def state_of(pid: int) -> str:
 def _culprits(reports: Sequence[Report]) -> list[Report]:
     silent = [report for report in reports if report.is_silent]
     busy = [report for report in reports if not report.awaited and not report.has_ended]
-    return silent or busy or _longest_waiter_in_a_circle(reports)
+    return silent or busy or _waits_in_vain(reports) or _longest_waiter_in_a_circle(reports)
+
+
+def _waits_in_vain(reports: Sequence[Report]) -> list[Report]:
+    """Return a rank that waits for a message that its peer must have sent."""
+    by_rank = {report.rank: report for report in reports}
+    waits = [(report, by_rank[report.peer]) for report in reports if report.awaited and report.peer in by_rank]
+    passed = [report for report, peer in waits if _has_passed(peer, report)]
+    return (passed or [report for report, _ in waits if _unread_from_peer(report)])[:1]
+
+
+def _has_passed(peer: Report, report: Report) -> bool:
+    """Tell whether a peer has gone on past the place where it sends what a rank waits for."""
+    is_here = peer.step == report.step and report.sent_at is not None
+    return peer.step > report.step or (is_here and peer.position > (report.sent_at or 0))
+
+
+def _unread_from_peer(report: Report) -> list[str]:
+    return [words for words in report.unread if words.endswith(f"from rank {report.peer}")]
 
 
 def _longest_waiter_in_a_circle(reports: Sequence[Report]) -> list[Report]:
@@ -95,7 +114,7 @@ def _doing(report: Report) -> str:
     return f"waits {report.seconds:.1f} s for {report.awaited}{unread}"
 
 
-def _sentence(culprits: Sequence[Report]) -> str:
+def _sentence(culprits: Sequence[Report], reports: Sequence[Report]) -> str:
     if not culprits:
         return "Nobody waits any more."
     first, several = culprits[0], len(culprits) > 1
@@ -105,7 +124,9 @@ def _sentence(culprits: Sequence[Report]) -> str:
         return f"{who} {'do' if several else 'does'} not answer{': ' * bool(reasons)}{', '.join(reasons)}."
     if not first.awaited:
         return f"{who} {'are busy in their' if several else 'is busy in its'} own code: {first.place}"
-    unread = [words for words in first.unread if words.endswith(f"from rank {first.peer}")]
+    unread = _unread_from_peer(first)
     instead = f" What came from there instead: {', '.join(unread)}." if unread else ""
     missing = "That message was not sent, or went with another tag"
-    return f"Rank {first.rank} has waited longest: for {first.awaited}. {missing}.{instead}"
+    is_known = bool(_waits_in_vain(reports))
+    waits = "waits in vain" if is_known else "has waited longest"
+    return f"Rank {first.rank} {waits}: for {first.awaited}. {missing}.{instead}"

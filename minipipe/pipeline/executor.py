@@ -18,7 +18,7 @@ from minipipe.analysis.dependencies import Direction, Value
 from minipipe.autograd.grad_mode import enable_grad, no_grad
 from minipipe.autograd.random_key import Place, at, current_place
 from minipipe.comm import ProcessGroup, Request
-from minipipe.pipeline.journal import told
+from minipipe.pipeline.journal import sending_in, told
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.payload import Payload
 from minipipe.pipeline.record import Receipt, Record
@@ -86,7 +86,7 @@ class Executor:
 
             self._meter = cast(Any, MemoryMeter(batch.arrays))
         place, activity = Place(batch.seed, batch.training_step), self.group.activity
-        activity.begin(self.program.actions[self.group.rank], batch.step)
+        activity.begin(self.program.actions[self.group.rank], batch.step, sending_in(self.program))
         try:
             with no_grad() if self.program.is_forward_only else enable_grad(), at(place):
                 for step in self._steps:

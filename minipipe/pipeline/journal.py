@@ -1,4 +1,4 @@
-"""A line on stderr for each action, as it begins: ``MINIPIPE_DEBUG=1``."""
+"""What is told of a run: a line for each action as it begins, and where a message that does not come was sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from minipipe.analysis.dependencies import Value
 from minipipe.comm import ProcessGroup
+from minipipe.schedules.action import Action
+from minipipe.schedules.program import Program
 
 Step = Callable[[Any], None]
 
@@ -30,3 +33,14 @@ def _told(step: Step, group: ProcessGroup) -> Step:
         step(batch)
 
     return tell_and_run
+
+
+def sending_in(program: Program) -> Callable[[Action], int | None]:
+    """Return a function that says at which position of another rank's actions an action's value is sent. Local."""
+
+    def sent_at(action: Action) -> int | None:
+        value = Value.consumed_by(action)
+        row = () if value is None else program.actions[program.placement[value.stage]]
+        return row.index(value.send) if value is not None and value.send in row else None
+
+    return sent_at

@@ -29,7 +29,7 @@ NAMED = r"[Rr]ank {rank}\b"
 PLACED = r"{where}"
 SILENCE = r"Rank {rank} does not answer"
 BUSY = r"Rank {rank} is busy in its own code"
-WAITED = r"Rank {peer} has waited longest: for .* from rank {rank}\b"
+WAITED = r"Rank {peer} (waits in vain|has waited longest): for .* from rank {rank}\b"
 
 
 class Fault(NamedTuple):

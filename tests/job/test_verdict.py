@@ -58,6 +58,18 @@ def test_where_all_wait_the_longest_wait_of_a_circle_is_blamed(reports):
     assert f"for a message from rank {reports[named].peer}" in last_line(reports)
 
 
+@given(waits(), st.data())
+def test_a_message_is_missing_that_its_sender_has_passed_however_short_the_wait(reports, data):
+    """The story: in a circle the longest wait was often for a rank that waited itself for the lost message."""
+    victim = data.draw(st.sampled_from(reports))
+    for report in reports:
+        report.step, report.position, report.sent_at = 3, data.draw(st.integers(0, 9)), 9
+    victim.sent_at = data.draw(st.integers(0, 8))
+    reports[victim.peer].position = data.draw(st.integers(victim.sent_at + 1, 9))
+    expected = f"Rank {victim.rank} waits in vain: for a message from rank {victim.peer}."
+    assert last_line(reports).startswith(expected)
+
+
 @given(waits(17, 200), st.data())
 def test_a_table_of_many_ranks_fits_a_screen_and_shows_the_culprit(reports, data):
     silent = data.draw(st.integers(0, len(reports) - 1))
@@ -81,13 +93,14 @@ def test_a_debugger_is_noticed_whether_it_answers_or_not():
 
 def test_a_report_travels_as_it_is_and_tells_where_the_program_is():
     activity = Activity()
-    activity.begin(["2F0", "2B0"], step=4)
+    activity.begin(["2F0", "2B0"], step=4, sent_at={"2B0": 7}.get)
     activity.position += 1
     patience = Patience(9.0)
     with activity.waiting(patience, 3, lambda: "the gradient"):
         report = activity.report(rank=2)
     assert Report.from_bytes(report.to_bytes()) == report
     assert (report.action, report.awaited, report.peer) == ("2B0, step 4", "the gradient", 3)
+    assert (report.step, report.position, report.sent_at) == (4, 1, 7)
     assert "test_verdict.py" in report.place and "report = activity.report(rank=2)" in report.place
     activity.position += 1
     assert activity.report(rank=2).action == "after step 4" and not activity.report(rank=2).awaited
