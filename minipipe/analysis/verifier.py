@@ -33,7 +33,7 @@ from minipipe.schedules.placement import stages_by_rank
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 _STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")
-_MOST_MISSING = 1000  # problems listed: if one action is missing, thousands often are
+_MOST = 1000  # problems of one kind that are listed: if one action is missing, thousands often are
 _BIT = {kind: 1 << i for i, kind in enumerate(ActionKind)}
 
 
@@ -89,7 +89,7 @@ def _placed_problems(schedule: ActionTable) -> list[Problem]:
     strays = [rank for rank, row in enumerate(rows) if not _is_placed(row, stages[rank], schedule.num_microbatches)]
     present = list(map(frozenset, rows)) if strays else []
     found = (_placed_problem(schedule, present, rank, at) for rank in strays for at in range(len(rows[rank])))
-    return [problem for problem in found if problem is not None]
+    return list(islice((problem for problem in found if problem is not None), _MOST))
 
 
 def _is_placed(row: Sequence[Action], stages: Sequence[int], num_microbatches: int) -> bool:
@@ -125,12 +125,12 @@ def _counted_problems(schedule: ActionTable) -> list[Problem]:
     if _is_complete(schedule):
         return []
     counts = Counter(action for row in schedule.actions for action in row)
-    problems = [*_repeated(schedule), *islice(_missing(schedule, counts), _MOST_MISSING)]
-    for rank, row in enumerate(schedule.actions):
-        for position, action in enumerate(row):
-            if action.kind not in _expected_kinds(schedule, counts, action.stage, action.microbatch):
-                problems.append(_unexpected(schedule, action, rank, position))
-    return problems
+    needless = {action for action in counts if action.kind not in _expected_kinds(schedule, counts, *action[::2])}
+    rows = enumerate(schedule.actions) if needless else ()
+    places = ((action, rank, at) for rank, row in rows for at, action in enumerate(row) if action in needless)
+    unexpected = (_unexpected(schedule, *place) for place in places)
+    kinds = (_repeated(schedule), _missing(schedule, counts), unexpected)
+    return [problem for problems in kinds for problem in islice(problems, _MOST)]
 
 
 def _missing(schedule: ActionTable, counts: Counter[Action]) -> Iterator[Problem]:

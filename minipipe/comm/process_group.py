@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import NoReturn, Self
@@ -428,7 +428,7 @@ class ProcessGroup(ABC):
         self._check_open()
         gathered = [np.array(array)] * self.size
         sends = []
-        for distance in range(1, self.size):
+        for distance in self._rounds(range(1, self.size)):
             sends.append(self._isend(gathered[self.rank], (self.rank + distance) % self.size, _GATHER))
             source = (self.rank - distance) % self.size
             gathered[source] = self._irecv(source, _GATHER, None, what=what).wait()
@@ -491,12 +491,16 @@ class ProcessGroup(ABC):
         ['before', 'before', 'before', 'after', 'after', 'after']
         """
         self._check_open()
-        distance = 1
-        while distance < self.size:
+        for distance in self._rounds([1 << k for k in range((self.size - 1).bit_length())]):
             send = self._isend(np.zeros(0), (self.rank + distance) % self.size, _BARRIER)
             self._irecv((self.rank - distance) % self.size, _BARRIER, None, what="a barrier").wait()
             self._finish([send])
-            distance *= 2
+
+    def _rounds(self, distances: Sequence[int]) -> Iterator[int]:
+        """Yield the distances of a collective operation's rounds; the activity says in which one this rank is."""
+        for self.activity.round, distance in enumerate(distances, 1):
+            yield distance
+        self.activity.round = 0
 
     def split(self, color: int | None, key: int = 0) -> ProcessGroup | None:
         """Divide the ranks: those that give the same color form a group of their own.

@@ -53,6 +53,8 @@ class Report:
         Which step it is in, and how many of its actions it has finished.
     sent_at : int or None
         At which position its peer sends what it waits for, where a program says that.
+    round : int
+        In which round of a gather or a barrier it is, from 1; 0 outside.
     is_silent : bool
         Whether it did not answer; then others tell what they know, with what the system says as its place.
     """
@@ -71,6 +73,7 @@ class Report:
     step: int = 0
     position: int = 0
     sent_at: int | None = None
+    round: int = 0
     is_silent: bool = False
 
     def to_bytes(self) -> bytes:
@@ -95,12 +98,14 @@ class Activity:
         Returns the messages that have arrived and that nobody waits for.
     has_ended : bool
         Whether this rank has come to its end.
+    round : int
+        The round of a collective operation; whoever runs that sets it.
     thread : int or None
         The thread of this rank, by its identifier; the main one by default.
     """
 
     def __init__(self) -> None:
-        self.position = 0
+        self.position = self.round = 0
         self.thread = threading.main_thread().ident
         self._actions: Sequence[Any] = ()
         self._step = 0
@@ -146,7 +151,7 @@ class Activity:
         """Return what there is to tell. May be called by another thread than that of the rank."""
         frames = list(_frames(sys._current_frames().get(self.thread or 0)))
         report = Report(rank, os.getpid(), socket.gethostname(), self.words(), has_ended=self.has_ended)
-        report.step, report.position = self._step, self.position
+        report.step, report.position, report.round = self._step, self.position, self.round
         report.place = place_of([(frame.f_code, frame.f_lineno) for frame in frames])
         report.is_debugged = any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f in frames)
         if (wait := self._wait) is not None:

@@ -100,7 +100,8 @@ def _longest_waiter_in_a_circle(reports: Sequence[Report]) -> list[Report]:
         path.append(rank)
         rank = waits[rank].peer
     circle = path[path.index(rank) :] if rank in path else path[-1:]
-    return [waits[max(circle, key=lambda r: waits[r].seconds)]]
+    # Who is in a later round of a collective operation has sent what others await in an earlier one.
+    return [waits[min(circle, key=lambda r: (waits[r].round, -waits[r].seconds))]]
 
 
 def _doing(report: Report) -> str:

@@ -47,6 +47,10 @@ def test_a_text_that_names_many_stages_and_microbatches_but_few_of_their_pairs_i
         verify(schedule_of_text(text))
     assert caught.value.code == "missing" and len(caught.value.problems) == 1000
     assert "1F1 is missing on rank 0." in str(caught.value)
+    for text in ("0F0 0B0 " * n, " ".join([*["0F0 0B0"] * n, "\n1F0 1B0"]), "0F0 0B0 0W0 " * n):
+        with pytest.raises(ScheduleError) as caught:  # five million equal actions were five million problems
+            verify(schedule_of_text(text))
+        assert 1000 <= len(caught.value.problems) <= 3000
     absurd = table("absurd", (0,), 10**12, [["0F0"]])
     assert code_of(verify, absurd) == code_of(simulate, absurd) == code_of(lower, absurd) == "missing"
 
