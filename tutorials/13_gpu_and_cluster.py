@@ -297,6 +297,9 @@ print(f"Open MPI: mpirun --hostfile hosts -n 8 python tutorials/train.py\n{open_
 assert sum(HOSTS.values()) == num_ranks
 
 # %% [markdown]
+# The folder `cluster` beside this lesson has these host files, and scripts for MPICH, Open MPI, Slurm and PBS. Each
+# script first runs `where.py`, which shows on which host every rank runs.
+#
 # ## When it hangs
 #
 # Work from the bottom up, and stop at the first thing that is wrong.

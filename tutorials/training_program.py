@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import platform
+import socket
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +32,12 @@ def make_parser(description, microbatches, batch_size, learning_rate, layers, la
     add("--layers", type=int, default=layers, metavar="N", help=f"{layers_help} (default: %(default)s)")
     add("--device", default="cpu", choices=["cpu", "gpu"], help="gpu needs CuPy (default: %(default)s)")
     endings = " ".join(ENDINGS)
-    add("--trace", type=Path, metavar="FILE", help=f"draw the last step, measured and predicted: {endings}")
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help=f"draw the last step, measured and predicted, on the host of rank 0: {endings}",
+    )
     add("--json", action="store_true", help="print one line of JSON last")
     return parser
 
@@ -54,7 +60,7 @@ def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
             parser.error(f"--learning-rate is {options.learning_rate}; expected a finite number, more than 0")
         if options.seed < 0:
             parser.error(f"--seed is {options.seed}; expected at least 0")
-        if options.trace is not None:
+        if options.trace is not None and not is_silent:  # other hosts need not have the folder
             check_trace(options.trace, parser)
         if mistake(options):
             parser.error(mistake(options))
@@ -62,15 +68,16 @@ def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
 
 
 def check_trace(path, parser):
-    """Refuse a file that cannot be written before the training, not after it."""
+    """Refuse a file that cannot be written before the training, not after it. Rank 0 asks, which will write it."""
+    where = f"rank 0 writes it, on {socket.gethostname()}"
     try:
         check_ending(path)
     except ValueError as error:
         parser.error(f"--trace: {error}")
     if not path.parent.is_dir():
-        parser.error(f"--trace: there is no folder {str(path.parent)!r}; make it first, or name another file")
+        parser.error(f"--trace: there is no folder {str(path.parent)!r}; make it first, or name another file; {where}")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        parser.error(f"--trace: {str(path)!r} cannot be written; name another file")
+        parser.error(f"--trace: {str(path)!r} cannot be written; name another file; {where}")
 
 
 def num_microbatches(options, default):
@@ -141,12 +148,13 @@ def num_cores():
 
 
 def write_trace(path, timeline, predicted, notes):
-    """Draw both timelines into a file. If that fails at last, the results of the training are not lost."""
+    """Draw both timelines into a file of this host. If that fails at last, the results of the training are not lost."""
+    host = socket.gethostname()
     try:
-        print(f"wrote {save(path, timeline, predicted, notes=notes)}")
+        print(f"wrote {save(path, timeline, predicted, notes=notes)} on {host}")
         return True
     except FileError as error:  # a full disk, perhaps: then there is no file, rather than half of one
-        print(f"--trace: {error}", file=sys.stderr)
+        print(f"--trace: on {host}, {error}", file=sys.stderr)
         return False
 
 

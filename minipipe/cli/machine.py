@@ -23,6 +23,9 @@ print(is_cuda_aware())
 MPI.Finalize()
 """
 
+# What a launcher tells its ranks: a process that is asked is none of them, and waits for nobody.
+_LAUNCHER = ("PMI", "MPI_LOCAL", "OMPI_", "PRTE_", "SLURM_")
+
 
 def package_version(name: str) -> str | None:
     """Return the version of an installed package, or None."""
@@ -57,7 +60,14 @@ def gpu_messages() -> str:
 def _asked(program: str) -> tuple[str, str | None]:
     """Run a program in a process of its own; return what it printed, and what went wrong."""
     try:
-        asked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        asked = subprocess.run(
+            [sys.executable, "-c", program],
+            env={name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return "", "it does not answer within 60 s"
     if asked.returncode:

@@ -15,7 +15,7 @@ from minipipe.render import draw_html, draw_svg, perfetto_trace
 from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
-from tests.launch import ROOT
+from tests.launch import ROOT, mpirun, needs_mpi
 
 # -- what it answers -------------------------------------------------------------------------------------------
 
@@ -210,6 +210,16 @@ def test_info_names_versions_mpi_and_blas(ask):
     assert facts["gpu messages"].startswith(("through pinned host memory", "device to device", "only within"))
     status, out, _ = ask("info")
     assert status == 0 and "threads" in out and facts["numpy"] in out
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_info_answers_under_mpirun_too():
+    """The story: what it asked of MPI took itself for a rank of the job, and could not start."""
+    done = mpirun(2, "-m", "minipipe", "info")
+    answers = [line for line in done.out.splitlines() if line.startswith("gpu messages")]
+    assert (done.code, done.err, len(answers)) == (0, "", 2)
+    assert all("unknown" not in line for line in answers)
 
 
 # -- files -----------------------------------------------------------------------------------------------------

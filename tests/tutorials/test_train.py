@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(ending, tmp_path):
     path = tmp_path / f"step.{ending}"
     done = mpirun(2, TRAIN, "--epochs", "1", "--hidden", "16", "--trace", path, "--json")
     found, drawn = result(done), path.read_text(encoding="utf-8")
-    assert f"wrote {path}\n" in done.out and done.err == ""
+    assert f"wrote {path} on {socket.gethostname()}\n" in done.out and done.err == ""
     makespans = found["makespan_ms"], found["predicted_makespan_ms"]
     assert "makespan: measured {:.2f} ms, predicted {:.2f} ms".format(*makespans) in done.out
     bubbles = found["bubble_fraction"], found["predicted_bubble_fraction"]

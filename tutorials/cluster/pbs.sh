@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# PBS, two nodes with four ranks on each: qsub tutorials/cluster/pbs.sh
+#PBS -N minipipe
+#PBS -l select=2:ncpus=4:mpiprocs=4
+#PBS -l walltime=00:10:00
+#PBS -j oe
+set -eo pipefail
+cd "$PBS_O_WORKDIR" # where qsub was called
+
+module load python openmpi # as "module avail" calls them on your cluster
+source .venv/bin/activate
+
+export MINIPIPE_TIMEOUT=300 # seconds that a rank waits for another
+ranks=$(wc -l <"$PBS_NODEFILE") # a line for each rank, with the name of its host
+# An mpirun that was built for PBS needs neither option. MPICH: -f "$PBS_NODEFILE", and -genvlist in place of -x.
+launch=(mpirun --hostfile "$PBS_NODEFILE" -n "$ranks" -x MINIPIPE_TIMEOUT)
+"${launch[@]}" python tutorials/cluster/where.py
+"${launch[@]}" python tutorials/train.py

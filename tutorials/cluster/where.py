@@ -1,0 +1,58 @@
+"""Show on which hosts the ranks of a job run. Start it exactly as you will start the training:
+
+    mpirun -f hosts.mpich -n 8 python tutorials/cluster/where.py
+
+Ranks with neighbouring numbers exchange messages; they belong on the same host where possible.
+"""
+
+import json
+import os
+import socket
+import sys
+
+import numpy as np
+
+from minipipe import init_process_group
+from minipipe.errors import MinipipeError
+
+LINE = 8192  # bytes, more than one rank has to tell
+
+
+def facts_of(group):
+    """Return where this rank is: its host, its number there, and the cores that it may use."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return {"host": socket.gethostname(), "local_rank": group.local_rank, "cores": cores}
+
+
+def gather(group, facts):
+    """Return the facts of every rank, on every rank."""
+    line = json.dumps(facts).encode().ljust(LINE)
+    return [json.loads(bytes(told)) for told in group.all_gather(np.frombuffer(line, np.uint8))]
+
+
+def report(ranks):
+    """Print a line for each rank, and a warning for each host that has fewer cores than ranks."""
+    print("rank  host                  rank there  cores")
+    for rank, told in enumerate(ranks):
+        print(f"{rank:4}  {told['host']:20}  {told['local_rank']:10}  {len(told['cores']):5}")
+    hosts = dict.fromkeys(told["host"] for told in ranks)
+    print(f"{len(ranks)} rank{'s' * (len(ranks) > 1)} on {len(hosts)} host{'s' * (len(hosts) > 1)}")
+    for host in hosts:
+        there = [told["cores"] for told in ranks if told["host"] == host]
+        cores = set().union(*there)
+        if len(there) > len(cores):
+            print(f"{host}: {len(there)} ranks share {len(cores)} core{'s' * (len(cores) > 1)}; start fewer there")
+
+
+def main():
+    with init_process_group() as group:
+        ranks = gather(group, facts_of(group))
+        if group.rank == 0:
+            report(ranks)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MinipipeError as error:
+        sys.exit(f"where.py: {error}")
