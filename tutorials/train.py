@@ -8,7 +8,6 @@ which pass through the stages in the order of the schedule. The report at the en
 last step.
 """
 
-import math
 import sys
 import time
 from statistics import median
@@ -76,8 +75,6 @@ def train(pipeline, examples, options, speaks):
                 optimiser.step()
                 times.append(time.perf_counter() - start)
             loss = sum(map(float, losses)) / len(losses)
-            if not math.isfinite(loss):
-                sys.exit(f"epoch {epoch + 1}: the loss is {loss}. Try a smaller --learning-rate.")
             epochs.set_postfix(loss=f"{loss:.4f}")
             if speaks and not has_bar and (epoch + 1) % max(1, options.epochs // 8) == 0:
                 print(f"epoch {epoch + 1:3d} of {options.epochs}, loss {loss:.4f}", flush=True)

@@ -8,7 +8,6 @@ transformer. Each rank has one stage of it, a few consecutive blocks; the first 
 last rank computes the scores of the next character. At the end the program prints text written by the model.
 """
 
-import math
 import sys
 import time
 from statistics import median
@@ -94,8 +93,6 @@ def train(pipeline, training, validation, options, speaks):
             falling.step()
             loss = float(pending)
             times.append(time.perf_counter() - start)
-            if not math.isfinite(loss):
-                sys.exit(f"step {step + 1}: the loss is {loss}. Try a smaller --learning-rate.")
             steps.set_postfix(loss=f"{loss:.3f}")
             if (step + 1) % max(1, options.steps // 8) == 0:
                 held_out = evaluate(pipeline, validation, options)

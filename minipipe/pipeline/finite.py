@@ -121,14 +121,16 @@ class StepCheck:
         if check.when_not_finite == "stop":
             for stage in check.executor.stages.values():
                 stage.begin()  # a step that fails leaves no gradients
-            raise NotFiniteError(code, f"{words} {end} Pipeline(…, check_finite='warn') would go on.")
+            advice = "A smaller learning rate often helps; Pipeline(…, check_finite='warn') would go on."
+            raise NotFiniteError(code, f"{words} {end} {advice}")
         if check.executor.group.rank == 0:
             warnings.warn(f"{words} The step goes on, because of check_finite='warn'.", stacklevel=6)
 
     def _symptom(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> str:
         microbatches = [str(k) for k, value in enumerate(loss.losses) if not isfinite(value)]
         if microbatches and not self._batch.objective.is_given:
-            return f"the loss of microbatch {', '.join(microbatches)} is"
+            more = f" and of {len(microbatches) - 1} more" if len(microbatches) > 1 else ""
+            return f"the loss of microbatch {microbatches[0]}{more} is"
         ranks = [rank for rank, (parameter, _) in enumerate(findings) if parameter >= 0]
         if not ranks:
             return "the loss of the batch is"

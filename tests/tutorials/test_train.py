@@ -129,7 +129,7 @@ def test_so_does_a_job_of_several_ranks():
         (["--microbatches", "100"], "samples cannot make 100 microbatches"),
         slowly(["--learning-rate", "-1"], "--learning-rate is -1.0; expected a finite number, more than 0"),
         slowly(["--seed", "-1"], "--seed is -1; expected at least 0"),
-        (["--learning-rate", "1e9", "--epochs", "1"], "Try a smaller --learning-rate"),
+        (["--learning-rate", "1e9", "--epochs", "1"], "A smaller learning rate often helps"),
         slowly(["--epochs", "many"], "invalid int value: 'many'"),
     ],
 )
