@@ -75,10 +75,15 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def cores() -> set[int]:
+    """Return the numbers of the cores that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return allowed(0) if allowed else set(range(os.cpu_count() or 1))
+
+
 def num_cores() -> int:
     """Return how many cores this process may use."""
-    allowed = getattr(os, "sched_getaffinity", None)  # not everywhere
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
+    return len(cores())
 
 
 yield_core = getattr(os, "sched_yield", lambda: None)

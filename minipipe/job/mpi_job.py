@@ -41,15 +41,16 @@ mpi4py.rc.finalize = False  # done in Job.leave, once everybody has said goodbye
 from mpi4py import MPI
 
 from minipipe.job.activity import Activity, Report
-from minipipe.job.host import num_cores, yield_core
+from minipipe.job.host import cores, yield_core
 from minipipe.job.patience import Patience
 from minipipe.job.process import RankProcess
 from minipipe.job.verdict import is_debugged, state_of, verdict
 
+_MOST_CORES = 4096  # of a host
 _SPINS = 50  # looks that not even yield, where every rank of this host has a core of its own
 _LOOK = 0.1  # seconds between the lookout's looks
 _ANSWERS = 1.0  # seconds for answers; who has given none by then is silent
-_DEFERENCE = 4.0  # seconds for another rank, which has asked before, to end all
+_DEFERENCE = 2.5  # seconds for another rank, which has asked before, to end all
 _GOODBYE, _COMPLAINT, _QUESTION, _ANSWER = range(4)  # tags on the job's own communicator
 _PROCESS = struct.Struct("q64s")  # number and host
 
@@ -84,13 +85,14 @@ class Job:
     def __init__(self, process: RankProcess) -> None:
         self.process = process
         process.end_all = MPI.COMM_WORLD.Abort
+        process.is_consequence = lambda error: isinstance(error, MPI.Exception)
         self.world = MPI.COMM_WORLD
         self.control = MPI.COMM_WORLD.Dup()
         self.others = set(range(self.world.size)) - {self.world.rank}
         self.departed: set[int] = set()
         self.timeout = 0.0  # the longest of all groups'
         here = self.world.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks of this host
-        self.spins = _SPINS if here.size <= num_cores() else 0
+        self.spins = _SPINS if here.size <= _num_cores_of(here) else 0
         here.Free()
         self._unfinished: deque[_Sending] = deque()  # of all groups
         self._many = 16
@@ -275,6 +277,15 @@ class Job:
         if reports is not None and any(report.is_silent and report.rank not in self.departed for report in reports):
             waited = "This rank came to its end, and waits for the others."
             self.process.end("\n".join([waited, verdict(reports)]), self.process.exit_code)
+
+
+def _num_cores_of(ranks: MPI.Comm) -> int:
+    """Return how many cores the ranks of a host have together, each perhaps bound to its own. Collective."""
+    has_core = bytearray(_MOST_CORES)
+    for core in cores():
+        has_core[core % _MOST_CORES] = 1
+    ranks.Allreduce(MPI.IN_PLACE, has_core, MPI.BOR)
+    return sum(has_core)
 
 
 def _processes(world: MPI.Comm) -> list[tuple[int, str]]:

@@ -38,6 +38,8 @@ class RankProcess:
         That of the last ``sys.exit``.
     end_all : function
         Ends every rank at once with a code, where this process can.
+    is_consequence : function
+        Tells whether an error only shows that another rank has ended.
     is_over : bool
         Whether this process does not belong to the job: it has left it, or it is a forked child.
     """
@@ -46,6 +48,7 @@ class RankProcess:
         self.rank, self.line = rank, line
         self.exit_code = 0
         self.end_all: Callable[[int], object] = _end_by_process_manager
+        self.is_consequence: Callable[[BaseException], bool] = lambda error: False
         self.is_over = False
         self._python_exit, self._python_excepthook = sys.exit, sys.excepthook
         sys.exit, sys.excepthook = self._exit, self._report_and_abort
@@ -69,6 +72,8 @@ class RankProcess:
 
     def end_by(self, error: BaseException) -> NoReturn:
         """Say what happened on this rank, and end all."""
+        if self.is_consequence(error):
+            time.sleep(_DEFERENCE)  # who was first is named, and the launcher ends this rank
         self.end(last_words(error), exit_code_of(error))
 
     def end(self, words: str, code: int) -> NoReturn:

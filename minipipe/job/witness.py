@@ -87,9 +87,8 @@ def exit_status_of(pid: int, pidfd: int) -> int | None:
     return None
 
 
-def ending_of(pid: int, pidfd: int) -> str:
+def ending_of(status: int | None) -> str:
     """Return, in words, how a process has ended."""
-    status = exit_status_of(pid, pidfd)
     if status is None:
         return "killed (kill -9, or the system for want of memory), crashed, or ended by os._exit"
     if not os.WIFSIGNALED(status):
@@ -242,12 +241,13 @@ class Witness:
     def tell_of_a_sudden_end(self, rank: Rank) -> None:
         """Name the first rank that ended without a word; the launcher has killed the others meanwhile."""
         self.is_told = True
-        if self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values()):
-            return  # probably one of another host was first
-        if select.select([self.launcher_fd], [], [], _LOOK)[0]:
-            return  # mpirun has been killed, and all ranks with it
+        is_with_all = self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values())
+        is_launcher_gone = bool(select.select([self.launcher_fd], [], [], _LOOK)[0])
+        status = exit_status_of(rank.pid, rank.pidfd)
+        if is_launcher_gone or (is_with_all and status in (None, signal.SIGKILL, signal.SIGTERM)):
+            return  # mpirun has been killed, or probably a rank of another host was first
         where = f"process {rank.pid} on {socket.gethostname()}"
-        rank.say(f"Rank {rank.rank} ({where}) ended without a word: {ending_of(rank.pid, rank.pidfd)}.")
+        rank.say(f"Rank {rank.rank} ({where}) ended without a word: {ending_of(status)}.")
 
     def end_who_starts_too_long(self) -> None:
         """End a rank that waits inside MPI for those of other hosts; it cannot be interrupted there."""

@@ -1,5 +1,6 @@
 """Which group init_process_group() starts, and what happens where MPI is missing."""
 
+import os
 import sys
 
 import numpy as np
@@ -8,7 +9,8 @@ from threadpoolctl import threadpool_info
 
 from minipipe import init_process_group
 from minipipe.comm.launch import launched_ranks
-from tests.launch import mpirun, needs_mpi, run
+from minipipe.job.host import num_cores
+from tests.launch import mpirun, needs_mpi, run, slowly
 
 
 @pytest.mark.parametrize(
@@ -83,3 +85,18 @@ def test_without_mpi4py_one_rank_and_thread_ranks_work():
 def test_a_timeout_must_be_positive(timeout):
     with pytest.raises(ValueError, match="timeout"):
         init_process_group(timeout=timeout)
+
+
+@needs_mpi
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or num_cores() < 2, reason="needs two cores to bind ranks to")
+@pytest.mark.parametrize(("own", "spins"), [(True, "True\nTrue\n"), slowly(False, "False\nFalse\n")])
+def test_ranks_that_are_bound_to_a_core_each_count_as_having_their_own(own, spins):
+    """The story: under `srun --cpu-bind=cores` each rank saw one core, took it for all, and yielded it while waiting."""
+    program = (
+        "import os, minipipe\n"
+        f"core = sorted(os.sched_getaffinity(0))[int(os.environ['PMI_RANK']) * {own}]\n"
+        "os.sched_setaffinity(0, {core})\n"
+        "with minipipe.init_process_group() as group: print(group._job.spins > 0)\n"
+    )
+    done = mpirun(2, "-c", program)
+    assert (done.code, done.out) == (0, spins), done.err
