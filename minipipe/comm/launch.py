@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
-_START = 30.0  # seconds that starting may take, however short the timeout: processes begin at different times
+_START = 10.0  # seconds that starting may take, however short the timeout: processes begin at different times
 
 
 def launched_ranks(environment: Mapping[str, str]) -> int | None:
@@ -50,7 +50,7 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
     timeout : float, optional
         Seconds that a rank waits for another before all ranks tell what they do, and who keeps the others waiting; then
         the job ends. By default what the variable ``MINIPIPE_TIMEOUT`` says, or 300; infinity is allowed. A debugger
-        in which some rank stands still stops the clock, as does suspending the whole job. Starting may take 30 s in
+        in which some rank stands still stops the clock, as does suspending the whole job. Starting may take 10 s in
         any case.
     blas_threads : int
         The same on every rank. Runs with another number may differ in the last bits.

@@ -115,6 +115,9 @@ class Line:
         if self._connection is not None:
             with suppress(OSError):
                 self._connection.sendall(b"bye")
+                self._connection.settimeout(0.0)
+                while self._connection.recv(4096):  # what is left unread would reach the witness as a broken line
+                    pass
             self.forget()
 
     def forget(self) -> None:

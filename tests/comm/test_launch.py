@@ -91,7 +91,7 @@ def test_a_timeout_must_be_positive(timeout):
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or num_cores() < 2, reason="needs two cores to bind ranks to")
 @pytest.mark.parametrize(("own", "spins"), [(True, "True\nTrue\n"), slowly(False, "False\nFalse\n")])
 def test_ranks_that_are_bound_to_a_core_each_count_as_having_their_own(own, spins):
-    """The story: under `srun --cpu-bind=cores` each rank saw one core, took it for all, and yielded it while waiting."""
+    """The story: under `srun --cpu-bind=cores` each rank saw one core, and yielded it while waiting."""
     program = (
         "import os, minipipe\n"
         f"core = sorted(os.sched_getaffinity(0))[int(os.environ['PMI_RANK']) * {own}]\n"
