@@ -36,8 +36,11 @@ ROOMS = {
     "optim": {"numpy", "errors", "habits", "backend", "autograd", "tensor", "nn"},
     # both together
     "comm": {"numpy", "errors", "backend", "threadpoolctl", "mpi4py"},
+    "agreement": {
+        *("numpy", "errors", "version", "backend", "tensor", "pytree", "batch", "nn", "optim", "comm"),
+    },
     "pipeline": {
-        *("numpy", "errors", "version", "backend", "autograd", "tensor", "pytree", "partition", "batch"),
+        *("numpy", "errors", "agreement", "backend", "autograd", "tensor", "pytree", "partition", "batch"),
         *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm"),
     },
     "profiling": {
