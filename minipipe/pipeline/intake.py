@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from minipipe.agreement import fingerprint
 from minipipe.batch.division import divided
 from minipipe.batch.objective import Objective
 from minipipe.batch.samples import Pieces, Samples, samples
@@ -32,10 +33,13 @@ class Intake:
     xp : module
         The array module to compute with.
     seed : int
+    compares : bool
+        Whether batches are compared.
     """
 
-    def __init__(self, plan: Plan, group: ProcessGroup, xp: ModuleType, seed: int) -> None:
+    def __init__(self, plan: Plan, group: ProcessGroup, xp: ModuleType, seed: int, compares: bool = True) -> None:
         self._plan, self._group, self._xp, self._seed = plan, group, xp, seed
+        self._compares = compares and group.size > 1
         self.first_rank, self.last_rank = plan.placement[0], plan.placement[-1]
         self.needs = Needs(group.rank == self.first_rank, group.rank == self.last_rank)
         self.calls = Calls(group, self.first_rank)
@@ -55,7 +59,9 @@ class Intake:
             self.calls.count += 1  # so that no later call is taken for this one
             raise
         size, own_layout = (0, 0) if own_inputs is None else (own_inputs.num_samples, own_inputs.layout)
-        num_samples, layout = self.calls.begin(call, size, is_training, own_layout, objective.digest)
+        batch = {"inputs": fingerprint(inputs), "targets": fingerprint(targets)} if self._compares else {}
+        alike = {"mode": bool(is_training), **objective.alike, **batch}
+        num_samples, layout = self.calls.begin(call, alike, size, own_layout)
         if own_targets is not None:
             self._check_alike(own_targets, objective.noun, num_samples, layout)
         count = self._plan.schedule.num_microbatches
