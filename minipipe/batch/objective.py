@@ -93,10 +93,11 @@ class Objective:
         return "gradients" if self.is_given else "targets"
 
     @property
-    def digest(self) -> int:
-        """A number for what all ranks must ask for alike."""
+    def alike(self) -> dict[str, float | None]:
+        """What all ranks must ask for alike: by name, a number."""
         is_everywhere = self.where == "everywhere"
-        return crc32(repr((is_everywhere, *self.metrics)).encode()) if is_everywhere or self.metrics else 0
+        asked = crc32(repr((is_everywhere, *self.metrics)).encode()) if is_everywhere or self.metrics else 0
+        return {"request for metrics and outputs": asked, "scale": self.scale}
 
     def begin(self, slices: Sequence[slice], targets: Samples | Pieces | None) -> None:
         """Take the microbatches of a batch, and its targets."""

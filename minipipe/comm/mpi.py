@@ -173,7 +173,7 @@ class MPIGroup(ProcessGroup):
                 is_late = patience.look()
                 if is_late or patience.spent > next_look:
                     next_look = patience.spent + _LOOK_AROUND
-                    waited = f"Rank {self.world_ranks[self.rank]} has waited {patience.spent:.1f} s, since "
+                    waited = f"Rank {self.name()} has waited {patience.spent:.1f} s, since "
                     waited += f"{_clock(began)}, for {words()}"
                     if is_late:
                         self._give_up(waited, is_over, timeout)

@@ -535,6 +535,17 @@ class ProcessGroup(ABC):
             group._parent, group.clock_offset = self, self.clock_offset
         return group
 
+    def name(self, rank: int | None = None) -> int:
+        """Return the number in the world of a rank of this group, by default of this one, for messages. Local.
+
+        Examples
+        --------
+        >>> from minipipe import spawn
+        >>> spawn(lambda group: group.split(group.rank // 2).name(0), num_ranks=4)
+        [0, 0, 2, 2]
+        """
+        return self.world_ranks[self.rank if rank is None else rank]
+
     def next_serial(self) -> int:
         """Return 1, 2, … by turns: a number for something that all ranks make in the same order. Local.
 

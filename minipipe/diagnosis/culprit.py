@@ -66,7 +66,7 @@ def culprit_of(plan: Plan, executor: Executor, batch: Batch, with_gradients: boo
     if culprit is None:
         return NotFiniteCode.NOT_FOUND, _NOT_FOUND
     masks = [seen for seen in sightings if seen[:2] == (What.INPUTS, culprit.microbatch) and seen.kinds & MINUS]
-    return _described(culprit, plan, executor.program, batch, bool(masks))
+    return _described(culprit, plan, executor, batch, bool(masks))
 
 
 def _of_all_ranks(group: ProcessGroup, sightings: list[Seen], call: str) -> list[Seen]:
@@ -75,7 +75,7 @@ def _of_all_ranks(group: ProcessGroup, sightings: list[Seen], call: str) -> list
 
 
 def _described(
-    culprit: Culprit, plan: Plan, program: Program, batch: Batch, has_masks: bool
+    culprit: Culprit, plan: Plan, executor: Executor, batch: Batch, has_masks: bool
 ) -> tuple[NotFiniteCode, str]:
     """Return the code, and who made what where."""
     k, layer, seen, cause = culprit.microbatch, culprit.layer, culprit.seen, culprit.cause
@@ -91,7 +91,8 @@ def _described(
     if culprit.is_backward:
         of = names[seen.which] if culprit.is_weight else "its input"
         what = f"returned {made} in the gradient of {of}, for a finite gradient of its result"
-    where = f"on rank {program.placement[stage]}, stage {stage}, microbatch {k}"
+    program, group = executor.program, executor.group
+    where = f"on rank {group.name(program.placement[stage])}, stage {stage}, microbatch {k}"
     sentence = f"{name} {what}, {where}, action {_action(culprit, program, stage)}"
     if culprit.is_backward:
         return NotFiniteCode.BACKWARD, f"{sentence}."

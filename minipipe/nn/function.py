@@ -112,7 +112,7 @@ def _check_trains_nothing(value: Any) -> None:
 
 
 def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
-    referred = dict(_referred_by(function))
+    referred = dict((*closure_of(function), *globals_of(function)))
     if "<" not in function.__qualname__:  # it can be imported, so its name says it all
         for value in referred.values():
             _check_trains_nothing(value)
@@ -137,13 +137,17 @@ def _name_of(value: Any) -> str:
     return f"{module}.{name}" if module else name
 
 
-def _referred_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the names of a function from outside, with their values: of functions around it, and of its module."""
+def closure_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the names that a function has from the functions around it, with their values."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
             yield name, cell.cell_contents
         except ValueError:  # it gets its value later
             continue
+
+
+def globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the names that a function has from its module, with their values."""
     for name in sorted(_globals_in(function.__code__)):
         if name in function.__globals__:
             yield name, function.__globals__[name]

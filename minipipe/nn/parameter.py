@@ -85,7 +85,7 @@ class Parameter(Tensor):
                [0.5, 0.5, 0.5]], requires_grad=True)
     """
 
-    __slots__ = ("declared_dtype", "declared_shape", "initialiser", "is_placed", "leaves", "num_uses", "xp")
+    __slots__ = ("declared_dtype", "declared_shape", "initialiser", "is_placed", "leaves", "num_uses", "updates", "xp")
 
     def __init__(
         self, shape: tuple[int, ...] | Array, initialiser: Initialiser | None = None, dtype: Any = None
@@ -103,6 +103,7 @@ class Parameter(Tensor):
         self.leaves: MutableMapping[int, Leaf] = {0: self.node}  # by use
         self.num_uses = 1
         self.is_placed = False  # whether a module has it: wherever else it is put, that is another use
+        self.updates: Any = None  # of the pipeline that has it: what an optimiser tells of its steps
         if values is not None:
             self.data = backend.copy(values)
 
@@ -301,6 +302,7 @@ for _name in (
     "is_placed",
     "leaves",
     "num_uses",
+    "updates",
     "xp",
 ):
     setattr(Alias, _name, _of_owner(_name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, Self
 
 from minipipe import backend
@@ -15,6 +16,10 @@ from minipipe.habits import check_keywords
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.optim.parameter_group import ParameterGroup
+
+_steps_over_nothing: ContextVar[int] = ContextVar("steps_over_nothing", default=0)
+num_steps_over_nothing = _steps_over_nothing.get
+"""Return how many steps optimisers over no parameters have taken on this rank."""
 
 
 class Optimiser(ABC):
@@ -74,8 +79,13 @@ class Optimiser(ABC):
         return super().__new__(cls)
 
     def __init__(self, parameters: Iterable[Parameter] | Iterable[Mapping[str, Any]], **defaults: Any) -> None:
-        self.groups = [self._group(given, defaults) for given in _as_groups(parameters)]
+        groups = _as_groups(parameters)
+        self.groups = [self._group(given, defaults) for given in groups]
         _check_each_stands_once(self.groups)
+        self._defaults = dict(defaults)
+        self._is_one_group = len(groups) == 1 and groups[0].keys() == {"parameters"}
+        followers = {id(parameter.updates): parameter.updates for parameter in self.parameters}
+        self._followers = tuple(follower for follower in followers.values() if follower is not None)
         self._states: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in self.parameters}
         self._masters: dict[int, Array] = {}  # of parameters in half precision
 
@@ -117,6 +127,15 @@ class Optimiser(ABC):
         for group in self.groups:
             group.learning_rate = rate
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What all ranks must have alike: the class and the numbers given, and those of now where there is one group.
+
+        Several groups may differ from rank to rank, since parameters do.
+        """
+        numbers = self.groups[0].hyper_parameters if self._is_one_group else self._defaults
+        return {"class": type(self), **numbers}
+
     def step(self) -> None:
         """Change every parameter that has a gradient, in place.
 
@@ -127,6 +146,8 @@ class Optimiser(ABC):
         ParameterError
             Code ``uninitialised``, when not one parameter has values: these are not the ones that are trained.
         """
+        for follower in self._followers:
+            follower.note(self)
         now, has_changed = next_order(), False
         for group in self.groups:
             for parameter in group.parameters:
@@ -140,6 +161,8 @@ class Optimiser(ABC):
                     has_changed = True
         if not has_changed:
             _check_and_warn(self.parameters)
+            if not any(group.parameters for group in self.groups):
+                _steps_over_nothing.set(num_steps_over_nothing() + 1)
 
     def _update_half(self, parameter: Parameter, gradient: Array, group: ParameterGroup) -> None:
         """Change the master values, and round them into the parameter."""

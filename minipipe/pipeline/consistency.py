@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from minipipe.agreement import Updates, check_marks, marks_of
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, MessageError, ModelError, RankError, ScheduleCode, ScheduleError
+from minipipe.errors import ArgumentError, MessageError, ModelError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Parameter
 from minipipe.pipeline.stage import Stage
 from minipipe.schedules.schedule import Schedule
@@ -19,41 +19,6 @@ _NAMES = (
     *("step", "step(accumulate=True)", "forward_backward", "forward_backward(accumulate=True)", "evaluate", "predict"),
     *("state_dict", "timeline", "measure_memory", "measure_costs", "clip_grad_norm", "unscale_gradients"),
 )
-
-
-def check_agreement(group: ProcessGroup, description: Mapping[str, str]) -> None:
-    """Compare a description on all ranks, and name the entries that differ, and the ranks.
-
-    Collective. Only digests travel.
-
-    Parameters
-    ----------
-    group : ProcessGroup
-    description : mapping of str to str
-        The same keys on all ranks, such as ``"seed"``.
-
-    Raises
-    ------
-    RankError
-        Code ``disagreement``, on every rank.
-    """
-    digests = [hashlib.blake2b(value.encode(), digest_size=8).digest() for value in description.values()]
-    by_rank = group.all_gather(np.frombuffer(b"".join(digests), dtype=np.uint64))
-    for i, key in enumerate(description):
-        values = [int(row[i]) for row in by_rank]
-        usual = max(values, key=lambda value: (values.count(value), -values.index(value)))
-        others = [rank for rank, value in enumerate(values) if value != usual]
-        if others:
-            raise RankError(
-                "disagreement",
-                f"The {key} of rank {', '.join(map(str, others))} differs from that of rank {values.index(usual)}; "
-                f"on rank {group.rank} it is: {_shortened(description[key])}. Every rank must run the same program.",
-            )
-
-
-def _shortened(text: str, width: int = 60) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 2] + " …"
 
 
 class Calls:
@@ -69,50 +34,55 @@ class Calls:
     ----------
     count : int
         How many calls were begun.
+    updates : Updates or None
+        What optimisers did since the pipeline was made, if that is compared.
     """
 
     def __init__(self, group: ProcessGroup, first_rank: int) -> None:
         self.count = 0
+        self.updates: Updates | None = None
         self._group = group
         self._first_rank = first_rank
         self._pipeline = group.next_serial()
 
     def begin(
-        self, call: str, size: int = 0, is_training: bool = True, layout: int = 0, asked: int = 0
+        self, call: str, given: Mapping[str, float | None] | None = None, size: int = 0, layout: int = 0
     ) -> tuple[int, int]:
         """Return the first rank's ``size`` and ``layout``; check that all ranks begin the same call of one pipeline.
 
-        Collective.
+        Collective. 4 bytes for each number travel.
+
+        Parameters
+        ----------
+        call : str
+        given : mapping of str to number, optional
+            What all ranks must give to this call alike, under the same names; None where it is not compared.
+        size, layout : int
+            Of the batch; known to the first rank.
 
         Raises
         ------
         MessageError
             Code ``step``, naming both calls.
         RankError
-            Code ``disagreement``, when one rank trains and another evaluates, or they ask for other metrics or outputs.
+            Code ``disagreement``, naming what differs from that of the first rank.
         """
         self.count += 1
-        mine = np.array([self._pipeline, self.count, _NAMES.index(call), is_training, asked, size, layout])
-        sent = mine if self._group.rank == self._first_rank else None
-        first = self._group.broadcast(sent, self._first_rank, what=part_of(call))
-        if first[:3].tolist() != mine[:3].tolist():
+        values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
+        mine = [self._pipeline, self.count, _NAMES.index(call), size, layout, *marks_of(values)]
+        sent = np.array(mine, np.uint32) if self._group.rank == self._first_rank else None
+        first = self._group.broadcast(sent, self._first_rank, what=part_of(call)).tolist()
+        rank, first_rank = self._group.name(), self._group.name(self._first_rank)
+        if first[:3] != mine[:3]:
             raise MessageError(
                 "step",
-                f"Rank {self._group.rank} is in {_described(*mine[:3])}, "
-                f"but rank {self._first_rank} in {_described(*first[:3])}. "
+                f"Rank {rank} is in {_described(*mine[:3])}, "
+                f"but rank {first_rank} in {_described(*first[:3])}. "
                 "Every rank must make the same calls of the same pipelines in the same order.",
             )
-        if first[3] != is_training:
-            modes = "that of eval()", "that of train()"
-            raise RankError(
-                "disagreement",
-                f"The mode of rank {self._group.rank} is {modes[is_training]}, but rank {self._first_rank} has "
-                f"{modes[first[3]]}. Every rank must call pipeline.train() and pipeline.eval() alike.",
-            )
-        if first[4] != asked:
-            message = f"Rank {self._group.rank} asks for other metrics than rank {self._first_rank}, or one of them for"
-            raise RankError("disagreement", f'{message} outputs="everywhere". Every rank must ask {call} for the same.')
-        return int(first[5]), int(first[6])
+        words = self.updates.words if self.updates else dict
+        check_marks((rank, first_rank), values, (mine[5:], first[5:]), words)
+        return first[3], first[4]
 
 
 def part_of(call: str) -> str:

@@ -101,7 +101,7 @@ class Executor:
                 stage.begin()  # no half of a gradient, and no graph
             if (action := activity.current) is not None:
                 error.add_note(
-                    f"on rank {self.group.world_ranks[self.group.rank]}, stage {action.stage}, microbatch "
+                    f"on rank {self.group.name()}, stage {action.stage}, microbatch "
                     f"{action.microbatch}, action {action} of {self.program.name}, step {batch.step}"
                 )
             raise

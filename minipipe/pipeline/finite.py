@@ -134,4 +134,4 @@ class StepCheck:
         ranks = [rank for rank, (parameter, _) in enumerate(findings) if parameter >= 0]
         if not ranks:
             return "the loss of the batch is"
-        return f"the gradient of {self._check.names[int(findings[ranks[0]][0])]} (rank {ranks[0]}) is"
+        return f"the gradient of {self._check.names[int(findings[ranks[0]][0])]} (rank {self._check.executor.group.name(ranks[0])}) is"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from minipipe.agreement import fingerprint
 from minipipe.batch.division import divided
 from minipipe.batch.objective import Objective
 from minipipe.batch.samples import Pieces, Samples, samples
@@ -32,10 +33,13 @@ class Intake:
     xp : module
         The array module to compute with.
     seed : int
+    compares : bool
+        Whether batches are compared.
     """
 
-    def __init__(self, plan: Plan, group: ProcessGroup, xp: ModuleType, seed: int) -> None:
+    def __init__(self, plan: Plan, group: ProcessGroup, xp: ModuleType, seed: int, compares: bool = True) -> None:
         self._plan, self._group, self._xp, self._seed = plan, group, xp, seed
+        self._compares = compares and group.size > 1
         self.first_rank, self.last_rank = plan.placement[0], plan.placement[-1]
         self.needs = Needs(group.rank == self.first_rank, group.rank == self.last_rank)
         self.calls = Calls(group, self.first_rank)
@@ -55,7 +59,9 @@ class Intake:
             self.calls.count += 1  # so that no later call is taken for this one
             raise
         size, own_layout = (0, 0) if own_inputs is None else (own_inputs.num_samples, own_inputs.layout)
-        num_samples, layout = self.calls.begin(call, size, is_training, own_layout, objective.digest)
+        batch = {"inputs": fingerprint(inputs), "targets": fingerprint(targets)} if self._compares else {}
+        alike = {"mode": bool(is_training), **objective.alike, **batch}
+        num_samples, layout = self.calls.begin(call, alike, size, own_layout)
         if own_targets is not None:
             self._check_alike(own_targets, objective.noun, num_samples, layout)
         count = self._plan.schedule.num_microbatches
@@ -72,8 +78,8 @@ class Intake:
         if targets.num_samples != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
-                f"There are {num_samples} inputs (on rank {self.first_rank}), but {targets.num_samples} {noun} "
-                f"(on rank {self._group.rank}); expected one for each: every rank must be given the same batch.",
+                f"There are {num_samples} inputs (on rank {self._group.name(self.first_rank)}), but "
+                f"{targets.num_samples} {noun} (on rank {self._group.name()}); expected one for each: every rank must be given the same batch.",
             )
         if targets.layout != layout:
             message = f"Inputs and {noun} are not cut into the same microbatches: give both as Microbatches, each of"
@@ -82,5 +88,5 @@ class Intake:
     def _own(self, given: Any, noun: str, kind: str) -> Samples | Pieces:
         """Return what this rank needs of a batch, in the model's dtype."""
         if given is None:
-            raise ArgumentError("value", f"Rank {self._group.rank} needs the {noun}, but was given None.")
+            raise ArgumentError("value", f"Rank {self._group.name()} needs the {noun}, but was given None.")
         return samples(given, noun, self._plan.dtypes[kind], self._xp)

@@ -28,7 +28,7 @@ def told(steps: list[Step], group: ProcessGroup) -> list[Step]:
 
 def _told(step: Step, group: ProcessGroup) -> Step:
     def tell_and_run(batch: Any) -> None:
-        now, rank = datetime.now().strftime("%H:%M:%S.%f"), group.world_ranks[group.rank]
+        now, rank = datetime.now().strftime("%H:%M:%S.%f"), group.name()
         sys.stderr.write(f"[rank {rank}] {now} {group.activity.words()}\n")
         step(batch)
 

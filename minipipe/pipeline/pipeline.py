@@ -12,34 +12,32 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 
 from minipipe import backend
+from minipipe.agreement import check_program
 from minipipe.analysis.lowering import lower
 from minipipe.batch import BatchLoss, PendingLoss
 from minipipe.batch.objective import GivenGradient, Loss, Metric, Objective, Weight, Where
 from minipipe.comm import ProcessGroup
 from minipipe.nn import Module, Parameter, Sequential
-from minipipe.nn.module import check_state, modes_of
+from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale
 from minipipe.pipeline.build_stages import build_stages
 from minipipe.pipeline.consistency import (
-    check_agreement,
     check_backward,
     check_frozen,
     check_inputs_require_grad,
     check_loss,
     check_num_steps,
-    part_of,
     warn_of_another_order,
     warn_of_missing_gradients,
 )
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.finite import FiniteCheck, WhenNotFinite
-from minipipe.pipeline.gradients import clip_everywhere, unscale_everywhere
 from minipipe.pipeline.intake import Intake, Needs
 from minipipe.pipeline.microbatch import Batch
+from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.plan import Plan, planned
 from minipipe.pipeline.record import Record, gather_timeline
-from minipipe.pipeline.shared import SharedParameters
 from minipipe.schedules.program import Program
 from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.sequential import forward_only_over
@@ -97,6 +95,9 @@ class Pipeline:
         it, one update late, and names no layer. Gradients are not looked at where they may overflow because a loss
         scale will find it: in models with float16 parameters, and where ``scale`` is above 1. Nor are ``evaluate`` and
         ``predict``, which change nothing.
+    check_agreement : bool
+        Whether to compare what changes numbers, now and at the beginning of every collective call: see Notes. That all
+        ranks make the same calls, in the same mode, for the same metrics, is checked in any case.
     **options
         Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``,
         ``partition``, ``layer_costs`` and ``inputs_require_grad``. With ``partition="measured"`` rank 0 first measures
@@ -119,7 +120,18 @@ class Pipeline:
     Raises
     ------
     RankError, PartitionError, ScheduleError, ModelError
-        What does not fit: given, expected, what to do.
+        What does not fit: given, expected, what to do. RankError with code ``disagreement``, when ranks run different
+        programs.
+
+    Notes
+    -----
+    Compared when the pipeline is made: the versions of minipipe, Python and NumPy, the code of minipipe and of the main
+    script, the model with its layers' attributes and functions, the loss and ``loss_weight`` likewise
+    (:func:`minipipe.agreement.description` says how), schedule, partition and the options that change numbers, and the
+    first values of all parameters. In every collective call: the mode, the scale, the norm to clip to, the batch by a
+    few elements where ranks were given one that they do not need, what ``load_state_dict`` got, and the optimisers'
+    steps with their class and numbers (:class:`minipipe.agreement.Updates`). Not compared: what one rank alone was
+    given, such as the targets; values that are changed by hand; random numbers of NumPy's own; the environment.
 
     Examples
     --------
@@ -150,23 +162,23 @@ class Pipeline:
         loss_weight: Weight | None = None,
         device: str | ModuleType = "cpu",
         check_finite: WhenNotFinite = "stop",
+        check_agreement: bool = True,
         **options: Any,
     ) -> None:
         plan = self._plan = planned(model, group, options, loss=loss, seed=seed, device=device, recompute=recompute)
         check_loss(loss)
         self._loss, self._loss_weight = loss, loss_weight
-        own = {"loss": getattr(loss, "__qualname__", type(loss).__qualname__), "check_finite": str(check_finite)}
-        check_agreement(group, {**plan.description, "seed": str(seed), **own})
+        given: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
+        given["stack_weight_gradients"] = stack_weight_gradients
+        compares = check_program(group, check_agreement, {**plan.description, **given})
         warn_of_another_order(plan.schedule, group)
         self._group = group
         self._xp = backend.module_for(device, group.local_rank)
-        self._intake = Intake(plan, group, self._xp, seed)
+        self._intake = Intake(plan, group, self._xp, seed, compares)
         self._is_training, self._num_steps = plan.model.is_training, 0
         self._records: deque[Record] = deque(maxlen=_KEPT_STEPS)  # of the last steps, for timeline()
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
-        self._parameters = {name: p for stage in self._stages.values() for name, p in stage.parameters.items()}
-        self._shared = SharedParameters(plan.shared, group, self._parameters)
-        self._shared.take_first_values()
+        self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
         self._trainer = self._executor(plan.program, stack_weight_gradients)
         self._finite = FiniteCheck(check_finite, plan, self._trainer)
         self.measures_memory = False
@@ -372,16 +384,16 @@ class Pipeline:
         for stage in self._stages.values():
             check_frozen(stage)
             stage.begin(accumulate)
-        earlier = self._shared.take_gradients() if accumulate else {}
+        earlier = self._parameters.shared.take_gradients() if accumulate else {}
         # Of frozen stages no gradient comes back to say that what they sent, perhaps the inputs themselves, is gone.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         self._trainer.measures_memory = self.measures_memory
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
         record = self._trainer.run(batch, finishes_sends)
         # Its tags are behind those of the executor.
-        self._shared.exchange_gradients(batch.step, 2 * self.num_stages * len(batch.slices), earlier)
+        self._parameters.shared.exchange_gradients(batch.step, 2 * self.num_stages * len(batch.slices), earlier)
         if self._num_steps == 0:
-            warn_of_missing_gradients(self._parameters)
+            warn_of_missing_gradients(self._parameters.own)
         self._num_steps += 1
         self._input_gradients = batch.input_gradients(record.input_gradients)
         loss = deliver_loss(self._group, self._intake.last_rank, batch, self._finite.of_step(batch, wait))
@@ -570,7 +582,7 @@ class Pipeline:
         >>> spawn(names, num_ranks=2)
         [['0.weight', '0.bias'], ['2.weight', '2.bias']]
         """
-        yield from self._parameters.items()
+        yield from self._parameters.own.items()
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield this rank's parameters. Local.
@@ -586,7 +598,7 @@ class Pipeline:
         >>> spawn(count, num_ranks=2)
         [40, 9]
         """
-        yield from self._parameters.values()
+        yield from self._parameters.own.values()
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale the gradients of all ranks by one factor, so that their norm is at most ``max_norm``.
@@ -625,8 +637,7 @@ class Pipeline:
         >>> spawn(clip, num_ranks=2)
         [(True, 1.0), (True, 1.0)]
         """
-        self._intake.calls.begin("clip_grad_norm")
-        return clip_everywhere(self._group, self._plan.owners, self._parameters, max_norm)
+        return self._parameters.clip_grad_norm(max_norm)
 
     def unscale_gradients(self, scale: LossScale) -> bool:
         """Divide the gradients of all ranks by a loss scale, unless one is not finite; tell whether to update.
@@ -671,8 +682,7 @@ class Pipeline:
         >>> spawn(train, num_ranks=2)
         [(True, True), (True, True)]
         """
-        self._intake.calls.begin("unscale_gradients")
-        return unscale_everywhere(self._group, self._parameters, scale)
+        return self._parameters.unscale_gradients(scale)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole model's values on every rank, named as in the model. Collective.
@@ -686,12 +696,7 @@ class Pipeline:
         >>> spawn(names, num_ranks=2)[1]
         ['0.weight', '0.bias', '2.weight', '2.bias']
         """
-        self._intake.calls.begin("state_dict")
-        state = {}
-        for name, owner in self._plan.owners.items():
-            mine = backend.to_numpy(self._parameters[name].data) if owner == self._group.rank else None
-            state[name] = np.array(self._group.broadcast(mine, owner, what=part_of("state_dict")))
-        return state
+        return self._parameters.state_dict()
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take this rank's part of the whole model's values.
@@ -718,9 +723,7 @@ class Pipeline:
         >>> spawn(load, num_ranks=2)
         [True, True]
         """
-        check_state(dict(self._plan.model.named_parameters()), state)
-        for name, parameter in self.named_parameters():
-            parameter.load(np.asarray(state[name]), name)
+        self._parameters.load_state_dict(state)
 
     # -- measuring -------------------------------------------------------------------------------------------
 

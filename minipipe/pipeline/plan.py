@@ -28,7 +28,6 @@ from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.program import Program, read_schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build
 from minipipe.schedules.schedule import Schedule
-from minipipe.version import __version__
 
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
 
@@ -217,15 +216,13 @@ class Plan:
         return {name: dict(sorted(ranks.items())) for name, ranks in users.items() if len(set(ranks.values())) > 1}
 
     @property
-    def description(self) -> dict[str, str]:
-        """In words, what must be the same on all ranks."""
-        parameters = [(name, p.shape, str(p.dtype), p.requires_grad) for name, p in self.model.named_parameters()]
+    def description(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by name."""
         return {
-            "minipipe version": __version__,
-            "NumPy version": np.__version__,
-            "model": f"{self.model!r} {parameters}",
-            "schedule": str(self.program),
-            "partition": str(self.partition),
+            "model": self.model,
+            "schedule": str(self.program).splitlines(),
+            "partition": self.partition,
+            "inputs_require_grad": self.inputs_require_grad,
         }
 
     @cached_property
@@ -314,7 +311,7 @@ class Plan:
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 
 
-_OF_PIPELINE = "loss", "seed", "recompute", "stack_weight_gradients", "loss_weight", "device", "sample"
+_OWN = "loss", "seed", "recompute", "stack_weight_gradients", "loss_weight", "device", "check_agreement", "sample"
 _OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs", "inputs_require_grad")
 
 
@@ -340,9 +337,7 @@ def planned(model: Sequential | Plan, group: ProcessGroup, options: dict[str, An
         options.pop("sample", None)
     for name in options.keys() - set(_OPTIONS):
         hint = " A wait lasts as long as the group allows: init_process_group(timeout=…)." if name == "timeout" else ""
-        raise ArgumentError(
-            "name", f"Pipeline takes no {name}=; expected {', '.join((*_OF_PIPELINE, *_OPTIONS))}.{hint}"
-        )
+        raise ArgumentError("name", f"Pipeline takes no {name}=; expected {', '.join((*_OWN, *_OPTIONS))}.{hint}")
     if not isinstance(model, Plan):
         return Plan(model, num_ranks=group.size, **options)
     if options:

@@ -22,7 +22,7 @@ OF_GROUP = ("construction", *IN_STEP, "between steps")
 EVERYWHERE = (*EARLY, *OF_GROUP, "exit")
 
 SOON, SILENT, KILLED, ORPHANED = 3.0, TIMEOUT + 3.0, 5.0, 10.0  # seconds from the fault until no process is left
-STARTING = 30.0 + 3.0  # a start has 30 s, however short the timeout
+STARTING = 10.0 + 3.0  # a start has 10 s, however short the timeout
 
 SPEAKS = r"^\[rank {rank}\] "
 NAMED = r"[Rr]ank {rank}\b"

@@ -95,7 +95,7 @@ def test_control_c_ends_all_without_tracebacks(two_hosts):
     assert not any("Traceback" in line for line in said)
 
 
-@pytest.mark.parametrize(("hosts", "promised"), [("two_hosts", 3.0), ("four_hosts", START + 3.0)])
+@pytest.mark.parametrize(("hosts", "promised"), [("two_hosts", 3.0), ("four_hosts", 13.0)])
 def test_a_rank_that_fails_on_its_first_line_ends_all(hosts, promised, request):
     """At once where another rank of its host can tell; where the host had no other, after what a start may take."""
     network = request.getfixturevalue(hosts)

@@ -237,7 +237,7 @@ def test_a_rank_that_forgets_eval_is_told_so():
             pipeline.eval()
         pipeline.step(*batch(8, 4))
 
-    with pytest.raises(RankError, match=r"mode of rank 1 is that of train\(\), but rank 0 has that of eval\(\)"):
+    with pytest.raises(RankError, match=r"mode of rank 1 \(train\(\)\) differs from that of rank 0"):
         spawn(forget, 2)
 
 

@@ -1,0 +1,20 @@
+"""Do all ranks run the same program? What changes its numbers, as text and as digests, and the comparison of these."""
+
+from minipipe.agreement.comparison import check_agreement, check_first_values, check_marks, marks_of
+from minipipe.agreement.description import description, digest
+from minipipe.agreement.fingerprint import fingerprint
+from minipipe.agreement.program import check_program, program
+from minipipe.agreement.updates import Updates
+
+__all__ = [
+    "Updates",
+    "check_agreement",
+    "check_first_values",
+    "check_marks",
+    "check_program",
+    "description",
+    "digest",
+    "fingerprint",
+    "marks_of",
+    "program",
+]
