@@ -52,7 +52,8 @@ ROOMS = {
         *("schedules", "analysis", "simulation", "render", "comm", "pipeline", "partition"),
     },
     "diagnosis": {
-        *("numpy", "errors", "backend", "autograd", "tensor", "pytree", "batch", "nn", "schedules", "comm", "pipeline"),
+        *("numpy", "errors", "backend", "autograd", "tensor", "pytree", "batch", "nn", "optim", "schedules"),
+        *("comm", "pipeline"),
     },
     "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},
@@ -78,19 +79,13 @@ DOORS = {
     ("pipeline.plan", "profiling.balancing"),
     ("pipeline.pipeline", "profiling.stages"),
     ("pipeline.executor", "profiling.memory_meter"),
-    ("pipeline.finite", "diagnosis.culprit"),
+    ("pipeline.pipeline", "diagnosis.finite"),
 }
 CORE = [
     *("autograd", "tensor", "backend", "comm", "analysis", "pipeline"),
-    *(
-        f"functional.{name}"
-        for name in ("elementwise", "operators", "reduction", "shape", "linear", "activation", "loss")
-    ),
-    *(f"schedules.{name}" for name in ("action", "action_table", "schedule", "program", "text", "placement", "row")),
-    *(
-        f"schedules.{name}"
-        for name in ("chunks", "closed_forms", "frozen", "registry", "gpipe", "one_f_one_b", "zero_bubble")
-    ),
+    *map("functional.".__add__, ["elementwise", "operators", "reduction", "shape", "linear", "activation", "loss"]),
+    *map("schedules.".__add__, ["action", "action_table", "schedule", "program", "text", "placement", "row", "chunks"]),
+    *map("schedules.".__add__, ["closed_forms", "frozen", "registry", "gpipe", "one_f_one_b", "zero_bubble"]),
 ]
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "analysis.dependencies", "analysis.lowering", "pipeline.executor"),
@@ -98,7 +93,7 @@ FIRST_PATH = [
     "comm.thread",
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 769), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 702), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 
 FILES = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,9 +12,16 @@ from minipipe.batch.joining import joined, returned
 from minipipe.batch.samples import Samples
 from minipipe.comm import ProcessGroup
 from minipipe.pipeline.consistency import part_of
-from minipipe.pipeline.finite import StepCheck
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.payload import Payload
+
+
+class Check(Protocol):
+    """What looks at a loss and at the findings of all ranks: ``diagnosis/finite.py``."""
+
+    @property
+    def findings(self) -> tuple[float, ...]: ...
+    def judge(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> None: ...
 
 
 def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
@@ -38,7 +46,7 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
     return None if found is None else returned(found, batch.is_cut)
 
 
-def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
+def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: Check | None = None) -> PendingLoss:
     """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
 
     Collective; parameters are those of :func:`deliver_outputs`, and what looks at the loss once it is there. Of that

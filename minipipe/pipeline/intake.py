@@ -79,7 +79,8 @@ class Intake:
             raise MicrobatchError(
                 "unequal-lengths",
                 f"There are {num_samples} inputs (on rank {self._group.name(self.first_rank)}), but "
-                f"{targets.num_samples} {noun} (on rank {self._group.name()}); expected one for each: every rank must be given the same batch.",
+                f"{targets.num_samples} {noun} (on rank {self._group.name()}); expected one for each: every rank "
+                "must be given the same batch.",
             )
         if targets.layout != layout:
             message = f"Inputs and {noun} are not cut into the same microbatches: give both as Microbatches, each of"

@@ -32,7 +32,6 @@ from minipipe.pipeline.consistency import (
 )
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.executor import Executor
-from minipipe.pipeline.finite import FiniteCheck, WhenNotFinite
 from minipipe.pipeline.intake import Intake, Needs
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.parameters import AllParameters
@@ -161,10 +160,12 @@ class Pipeline:
         stack_weight_gradients: bool = False,
         loss_weight: Weight | None = None,
         device: str | ModuleType = "cpu",
-        check_finite: WhenNotFinite = "stop",
+        check_finite: Literal["stop", "warn", "off"] = "stop",
         check_agreement: bool = True,
         **options: Any,
     ) -> None:
+        from minipipe.diagnosis.finite import FiniteCheck  # a door to a room above
+
         plan = self._plan = planned(model, group, options, loss=loss, seed=seed, device=device, recompute=recompute)
         check_loss(loss)
         self._loss, self._loss_weight = loss, loss_weight

@@ -30,7 +30,7 @@ class Watched:
         return getattr(self.comm, name)
 
 
-with init_process_group() as group:
+def train(group):
     group._comm = watched = Watched(group._comm)
     model = nn.Sequential(nn.Linear(4, 128), nn.Tanh(), nn.Linear(128, 128), nn.Linear(128, 2))
     pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule="zb-h1", num_microbatches=4)
@@ -42,3 +42,8 @@ with init_process_group() as group:
     group.broadcast(np.arange(3), 0)
     group.barrier()
     print(f"rank {group.rank} sent {watched.seen}\n", end="", flush=True)
+
+
+if __name__ == "__main__":
+    with init_process_group() as group:
+        train(group)

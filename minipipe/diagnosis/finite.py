@@ -1,7 +1,7 @@
 """Are the losses and gradients of a step finite? Asked at its end; all ranks know before one of them updates.
 
 Each rank looks at its gradients alone, and tells all others with the loss (``delivery.py``). Where something is not
-finite the step is run once more, to find where that began: a door to the room ``diagnosis``.
+finite the step is run once more, to find where that began (``culprit.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from minipipe import backend
 from minipipe.batch import BatchLoss
+from minipipe.diagnosis.culprit import culprit_of
 from minipipe.errors import ArgumentError, NotFiniteCode, NotFiniteError
 from minipipe.optim import gradients_are_finite
 from minipipe.pipeline.executor import Executor
@@ -108,8 +109,6 @@ class StepCheck:
         losses = () if self._batch.objective.is_given else (loss, *loss.losses)
         if all(map(isfinite, losses)) and all(parameter < 0 for parameter, _ in findings):
             return
-        from minipipe.diagnosis.culprit import culprit_of
-
         check, step = self._check, self._batch.training_step + 1
         if all(waits for _, waits in findings):
             code, found = culprit_of(check.plan, check.executor, self._batch, self._with_gradients)
@@ -134,4 +133,5 @@ class StepCheck:
         ranks = [rank for rank, (parameter, _) in enumerate(findings) if parameter >= 0]
         if not ranks:
             return "the loss of the batch is"
-        return f"the gradient of {self._check.names[int(findings[ranks[0]][0])]} (rank {self._check.executor.group.name(ranks[0])}) is"
+        name, rank = self._check.names[int(findings[ranks[0]][0])], self._check.executor.group.name(ranks[0])
+        return f"the gradient of {name} (rank {rank}) is"
