@@ -235,7 +235,8 @@ assert 0.1 + 0.2 + 0.3 != 0.3 + 0.2 + 0.1
 # The program below sends around a ring of two ranks and then waits for a message that nobody sends.
 #
 # Between processes nobody sees all the waits, so a deadlock cannot be told apart from a slow partner. Instead, each
-# wait has a time limit: 300 seconds by default, half a second here. The code of the error is then `timeout`.
+# wait has a time limit: 300 seconds by default, one second here. The code of the error is then `timeout`. A rank whose
+# limit is over asks all others what they do, and the error shows their answers.
 
 # %%
 PROGRAM = """
@@ -243,7 +244,7 @@ import numpy as np
 from minipipe import init_process_group
 from minipipe.errors import MessageError
 
-with init_process_group() as group:
+with init_process_group(timeout=1.0) as group:
     other = 1 - group.rank
     sending = group.isend(np.array(group.rank), other)
     received = group.recv(other)
@@ -253,7 +254,7 @@ with init_process_group() as group:
         for rank, number in enumerate(heard):
             print(f"rank {rank} heard from rank {number}")
         try:
-            group.recv(1, tag=7, timeout=0.5)
+            group.recv(1, tag=7)
         except MessageError as error:
             print(f"{error.code}: {error}")
     group.barrier()  # wait until every rank has arrived
@@ -275,11 +276,17 @@ else:
     assert re.fullmatch(
         r"rank 0 heard from rank 1\n"
         r"rank 1 heard from rank 0\n"
-        r"timeout: Rank 0 has waited 0.5 s, since [\d:]+, for a message with tag 7 from rank 1\. .*\n",
+        r"timeout: Rank 0 has waited 1\.\d s, since [\d:]+, for a message with tag 7 from rank 1\.\n"
+        r"rank  process .* doing\n"
+        r"   0  \d+ \S+ .* waits 1\.\d s for a message with tag 7 from rank 1\n"
+        r"   1  \d+ \S+ .* waits 1\.\d s for a barrier from rank 0\n"
+        r"Rank 0 has waited longest: for a message with tag 7 from rank 1\. That message was not sent, or .*\n",
         done.stdout,
     )
 
 # %% [markdown]
+# Rank 1 waits as well: it is at the barrier already, and will never send what rank 0 waits for.
+#
 # Only rank 0 prints in this program. If several processes print at the same time, their lines get mixed up, so one rank
 # speaks for all.
 #

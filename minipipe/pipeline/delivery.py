@@ -20,8 +20,11 @@ class Check(Protocol):
     """What looks at a loss and at the findings of all ranks: ``diagnosis/finite.py``."""
 
     @property
-    def findings(self) -> tuple[float, ...]: ...
-    def judge(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> None: ...
+    def findings(self) -> tuple[float, ...]:
+        """What this rank has found."""
+
+    def judge(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> None:
+        """Look at the loss, and at what all ranks have found, by rank."""
 
 
 def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
