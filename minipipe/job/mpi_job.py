@@ -260,7 +260,8 @@ class Job:
                 code = self.process.exit_code or _exit_code_of_a_copy()
                 if self.process.is_over:  # the copy
                     return
-                self.process.end(f"This rank came to its end early. {self._complaint}", code)
+                came, last = f"This rank came to its end early{self.process.exit_place}", self.activity.words()
+                self.process.end(f"{came}. {self._complaint}" + f" Here the last action was {last}." * bool(last), code)
             if patience.look():
                 self._end_if_one_is_silent()
                 patience.renew()

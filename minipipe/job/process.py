@@ -10,11 +10,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
+from minipipe.job.activity import place_of
 from minipipe.job.ending import exit_code_of, last_words
 from minipipe.job.meeting import Line
 
@@ -34,8 +36,8 @@ class RankProcess:
 
     Attributes
     ----------
-    exit_code : int
-        That of the last ``sys.exit``.
+    exit_code, exit_place : int, str
+        Those of the last ``sys.exit``, which may be caught on its way.
     end_all : function
         Ends every rank at once with a code, where this process can.
     is_consequence : function
@@ -46,7 +48,7 @@ class RankProcess:
 
     def __init__(self, rank: int, line: Line) -> None:
         self.rank, self.line = rank, line
-        self.exit_code = 0
+        self.exit_code, self.exit_place = 0, ""
         self.end_all: Callable[[int], object] = _end_by_process_manager
         self.is_consequence: Callable[[BaseException], bool] = lambda error: False
         self.is_over = False
@@ -62,6 +64,8 @@ class RankProcess:
     def _exit(self, code: Any = None) -> NoReturn:
         """Remember the code of ``sys.exit``: Python tells it nobody, and others may be waiting for this rank."""
         self.exit_code = exit_code_of(SystemExit(code))
+        frames = traceback.walk_stack(sys._getframe().f_back)
+        self.exit_place = f" by sys.exit({code}) at {place_of([(frame.f_code, line) for frame, line in frames])}"
         self._python_exit(code)
 
     def _report_and_abort(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -92,6 +92,7 @@ class Case(NamedTuple):
         if isinstance(where, tuple) and self.place in IN_STEP:
             step, _, microbatch = where
             where = rf"on rank {self.rank}, stage {self.rank}, microbatch {microbatch}, action \S+ of 1f1b, step {step}"
+            where += rf"|the last action was {self.rank}\D{microbatch}, step {step}"  # where Python tells no more
         else:
             where = ""
         for name, value in (("rank", self.rank), ("peer", peer), ("where", where)):

@@ -13,13 +13,6 @@ from tests.launch import needs_mpi, slowly
 pytestmark = needs_mpi
 
 SLACK = 3.0  # times the promised figure
-CIRCLE = "in a circle the longest wait need not be that for the lost message"
-
-
-def not_yet(*values, reason, slow=False):
-    """Return parameters of a test that minipipe does not pass in every run so far."""
-    marks = [pytest.mark.xfail(reason=reason, strict=False), *([pytest.mark.slow] if slow else ())]
-    return pytest.param(*values, marks=marks)
 
 
 def check(*fault, **options):
@@ -64,7 +57,7 @@ def test_a_rank_that_fails_before_there_is_a_group_hangs_nobody(name, place, ran
     [
         slowly("exits", "between steps", "with"),
         slowly("exits_in_a_collective", "", "with"),
-        not_yet("exits", "steady", "without", reason="an exit in a layer loses its place", slow=True),
+        slowly("exits", "steady", "without"),
         ("raises_an_exit", "construction", "without"),
     ],
 )
@@ -158,10 +151,11 @@ def test_no_timeout_is_a_timeout_too():
 @pytest.mark.parametrize(
     ("name", "place", "rank"),
     [
-        not_yet("loses_a_message", "steady", 1, reason=CIRCLE),
-        not_yet("loses_a_message", "cool-down", 3, reason=CIRCLE, slow=True),
-        not_yet("mistags_a_message", "warm-up", 2, reason=CIRCLE, slow=True),
-        not_yet("sends_another_tag", "", 0, reason=CIRCLE),
+        ("loses_a_message", "steady", 1),
+        slowly("loses_a_message", "cool-down", 3),
+        slowly("loses_a_message", "construction", 2),
+        slowly("mistags_a_message", "warm-up", 2),
+        ("sends_another_tag", "", 0),
     ],
 )
 def test_a_message_that_is_missing_or_has_another_tag_is_a_timeout_that_names_both_sides(name, place, rank):
