@@ -45,7 +45,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
     """
     with _named(path, "read", FileCode.UNREADABLE):
         # Without waiting: a pipe that nobody writes to would never be opened.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         try:
             _check_kind(path, os.fstat(descriptor), most)
             content = b"".join(_pieces(path, descriptor, most))
@@ -182,8 +182,9 @@ def _write_and_rename(target: str, data: bytes) -> None:
 
 
 def _write(path: str | Path, data: bytes, flags: int) -> None:
-    descriptor = os.open(path, flags, 0o666)
-    os.set_blocking(descriptor, True)
+    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
+    if hasattr(os, "O_NONBLOCK"):
+        os.set_blocking(descriptor, True)
     with open(descriptor, "wb") as file:
         file.write(data)
 

@@ -146,7 +146,8 @@ def marks_of(values: Mapping[str, Any]) -> list[int]:
     >>> marks_of({"scale": 1.0, "mode": True, "inputs": None})
     [2, 2, 0]
     """
-    return [0 if value is None else hash(value) % _RANGE + 1 for value in values.values()]  # hash() of a number only
+    # hash() of a number only; that of NaN is another for each object
+    return [0 if value is None else hash(value if value == value else 1j) % _RANGE + 1 for value in values.values()]
 
 
 def check_marks(

@@ -74,13 +74,16 @@ class PendingLoss:
     """
 
     def __init__(self, receive: Callable[[], BatchLoss], step: int) -> None:
-        self._receive, self._step = receive, step
+        self._receive: Callable[[], BatchLoss] | None = receive
+        self._step = step
         self._value: BatchLoss | None = None
 
     def wait(self) -> BatchLoss:
         """Return the loss, the same on every rank. Those of earlier steps have come by then."""
-        if self._value is None:
+        if self._value is None and self._receive is not None:
             self._value = self._receive()
+            self._receive = None  # which has the batch
+        assert self._value is not None
         return self._value
 
     def __float__(self) -> float:

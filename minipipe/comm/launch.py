@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import functools
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -84,10 +85,13 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
 
 def _mpi_group(started: int | None, timeout: float) -> ProcessGroup:
     several = f"{started} ranks" if started else "several ranks"
+    if sys.platform == "win32":
+        raise LaunchError("no-mpi4py", f"A launcher started {several}; on Windows use spawn, whose ranks are threads.")
     process = _this_process(started or 0)
-    process.line.wait_for_all(max(timeout, _START))
+    if not process.has_started:  # for the first group of this program
+        process.line.wait_for_all(max(timeout, _START))
     try:
-        with process.line.starting(max(timeout, _START)):
+        with process.starting(max(timeout, _START)):
             from minipipe.comm import mpi
 
             group = mpi.world_group(process, timeout)
@@ -114,5 +118,6 @@ def _this_process(size: int) -> RankProcess:
 
     rank = next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
     with suppress(Exception):  # where stderr is no file
-        faulthandler.enable(all_threads=False)  # a crash in compiled code shows the Python lines that led there
+        if not faulthandler.is_enabled():
+            faulthandler.enable(all_threads=False)  # a crash in compiled code shows the Python lines that led there
     return RankProcess(rank, line_to_witness(rank, size, os.environ))

@@ -1,7 +1,7 @@
 """What travels: a small fixed header, then the bytes of one array. No pickle.
 
 MPI does not check messages: too short a one, or float64 into a float32 buffer, is silently accepted. So every message
-carries its dtype, shape and step, and the receiver compares them before it takes a byte.
+carries its dtype, shape and step, and the receiver compares them before anybody sees the array.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ _SPARE = 16  # buffers of receives that are kept for the next ones
 _DONE = Done()
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
 _SEND_PATIENCE = 0.25e-9  # seconds for each byte, before a send is left to finish later
+_SLOWEST = 1e6  # bytes in a second: the slowest link on which a large array is awaited
 _LOOK_AROUND = 0.05  # seconds between looks for goodbyes, while waiting
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
@@ -130,7 +131,7 @@ class MPIGroup(ProcessGroup):
             array[...] = xp.asarray(np.ndarray(header.shape, header.dtype, buffer, HEADER_SIZE))
         elif header.nbytes:
             peer, words = self.world_ranks[expected.source], lambda: f"the bytes of {expected.awaited()}"
-            with self._job.watching(self.limit(timeout), peer, words):
+            with self._job.watching(self.limit(timeout) + header.nbytes / _SLOWEST, peer, words):
                 self._comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *channel)
         expected.check(header)
         return array
@@ -150,7 +151,8 @@ class MPIGroup(ProcessGroup):
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         place = members.index(self.rank) if members else 0
-        comm = self._comm.Split(color if members else MPI.UNDEFINED, place)
+        with self._job.watching(self.timeout, None, lambda: "every rank to divide the group"):
+            comm = self._comm.Split(color if members else MPI.UNDEFINED, place)
         return None if comm == MPI.COMM_NULL else MPIGroup(self._job, comm, self.timeout)
 
     def limit(self, timeout: float | None) -> float:
@@ -206,6 +208,8 @@ class MPIGroup(ProcessGroup):
 
     def disown(self) -> None:
         """Do nothing more with MPI; a forked child must not."""
+        self.is_closed = True
+        self._under_way.clear()
         self._resources.pop_all()
 
     def abort(self, code: int = 1) -> NoReturn:

@@ -64,7 +64,7 @@ class ProcessGroup(ABC):
     takes_device_arrays = False
     note = ""
     clock_offset = 0.0
-    _num_serials = 0
+    _num_serials = _num_programs = 0
 
     def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:
         if not timeout > 0:
@@ -333,7 +333,7 @@ class ProcessGroup(ABC):
             parent = (place & (place - 1)) + root
             array = self._irecv(parent % self.size, _BROADCAST, array, what=what).wait()
         elif array is None:
-            raise ArgumentError("value", f"broadcast: rank {root} is the root and must give an array.")
+            raise ArgumentError("value", f"broadcast: rank {self.name(root)} is the root and must give an array.")
         array = np.asarray(array)
         reach = place & -place if place else 1 << (self.size - 1).bit_length()
         sends = []
@@ -397,7 +397,7 @@ class ProcessGroup(ABC):
             self._under_way.append(request)
             return request
         if array is None:
-            raise ArgumentError("value", f"ibroadcast: rank {root} is the root and must give an array.")
+            raise ArgumentError("value", f"ibroadcast: rank {self.name(root)} is the root and must give an array.")
         sends = [self._isend(array, other, _IBROADCAST, step) for other in range(self.size) if other != root]
 
         def sent(expected: Expectation, timeout: float | None) -> np.ndarray:
@@ -498,9 +498,12 @@ class ProcessGroup(ABC):
 
     def _rounds(self, distances: Sequence[int]) -> Iterator[int]:
         """Yield the distances of a collective operation's rounds; the activity says in which one this rank is."""
-        for self.activity.round, distance in enumerate(distances, 1):
-            yield distance
-        self.activity.round = 0
+        try:
+            for number, distance in enumerate(distances, 1):
+                self.activity.round = number
+                yield distance
+        finally:
+            self.activity.round = 0
 
     def split(self, color: int | None, key: int = 0) -> ProcessGroup | None:
         """Divide the ranks: those that give the same color form a group of their own.
@@ -545,6 +548,19 @@ class ProcessGroup(ABC):
         [0, 0, 2, 2]
         """
         return self.world_ranks[self.rank if rank is None else rank]
+
+    def name_of_program(self) -> str:
+        """Return a name for a program: the same on all ranks, if they make theirs in the same order. Local.
+
+        Examples
+        --------
+        >>> from minipipe import init_process_group
+        >>> with init_process_group() as group:
+        ...     group.name_of_program(), group.name_of_program()
+        ('1 of 0-0', '2 of 0-0')
+        """
+        self._num_programs += 1
+        return f"{self._num_programs} of {self.name(0)}-{self.name(self.size - 1)}"
 
     def next_serial(self) -> int:
         """Return 1, 2, … by turns: a number for something that all ranks make in the same order. Local.

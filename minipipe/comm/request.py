@@ -30,7 +30,7 @@ def chosen_timeout(argument: float | None) -> float:
     try:
         if (seconds := float(chosen)) > 0:
             return seconds
-    except ValueError:
+    except (TypeError, ValueError):
         pass
     raise ArgumentError("value", f"{name} is {chosen}; expected seconds, more than 0.")
 

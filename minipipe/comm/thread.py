@@ -56,12 +56,12 @@ class ThreadGroup(ProcessGroup):
         self._num_splits = 0  # calls of ProcessGroup.split
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
-        self._switchboard.post((self._name, self.rank, destination, tag), header, backend.copy(array))
+        self._switchboard.post((self._name, self.name(), self.name(destination), tag), header, backend.copy(array))
         return Done()
 
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
         with self._switchboard.changed:
-            letters = self._switchboard.mailboxes[self._name, expected.source, self.rank, expected.tag]
+            letters = self._switchboard.mailboxes[self._name, self.name(expected.source), self.name(), expected.tag]
         limit = self.timeout if timeout is None else timeout
         wait = Wait(lambda: bool(letters), expected.awaited(), self._members[expected.source])
         self._switchboard.wait(self._members[self.rank], wait, limit)

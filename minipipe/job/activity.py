@@ -49,6 +49,8 @@ class Report:
         Whether it has come to its end.
     unread : tuple of str
         Messages that have arrived, and for which nobody waits here.
+    program : str
+        Which program its actions belong to: steps of others cannot be compared.
     step, position : int
         Which step it is in, and how many of its actions it has finished.
     sent_at : int or None
@@ -70,6 +72,7 @@ class Report:
     is_debugged: bool = False
     has_ended: bool = False
     unread: tuple[str, ...] = ()
+    program: str = ""
     step: int = 0
     position: int = 0
     sent_at: int | None = None
@@ -107,36 +110,36 @@ class Activity:
     def __init__(self) -> None:
         self.position = self.round = 0
         self.thread = threading.main_thread().ident
-        self._actions: Sequence[Any] = ()
-        self._step = 0
-        self._sent_at: Callable[[Any], int | None] = lambda action: None
+        self._run: tuple[str, Sequence[Any], int, Callable[[Any], int | None]] = "", (), 0, lambda action: None
         self.unread: Callable[[], tuple[str, ...]] = tuple
         self.has_ended = False
         self._wait: tuple[Patience, int | None, Callable[[], str]] | None = None
 
-    def begin(self, actions: Sequence[Any], step: int, sent_at: Callable[[Any], int | None]) -> None:
+    def begin(self, program: str, actions: Sequence[Any], step: int, sent_at: Callable[[Any], int | None]) -> None:
         """Note that this rank begins with its actions.
 
         Parameters
         ----------
+        program : str
+            A name that all ranks of it share.
         actions : sequence
         step : int
             The number of the step, or of another call.
         sent_at : function
             At which position another rank sends what an action waits for; None for one that waits for nothing.
         """
-        self._actions, self._step, self._sent_at, self.position = actions, step, sent_at, 0
+        self.position, self._run, self.thread = 0, (program, actions, step, sent_at), threading.get_ident()
 
     @property
     def current(self) -> Any:
         """The action that runs, or None between two steps."""
-        return self._actions[self.position] if self.position < len(self._actions) else None
+        actions, position = self._run[1], self.position
+        return actions[position] if position < len(actions) else None
 
     def words(self) -> str:
         """Return which action runs, or what was finished last."""
-        if not self._step:
-            return ""
-        return f"{self.current}, step {self._step}" if self.current is not None else f"after step {self._step}"
+        action, step = self.current, self._run[2]
+        return "" if not step else f"after step {step}" if action is None else f"{action}, step {step}"
 
     @contextmanager
     def waiting(self, patience: Patience, peer: int | None, words: Callable[[], str]) -> Iterator[None]:
@@ -151,13 +154,14 @@ class Activity:
         """Return what there is to tell. May be called by another thread than that of the rank."""
         frames = list(_frames(sys._current_frames().get(self.thread or 0)))
         report = Report(rank, os.getpid(), socket.gethostname(), self.words(), has_ended=self.has_ended)
-        report.step, report.position, report.round = self._step, self.position, self.round
+        report.program, _, report.step, sent_at = self._run
+        report.position, report.round = self.position, self.round
         report.place = place_of([(frame.f_code, frame.f_lineno) for frame in frames])
         report.is_debugged = any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f in frames)
         if (wait := self._wait) is not None:
             patience, report.peer, words = wait
             report.awaited, report.seconds, report.unread = words(), patience.spent, self.unread()
-            report.sent_at = None if self.current is None else self._sent_at(self.current)
+            report.sent_at = None if (action := self.current) is None else sent_at(action)
         return report
 
 

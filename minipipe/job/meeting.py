@@ -24,6 +24,8 @@ from minipipe.job import witness
 from minipipe.job.patience import Patience
 
 _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+STARTING = "MPI has not started on all hosts"
+FINALISING = "All ranks came to their ends, but MPI has not finalised (is one of them stopped?)"
 _ATTEMPTS = 100  # to reach a witness that another rank starts at this moment
 _PAUSE = 0.05  # seconds between two
 _LOOK = 0.1  # seconds
@@ -43,6 +45,7 @@ class Line:
     def __init__(self, connection: socket.socket | None = None, num_local: int = 0) -> None:
         self._connection = connection
         self._num_local = num_local
+        self._asking = threading.Lock()  # the lookout asks, too
 
     def wait_for_all(self, timeout: float) -> None:
         """Return once all ranks of this host have come here.
@@ -71,18 +74,29 @@ class Line:
             "timeout= or MINIPIPE_TIMEOUT allows for more time.",
         )
 
+    def _said(self, words: str) -> bool:
+        """Tell the witness something; return whether there is one."""
+        with suppress(OSError):
+            if self._connection is not None:
+                self._connection.sendall(words.encode())
+                return True
+        return False
+
     def _hear(self, limit: float) -> list[str]:
         """Return the next words of the witness, or none."""
         assert self._connection is not None
         self._connection.settimeout(limit)
-        with suppress(TimeoutError):
+        try:
             return self._connection.recv(4096).decode().split() or ["lost"]
-        return []
+        except TimeoutError:
+            return []
+        except OSError:
+            return ["lost"]
 
     def _asked(self, question: str) -> list[str]:
         """Return the answer to a question; nothing, where there is nobody to ask."""
         if self._connection is not None:
-            with suppress(OSError):
+            with self._asking, suppress(OSError):
                 self._connection.sendall(question.encode())
                 while answer := self._hear(1.0):
                     if answer[0] in ("yes", "no", "missing", "lost"):
@@ -90,21 +104,22 @@ class Line:
         return []
 
     @contextmanager
-    def starting(self, timeout: float) -> Iterator[None]:
-        """Inside this block, let this process be ended after ``timeout`` seconds.
+    def limited(self, timeout: float, what: str) -> Iterator[None]:
+        """Inside this block, let this process be ended after ``timeout`` seconds, with a sentence.
 
-        Importing MPI starts it. It waits without limit for ranks of other hosts, and Python cannot interrupt it.
+        Starting MPI, as importing it does, and finalising it wait without limit for other ranks, and hold the
+        interpreter meanwhile.
         """
-        if self._connection is None:
-            faulthandler.dump_traceback_later(min(timeout, threading.TIMEOUT_MAX), exit=True)
-        else:
-            self._connection.sendall(f"starts {timeout}".encode())
+        has_limit = self._said(f"limit {timeout} {what}")
+        if not has_limit:
+            with suppress(Exception):  # where stderr is no file
+                faulthandler.dump_traceback_later(min(timeout, threading.TIMEOUT_MAX), exit=True)
         try:
             yield
         finally:
-            faulthandler.cancel_dump_traceback_later()
-            if self._connection is not None:
-                self._connection.sendall(b"started")
+            if not has_limit:
+                faulthandler.cancel_dump_traceback_later()
+            self._said("free")
 
     def is_first_to_fail(self) -> bool:
         """Ask whether no other rank of this host has said yet why all end."""
@@ -145,7 +160,7 @@ def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Lin
         for _ in range(_ATTEMPTS):
             connection = _connected(address) or _started(address, launcher, num_local, size)
             if connection is not None:
-                connection.sendall(f"join {rank} {os.getpid()}".encode())
+                connection.sendall(f"join {rank}".encode())
                 return Line(connection, num_local)
             time.sleep(_PAUSE)
     return Line()

@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -42,9 +42,10 @@ from mpi4py import MPI
 
 from minipipe.job.activity import Activity, Report
 from minipipe.job.host import cores, yield_core
+from minipipe.job.meeting import FINALISING
 from minipipe.job.patience import Patience
 from minipipe.job.process import RankProcess
-from minipipe.job.verdict import is_debugged, state_of, verdict
+from minipipe.job.verdict import STOPPED, is_debugged, state_of, verdict
 
 _MOST_CORES = 4096  # of a host
 _SPINS = 50  # looks that not even yield, where every rank of this host has a core of its own
@@ -52,7 +53,9 @@ _LOOK = 0.1  # seconds between the lookout's looks
 _ANSWERS = 1.0  # seconds for answers; who has given none by then is silent
 _DEFERENCE = 2.5  # seconds for another rank, which has asked before, to end all
 _GOODBYE, _COMPLAINT, _QUESTION, _ANSWER = range(4)  # tags on the job's own communicator
-_PROCESS = struct.Struct("q64s")  # number and host
+_PROCESS = struct.Struct("q?63s")  # number, whether a thread of it may answer, and host
+_FINALISING = 5.0  # seconds that it may take, however short the timeout
+_SURE = 4  # looks in a row at which a rank must be silent before one that has ended gives it up
 
 
 class _Group(Protocol):
@@ -104,7 +107,8 @@ class Job:
         self._complaint = ""
         self._answers: dict[int, Report] = {}
         self._asked_at = 0.0  # when a lower rank asked last
-        self._attending = threading.Lock()
+        self._attending, self._telling = threading.Lock(), threading.Lock()
+        self._silent_looks: Counter[int] = Counter()  # by rank
         self._watched: Patience | None = None
         self._is_left = threading.Event()
         self._lookout = threading.Thread(target=self._look_out, name="lookout", daemon=True)
@@ -152,33 +156,35 @@ class Job:
             self._attending.release()
 
     def _tell(self, rank: int, data: bytes, tag: int) -> None:
-        self._letters = [letter for letter in self._letters if not letter.Test()]
-        self._letters.append(self.control.Isend(data, rank, tag))
+        with self._telling:
+            self._letters = [letter for letter in self._letters if not letter.Test()]
+            self._letters.append(self.control.Isend(data, rank, tag))
 
     def _look_out(self) -> None:
         """Answer for this rank while it works; give up for it while it is inside of MPI."""
         may_talk = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         while not self._is_left.wait(_LOOK):
-            if may_talk:
-                self.attend()
-            if self._watched is not None and self._watched.look():
-                self._judge_for(self._watched, may_talk)
+            with suppress(Exception):  # a report is made while the rank goes on; the next one may succeed
+                if may_talk:
+                    self.attend()
+                if (watched := self._watched) is not None and watched.look():
+                    self._judge_for(watched, may_talk)
 
     def _judge_for(self, watched: Patience, may_talk: bool) -> None:
         """End the job, unless what this rank waits for has come meanwhile, or somebody is in a debugger."""
-        reports = self.judge(lambda: self._watched is not watched) if may_talk else ()
-        if reports is None:
+        report = self.activity.report(self.world.rank)
+        reports = self.judge(lambda: self._watched is not watched) if may_talk else [report]
+        if reports is None or self._watched is not watched:
             watched.renew()
             return
-        report = self.activity.report(self.world.rank)
         waited = f"MessageError: Rank {report.rank} has waited {report.seconds:.1f} s for {report.awaited}."
         self.process.end("\n".join([waited, verdict(reports)]), 1)
 
     @contextmanager
-    def watching(self, limit: float, peer: int, words: Callable[[], str]) -> Iterator[None]:
+    def watching(self, limit: float, peer: int | None, words: Callable[[], str]) -> Iterator[None]:
         """Give up after ``limit`` seconds inside this block.
 
-        For the one call that blocks inside MPI: a sender that stops in the middle of its bytes would hang it for ever.
+        For calls that block inside MPI: a sender that stops in the middle of its bytes would hang them for ever.
         """
         patience = self._watched = Patience(limit)
         try:
@@ -220,8 +226,11 @@ class Job:
         return [answers.get(rank) or self._silent(rank) for rank in range(self.world.size)]
 
     def _silent(self, rank: int) -> Report:
-        pid, host = self._processes[rank]
-        return Report(rank, pid, host, place=state_of(pid) if host == socket.gethostname() else "", is_silent=True)
+        pid, may_answer, host = self._processes[rank]
+        place = state_of(pid) if host == socket.gethostname() else ""
+        if not may_answer and place != STOPPED:
+            place = "busy, perhaps: in this MPI a rank answers only while it waits"
+        return Report(rank, pid, host, place=place, is_silent=True)
 
     def complain(self, rank: int, text: str) -> None:
         """Tell a rank that has come to its end that this one still waits for it, and let it end the job."""
@@ -242,8 +251,9 @@ class Job:
             self._lookout.join()
             for group in self.groups:
                 group.withdraw()
-            MPI.Request.Waitall(self._letters)
-            MPI.Finalize()
+            with self.process.line.limited(max(self.timeout, _FINALISING), FINALISING):
+                MPI.Request.Waitall(self._letters)
+                MPI.Finalize()
             self.process.line.close()
             self.process.leave()
         except BaseException as error:  # Ctrl-C; Python would ignore it here, and exit with 0
@@ -265,6 +275,7 @@ class Job:
             if patience.look():
                 self._end_if_one_is_silent()
                 patience.renew()
+                patience.limit = max(self.timeout / _SURE, _ANSWERS)
             self._unfinished = deque(send for send in self._unfinished if not send.is_over())
             if self._unfinished:
                 yield_core()  # their bytes may move only while this rank looks after them
@@ -274,8 +285,10 @@ class Job:
 
     def _end_if_one_is_silent(self) -> None:
         """A rank that works alone may take its time; one that is stopped would keep this one for ever."""
-        reports = self.judge(lambda: self.others <= self.departed, may_end=False)
-        if reports is not None and any(report.is_silent and report.rank not in self.departed for report in reports):
+        reports = self.judge(lambda: self.others <= self.departed, may_end=False) or []
+        silent = {r.rank for r in reports if r.is_silent and r.place in (STOPPED, "")} - self.departed
+        self._silent_looks = Counter({rank: self._silent_looks[rank] + 1 for rank in silent})
+        if any(count >= _SURE for count in self._silent_looks.values()):
             waited = "This rank came to its end, and waits for the others."
             self.process.end("\n".join([waited, verdict(reports)]), self.process.exit_code)
 
@@ -289,11 +302,11 @@ def _num_cores_of(ranks: MPI.Comm) -> int:
     return sum(has_core)
 
 
-def _processes(world: MPI.Comm) -> list[tuple[int, str]]:
-    """Return number and host of every rank's process. Collective."""
-    everybody = bytearray(_PROCESS.size * world.size)
-    world.Allgather(_PROCESS.pack(os.getpid(), socket.gethostname().encode()[:64]), everybody)
-    return [(pid, host.rstrip(b"\0").decode()) for pid, host in _PROCESS.iter_unpack(everybody)]
+def _processes(world: MPI.Comm) -> list[tuple[int, bool, str]]:
+    """Return of every rank the number of its process, whether a thread of it may answer, and its host. Collective."""
+    everybody, may_answer = bytearray(_PROCESS.size * world.size), MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    world.Allgather(_PROCESS.pack(os.getpid(), may_answer, socket.gethostname().encode()[:63]), everybody)
+    return [(pid, may, host.rstrip(b"\0").decode()) for pid, may, host in _PROCESS.iter_unpack(everybody)]
 
 
 def _exit_code_of_a_copy() -> int:

@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
 from minipipe.job.activity import place_of
 from minipipe.job.ending import exit_code_of, last_words
-from minipipe.job.meeting import Line
+from minipipe.job.meeting import STARTING, Line
 
 _FORWARDING = 0.1  # seconds for what was said to reach the terminal, before an abort
 _DEFERENCE = 2.0  # seconds that a rank waits for the first one that failed to end all
@@ -42,6 +42,8 @@ class RankProcess:
         Ends every rank at once with a code, where this process can.
     is_consequence : function
         Tells whether an error only shows that another rank has ended.
+    has_started : bool
+        Whether MPI has.
     is_over : bool
         Whether this process does not belong to the job: it has left it, or it is a forked child.
     """
@@ -51,10 +53,20 @@ class RankProcess:
         self.exit_code, self.exit_place = 0, ""
         self.end_all: Callable[[int], object] = _end_by_process_manager
         self.is_consequence: Callable[[BaseException], bool] = lambda error: False
-        self.is_over = False
+        self.has_started = self.is_over = False
         self._python_exit, self._python_excepthook = sys.exit, sys.excepthook
         sys.exit, sys.excepthook = self._exit, self._report_and_abort
         os.register_at_fork(after_in_child=self.leave)
+
+    @contextmanager
+    def starting(self, timeout: float) -> Iterator[None]:
+        """Start MPI inside this block, unless it has started."""
+        if self.has_started:
+            yield
+            return
+        with self.line.limited(timeout, STARTING):
+            yield
+        self.has_started = True
 
     def leave(self) -> None:
         """Belong to the job no longer: Python ends this process as any other."""
@@ -63,6 +75,8 @@ class RankProcess:
 
     def _exit(self, code: Any = None) -> NoReturn:
         """Remember the code of ``sys.exit``: Python tells it nobody, and others may be waiting for this rank."""
+        if threading.current_thread() is not threading.main_thread():
+            self._python_exit(code)  # ends that thread only
         self.exit_code = exit_code_of(SystemExit(code))
         frames = traceback.walk_stack(sys._getframe().f_back)
         self.exit_place = f" by sys.exit({code}) at {place_of([(frame.f_code, line) for frame, line in frames])}"

@@ -14,7 +14,8 @@ from pathlib import Path
 from minipipe.job.activity import Report
 
 _MOST_ROWS = 16
-_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead", "D": "waiting for a disk"}
+STOPPED = "stopped by a signal"
+_STATES = {"T": STOPPED, "t": "stopped by a debugger", "Z": "dead", "D": "waiting for a disk"}
 
 
 def verdict(reports: Sequence[Report]) -> str:
@@ -81,6 +82,8 @@ def _waits_in_vain(reports: Sequence[Report]) -> list[Report]:
 
 def _has_passed(peer: Report, report: Report) -> bool:
     """Tell whether a peer has gone on past the place where it sends what a rank waits for."""
+    if peer.program != report.program:
+        return False
     is_here = peer.step == report.step and report.sent_at is not None
     return peer.step > report.step or (is_here and peer.position > (report.sent_at or 0))
 

@@ -6,13 +6,13 @@ before MPI starts leaves the others waiting inside MPI, where no Python runs. Th
 
 * it waits until every rank of the host has come, and tells them if one has ended before;
 * a connection that closes without a goodbye was a rank's that ended without a word; the witness names it;
-* a rank that waits inside MPI for other hosts, for too long, is ended;
+* a rank that starts or finalises MPI for too long is ended;
 * when the launcher's process is gone, the witness kills the ranks.
 
 It listens on a socket of the kernel's own name space, so no file is left behind, and ends when the last rank has.
 Linux only: elsewhere ranks do without.
 
-Words of a rank: ``join RANK PID``, ``starts SECONDS`` and ``started`` (MPI), ``first`` (asks whether it is the first
+Words of a rank: ``join RANK``, ``limit SECONDS WHAT`` and ``free``, ``first`` (asks whether it is the first
 here to fail), ``who`` (has not come), ``bye``. Answers: ``go``, ``gone RANKS``, ``yes``, ``no``, ``missing RANKS``.
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -31,7 +32,8 @@ from pathlib import Path
 
 _LOOK = 0.1  # seconds between looks at ranks that have not come yet
 _SURE = 5  # looks that must agree before a rank counts as gone: the launcher may still be starting it
-_RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"SLURM_PROCID")
+_LONGEST_GAP = 0.5  # seconds between two looks that count; whatever is longer, this process stood still
+_RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK")
 _SIGNALS = {
     9: "killed by SIGKILL (kill -9, or the system for want of memory)",
     15: "ended by SIGTERM, as launchers and batch systems do",
@@ -39,10 +41,15 @@ _SIGNALS = {
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
+def credentials_of(connection: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end."""
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", told)[:2]
+
+
 def is_own(connection: socket.socket) -> bool:
     """Tell whether the process at the other end belongs to the same user."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[1] == os.getuid()
+    return credentials_of(connection)[1] == os.getuid()
 
 
 def rank_of_process(pid: int) -> int | None:
@@ -50,6 +57,8 @@ def rank_of_process(pid: int) -> int | None:
     with suppress(OSError):
         entries = dict(line.partition(b"=")[::2] for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
         told = next((entries[name] for name in _RANK_VARIABLES if name in entries), b"")
+        if not told and entries.get(b"SLURM_STEP_NUM_TASKS", b"1") != b"1":  # not the one of a shell inside salloc
+            told = entries.get(b"SLURM_PROCID", b"")
         return int(told) if told.isdigit() else None
     return None
 
@@ -114,23 +123,23 @@ def started_ranks(launcher: int) -> set[int]:
 
 
 class Rank:
-    """A rank that has joined: its connection, number, process, and how long it has been starting MPI, and may."""
+    """A rank that has joined: its connection, number, process, and how long it has been inside of MPI, and may be."""
 
-    def __init__(self, connection: socket.socket, rank: int, pid: int) -> None:
-        self.connection, self.rank, self.pid = connection, rank, pid
-        self.pidfd = os.pidfd_open(pid)
-        self.starting: tuple[float, float] | None = None
+    def __init__(self, connection: socket.socket, rank: int) -> None:
+        self.connection, self.rank, self.pid = connection, rank, credentials_of(connection)[0]
+        self.pidfd = os.pidfd_open(self.pid)
+        self.limited: tuple[float, float, str] | None = None
 
     def say(self, words: str) -> None:
         """Write lines to stderr in the name of this rank."""
         sys.stderr.write("".join(f"[rank {self.rank}] {line}\n" for line in words.splitlines()))
 
-    def is_late(self) -> bool:
-        """Tell whether MPI has been starting for longer than allowed; a rank that is stopped does not count."""
-        if self.starting is None or status_of(self.pid).get("State", "Z")[0] in "Tt":
+    def is_late(self, seconds: float) -> bool:
+        """Count seconds, but not while the rank is stopped; tell whether it has passed its limit."""
+        if self.limited is None or status_of(self.pid).get("State", "Z")[0] in "Tt":
             return False
-        spent, limit = self.starting
-        self.starting = spent + _LOOK, limit
+        spent, limit, what = self.limited
+        self.limited = spent + seconds, limit, what
         return spent > limit
 
 
@@ -159,13 +168,13 @@ class Witness:
         self.poll.register(listener, select.EPOLLIN)
         self.launcher_fd = os.pidfd_open(launcher)
         self.poll.register(self.launcher_fd, select.EPOLLIN)
-        self.missed = 0
+        self.missed, self.looked_at = 0, time.monotonic()
 
     def run(self) -> None:
         """Serve until the last rank has gone."""
         while True:
             is_complete = len(self.joined) >= self.expected
-            is_quiet = is_complete and not any(rank.starting for rank in self.lines.values())
+            is_quiet = is_complete and not any(rank.limited for rank in self.lines.values())
             for fd, _ in self.poll.poll(None if is_quiet else _LOOK):
                 if fd == self.launcher_fd:
                     self.end_orphans()
@@ -176,10 +185,18 @@ class Witness:
                     self.hear(fd)
             if self.joined and not self.lines:
                 return
-            if not is_complete and self.joined:
+            seconds, self.looked_at = self.since_last_look(is_quiet)
+            if seconds and not is_complete and self.joined:
                 self.look_for_the_missing()
-            if not is_quiet:
-                self.end_who_starts_too_long()
+            if seconds:
+                self.end_the_late(seconds)
+
+    def since_last_look(self, is_quiet: bool) -> tuple[float, float]:
+        """Return how many seconds count, 0 where it is too early for another look, and when the last one was."""
+        now = time.monotonic()
+        if is_quiet or now < self.looked_at + _LOOK:
+            return 0.0, now if is_quiet else self.looked_at
+        return min(now - self.looked_at, _LONGEST_GAP), now
 
     def accept(self) -> None:
         """Take a connection; what comes from it follows."""
@@ -197,14 +214,16 @@ class Witness:
         except OSError:
             words = ["gone"]
         if words[0] == "join":
-            self.lines[fd] = Rank(self.waiting.pop(fd), int(words[1]), int(words[2]))
+            with suppress(OSError):  # it is gone already
+                self.lines[fd] = Rank(connection, int(words[1]))
+            self.waiting.pop(fd)
             self.joined.add(int(words[1]))
             if len(self.joined) == self.expected:
                 self.answer("go")
-        elif words[0] == "starts" and rank:
-            rank.starting = 0.0, float(words[1])
-        elif words[0] == "started" and rank:
-            rank.starting = None
+        elif words[0] == "limit" and rank:
+            rank.limited = 0.0, float(words[1]), " ".join(words[2:])
+        elif words[0] == "free" and rank:
+            rank.limited = None
         elif words[0] == "who":
             with suppress(OSError):
                 connection.send(self.named("missing", self.joined).encode())
@@ -219,6 +238,8 @@ class Witness:
             if words[0] == "gone" and rank and not self.is_told:
                 self.tell_of_a_sudden_end(rank)
             connection.close()
+            if rank:
+                os.close(rank.pidfd)
 
     def answer(self, words: str) -> None:
         """Tell all ranks."""
@@ -249,12 +270,12 @@ class Witness:
         where = f"process {rank.pid} on {socket.gethostname()}"
         rank.say(f"Rank {rank.rank} ({where}) ended without a word: {ending_of(status)}.")
 
-    def end_who_starts_too_long(self) -> None:
-        """End a rank that waits inside MPI for those of other hosts; it cannot be interrupted there."""
+    def end_the_late(self, seconds: float) -> None:
+        """End a rank that waits too long inside of MPI; it cannot be interrupted there."""
         for rank in self.lines.values():
-            if rank.is_late() and rank.starting:
+            if rank.is_late(seconds) and rank.limited:
                 if not self.is_told:
-                    rank.say(f"MPI has not started on all hosts within {rank.starting[1]:g} s: did every rank come?")
+                    rank.say(f"{rank.limited[2]} within {rank.limited[1]:g} s.")
                 self.is_told = True
                 os.kill(rank.pid, signal.SIGKILL)
 
@@ -270,6 +291,8 @@ def main() -> None:
     number, launcher, expected, size = map(int, sys.argv[1:])
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a rank takes two numbers
     listener = socket.socket(fileno=number)
     with suppress(OSError):
         Witness(listener, launcher, expected, size).run()

@@ -69,6 +69,7 @@ class Executor:
         self.stages = stages
         self.group = group
         self.xp = xp
+        self._name = group.name_of_program()
         self._allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self.measures_memory = False
         self._stacked = neighbouring_weights(program.actions[group.rank]) if stacks else {}
@@ -86,7 +87,7 @@ class Executor:
 
             self._meter = cast(Any, MemoryMeter(batch.arrays))
         place, activity = Place(batch.seed, batch.training_step), self.group.activity
-        activity.begin(self.program.actions[self.group.rank], batch.step, sending_in(self.program))
+        activity.begin(self._name, self.program.actions[self.group.rank], batch.step, sending_in(self.program))
         try:
             with no_grad() if self.program.is_forward_only else enable_grad(), at(place):
                 for step in self._steps:

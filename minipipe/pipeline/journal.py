@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +30,8 @@ def told(steps: list[Step], group: ProcessGroup) -> list[Step]:
 def _told(step: Step, group: ProcessGroup) -> Step:
     def tell_and_run(batch: Any) -> None:
         now, rank = datetime.now().strftime("%H:%M:%S.%f"), group.name()
-        sys.stderr.write(f"[rank {rank}] {now} {group.activity.words()}\n")
+        with suppress(Exception):  # closed, full, or None
+            sys.stderr.write(f"[rank {rank}] {now} {group.activity.words()}\n")
         step(batch)
 
     return tell_and_run

@@ -8,7 +8,7 @@ import pytest
 from minipipe import Pipeline, init_process_group, nn, spawn
 from minipipe.comm.request import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.errors import ArgumentError, MessageError
-from tests.launch import mpirun, needs_mpi
+from tests.launch import mpirun, needs_mpi, slowly
 
 
 def test_ranks_of_a_subgroup_are_named_by_their_number_in_the_world():
@@ -98,3 +98,70 @@ def test_a_message_that_comes_while_others_are_asked_is_taken():
     )
     done = mpirun(2, "-c", program)
     assert (done.code, done.out, done.err) == (0, "[0, 1, 2]\n", "")
+
+
+@needs_mpi
+def test_a_program_may_have_one_group_after_another():
+    """The story: the second one waited to meet ranks that had met, and ended the job after the timeout."""
+    program = (
+        "import minipipe\n"
+        "for _ in range(3):\n"
+        "    with minipipe.init_process_group(timeout=5) as group: group.barrier()\n"
+    )
+    done = mpirun(2, "-c", program, limit=20)
+    assert (done.code, done.err) == (0, "") and done.seconds < 8
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        pytest.param(
+            "if group.rank == 0: time.sleep(2.5)\n"
+            "elif group.rank == 1: subprocess.Popen(['sh', '-c', f'sleep 1.5; kill -STOP {os.getpid()}'])\n",
+            "All ranks came to their ends, but MPI has not finalised",
+            id="a rank is stopped after its goodbye",
+        ),
+        slowly(
+            "gathered = group.all_gather\n"
+            "if group.rank == 1: group.all_gather = lambda *given: (gathered(*given), time.sleep(60))[0]\n"
+            "group.split(0)\n",
+            "Rank 1 is busy in its own code",
+            id="a rank does not come to a division of the group",
+        ),
+    ],
+)
+def test_what_blocks_inside_of_mpi_has_a_limit(program, words):
+    """The story: MPI_Finalize and MPI_Comm_split waited for ever for a rank that stood still."""
+    start = "import os, subprocess, time, minipipe\ngroup = minipipe.init_process_group(timeout=1.0)\n"
+    done = mpirun(3, "-c", start + program, limit=20)
+    assert done.code != 0 and words in done.err and done.seconds < 12, done
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", ["time.sleep(5)", "ctypes.PyDLL(None).sleep(5)"], ids=["Python", "compiled code"])
+def test_a_rank_that_works_alone_after_the_group_has_closed_is_left_alone(alone):
+    """The story: one look of a second decided, and ended it while it was in compiled code."""
+    program = (
+        "import ctypes, time, minipipe\n"
+        "with minipipe.init_process_group(timeout=1.0) as group: rank = group.rank\n"
+        f"if rank == 1: {alone}; print('done')\n"
+    )
+    done = mpirun(3, "-c", program, limit=30)
+    assert (done.code, done.out, done.err) == (0, "done\n", "")
+
+
+@needs_mpi
+def test_a_forked_child_cannot_use_the_group():
+    program = (
+        "import os, minipipe\n"
+        "with minipipe.init_process_group(timeout=5) as group:\n"
+        "    if group.rank == 1 and os.fork() == 0:\n"
+        "        try: group.send(__import__('numpy').ones(1), 0)\n"
+        "        except minipipe.errors.LaunchError as error: print(error.code, flush=True)\n"
+        "        os._exit(0)\n"
+        "    group.barrier()\n"
+    )
+    done = mpirun(2, "-c", program, limit=20)
+    assert (done.code, done.out, done.err) == (0, "closed\n", "")

@@ -68,6 +68,8 @@ def test_a_message_is_missing_that_its_sender_has_passed_however_short_the_wait(
     reports[victim.peer].position = data.draw(st.integers(victim.sent_at + 1, 9))
     expected = f"Rank {victim.rank} waits in vain: for a message from rank {victim.peer}."
     assert last_line(reports).startswith(expected)
+    reports[victim.peer].program = "another pipeline's, whose steps are counted apart"
+    assert "waits in vain" not in last_line(reports)
 
 
 @given(waits(17, 200), st.data())
@@ -93,7 +95,7 @@ def test_a_debugger_is_noticed_whether_it_answers_or_not():
 
 def test_a_report_travels_as_it_is_and_tells_where_the_program_is():
     activity = Activity()
-    activity.begin(["2F0", "2B0"], step=4, sent_at={"2B0": 7}.get)
+    activity.begin("1 of 0-3", ["2F0", "2B0"], step=4, sent_at={"2B0": 7}.get)
     activity.position += 1
     patience = Patience(9.0)
     with activity.waiting(patience, 3, lambda: "the gradient"):
