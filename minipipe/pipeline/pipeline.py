@@ -91,9 +91,9 @@ class Pipeline:
         before any of them updates a parameter, with the same :class:`minipipe.errors.NotFiniteError`: it runs the step
         once more, looks at every value between two layers, and names the layer, microbatch, rank and action where the
         first one was made. ``"warn"`` says so on rank 0 and goes on. Without waiting for the loss, the next step finds
-        it, one update late, and names no layer (for the last step ask its loss). Gradients are not looked at where they may overflow because a loss
-        scale will find it: in models with float16 parameters, and where ``scale`` is above 1. Nor are ``evaluate`` and
-        ``predict``, which change nothing.
+        it, one update late, and names no layer (for the last step ask its loss). Gradients are not looked at where they
+        may overflow because a loss scale will find it: in models with float16 parameters, and where ``scale`` is above
+        1. Nor are ``evaluate`` and ``predict``, which change nothing.
     check_agreement : bool
         Whether to compare what changes numbers, now and at the beginning of every collective call: see Notes. That all
         ranks make the same calls, in the same mode, for the same metrics, is checked in any case.
