@@ -181,6 +181,7 @@ def test_the_functions_that_a_layer_calls_count(monkeypatch):
     assert description(layer, "it") != before
 
 
+@pytest.mark.slow
 def test_every_process_gives_the_same_description():
     program = (
         "from minipipe import nn, functional\n"

@@ -185,7 +185,7 @@ def test_a_thread_rank_that_keeps_the_others_waiting_is_named_with_its_line():
 
     def chain(group):
         if group.rank == 2:
-            let_go.wait(10)  # the culprit
+            let_go.wait(1)  # the culprit
         else:
             group.recv(group.rank + 1)
 
@@ -196,4 +196,4 @@ def test_a_thread_rank_that_keeps_the_others_waiting_is_named_with_its_line():
         let_go.set()
     last = str(caught.value).splitlines()[-1]
     assert last.startswith("Rank 2 is busy in its own code: test_thread.py, line ")
-    assert last.endswith("let_go.wait(10)  # the culprit")
+    assert last.endswith("let_go.wait(1)  # the culprit")

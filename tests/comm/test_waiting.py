@@ -116,7 +116,7 @@ def test_a_program_may_have_one_group_after_another():
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        pytest.param(
+        slowly(
             "if group.rank == 0: time.sleep(2.5)\n"
             "elif group.rank == 1: subprocess.Popen(['sh', '-c', f'sleep 1.5; kill -STOP {os.getpid()}'])\n",
             "All ranks came to their ends, but MPI has not finalised",

@@ -151,7 +151,7 @@ def test_no_timeout_is_a_timeout_too():
 @pytest.mark.parametrize(
     ("name", "place", "rank"),
     [
-        ("loses_a_message", "steady", 1),
+        slowly("loses_a_message", "steady", 1),
         slowly("loses_a_message", "cool-down", 3),
         slowly("loses_a_message", "construction", 2),
         slowly("mistags_a_message", "warm-up", 2),

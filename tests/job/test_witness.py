@@ -110,11 +110,13 @@ def is_alive(pid):
     return status_of(pid).get("State", "Z")[0] not in "ZX"
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named():
     codes, said = outcome(launched(first="time.sleep(2.0 * (rank == 1))", limit=0.5))
     assert "timeout Rank 1 has not come to init_process_group() within 0.5 s." in said and 1 in codes
 
 
+@pytest.mark.slow
 def test_a_witness_that_is_killed_hinders_nobody():
     kill = "import subprocess\nsubprocess.run(['pkill', '-9', '-P', str(os.getpid()), '-f', 'job/witness.py'])"
     ask = "time.sleep(1.0)\nassert line.is_first_to_fail()"
