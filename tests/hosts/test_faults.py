@@ -60,11 +60,12 @@ def ended(network, job, fault, begun, promised):
 
 @pytest.mark.parametrize("hosts", ["two_hosts", "four_hosts"])
 def test_a_rank_that_is_killed_ends_all_and_is_named(hosts, request):
+    """Alone on its host it cannot be told from one that the launcher killed because of another: nobody is named."""
     said = break_down(request.getfixturevalue(hosts), "a rank is killed", promised=5.0)
-    # That all ended in time is asserted by now. The launcher may be faster than the witness, or MPI's own error on the
-    # neighbour, which read the memory of the dead rank.
-    if not (said and re.search(rf"Rank {VICTIM} \(process \d+ on node\d\) ended without a word", said[0])):
-        pytest.xfail("timeouts name the culprit: comm")
+    named = [int(line.split()[3]) for line in said if "ended without a word" in line]
+    assert set(named) <= {VICTIM}, said
+    if hosts == "two_hosts" and not named:
+        pytest.xfail("on a busy machine the launcher can be faster than the witness")
 
 
 def test_a_rank_that_raises_ends_all_with_one_traceback(two_hosts):
