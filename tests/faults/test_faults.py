@@ -96,7 +96,7 @@ def test_an_exit_that_is_caught_or_zero_or_of_a_child_ends_nobody(name, place):
     ("name", "place", "rank"),
     [
         ("stops", "steady", 3),
-        ("sleeps", "between steps", 2),
+        slowly("sleeps", "between steps", 2),
         slowly("stops", "construction", 0),
         slowly("spins", "cool-down", 1),
         slowly("holds_the_lock", "warm-up", 2),
@@ -140,6 +140,7 @@ def test_a_large_array_that_nobody_takes_is_a_timeout():
     check("sends_a_large_array_that_nobody_takes")
 
 
+@pytest.mark.slow
 def test_no_timeout_is_a_timeout_too():
     """The story: an infinite one overflowed under mpirun only."""
     check("does_nothing", "steady", 0)
