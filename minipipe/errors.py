@@ -191,6 +191,7 @@ class ModelCode(StrEnum):
     LOSS_WITH_PARAMETERS = "loss-with-parameters"
     PLANNED = "planned"  # an option that a plan has already
     FROZEN = "frozen"
+    NOT_COPYABLE = "not-copyable"
 
 
 class ModelError(MinipipeError, TypeError):

@@ -120,7 +120,9 @@ class StepCheck:
         if check.when_not_finite == "stop":
             for stage in check.executor.stages.values():
                 stage.begin()  # a step that fails leaves no gradients
-            advice = "A smaller learning rate often helps; Pipeline(…, check_finite='warn') would go on."
+            is_given = code in (NotFiniteCode.INPUTS, NotFiniteCode.TARGETS, NotFiniteCode.PARAMETER)
+            advice = "" if is_given else "A smaller learning rate often helps; "
+            advice += "Pipeline(…, check_finite='warn') would go on."
             raise NotFiniteError(code, f"{words} {end} {advice}")
         if check.executor.group.rank == 0:
             warnings.warn(f"{words} The step goes on, because of check_finite='warn'.", stacklevel=6)

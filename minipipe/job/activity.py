@@ -57,6 +57,8 @@ class Report:
         At which position its peer sends what it waits for, where a program says that.
     round : int
         In which round of a gather or a barrier it is, from 1; 0 outside.
+    is_collective : bool
+        Whether what it waits for belongs to a call that all ranks make, and not to an action.
     is_silent : bool
         Whether it did not answer; then others tell what they know, with what the system says as its place.
     """
@@ -77,6 +79,7 @@ class Report:
     position: int = 0
     sent_at: int | None = None
     round: int = 0
+    is_collective: bool = False
     is_silent: bool = False
 
     def to_bytes(self) -> bytes:
@@ -161,6 +164,7 @@ class Activity:
         if (wait := self._wait) is not None:
             patience, report.peer, words = wait
             report.awaited, report.seconds, report.unread = words(), patience.spent, self.unread()
+            report.is_collective = self.current is None and "with tag" not in report.awaited
             report.sent_at = None if (action := self.current) is None else sent_at(action)
         return report
 

@@ -45,7 +45,7 @@ from minipipe.job.host import cores, yield_core
 from minipipe.job.meeting import FINALISING
 from minipipe.job.patience import Patience
 from minipipe.job.process import RankProcess
-from minipipe.job.verdict import STOPPED, is_debugged, state_of, verdict
+from minipipe.job.verdict import STOPPED, is_debugged, state_of, verdict, waits_for_a_person
 
 _MOST_CORES = 4096  # of a host
 _SPINS = 50  # looks that not even yield, where every rank of this host has a core of its own
@@ -110,7 +110,7 @@ class Job:
         self._attending, self._telling = threading.Lock(), threading.Lock()
         self._silent_looks: Counter[int] = Counter()  # by rank
         self._watched: Patience | None = None
-        self._is_left = threading.Event()
+        self._is_left, self._has_told = threading.Event(), False
         self._lookout = threading.Thread(target=self._look_out, name="lookout", daemon=True)
         self._lookout.start()
         os.register_at_fork(after_in_child=self._disown)
@@ -202,6 +202,9 @@ class Job:
         if self._was_asked() and self._defer(is_over):
             return None
         reports = reports or self._ask_all(may_end)
+        if is_debugged(reports) and not self._has_told:
+            self._has_told = True
+            self.process.say(waits_for_a_person(reports, self.world.rank))
         return None if is_over() or is_debugged(reports) else reports
 
     def _was_asked(self) -> bool:

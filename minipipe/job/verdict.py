@@ -57,6 +57,16 @@ def is_debugged(reports: Sequence[Report]) -> bool:
     return any(report.is_debugged or (report.is_silent and report.place == _STATES["t"]) for report in reports)
 
 
+def waits_for_a_person(reports: Sequence[Report], rank: int) -> str:
+    """Return what the lowest rank that is not in a debugger says of those that are; other ranks say nothing."""
+    others = [r.rank for r in reports if r.is_debugged]
+    first = min((r.rank for r in reports if not (r.is_debugged or r.is_silent)), default=-1)
+    if rank != first or not others:
+        return ""
+    names = ", ".join(map(str, others))
+    return f"Rank {names} stands in a debugger, so all wait. (mpirun gives the keyboard to rank 0 alone.)"
+
+
 def state_of(pid: int) -> str:
     """Return what the system says of a process of this host that does not answer, or nothing."""
     try:
@@ -86,6 +96,18 @@ def _has_passed(peer: Report, report: Report) -> bool:
         return False
     is_here = peer.step == report.step and report.sent_at is not None
     return peer.step > report.step or (is_here and peer.position > (report.sent_at or 0))
+
+
+def _different_calls(reports: Sequence[Report]) -> str:
+    """Return who waits in which collective call, where all wait outside of their actions, and not in the same one."""
+    waits = [report for report in reports if report.awaited]
+    if len(waits) < len([r for r in reports if not r.has_ended]) or not all(r.is_collective for r in waits):
+        return ""
+    ranks: dict[str, list[str]] = {}
+    for report in waits:
+        call = report.awaited.rpartition(" from rank ")[0].removeprefix("its part of ").partition(",")[0]
+        ranks.setdefault(call, []).append(str(report.rank))
+    return "; ".join(f"rank {', '.join(who)} in {call}" for call, who in ranks.items()) if len(ranks) > 1 else ""
 
 
 def _unread_from_peer(report: Report) -> list[str]:
@@ -126,6 +148,8 @@ def _sentence(culprits: Sequence[Report], reports: Sequence[Report]) -> str:
     if first.is_silent:
         reasons = sorted({report.place for report in culprits} - {""})
         return f"{who} {'do' if several else 'does'} not answer{': ' * bool(reasons)}{', '.join(reasons)}."
+    if calls := _different_calls(reports):
+        return f"The ranks are in different calls: {calls}. Every rank must make the same calls in the same order."
     if not first.awaited:
         return f"{who} {'are busy in their' if several else 'is busy in its'} own code: {first.place}"
     unread = _unread_from_peer(first)

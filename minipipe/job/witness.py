@@ -265,6 +265,7 @@ class Witness:
         is_with_all = self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values())
         is_launcher_gone = bool(select.select([self.launcher_fd], [], [], _LOOK)[0])
         status = exit_status_of(rank.pid, rank.pidfd)
+        is_with_all |= len(self.joined) < self.expected  # one that had not come was first
         if is_launcher_gone or (is_with_all and status in (None, signal.SIGKILL, signal.SIGTERM)):
             return  # mpirun has been killed, or probably a rank of another host was first
         where = f"process {rank.pid} on {socket.gethostname()}"

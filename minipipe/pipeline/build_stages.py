@@ -9,6 +9,7 @@ from types import ModuleType
 import numpy as np
 
 from minipipe import backend
+from minipipe.errors import ModelError
 from minipipe.nn import AuxiliaryLoss, Parameter, Recompute
 from minipipe.nn.auxiliary_loss import carrying_losses
 from minipipe.pipeline.plan import Plan
@@ -47,7 +48,11 @@ def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: 
     kind, stages = HalfStage if is_half else Stage, {}
     for index in plan.schedule.stages_of(rank):
         part = plan.part(index)
-        module = copy.deepcopy(part, copies)
+        try:
+            module = copy.deepcopy(part, copies)
+        except TypeError as error:  # an open file, a lock
+            what = f"A layer of stage {index} cannot be copied: {error}"
+            raise ModelError("not-copyable", f"{what}. Open files and the like when they are used.") from None
         parameters: dict[str, Parameter] = {names[id(p.owner)]: copies[id(p)] for p in part.parameters()}
         for name, parameter in parameters.items():
             parameter.move(xp)

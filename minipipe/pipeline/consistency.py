@@ -71,7 +71,8 @@ class Calls:
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
         mine = [self._pipeline, self.count, _NAMES.index(call), size, layout, *marks_of(values)]
         sent = np.array(mine, np.uint32) if self._group.rank == self._first_rank else None
-        first = self._group.broadcast(sent, self._first_rank, what=part_of(call)).tolist()
+        came = self._group.broadcast(sent, self._first_rank, what=part_of(call))
+        first = came.tolist() if came.dtype == np.uint32 and came.ndim == 1 else [0, 0, -1]  # a broadcast of the script
         rank, first_rank = self._group.name(), self._group.name(self._first_rank)
         if first[:3] != mine[:3]:
             raise MessageError(
@@ -91,7 +92,8 @@ def part_of(call: str) -> str:
 
 
 def _described(pipeline: int, count: int, call: int) -> str:
-    return f"{_called(_NAMES[call])}, call {count} of pipeline {pipeline}"
+    known = f"{_called(_NAMES[call])}, call {count} of pipeline {pipeline}"
+    return known if call >= 0 else "a broadcast that other ranks do not take part in"
 
 
 def _called(name: str) -> str:

@@ -97,7 +97,33 @@ def test_a_message_that_comes_while_others_are_asked_is_taken():
         "        print(group.recv(0).tolist())\n"
     )
     done = mpirun(2, "-c", program)
-    assert (done.code, done.out, done.err) == (0, "[0, 1, 2]\n", "")
+    told = "[rank 1] Rank 0 stands in a debugger, so all wait. (mpirun gives the keyboard to rank 0 alone.)\n"
+    assert (done.code, done.out, done.err) == (0, "[0, 1, 2]\n", told)
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("group.barrier()", "The ranks are in different calls: rank 0 in a barrier; rank 1, 2 in pipeline.step()"),
+        slowly("group.all_reduce(np.ones(1))", "rank 0 in a gather; rank 1, 2 in pipeline.step()"),
+        slowly("group.broadcast(np.ones(1), 0)", "but rank 0 in a broadcast that other ranks do not take part in"),
+    ],
+)
+def test_a_collective_call_that_one_rank_makes_alone_is_named(call, words):
+    """The story: a healthy rank was named, with an error inside of minipipe, or as one whose message was lost."""
+    program = (
+        "import numpy as np, minipipe\n"
+        "from minipipe import Pipeline, nn\n"
+        "with minipipe.init_process_group(timeout=1.0) as group:\n"
+        "    layers = [nn.Linear(2, 2) for _ in range(3)]\n"
+        "    pipeline = Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), num_microbatches=3)\n"
+        "    for step in range(3):\n"
+        "        pipeline.step(np.ones((6, 2)), np.ones((6, 2)))\n"
+        f"        if step == 1 and group.rank == 0: {call}\n"
+    )
+    done = mpirun(3, "-c", program, limit=20)
+    assert done.code == 1 and words in done.err.splitlines()[-2], done.err
 
 
 @needs_mpi
