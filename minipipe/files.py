@@ -161,7 +161,8 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
 def _is_stream(path: str | Path) -> bool:
     """Tell whether a name stands for a device or a pipe, which has no earlier content and cannot be replaced."""
     is_special = os.path.exists(path) and not os.path.isfile(path)
-    return is_special or os.path.abspath(path).startswith("/dev/")  # /dev/stdout may be a file, and not ours to replace
+    # /dev/stdout may be a file, and not ours to replace; /dev/shm is a folder as any.
+    return is_special or os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/self/fd/"))
 
 
 def _write_and_rename(target: str, data: bytes) -> None:

@@ -196,6 +196,13 @@ def test_a_file_that_is_read_only_is_not_replaced():
         assert path.read_text() == "earlier"
 
 
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
+def test_a_file_in_memory_is_written_as_any():
+    """The story: whatever lies under /dev counted as a device, and was not created."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        assert files.write_whole(Path(folder, "a.txt"), "text").read_text() == "text"
+
+
 def test_half_a_character_is_written_as_a_question_mark(tmp_path):
     assert files.write_whole(tmp_path / "a.txt", "half \udc80").read_bytes() == b"half ?"
 
