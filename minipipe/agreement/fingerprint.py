@@ -79,10 +79,15 @@ def _of_array(array: np.ndarray, before: int) -> int:
 def _form(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, Any]:
     """Return a number for a shape and a dtype, and the positions of the elements to look at.
 
-    They are those of a small array, and spread over a large one by multiples of the golden ratio, which fall into all
-    rows and columns alike. Texts and objects have none: None, which cannot be taken.
+    They are those of a small array, and spread over a large one: over its rows evenly, and over the columns of the last
+    axis by turns, or by multiples of the golden ratio where there are many. Texts and objects have none: None, which
+    cannot be taken.
     """
-    size = prod(shape)
-    spread = np.arange(_MOST_ELEMENTS, dtype=np.float64) * _GOLDEN_RATIO % 1
-    positions = np.arange(size) if size <= _MOST_ELEMENTS else np.sort((spread * size).astype(np.int64))
+    size, turns = prod(shape), np.arange(_MOST_ELEMENTS)
+    if size <= _MOST_ELEMENTS:
+        positions = np.arange(size)
+    else:
+        width = shape[-1]
+        columns = turns % width if width <= _MOST_ELEMENTS else (turns * _GOLDEN_RATIO % 1 * width).astype(np.int64)
+        positions = turns * (size // width) // _MOST_ELEMENTS * width + columns
     return crc32(f"{shape} {dtype}".encode()), None if dtype.kind in "OSU" else positions

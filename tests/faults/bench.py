@@ -153,8 +153,10 @@ def _too_much(case, outcome):
     if outcome.strays and case.place not in EARLY:
         found.append(f"{len(outcome.strays)} lines of nobody, such as: {outcome.strays[0][:100]}")
     if fault.code == 0:
-        if outcome.ours:
-            found.append(f"a false alarm: {outcome.ours[-1][:160]}")
+        expected = [case.words(also, outcome.peer) for also in fault.also]
+        alarms = [line for line in outcome.ours if not any(re.search(words, line) for words in expected)]
+        if alarms:
+            found.append(f"a false alarm: {alarms[-1][:160]}")
         if (count := outcome.out.count("ended well")) != fault.num_ranks:
             found.append(f"{count} of {fault.num_ranks} ranks ended well")
     return found
