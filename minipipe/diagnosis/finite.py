@@ -69,12 +69,11 @@ class FiniteCheck:
 
     def first_not_finite(self) -> int:
         """Return which parameter of the model has the first gradient that is not finite here; -1 without one."""
-        found = ((name, parameter.grad) for name, parameter in self._parameters.items())
-        gradients = {name: gradient for name, gradient in found if gradient is not None}
-        squares = [backend.sum_of_squares(gradient) for gradient in gradients.values()]
-        if not all(map(isfinite, map(float, squares))):  # large gradients have squares that overflow: look again
-            for name in gradients:
-                if not gradients_are_finite([self._parameters[name]]):
+        gradients = (parameter.grad for parameter in self._parameters.values())
+        total = sum(float(backend.sum_of_squares(gradient)) for gradient in gradients if gradient is not None)
+        if not isfinite(total):  # large gradients have squares that overflow: look again
+            for name, parameter in self._parameters.items():
+                if not gradients_are_finite([parameter]):
                     return self.names.index(name)
         return -1
 
