@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import cos, pi
 from numbers import Integral
 from typing import Any
@@ -64,6 +64,34 @@ class LearningRateSchedule:
     def step(self) -> None:
         """Set the learning rates of the next step."""
         self._set(self._last_step + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the schedule stands, in numbers. Local.
+
+        Examples
+        --------
+        >>> from minipipe import optim
+        >>> schedule = optim.LearningRateSchedule(optim.SGD([], learning_rate=0.5), optim.linear(10))
+        >>> schedule.step()
+        >>> schedule.state_dict()
+        {'last_step': 1, 'first_rates': [0.5]}
+        """
+        return {"last_step": self._last_step, "first_rates": list(self._first_rates)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the result of :meth:`state_dict`, and set the learning rates of its last step. Local.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``: when it is of another number of groups, or no such state.
+        """
+        first_rates = state.get("first_rates") if isinstance(state, Mapping) else None
+        if not isinstance(first_rates, list) or len(first_rates) != len(self._first_rates):
+            message = f"the state is {state!r:.80}; expected one of state_dict(), with {len(self._first_rates)} rates."
+            raise ArgumentError("value", f"LearningRateSchedule: {message}")
+        self._first_rates = list(first_rates)
+        self._set(state["last_step"])
 
     def _set(self, step: int) -> None:
         self._last_step = step

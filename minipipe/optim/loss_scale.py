@@ -41,7 +41,8 @@ class LossScale:
     value : float
         The scale of the next backward.
     num_good_steps : int
-        How many updates there were since the value changed, or an overflow. To go on after a break, set both.
+        How many updates there were since the value changed, or an overflow. To go on after a break, set both:
+        a checkpoint has them if they are given to it, ``extra={"scale": [scale.value, scale.num_good_steps]}``.
 
     Raises
     ------

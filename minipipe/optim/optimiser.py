@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Self
 
+import numpy as np
+
 from minipipe import backend
 from minipipe.autograd.grad_mode import next_order
 from minipipe.backend import Array
@@ -189,6 +191,56 @@ class Optimiser(ABC):
             The numbers to use.
         """
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of all that the next steps depend on, but for the parameters' values and gradients. Local.
+
+        Returns
+        -------
+        dict
+            ``"groups"``: for each group its hyper-parameters. ``"states"``: for each parameter, in the order of
+            :attr:`parameters`, what is kept for it, by name: arrays of NumPy, and numbers. The master values of a
+            parameter in half precision are there as ``"master"``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import nn, optim
+        >>> weight = nn.Parameter(np.array([1.0, 2.0]))
+        >>> weight.grad = np.array([4.0, -4.0])
+        >>> optimiser = optim.SGD([weight], learning_rate=0.5, momentum=0.9)
+        >>> optimiser.step()
+        >>> optimiser.state_dict()["states"]
+        [{'velocity': array([ 4., -4.])}]
+        """
+        states = []
+        for parameter in self.parameters:
+            kept = dict(self._states[id(parameter)])
+            if id(parameter) in self._masters:
+                kept["master"] = self._masters[id(parameter)]
+            states.append({name: _copied(value) for name, value in kept.items()})
+        return {"groups": [dict(group.hyper_parameters) for group in self.groups], "states": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the result of :meth:`state_dict`: steps go on as those of the optimiser that it came from. Local.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``: when there are other groups, other hyper-parameters or other parameters; then nothing has
+            changed.
+        """
+        _check_state(self, state)
+        for group, numbers in zip(self.groups, state["groups"]):
+            for name, value in numbers.items():
+                setattr(group, name, value)
+        for parameter, given in zip(self.parameters, state["states"]):
+            xp = parameter.xp
+            kept = {k: backend.copy(backend.moved(v, xp)) if backend.is_array(v) else v for k, v in given.items()}
+            self._masters.pop(id(parameter), None)
+            if "master" in kept:
+                self._masters[id(parameter)] = kept.pop("master")
+            self._states[id(parameter)] = kept
+
     def zero_grad(self) -> None:
         """Forget every gradient. After ``pipeline.step`` this is not needed: it overwrites them."""
         for parameter in self.parameters:
@@ -226,6 +278,26 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
                     f"in group {i}; each step would change it twice. Leave one of the two out.",
                 )
             first_group[owner] = i
+
+
+def _copied(value: Any) -> Any:
+    return np.array(backend.to_numpy(value)) if backend.is_array(value) else value
+
+
+def _check_state(optimiser: Optimiser, state: Any) -> None:
+    """Refuse a state that is not one of such an optimiser over such parameters."""
+    name = type(optimiser).__name__
+    if not isinstance(state, Mapping) or {"groups", "states"} - state.keys():
+        found = ", ".join(map(str, state)) if isinstance(state, Mapping) else f"a {type(state).__name__}"
+        message = f'the state is {found or "empty"}; expected that of state_dict(), with "groups" and "states".'
+        raise ArgumentError("value", f"{name}: {message}")
+    known = [sorted(group.hyper_parameters) for group in optimiser.groups]
+    given = [sorted(numbers) for numbers in state["groups"]]
+    if known != given:
+        raise ArgumentError("value", f"{name}: the state's groups have {given}, and this optimiser's {known}.")
+    if len(state["states"]) != len(optimiser.parameters):
+        message = f"the state is of {len(state['states'])} parameters; this optimiser has {len(optimiser.parameters)}."
+        raise ArgumentError("value", f"{name}: {message}")
 
 
 def _check_and_warn(parameters: list[Parameter]) -> None:
