@@ -13,6 +13,7 @@ from minipipe.lazy import names_on_demand
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from minipipe import (
         autograd,
+        checkpoint,
         comm,
         data,
         errors,
@@ -67,6 +68,7 @@ __getattr__, __dir__, __all__ = names_on_demand(
     },
     modules=[
         "minipipe.autograd",
+        "minipipe.checkpoint",
         "minipipe.comm",
         "minipipe.data",
         "minipipe.errors",

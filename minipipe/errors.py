@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 __all__ = [
     "ArgumentError",
+    "CheckpointError",
     "CourseworkError",
     "FileError",
     "LaunchError",
@@ -377,6 +378,36 @@ class FileError(MinipipeError, OSError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
         self.errno = None  # where OSError keeps its first argument
+
+
+class CheckpointCode(StrEnum):
+    """The codes of a :class:`CheckpointError`."""
+
+    NOT_FOUND = "not-found"  # there is none
+    DAMAGED = "damaged"  # not what was written there, or not all of it
+    MISMATCH = "mismatch"  # of another model, optimiser or seed
+    VERSION = "version"  # of a form that this version does not know
+    UNWRITABLE = "unwritable"  # the system refuses, or a rank has failed
+    VALUE = "value"  # something that a checkpoint cannot hold
+
+
+class CheckpointError(MinipipeError, RuntimeError):
+    """A checkpoint cannot be written, or cannot be gone on from.
+
+    Examples
+    --------
+    >>> from minipipe import Pipeline, checkpoint, init_process_group, nn
+    >>> with init_process_group() as group:
+    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group)
+    ...     try:
+    ...         checkpoint.restore("/no/such/folder", pipeline)
+    ...     except CheckpointError as error:
+    ...         print(error.code)
+    not-found
+    """
+
+    codes = CheckpointCode
+    is_self_explaining = True
 
 
 class CourseworkCode(StrEnum):

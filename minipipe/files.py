@@ -18,8 +18,8 @@ from minipipe.printable import quoted
 _MOST_OF_A_NAME = 200  # characters of a path in a message
 
 
-def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
-    """Return the content of a file of text in UTF-8.
+def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file.
 
     Its kind and size are checked before a byte is read. A pipe is read until its writers have closed it.
 
@@ -33,12 +33,12 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
     Raises
     ------
     FileError
-        Code ``not-a-file``, for a directory, a device or a socket; ``too-large``; ``not-text``; ``unreadable``, where
-        the system refuses, or a pipe is silent for ``limits.PIPE_PATIENCE`` seconds.
+        Code ``not-a-file``, for a directory, a device or a socket; ``too-large``; ``unreadable``, where the system
+        refuses, or a pipe is silent for ``limits.PIPE_PATIENCE`` seconds.
 
     Examples
     --------
-    >>> read_text("/dev/zero")
+    >>> read_bytes("/dev/zero")
     Traceback (most recent call last):
         ...
     minipipe.errors.FileError: '/dev/zero' cannot be read: it is a device; expected a file.
@@ -48,9 +48,27 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         try:
             _check_kind(path, os.fstat(descriptor), most)
-            content = b"".join(_pieces(path, descriptor, most))
+            return b"".join(_pieces(path, descriptor, most))
         finally:
             os.close(descriptor)
+
+
+def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
+    """Return the content of a file of text in UTF-8, read as by :func:`read_bytes`.
+
+    Raises
+    ------
+    FileError
+        Codes ``not-a-file``, ``too-large``, ``unreadable`` and ``not-text``.
+
+    Examples
+    --------
+    >>> read_text("/no/such/file")
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.FileError: '/no/such/file' cannot be read: No such file or directory.
+    """
+    content = read_bytes(path, most)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -105,11 +123,13 @@ def _check_kind(path: str | Path, status: os.stat_result, most: int) -> None:
 
 def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
     """Yield what a file holds; it may grow while it is read, and files of /proc have no size."""
-    is_pipe, total = stat.S_ISFIFO(os.fstat(descriptor).st_mode), 0
+    status = os.fstat(descriptor)
+    is_pipe, total = stat.S_ISFIFO(status.st_mode), 0
+    length = max(1 << 20, min(status.st_size, 1 << 30))  # a file in one piece is not copied by the join
     while True:
         if is_pipe and not select.select([descriptor], [], [], PIPE_PATIENCE)[0]:
             raise _refusal(path, FileCode.UNREADABLE, f"nothing has come out of the pipe for {PIPE_PATIENCE:g} s")
-        piece = os.read(descriptor, 1 << 20)
+        piece = os.read(descriptor, length)
         if not piece:
             return
         yield piece

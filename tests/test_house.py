@@ -55,6 +55,9 @@ ROOMS = {
         *("numpy", "errors", "backend", "autograd", "tensor", "pytree", "batch", "nn", "optim", "schedules"),
         *("comm", "pipeline"),
     },
+    "checkpoint": {
+        *("numpy", "safetensors", "errors", "files", "printable", "backend", "nn", "optim", "comm", "pipeline"),
+    },
     "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},
     "coursework": {"numpy", "errors", "autograd", "schedules", "analysis"},
@@ -69,6 +72,7 @@ ONLY_HERE = {
     "mpi4py": {"job.mpi_job"},
     "cupy": {"backend"},
     "cupyx": {"backend"},
+    "safetensors": {"checkpoint.tensors"},
 }  # what may be missing is imported in one place
 # Imports inside a function, by which a file opens one above it when it is called: a property of data, or a picture.
 DOORS = {

@@ -113,6 +113,9 @@ class Pipeline:
         The computations that ``step`` runs.
     partition : list of range
         These five cannot be set: for another of them make another pipeline.
+    seed : int
+    num_steps : int
+        How many training steps were taken. Dropout and the like draw from the seed and this number.
     measures_memory : bool
         Whether ``step`` measures the bytes held after each action. Slow; off by default.
 
@@ -173,10 +176,10 @@ class Pipeline:
         given["stack_weight_gradients"] = stack_weight_gradients
         compares = check_program(group, check_agreement, {**plan.description, **given})
         warn_of_another_order(plan.schedule, group)
-        self._group = group
+        self._group, self.seed = group, seed
         self._xp = backend.module_for(device, group.local_rank)
         self._intake = Intake(plan, group, self._xp, seed, compares)
-        self._is_training, self._num_steps = plan.model.is_training, 0
+        self._is_training, self.num_steps = plan.model.is_training, 0
         self._records: deque[Record] = deque(maxlen=_KEPT_STEPS)  # of the last steps, for timeline()
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
@@ -393,9 +396,9 @@ class Pipeline:
         record = self._trainer.run(batch, finishes_sends)
         # Its tags are behind those of the executor.
         self._parameters.shared.exchange_gradients(batch.step, 2 * self.num_stages * len(batch.slices), earlier)
-        if self._num_steps == 0:
+        if self.num_steps == 0:
             warn_of_missing_gradients(self._parameters.own)
-        self._num_steps += 1
+        self.num_steps += 1
         self._input_gradients = batch.input_gradients(record.input_gradients)
         loss = deliver_loss(self._group, self._intake.last_rank, batch, self._finite.of_step(batch, wait))
         while self._pending:  # in their order, and no rank is far behind
@@ -492,7 +495,7 @@ class Pipeline:
         return batch
 
     def _batch(self, call: str, inputs: Any, targets: Any, objective: Objective, is_training: bool) -> Batch:
-        return self._intake.batch(call, inputs, targets, objective, is_training, self._num_steps)
+        return self._intake.batch(call, inputs, targets, objective, is_training, self.num_steps)
 
     # -- this rank's part -----------------------------------------------------------------------------------
 

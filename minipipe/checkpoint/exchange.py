@@ -1,0 +1,66 @@
+"""What ranks tell each other about a checkpoint: JSON in messages, so that all of them do the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from minipipe.comm import ProcessGroup
+from minipipe.errors import CheckpointError, MessageError
+
+
+def tell(group: ProcessGroup, root: int, value: Any, call: str) -> Any:
+    """Return the value of the root on every rank. Collective.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    root : int
+    value : JSON
+        Read on the root.
+    call : str
+        What every rank must call, for the message of a timeout.
+
+    Raises
+    ------
+    MessageError
+        Code ``step``, where the root is in another collective call.
+    """
+    sent = _packed(value) if group.rank == root else None
+    return _unpacked(group, group.broadcast(sent, root, what=_part_of(call)), root, call)
+
+
+def gather(group: ProcessGroup, value: Any, call: str) -> list[Any]:
+    """Return the values of all ranks, by rank, on every rank. Collective; parameters are those of :func:`tell`."""
+    rows = group.all_gather(_packed(value), what=_part_of(call))
+    return [_unpacked(group, row, rank, call) for rank, row in enumerate(rows)]
+
+
+def raise_first(errors: list[list[str] | None]) -> None:
+    """Raise the first error that any rank has told, the same on all.
+
+    Parameters
+    ----------
+    errors : list of (code, message) or None
+        By rank.
+    """
+    for error in errors:
+        if error is not None:
+            raise CheckpointError(*error)
+
+
+def _packed(value: Any) -> np.ndarray:
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def _unpacked(group: ProcessGroup, row: np.ndarray, rank: int, call: str) -> Any:
+    if row.dtype != np.uint8:
+        message = f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in another collective call."
+        raise MessageError("step", f"{message} Every rank must make the same calls in the same order.")
+    return json.loads(row.tobytes())
+
+
+def _part_of(call: str) -> str:
+    return f"its part of {call}, which every rank must call,"

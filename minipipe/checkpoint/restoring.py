@@ -1,0 +1,201 @@
+"""Restoring: each rank reads the files that hold something of its own stages, and compares them with the manifest."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minipipe import backend
+from minipipe.checkpoint import storage
+from minipipe.checkpoint.exchange import gather, tell
+from minipipe.checkpoint.manifest import Manifest, damage, mismatch, read_manifest
+from minipipe.checkpoint.state import Arrays, by_name, check, put
+from minipipe.checkpoint.tensors import unpacked
+from minipipe.errors import CheckpointCode, CheckpointError
+from minipipe.optim import Optimiser
+from minipipe.pipeline import Pipeline
+
+
+class Restored(NamedTuple):
+    """What a script needs to go on.
+
+    Attributes
+    ----------
+    step : int
+        As it was given to ``save``.
+    extra : dict
+        As it was given to ``save`` on the rank of the first stage, on every rank. Tuples and arrays come as lists.
+    path : Path
+        Of the checkpoint.
+    """
+
+    step: int
+    extra: dict[str, Any]
+    path: Path
+
+
+def restore(
+    folder: str | Path,
+    pipeline: Pipeline,
+    optimiser: Optimiser | Mapping[str, Optimiser] | None = None,
+    *,
+    required: bool = True,
+) -> Restored | None:
+    """Take the newest checkpoint of a folder that is whole: training goes on as if it had never stopped.
+
+    Collective. The number of ranks, the schedule, the partition and the device may be others than when it was saved.
+    Each rank reads the files that hold something of its own stages, and compares their length and SHA-256 with the
+    manifest, before it changes anything.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Of all checkpoints of a run, as given to :func:`save`; or one of them.
+    pipeline : Pipeline
+        Of the same layers and the same seed.
+    optimiser : Optimiser, or mapping of str to Optimiser
+        As given to :func:`save`; None for a pipeline that is not trained any more.
+    required : bool
+        Whether it is an error that the folder does not exist or has no checkpoint; otherwise None is returned.
+
+    Returns
+    -------
+    Restored or None
+
+    Raises
+    ------
+    CheckpointError
+        The same on every rank; then nothing has changed. Codes ``not-found``; ``damaged``, when no checkpoint is whole
+        (where an earlier one is, it is taken, with a warning on rank 0); ``mismatch``, when it is of other layers,
+        another optimiser or another seed; ``version``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from minipipe import Pipeline, checkpoint, init_process_group, nn, optim
+    >>> with tempfile.TemporaryDirectory() as folder, init_process_group() as group:
+    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group)
+    ...     optimiser = optim.Adam(pipeline.parameters())
+    ...     checkpoint.save(folder, pipeline, optimiser, step=20, extra={"epoch": 3}).name
+    ...     restored = checkpoint.restore(folder, pipeline, optimiser)
+    ...     restored.step, restored.extra
+    '000001-step-20'
+    (20, {'epoch': 3})
+    """
+    group, optimisers = pipeline.group, by_name(optimiser)
+    found = _candidates(Path(folder)) if group.rank == 0 else None
+    names, reason = tell(group, 0, found, "checkpoint.restore()")
+    if not names and not required:
+        return None
+    if not names:
+        raise CheckpointError("not-found", f"There is no checkpoint in {str(folder)!r}: {reason}.")
+    problems: list[str] = []
+    for name in names:
+        path = Path(folder) / name
+        read, failure = None, None
+        try:
+            read = _read(path, pipeline, optimisers)
+        except CheckpointError as error:
+            failure = [str(error.code), error.message]
+        failures = [told for told in gather(group, failure, "checkpoint.restore()") if told]
+        for code, message in failures:
+            if code != CheckpointCode.DAMAGED:
+                raise CheckpointError(code, message)
+        if not failures and read is not None:
+            return _taken(path, pipeline, optimisers, *read, problems)
+        problems.append(failures[0][1])
+    raise CheckpointError("damaged", " ".join([*problems, "There is no other checkpoint."]))
+
+
+def _candidates(folder: Path) -> tuple[list[str], str]:
+    """Return the names of the checkpoints in a folder, the newest first, and why there is none. Local, on rank 0."""
+    try:
+        found = storage.checkpoints(folder)
+    except OSError as error:
+        return [], error.strerror or str(error)
+    return [str(path.relative_to(folder)) for path in found], "nothing in it is a checkpoint that was finished"
+
+
+def _read(path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> tuple[Manifest, Arrays]:
+    """Read what this rank needs of a checkpoint, and check all of it. Local."""
+    manifest = read_manifest(path)
+    _check_model(manifest, pipeline)
+    check(pipeline, optimisers, manifest.optimisers)
+    own = {name for name, _ in pipeline.named_parameters()}
+    missing = [name for name in manifest.files if not (path / name).is_file()]
+    if missing:
+        raise damage(path, f"{', '.join(missing)} of its {len(manifest.files)} files are missing.")
+    arrays: Arrays = {}
+    for file in sorted({manifest.parameters[name][0] for name in own}):
+        arrays |= _arrays(path, file, manifest, own)
+    for name in own:
+        _, dtype, shape = manifest.parameters[name]
+        array = arrays.get(f"parameters/{name}")
+        if array is None or (array.dtype.name, array.shape) != (dtype, shape):
+            raise damage(path, f"its files do not hold {name} as {storage.MANIFEST} says.")
+    return manifest, arrays
+
+
+def _arrays(path: Path, file: str, manifest: Manifest, own: set[str]) -> Arrays:
+    """Return the arrays of a file that belong to some parameters."""
+    size, sha256 = manifest.files[file]
+    try:
+        found = (path / file).stat().st_size
+        content = storage.read(path / file, size) if found == size else b""
+    except OSError as error:
+        raise damage(path, f"{file} cannot be read: {error}.") from None
+    if found != size:
+        raise damage(path, f"{file} has {found:,} bytes; {size:,} were written.")
+    if storage.digest_of(content) != (size, sha256):
+        raise damage(path, f"{file} is not what was written there: its SHA-256 differs.")
+    try:
+        arrays = unpacked(content)
+    except CheckpointError as error:
+        raise damage(path, f"{file}: {error.message}") from None
+    return {key: array for key, array in arrays.items() if key.rpartition("/")[2] in own}
+
+
+def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
+    """Refuse a checkpoint of another model. Local.
+
+    Raises
+    ------
+    CheckpointError
+        Code ``mismatch``.
+    """
+    model = dict(pipeline.model.named_parameters())
+    only = [name for name in manifest.parameters if name not in model]
+    missing = [name for name in model if name not in manifest.parameters]
+    if only or missing:
+        there, here = (", ".join(names[:3]) + " …" * (len(names) > 3) or "nothing" for names in (only, missing))
+        raise mismatch(f"it is of another model. Only there: {there}; only in this pipeline: {here}")
+    for name, parameter in model.items():
+        _, dtype, shape = manifest.parameters[name]
+        looks = backend.numpy_dtype(parameter.dtype).name, parameter.shape
+        if looks != (dtype, shape):
+            raise mismatch(f"its {name} has shape {shape} and dtype {dtype}, that of this pipeline {looks[::-1]}")
+    if manifest.seed != pipeline.seed:
+        message = f"it was trained with seed={manifest.seed}, and this pipeline has seed={pipeline.seed}: dropout"
+        raise mismatch(f"{message} would draw other numbers. Give Pipeline(…, seed={manifest.seed})")
+
+
+def _taken(
+    path: Path,
+    pipeline: Pipeline,
+    optimisers: Mapping[str, Optimiser],
+    manifest: Manifest,
+    arrays: Arrays,
+    problems: list[str],
+) -> Restored:
+    """Put everything in its place; say on rank 0 what is not as one might expect. Local."""
+    put(pipeline, optimisers, arrays, manifest.optimisers)
+    pipeline.num_steps = manifest.num_steps
+    now = pipeline.schedule.num_microbatches
+    if pipeline.group.rank == 0 and problems:
+        warnings.warn(f"{' '.join(problems)} Going on from {path.name}, of step {manifest.step}.", stacklevel=3)
+    if pipeline.group.rank == 0 and now != manifest.num_microbatches:
+        message = f"{path.name} was trained with {manifest.num_microbatches} microbatches, and this pipeline has {now}"
+        warnings.warn(f"{message}: its gradients will have other last bits.", stacklevel=3)
+    return Restored(manifest.step, manifest.extra, path)

@@ -1,0 +1,324 @@
+"""Saving: each rank writes a file of its own, and rank 0 says when all are there.
+
+Ranks on several hosts need one folder, so a file system that they share.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from minipipe.checkpoint import storage
+from minipipe.checkpoint.exchange import gather, raise_first, tell
+from minipipe.checkpoint.manifest import Manifest, encoded
+from minipipe.checkpoint.state import Arrays, by_name, merged, take
+from minipipe.checkpoint.storage import Digest
+from minipipe.checkpoint.tensors import packed
+from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError
+from minipipe.files import read_text
+from minipipe.optim import Optimiser
+from minipipe.pipeline import Pipeline
+
+_POLL = 0.02  # seconds between looks for the other ranks' files, in the background
+
+
+class _Part(NamedTuple):
+    """What one rank writes, and what is told of it."""
+
+    partial: Path
+    rank: int
+    arrays: Arrays
+    told: dict[str, Any]
+
+    def write(self) -> dict[str, Any]:
+        """Write the file; return what the manifest says of it, or an error as ``{"error": [code, message]}``."""
+        if self.told["error"]:
+            return self.told
+        try:
+            content = packed(self.arrays)
+            path = self.partial / storage.name_of_file(self.rank)
+            storage.write(path, content)
+            return {**self.told, "digest": storage.digest_of(content)}
+        except OSError as error:
+            return _told(_unwritable(self.rank, error))
+        except CheckpointError as error:
+            return _told(error)
+
+
+def save(
+    folder: str | Path,
+    pipeline: Pipeline,
+    optimiser: Optimiser | Mapping[str, Optimiser] | None = None,
+    *,
+    step: int,
+    extra: Mapping[str, Any] | None = None,
+    keep: int = 2,
+) -> Path:
+    """Write a checkpoint: all that the next steps depend on.
+
+    Collective; returns when it is on the disk, whole. Each rank writes the parameters of its own stages and what the
+    optimiser keeps for them. Any number of ranks, with any schedule and partition, goes on from it with the same bits
+    (:func:`restore`), given the same microbatches.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Of all checkpoints of a run; made if it is not there. On several hosts all ranks must see the same folder. One
+        job at a time writes into it.
+    pipeline : Pipeline
+    optimiser : Optimiser, or mapping of str to Optimiser
+        Several have names of their own, by which :func:`restore` finds them.
+    step : int
+        How far the script is; the same on every rank.
+    extra : mapping
+        What the script needs to go on, in numbers, strings, lists and dicts: the epoch, the position in the data, the
+        state of a generator. That of the rank of the first stage is kept; other ranks may give None.
+    keep : int
+        How many checkpoints to keep, at least 1. Older ones are deleted once this one is whole. With 2 there is
+        another to go back to, should the disk damage one.
+
+    Returns
+    -------
+    Path
+        Of this checkpoint, a folder in ``folder``.
+
+    Raises
+    ------
+    CheckpointError
+        On every rank: codes ``unwritable``, such as for a full disk, which leaves earlier checkpoints as they were;
+        ``value``, for something in ``extra`` that JSON cannot hold.
+    RankError
+        Code ``disagreement``, when the ranks give different steps.
+    ArgumentError
+        Codes ``value`` and ``type``.
+
+    Examples
+    --------
+    Three steps in one run are two steps, and one more on another number of ranks.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from minipipe import Pipeline, checkpoint, nn, optim, spawn
+    >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)), np.ones((8, 4))
+    >>> def train(group, folder, num_steps):
+    ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4)
+    ...     optimiser = optim.Adam(pipeline.parameters())
+    ...     restored = checkpoint.restore(folder, pipeline, optimiser, required=False)
+    ...     for step in range(restored.step if restored else 0, num_steps):
+    ...         loss = pipeline.step(x, x[:, :1])
+    ...         optimiser.step()
+    ...     checkpoint.save(folder, pipeline, optimiser, step=num_steps)
+    ...     return float(loss)
+    >>> with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+    ...     whole = spawn(lambda group: train(group, one, 3), num_ranks=1)
+    ...     _ = spawn(lambda group: train(group, two, 2), num_ranks=3)
+    ...     parts = spawn(lambda group: train(group, two, 3), num_ranks=2)
+    >>> whole[0] == parts[0] == parts[1]
+    True
+    """
+    part = _begin(Path(folder), pipeline, by_name(optimiser), step, extra, keep)
+    parts = gather(pipeline.group, part.write(), "checkpoint.save()")
+    finished = _finished(part, parts, keep) if part.rank == 0 else None
+    finished = tell(pipeline.group, 0, finished, "checkpoint.save()")
+    raise_first([finished["error"]])
+    return Path(folder) / finished["name"]
+
+
+class BackgroundSaver:
+    """Writes checkpoints while training goes on: a save takes a copy and returns.
+
+    Use it in a ``with`` block: leaving it waits for the last one.
+
+    Parameters
+    ----------
+    folder, pipeline, optimiser, keep
+        As for :func:`save`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from minipipe import Pipeline, checkpoint, nn, optim, spawn
+    >>> def train(group, folder):
+    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), group, loss=nn.MSELoss())
+    ...     optimiser = optim.SGD(pipeline.parameters(), 0.1)
+    ...     with checkpoint.BackgroundSaver(folder, pipeline, optimiser) as saver:
+    ...         for step in range(4):
+    ...             pipeline.step(np.ones((8, 2)), np.ones((8, 1)))
+    ...             optimiser.step()
+    ...             saver.save(step + 1)
+    ...     return checkpoint.restore(folder, pipeline, optimiser).step
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     spawn(lambda group: train(group, folder), num_ranks=2)
+    [4, 4]
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        pipeline: Pipeline,
+        optimiser: Optimiser | Mapping[str, Optimiser] | None = None,
+        keep: int = 2,
+    ) -> None:
+        self._folder, self._pipeline, self._keep = Path(folder), pipeline, keep
+        self._optimisers = by_name(optimiser)
+        self._thread: threading.Thread | None = None
+        self._failure: CheckpointError | None = None
+
+    def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
+        """Take a copy, and begin to write it; wait for the checkpoint before, if that is still being written.
+
+        Collective. Parameters and errors are those of :func:`save`; what goes wrong later is raised by the next call.
+        """
+        self.wait()
+        part = _begin(self._folder, self._pipeline, self._optimisers, step, extra, self._keep)
+        # Not a daemon: at the end of a program Python waits for it.
+        self._thread = threading.Thread(target=self._write, args=(part,), name="minipipe checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until this rank has written its part of the last checkpoint and, on rank 0, until that is whole.
+
+        Local.
+
+        Raises
+        ------
+        CheckpointError
+            Code ``unwritable``.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _write(self, part: _Part) -> None:
+        """Write this rank's part and, on rank 0, the rest once all ranks' parts are there."""
+        group = self._pipeline.group
+        own = part.write()
+        try:
+            if group.rank:
+                # Through a file, since only the main thread may send messages; its last name tells that it is whole.
+                whole = part.partial / _name_of_told(group.rank)
+                storage.write(whole.with_suffix(".tmp"), json.dumps(own).encode())
+                whole.with_suffix(".tmp").rename(whole)
+                raise_first([own["error"]])
+            else:
+                parts = [own, *_told_by_others(part.partial, group.size, group.timeout)]
+                raise_first([_finished(part, parts, self._keep)["error"]])
+        except CheckpointError as error:
+            self._failure = error
+        except OSError as error:
+            self._failure = _unwritable(group.rank, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.wait()
+
+
+def _begin(
+    folder: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser], step: int, extra: Any, keep: int
+) -> _Part:
+    """Check what was given, make the folder on rank 0, and take this rank's part. Collective."""
+    for name, number, least in (("step", step, 0), ("keep", keep, 1)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise ArgumentError("value", f"{name} is {number!r}; expected a whole number, at least {least}.")
+    group = pipeline.group
+    made: Any = None
+    if group.rank == 0:
+        try:
+            made = {"partial": storage.begin(folder, step).name, "step": step, "error": None}
+        except OSError as error:
+            made = _told(_unwritable(0, error))
+    made = tell(group, 0, made, "checkpoint.save()")
+    raise_first([made["error"]])
+    if made["step"] != step:
+        message = f"checkpoint.save: step is {step} on rank {group.name()}, and {made['step']} on rank {group.name(0)}."
+        raise RankError("disagreement", f"{message} Every rank must save at the same step.")
+    try:
+        arrays, told = _own_part(pipeline, optimisers, step, extra)
+    except CheckpointError as error:
+        arrays, told = {}, _told(error)
+    return _Part(folder / made["partial"], group.rank, arrays, told)
+
+
+def _own_part(
+    pipeline: Pipeline, optimisers: Mapping[str, Optimiser], step: int, extra: Any
+) -> tuple[Arrays, dict[str, Any]]:
+    """Return what this rank writes, and what the manifest says of it. Local."""
+    rank, plan = pipeline.group.rank, pipeline.plan
+    arrays, told = take(pipeline, optimisers, [name for name, owner in plan.owners.items() if owner == rank])
+    keys = (key.partition("/") for key in arrays)
+    names = {name: arrays[f"{first}/{name}"] for first, _, name in keys if first == "parameters"}
+    mine: dict[str, Any] = {
+        "error": None,
+        "optimisers": json.loads(encoded(told, "the optimiser's state")),
+        "parameters": {name: [array.dtype.name, array.shape] for name, array in names.items()},
+    }
+    if rank == plan.placement[0]:
+        numbers = {"num_steps": pipeline.num_steps, "seed": pipeline.seed}
+        numbers["num_microbatches"] = pipeline.schedule.num_microbatches
+        mine["script"] = {"step": step, **numbers, "extra": json.loads(encoded(dict(extra or {}), "extra"))}
+    return arrays, mine
+
+
+def _finished(part: _Part, parts: list[dict[str, Any]], keep: int) -> dict[str, Any]:
+    """Write the manifest and give the checkpoint its name; return that, or an error. On rank 0, when all have told."""
+    try:
+        raise_first([told["error"] for told in parts])
+        script = next(told["script"] for told in parts if "script" in told)
+        files = {storage.name_of_file(rank): Digest(*told["digest"]) for rank, told in enumerate(parts)}
+        parameters = {
+            name: (file, *looks) for file, told in zip(files, parts) for name, looks in told["parameters"].items()
+        }
+        optimisers = merged(told["optimisers"] for told in parts)
+        manifest = Manifest(**script, parameters=parameters, optimisers=optimisers, files=files)
+        path = storage.finish(part.partial, manifest.to_json())
+        storage.keep_last(path.parent, keep)
+        return {"name": path.name, "error": None}
+    except CheckpointError as error:
+        failure = error
+    except OSError as error:
+        failure = _unwritable(part.rank, error)
+    storage.discard(part.partial)
+    return _told(failure)
+
+
+def _told_by_others(partial: Path, size: int, timeout: float) -> list[dict[str, Any]]:
+    """Return what the other ranks have told of their parts, as soon as it is there; delete their files."""
+    told, give_up = [], time.monotonic() + timeout
+    for rank in range(1, size):
+        path = partial / _name_of_told(rank)
+        while not path.exists():
+            if time.monotonic() > give_up:
+                message = f"Rank {rank} has not written its part of {partial} within {timeout:g} s."
+                raise CheckpointError("unwritable", f"{message} All ranks must see the same folder.")
+            time.sleep(_POLL)
+        told.append(json.loads(read_text(path)))
+        path.unlink()
+    return told
+
+
+def _name_of_told(rank: int) -> str:
+    return f"rank-{rank}.json"
+
+
+def _told(error: CheckpointError) -> dict[str, Any]:
+    return {"error": [str(error.code), error.message]}
+
+
+def _unwritable(rank: int, error: OSError) -> CheckpointError:
+    reason = error.message if isinstance(error, FileError) else error.strerror or str(error)
+    where = f" {error.filename}" if error.filename else ""
+    message = f"Rank {rank} could not write{where}: {reason}. Earlier checkpoints are as they were."
+    return CheckpointError("unwritable", message)

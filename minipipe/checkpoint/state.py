@@ -1,0 +1,184 @@
+"""What of a pipeline and its optimisers the next steps depend on, on one rank: taken out, and put back by name.
+
+A rank's part is arrays by key, and what is told of the optimisers in numbers. A key is ``parameters/NAME``, or
+``OPTIMISER/WHAT/NAME`` such as ``optimiser/velocity/2.weight``: names are those of the whole model, so any rank finds
+what it needs, whatever the partition was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from minipipe import backend
+from minipipe.checkpoint.manifest import mismatch
+from minipipe.errors import ArgumentError
+from minipipe.nn import Parameter
+from minipipe.optim import Optimiser
+from minipipe.pipeline import Pipeline
+
+Optimisers = Mapping[str, Optimiser]
+Arrays = dict[str, np.ndarray]
+Told = dict[str, dict[str, Any]]
+
+
+def by_name(optimiser: Optimiser | Optimisers | None) -> dict[str, Optimiser]:
+    """Return the optimisers that were given, by name.
+
+    Raises
+    ------
+    ArgumentError
+        Codes ``type`` and ``value``.
+
+    Examples
+    --------
+    >>> from minipipe import optim
+    >>> list(by_name(optim.SGD([], 0.1))), list(by_name({"body": optim.SGD([], 0.1)}))
+    (['optimiser'], ['body'])
+    """
+    named = optimiser if isinstance(optimiser, Mapping) else {"optimiser": optimiser}
+    given = {name: one for name, one in named.items() if one is not None}
+    for name, one in given.items():
+        if not isinstance(one, Optimiser):
+            message = f"optimiser is {one!r:.60}; expected an optimiser, or a mapping of names to optimisers."
+            raise ArgumentError("type", message)
+        if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
+            raise ArgumentError("value", f"{name!r} is no name for an optimiser: one of a word, such as 'body'.")
+    return given
+
+
+def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tuple[Arrays, Told]:
+    """Return copies of the values of some of this rank's parameters, and of what its optimisers keep for them. Local.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+    optimisers : mapping of str to Optimiser
+    names : iterable of str
+        Of parameters on this rank.
+
+    Returns
+    -------
+    arrays : dict of str to array
+        In C order: safetensors takes the memory as it lies.
+    told : dict of str to dict
+        By optimiser: its ``"class"``; its ``"groups"``, each with its ``"numbers"`` and its ``"parameters"`` by name;
+        and the numbers ``"kept"`` for each parameter.
+    """
+    own = dict(pipeline.named_parameters())
+    arrays: Arrays = {f"parameters/{name}": _copy(own[name].data) for name in names}
+    told: Told = {}
+    for key, optimiser in optimisers.items():
+        state, kept = optimiser.state_dict(), {}
+        for name, states in _named(own, optimiser, state["states"]):
+            if f"parameters/{name}" in arrays:
+                found = {what: value for what, value in states.items() if backend.is_array(value)}
+                arrays |= {f"{key}/{what}/{name}": _copy(value) for what, value in found.items()}
+                kept[name] = {what: value for what, value in states.items() if what not in found}
+        groups = [{"numbers": numbers, "parameters": []} for numbers in state["groups"]]
+        for group, optimisers_group in zip(groups, optimiser.groups):
+            group["parameters"] = [name for name, _ in _named(own, optimisers_group, optimisers_group.parameters)]
+        told[key] = {"class": type(optimiser).__qualname__, "groups": groups, "kept": kept}
+    return arrays, told
+
+
+def check(pipeline: Pipeline, optimisers: Optimisers, told: Told) -> None:
+    """Refuse what was told of other optimisers. Local.
+
+    Raises
+    ------
+    CheckpointError
+        Code ``mismatch``.
+    """
+    for key, optimiser in optimisers.items():
+        name = type(optimiser).__qualname__
+        if key not in told:
+            known = ", ".join(map(repr, told)) or "none"
+            raise mismatch(f"it has no state of an optimiser named {key!r}; there is {known}")
+        if told[key]["class"] != name:
+            raise mismatch(f"its {key} is of the class {told[key]['class']}, and this one of the class {name}")
+        for place, group in enumerate(_groups(pipeline, optimiser, told[key])):
+            if sorted(group) != sorted(optimiser.groups[place].hyper_parameters):
+                raise mismatch(f"its {key} has the hyper-parameters {sorted(group)} in group {place}")
+
+
+def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndarray], told: Told) -> None:
+    """Take all of this rank's parameters, and what its optimisers keep for them, from what :func:`take` returned.
+
+    Local.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+    optimisers : mapping of str to Optimiser
+    arrays : mapping of str to array
+        From any ranks, as long as everything of this rank's parameters is among them.
+    told : dict of str to dict
+        Of all ranks, merged by :func:`merged`.
+    """
+    own = dict(pipeline.named_parameters())
+    for name, parameter in own.items():
+        parameter.load(arrays[f"parameters/{name}"], name)
+    kept: dict[tuple[str, str], dict[str, Any]] = {}
+    for key, array in arrays.items():
+        optimiser_key, _, rest = key.partition("/")
+        what, _, name = rest.partition("/")
+        if optimiser_key in optimisers:
+            kept.setdefault((optimiser_key, name), {})[what] = array
+    for key, optimiser in optimisers.items():
+        names = [name for name, _ in _named(own, optimiser, optimiser.parameters)]
+        states = [{**kept.get((key, name), {}), **told[key]["kept"].get(name, {})} for name in names]
+        optimiser.load_state_dict({"groups": _groups(pipeline, optimiser, told[key]), "states": states})
+
+
+def merged(parts: Iterable[Told]) -> Told:
+    """Return what several ranks have told of the same optimisers, as one.
+
+    Groups in the same place with the same numbers become one group.
+    """
+    result: Told = {}
+    for part in parts:
+        for key, told in part.items():
+            whole = result.setdefault(key, {"class": told["class"], "groups": [], "kept": {}})
+            whole["kept"].update(told["kept"])
+            for place, group in enumerate(told["groups"]):
+                alike = (g for g in whole["groups"] if (g["place"], g["numbers"]) == (place, group["numbers"]))
+                same = next(alike, None)
+                if same is None:
+                    same = {"place": place, "numbers": group["numbers"], "parameters": []}
+                    whole["groups"].append(same)
+                same["parameters"] += [name for name in group["parameters"] if name not in same["parameters"]]
+    return result
+
+
+def _groups(pipeline: Pipeline, optimiser: Optimiser, told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the numbers of each group of an optimiser: those that its parameters had, or one in the same place."""
+    own, found = dict(pipeline.named_parameters()), []
+    for place, group in enumerate(optimiser.groups):
+        names = [name for name, _ in _named(own, group, group.parameters)]
+        saved = [g["numbers"] for g in told["groups"] if set(names) & set(g["parameters"])]
+        if any(numbers != saved[0] for numbers in saved):
+            raise mismatch(f"the parameters of group {place}, {', '.join(names)}, were in groups of other numbers")
+        if not saved:  # this rank has none of this group
+            saved = [g["numbers"] for g in told["groups"] if g.get("place") == place]
+        found.append(saved[0] if saved else group.hyper_parameters)
+    return found
+
+
+def _named(own: Mapping[str, Parameter], owner: Any, values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each parameter of an optimiser or of a group of it, and the value that belongs to it."""
+    names = {id(parameter.owner): name for name, parameter in reversed(list(own.items()))}
+    for parameter, value in zip(owner.parameters, values):
+        if id(parameter.owner) not in names:
+            raise ArgumentError(
+                "value",
+                f"The optimiser has a parameter of shape {parameter.shape} that is not in this pipeline. A pipeline "
+                "trains copies: give it pipeline.parameters().",
+            )
+        yield names[id(parameter.owner)], value
+
+
+def _copy(array: Any) -> np.ndarray:
+    return np.array(backend.to_numpy(array), order="C")

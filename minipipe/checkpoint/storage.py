@@ -1,0 +1,132 @@
+"""The files of checkpoints. Whatever is done to a file system is done here, one call for each thing that can fail.
+
+A folder of checkpoints::
+
+    runs/digits/
+        000001-step-20/            the serial number of the save, and the step that was reached
+            rank-0.safetensors     parameters and optimiser state of the layers on rank 0 when it was saved
+            rank-1.safetensors
+            manifest.json          what is in them, with the size and the SHA-256 of each
+            complete               the SHA-256 of the manifest; written last
+        000002-step-40/
+        .000003-step-60.partial-1234/     is being written, or was when its job was killed
+
+The order of a save: every file is written under the partial name and forced to the disk, the marker ``complete`` last;
+then the folder gets its own name, in one step. So there is a whole checkpoint under its name, or none [1]. One that is
+deleted loses its marker first [2].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from minipipe.files import read_bytes
+
+MANIFEST, MARKER = "manifest.json", "complete"
+_NAME = re.compile(r"(\d{6,})-step-(\d+)")
+_PARTIAL = re.compile(r"\.\d{6,}-step-\d+\.partial-(\d+)")
+_FILE = re.compile(r"rank-\d{1,6}\.safetensors")
+
+
+class Digest(NamedTuple):
+    """What is known of a file: its size in bytes, and its SHA-256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+
+def digest_of(content: bytes | memoryview) -> Digest:
+    """Return the digest of a file's content."""
+    return Digest(len(content), hashlib.sha256(content).hexdigest())
+
+
+def name_of_file(rank: int) -> str:
+    """Return the name of a rank's file."""
+    return f"rank-{rank}.safetensors"
+
+
+def is_name_of_file(name: str) -> bool:
+    """Tell whether a name is one that :func:`name_of_file` gives, which leads nowhere else."""
+    return _FILE.fullmatch(name) is not None
+
+
+def begin(folder: Path, step: int) -> Path:
+    """Make the folder of a new checkpoint, under its partial name, and delete what killed jobs have left behind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    serial, own = 1, str(os.getpid())
+    for entry in os.listdir(folder):
+        if found := _NAME.fullmatch(entry):
+            serial = max(serial, int(found[1]) + 1)
+        elif found := _PARTIAL.fullmatch(entry):
+            if found[1] != own:
+                shutil.rmtree(folder / entry, ignore_errors=True)
+            else:  # this job writes it in the background
+                serial = max(serial, int(entry[1:].partition("-")[0]) + 1)
+    partial = folder / f".{serial:06d}-step-{step}.partial-{own}"
+    partial.mkdir()
+    return partial
+
+
+def write(path: Path, content: bytes | memoryview) -> None:
+    """Write a new file, and force it to the disk."""
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def finish(partial: Path, manifest: bytes) -> Path:
+    """Write the manifest and the marker, and give the checkpoint its name [1]."""
+    write(partial / MANIFEST, manifest)
+    write(partial / MARKER, digest_of(manifest).sha256.encode())
+    _sync_folder(partial)
+    final = partial.with_name(partial.name[1:].partition(".partial-")[0])
+    os.rename(partial, final)
+    _sync_folder(final.parent)
+    return final
+
+
+def discard(partial: Path) -> None:
+    """Delete a checkpoint that could not be finished."""
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def keep_last(folder: Path, number: int) -> None:
+    """Delete all checkpoints but the last ones [2]."""
+    for old in checkpoints(folder)[number:]:
+        os.unlink(old / MARKER)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder that have a marker, the newest first; or the folder, if it is one itself."""
+    if (folder / MARKER).exists() or (folder / MANIFEST).exists():
+        return [folder]
+    found = ((entry, _NAME.fullmatch(entry.name)) for entry in folder.iterdir())
+    serials = {entry: int(match[1]) for entry, match in found if match and (entry / MARKER).exists()}
+    return sorted(serials, key=serials.__getitem__, reverse=True)
+
+
+def read_manifest(path: Path) -> tuple[bytes, str]:
+    """Return the manifest of a checkpoint, and the SHA-256 that its marker tells of it."""
+    return read_bytes(path / MANIFEST), read_bytes(path / MARKER, most=64).decode("ascii", "replace")
+
+
+def read(path: Path, size: int) -> bytes:
+    """Return the content of a file, of which no more is read than its size, as written down, allows."""
+    return read_bytes(path, most=size)
+
+
+def _sync_folder(path: Path) -> None:
+    """Force the names in a folder to the disk, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

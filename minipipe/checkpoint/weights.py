@@ -1,0 +1,99 @@
+"""The model alone, in one safetensors file that other programs read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from minipipe.checkpoint.exchange import raise_first, tell
+from minipipe.checkpoint.tensors import packed, unpacked
+from minipipe.errors import CheckpointError, FileError
+from minipipe.files import read_bytes, write_whole
+from minipipe.nn import Module
+from minipipe.pipeline import Pipeline
+
+
+def export(path: str | Path, pipeline: Pipeline) -> None:
+    """Write the parameters of the whole model to one safetensors file, named as in ``pipeline.state_dict()``.
+
+    Collective; rank 0 writes it, whole or not at all.
+
+    Parameters
+    ----------
+    path : str or Path
+    pipeline : Pipeline
+
+    Raises
+    ------
+    CheckpointError
+        Codes ``unwritable`` and ``value``, on every rank.
+
+    Notes
+    -----
+    A ``Linear`` has its weight as (inputs, outputs), and PyTorch's as (outputs, inputs): transpose it on the way, as
+    ``tests/checkpoint/test_weights.py`` does. Other layers of the same name have their arrays in the same form.
+
+    Examples
+    --------
+    From two ranks to a model without any.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from minipipe import Pipeline, Tensor, checkpoint, nn, spawn
+    >>> model, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), np.ones((3, 2), np.float32)
+    >>> def predict(group, path):
+    ...     pipeline = Pipeline(model, group, seed=7)
+    ...     checkpoint.export(path, pipeline)
+    ...     return pipeline.predict(x)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/model.safetensors"
+    ...     outputs = spawn(lambda group: predict(group, path), num_ranks=2)[0]
+    ...     checkpoint.load_weights(path, model)
+    >>> bool((model(Tensor(x)).numpy() == outputs).all())
+    True
+    """
+    state = pipeline.state_dict()
+    told = None
+    if pipeline.group.rank == 0:
+        try:
+            write_whole(path, packed(state))
+        except CheckpointError as error:
+            told = [str(error.code), error.message]
+        except FileError as error:
+            told = ["unwritable", error.message]
+    raise_first([tell(pipeline.group, 0, told, "checkpoint.export()")])
+
+
+def load_weights(path: str | Path, model: Module) -> None:
+    """Take the parameters of a model from a safetensors file. Local.
+
+    Parameters
+    ----------
+    path : str or Path
+        Written by :func:`export`, or by another program with the same names and shapes.
+    model : Module
+
+    Raises
+    ------
+    FileError
+        When it cannot be read.
+    CheckpointError
+        Codes ``damaged``, when it is no safetensors file; ``value``.
+    ParameterError
+        Codes ``missing``, ``unexpected`` and ``shape``; then nothing has changed.
+
+    Examples
+    --------
+    See :func:`export`. A file that is not there:
+
+    >>> from minipipe import checkpoint, nn
+    >>> checkpoint.load_weights("/no/such/file", nn.Linear(2, 1))
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.FileError: '/no/such/file' cannot be read: No such file or directory.
+    """
+    try:
+        state = unpacked(read_bytes(path, most=sys.maxsize))
+    except CheckpointError as error:
+        raise CheckpointError(error.code, f"{path} cannot be taken: {error.message}") from None
+    model.load_state_dict(state)
