@@ -29,6 +29,11 @@ class Restored(NamedTuple):
         As it was given to ``save`` on the rank of the first stage, on every rank. Tuples and arrays come as lists.
     path : Path
         Of the checkpoint.
+
+    Examples
+    --------
+    >>> Restored(20, {"epoch": 3}, Path("000001-step-20")).step
+    20
     """
 
     step: int

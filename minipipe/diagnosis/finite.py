@@ -67,6 +67,7 @@ class FiniteCheck:
             return None
         return StepCheck(self, batch, waits, not self._may_overflow and batch.objective.scale <= 1)
 
+    @backend.quietly  # NumPy would warn of what is looked for
     def first_not_finite(self) -> int:
         """Return which parameter of the model has the first gradient that is not finite here; -1 without one."""
         gradients = (parameter.grad for parameter in self._parameters.values())

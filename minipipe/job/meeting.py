@@ -10,6 +10,7 @@ import faulthandler
 import fcntl
 import os
 import resource
+import select
 import socket
 import subprocess
 import sys
@@ -59,6 +60,9 @@ class Line:
             return
         patience = Patience(timeout)
         while not patience.look():
+            if _launcher_is_gone(os.environ):
+                message = "The launcher's process on this host has ended, so the ranks cannot find each other."
+                raise LaunchError("rank-lost", f"{message} Start the job again.")
             word, *ranks = self._hear(_LOOK) or ["nothing"]
             if word in ("go", "lost"):  # all have come, or there is no witness any more
                 return
@@ -144,6 +148,16 @@ class Line:
 
 def _named(ranks: list[str]) -> str:
     return f"Rank {', '.join(ranks)}" if ranks else f"A rank of {socket.gethostname()}"
+
+
+def _launcher_is_gone(environment: Mapping[str, str]) -> bool:
+    """Tell whether nobody is at the other end of the line that MPICH's and Slurm's launchers open to each rank."""
+    number = environment.get("PMI_FD", "")
+    if not number.isdigit():
+        return False
+    poll = select.poll()
+    poll.register(int(number), 0)  # what is wrong with it is told in any case
+    return bool(poll.poll(0))
 
 
 def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Line:

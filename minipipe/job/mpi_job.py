@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -55,7 +55,7 @@ _DEFERENCE = 2.5  # seconds for another rank, which has asked before, to end all
 _GOODBYE, _COMPLAINT, _QUESTION, _ANSWER = range(4)  # tags on the job's own communicator
 _PROCESS = struct.Struct("q?63s")  # number, whether a thread of it may answer, and host
 _FINALISING = 5.0  # seconds that it may take, however short the timeout
-_SURE = 4  # looks in a row at which a rank must be silent before one that has ended gives it up
+_LOOKS = 100  # at the others, during a timeout, by a rank that has ended
 
 
 class _Group(Protocol):
@@ -108,7 +108,7 @@ class Job:
         self._answers: dict[int, Report] = {}
         self._asked_at = 0.0  # when a lower rank asked last
         self._attending, self._telling = threading.Lock(), threading.Lock()
-        self._silent_looks: Counter[int] = Counter()  # by rank
+        self._silent_for: dict[int, float] = {}  # since how many seconds, by rank
         self._watched: Patience | None = None
         self._is_left, self._has_told = threading.Event(), False
         self._lookout = threading.Thread(target=self._look_out, name="lookout", daemon=True)
@@ -266,7 +266,7 @@ class Job:
         self.activity.has_ended = True
         for rank in self.others:
             self._tell(rank, b"", _GOODBYE)  # [2]
-        patience, pause = Patience(self.timeout), 50e-6
+        patience, pause = Patience(max(self.timeout / _LOOKS, _ANSWERS)), 50e-6
         while not self.others <= self.departed:  # [3]
             self.attend()
             if self._complaint:  # [5]
@@ -276,9 +276,8 @@ class Job:
                 came, last = f"This rank came to its end early{self.process.exit_place}", self.activity.words()
                 self.process.end(f"{came}. {self._complaint}" + f" Here the last action was {last}." * bool(last), code)
             if patience.look():
-                self._end_if_one_is_silent()
+                self._end_if_one_is_silent(patience.limit)
                 patience.renew()
-                patience.limit = max(self.timeout / _SURE, _ANSWERS)
             self._unfinished = deque(send for send in self._unfinished if not send.is_over())
             if self._unfinished:
                 yield_core()  # their bytes may move only while this rank looks after them
@@ -286,12 +285,12 @@ class Job:
             time.sleep(pause)
             pause = min(2 * pause, 5e-3)
 
-    def _end_if_one_is_silent(self) -> None:
+    def _end_if_one_is_silent(self, pause: float) -> None:
         """A rank that works alone may take its time; one that is stopped would keep this one for ever."""
         reports = self.judge(lambda: self.others <= self.departed, may_end=False) or []
         silent = {r.rank for r in reports if r.is_silent and r.place in (STOPPED, "")} - self.departed
-        self._silent_looks = Counter({rank: self._silent_looks[rank] + 1 for rank in silent})
-        if any(count >= _SURE for count in self._silent_looks.values()):
+        self._silent_for = {rank: self._silent_for.get(rank, -pause) + pause + _ANSWERS for rank in silent}
+        if any(seconds > self.timeout for seconds in self._silent_for.values()):
             waited = "This rank came to its end, and waits for the others."
             self.process.end("\n".join([waited, verdict(reports)]), self.process.exit_code)
 

@@ -25,7 +25,7 @@ _OURS = re.compile(r"^\[rank (\d+)\] ")
 _NOT_OURS = re.compile(
     r"\s*$|=|Abort\(\d+\) on node|YOUR APPLICATION|This typically refers|Please see the FAQ|\[(proxy|mpiexec)|Ctrl-C"
     r'|Fatal Python error: |(Current thread|Thread) 0x|Stack \(most recent|  File ".*", line \d+ in |  \.\.\.'
-    r"|Extension modules: "
+    r"|Extension modules: |.*: RuntimeWarning: |  \S"  # NumPy's, where values overflow, and the line of it
 )
 _BLAMED = re.compile(
     r"[Rr]ank (\d+) (?:\(process [^)]*\) )?"

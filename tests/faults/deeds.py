@@ -183,7 +183,8 @@ def _parent(process):
 def kills_the_proxy(group, array):
     stamp()
     os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(60)  # the work goes on: nothing comes to its end by itself
+    if group is not None:  # before, no rank has said that it belongs to a job: each goes on until it does
+        time.sleep(60)  # the work goes on: nothing comes to its end by itself
 
 
 def kills_the_launcher(group, array):

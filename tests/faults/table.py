@@ -200,8 +200,9 @@ FAULTS = (
     # When a pipeline is made, most ranks say what is usual; a call is compared with that of the first rank alone.
     *(
         Fault(f"differs_in_{what}", 8, last=r"of rank {rank} differs?\b")
-        for what in ("seed", "schedule", "width", "first_values", "an_initialiser", "epsilon", "an_attribute")
+        for what in ("seed", "schedule", "width", "an_initialiser", "epsilon", "an_attribute")
     ),
+    Fault("differs_in_first_values", 8, last=r"first values of 0.weight.* on rank {rank} differ from those"),
     *(
         Fault(f"differs_in_{what}", 8, last=rf"{NAMED}.*\b(differs?|but)\b|\b(differs?|but)\b.*{NAMED}")
         for what in ("batch", "learning_rate", "optimiser", "mode")
@@ -218,7 +219,7 @@ FAULTS = (
         )
     ),
     *(
-        Fault(name, 10, IN_STEP, 1, r"[Rr]ank {rank}\b.*microbatch \d.*step 2")
+        Fault(name, 10, IN_STEP, 1, r"[Ss]tep 2: .*[Rr]ank {rank}\b.*microbatch \d")
         for name in ("turns_into_nan", "overflows")
     ),
     Fault("kills_the_launcher", 18, EVERYWHERE, None, limit=ORPHANED, ranks=(0, 2), timeout=60.0),
