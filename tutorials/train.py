@@ -2,6 +2,7 @@
 
     mpirun -n 4 python tutorials/train.py        four ranks, four stages
     python tutorials/train.py                    one rank: the same loss, bit for bit
+    mpirun -n 4 python tutorials/train.py --checkpoint runs --every 100 --resume      goes on where it was broken off
 
 Each rank has one stage of the network, or several with --schedule interleaved-1f1b. A batch is cut into microbatches,
 which pass through the stages in the order of the schedule. The report at the end shows what every rank did in the
@@ -14,7 +15,16 @@ from statistics import median
 
 import numpy as np
 from tqdm import tqdm
-from training_program import make_parser, num_microbatches, predict, print_json, read_options, report_last_step
+from training_program import (
+    Checkpoints,
+    make_parser,
+    num_microbatches,
+    predict,
+    print_json,
+    read_options,
+    report_last_step,
+    report_nothing_left,
+)
 
 from minipipe import Pipeline, data, init_process_group, nn, optim
 from minipipe.errors import MinipipeError
@@ -56,28 +66,38 @@ def make_pipeline(options, group):
     )
 
 
-def train(pipeline, examples, options, speaks):
+def train(pipeline, examples, test, options, speaks):
     """Train for all epochs, and return the time of each step in seconds."""
     optimiser = optim.SGD(pipeline.parameters(), options.learning_rate, momentum=0.9, weight_decay=1e-3)
-    times = []
+    per_epoch = data.num_batches(len(examples[0]), options.batch_size)
+    checkpoints = Checkpoints(options, pipeline, optimiser, options.epochs * per_epoch, speaks)
+    times, step = [], checkpoints.step
+    losses = checkpoints.extra["losses"] if step % per_epoch else []  # of an epoch that was broken off
     generator = np.random.default_rng(options.seed)
+    generator.bit_generator.state = checkpoints.extra.get("noise", generator.bit_generator.state)
     has_bar = speaks and sys.stderr.isatty()
-    with tqdm(range(options.epochs), unit="epoch", disable=not has_bar) as epochs:
+    with tqdm(range(step // per_epoch, options.epochs), unit="epoch", disable=not has_bar) as epochs:
         for epoch in epochs:
             optimiser.learning_rate = options.learning_rate * (1 - epoch / options.epochs)
-            losses = []
-            parts = data.batches(*examples, options.batch_size, options.seed, epoch, needs=pipeline.needs)
-            for inputs, targets in parts:  # None on ranks that do not need them
+            order = {"seed": options.seed, "epoch": epoch, "start": step % per_epoch}
+            for inputs, targets in data.batches(*examples, options.batch_size, **order, needs=pipeline.needs):
                 if inputs is not None:  # noise keeps the network from memorising a small data set
                     inputs += 0.25 * generator.standard_normal(inputs.shape, dtype=np.float32)
                 start = time.perf_counter()
                 losses.append(pipeline.step(inputs, targets, wait=False))  # the loss is asked for after the epoch
                 optimiser.step()
                 times.append(time.perf_counter() - start)
-            loss = sum(map(float, losses)) / len(losses)
+                step += 1
+                if checkpoints.is_due(step):
+                    losses = list(map(float, losses))
+                    checkpoints.save(step, losses=losses, noise=generator.bit_generator.state)
+            loss, losses = sum(map(float, losses)) / len(losses), []
             epochs.set_postfix(loss=f"{loss:.4f}")
-            if speaks and not has_bar and (epoch + 1) % max(1, options.epochs // 8) == 0:
-                print(f"epoch {epoch + 1:3d} of {options.epochs}, loss {loss:.4f}", flush=True)
+            if (epoch + 1) % max(1, options.epochs // 8) == 0:
+                if options.checkpoint is not None:
+                    checkpoints.keep_if_best(pipeline.evaluate(*test))
+                if speaks and not has_bar:
+                    print(f"epoch {epoch + 1:3d} of {options.epochs}, loss {loss:.4f}", flush=True)
     return times
 
 
@@ -94,10 +114,13 @@ def main():
             print(pipeline, end="\n\n", flush=True)
 
         start = time.perf_counter()
-        times = train(pipeline, training, options, speaks)
+        times = train(pipeline, training, test, options, speaks)
         seconds = time.perf_counter() - start
 
         loss = pipeline.evaluate(*test, metrics={"accuracy": accuracy})
+        if not times:
+            report_nothing_left(speaks, "test", loss)
+            return 0
         timeline = pipeline.timeline()
         predicted = predict(pipeline, timeline)
         is_written = not speaks or report(options, group, loss, seconds, times, timeline, predicted)

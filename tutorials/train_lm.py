@@ -2,21 +2,34 @@
 
     mpirun -n 4 python tutorials/train_lm.py     four ranks, four stages
     python tutorials/train_lm.py                 one rank: the same loss, bit for bit
+    mpirun -n 4 python tutorials/train_lm.py --checkpoint runs --every 100 --resume   goes on where it was broken off
+    python tutorials/train_lm.py --sample runs   only writes text, by the model of the newest checkpoint
 
 The text is the Python language reference that `help()` shows, which comes with every Python. The model is a small
 transformer. Each rank has one stage of it, a few consecutive blocks; the first rank also has the embeddings, and the
 last rank computes the scores of the next character. At the end the program prints text written by the model.
 """
 
+import argparse
 import sys
 import time
+from pathlib import Path
 from statistics import median
 
 import numpy as np
 from tqdm import tqdm
-from training_program import make_parser, num_microbatches, predict, print_json, read_options, report_last_step
+from training_program import (
+    Checkpoints,
+    make_parser,
+    num_microbatches,
+    predict,
+    print_json,
+    read_options,
+    report_last_step,
+    report_nothing_left,
+)
 
-from minipipe import Pipeline, data, init_process_group, nn, optim
+from minipipe import Pipeline, checkpoint, data, init_process_group, nn, optim
 from minipipe.errors import MinipipeError
 
 TRAINING, VALIDATION, SAMPLING = 0, 1, 2  # the purposes of random numbers
@@ -39,6 +52,7 @@ def parse_options(is_silent):
     add("--dropout", type=float, default=0.0, metavar="P", help="dropout probability (default: %(default)s)")
     add("--tied", action="store_true", help="share the embedding between the first and the last layer")
     add("--recompute", action="store_true", help="compute activations twice to save memory")
+    add("--sample", type=Path, metavar="DIR", help="only write text, by the model of the newest checkpoint in DIR")
     return read_options(parser, ["steps", "width", "heads", "context"], is_silent, mistake)
 
 
@@ -82,8 +96,11 @@ def train(pipeline, training, validation, options, speaks):
     """Train for all steps, and return the time of each step in seconds."""
     optimiser = optim.AdamW(pipeline.parameters(), options.learning_rate, betas=(0.9, 0.99), weight_decay=0.1)
     falling = optim.LearningRateSchedule(optimiser, optim.cosine(options.steps, warmup_steps=options.steps // 20))
+    checkpoints = Checkpoints(options, pipeline, optimiser, options.steps, speaks)
+    if checkpoints.step:
+        falling.load_state_dict(checkpoints.extra["falling"])
     times, has_bar = [], speaks and sys.stderr.isatty()
-    with tqdm(range(options.steps), unit="step", disable=not has_bar) as steps:
+    with tqdm(range(checkpoints.step, options.steps), unit="step", disable=not has_bar) as steps:
         for step in steps:
             inputs, targets = windows(training, options, TRAINING, step)
             start = time.perf_counter()
@@ -96,9 +113,12 @@ def train(pipeline, training, validation, options, speaks):
             steps.set_postfix(loss=f"{loss:.3f}")
             if (step + 1) % max(1, options.steps // 8) == 0:
                 held_out = evaluate(pipeline, validation, options)
+                checkpoints.keep_if_best(held_out)
                 if speaks:
                     tqdm.write(f"step {step + 1:4d} of {options.steps}, loss {loss:.3f}, validation {held_out:.3f}")
                     sys.stdout.flush()
+            if checkpoints.is_due(step + 1):
+                checkpoints.save(step + 1, falling=falling.state_dict())
     return times
 
 
@@ -122,12 +142,26 @@ def write_text(pipeline, alphabet, options, start="\n", length=300):
     return alphabet.decode(numbers)
 
 
+def sample(alphabet, options, group, speaks):
+    """Print text that the model of a checkpoint writes. Collective, with any number of ranks."""
+    found = checkpoint.newest(options.sample)
+    trained = argparse.Namespace(**{**vars(options), **found.extra["settings"]})
+    pipeline = make_pipeline(len(alphabet), trained, group)
+    checkpoint.restore(found.path, pipeline)
+    written = write_text(pipeline, alphabet, trained)
+    if speaks:
+        print(f"After {found.step} steps, {found.path}:\n{written}")
+
+
 def main():
     with init_process_group() as group:
         speaks = group.rank == 0
         options = parse_options(is_silent=not speaks)
         text = data.load_text()
         alphabet = data.Alphabet(text)
+        if options.sample is not None:
+            sample(alphabet, options, group, speaks)
+            return 0
         training, validation = np.split(alphabet.encode(text), [len(text) * 9 // 10])
         pipeline = make_pipeline(len(alphabet), options, group)
         if speaks:
@@ -138,6 +172,9 @@ def main():
         start = time.perf_counter()
         times = train(pipeline, training, validation, options, speaks)
         seconds = time.perf_counter() - start
+        if not times:
+            report_nothing_left(speaks, "validation", evaluate(pipeline, validation, options))
+            return 0
 
         timeline = pipeline.timeline()
         predicted = predict(pipeline, timeline)

@@ -13,10 +13,13 @@ from statistics import median
 
 import numpy as np
 
-from minipipe import Costs, schedules, simulate
+from minipipe import Costs, checkpoint, schedules, simulate
 from minipipe.errors import FileError
 from minipipe.render import check_ending, draw_text, has_colour, save
 from minipipe.render.files import ENDINGS
+
+# Options that change no number, so they may be others when a program goes on.
+WHATEVER = ("schedule", "device", "trace", "json", "checkpoint", "every", "resume", "recompute", "sample")
 
 
 def make_parser(description, microbatches, batch_size, learning_rate, layers, layers_help):
@@ -39,6 +42,9 @@ def make_parser(description, microbatches, batch_size, learning_rate, layers, la
         help=f"draw the last step, measured and predicted, on the host of rank 0: {endings}",
     )
     add("--json", action="store_true", help="print one line of JSON last")
+    add("--checkpoint", type=Path, metavar="DIR", help="save checkpoints there, the last one at the end")
+    add("--every", type=int, metavar="N", help="steps between checkpoints (default: at the end alone)")
+    add("--resume", action="store_true", help="go on from the newest checkpoint in DIR, if there is one")
     return parser
 
 
@@ -62,6 +68,12 @@ def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
             parser.error(f"--seed is {options.seed}; expected at least 0")
         if options.trace is not None and not is_silent:  # other hosts need not have the folder
             check_trace(options.trace, parser)
+        if options.checkpoint is None and (options.resume or options.every is not None):
+            parser.error(f"{'--resume' if options.resume else '--every'} needs a folder: --checkpoint DIR")
+        if options.every is not None and options.every < 1:
+            parser.error(f"--every is {options.every}; expected at least 1 step")
+        if options.checkpoint is not None and not is_silent:
+            check_folder(options.checkpoint, parser)
         if mistake(options):
             parser.error(mistake(options))
         return options
@@ -80,6 +92,63 @@ def check_trace(path, parser):
         parser.error(f"--trace: {str(path)!r} cannot be written; name another file; {where}")
 
 
+def check_folder(path, parser):
+    """Refuse a folder for checkpoints that cannot be made or written to before the training, not after it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--checkpoint: {str(path)!r} cannot be a folder: {error.strerror}; name another one")
+    if not os.access(path, os.W_OK):
+        parser.error(f"--checkpoint: nothing can be written to {str(path)!r}; name another folder")
+
+
+class Checkpoints:
+    """The checkpoints of a training program; without --checkpoint there are none. Making it is collective.
+
+    Attributes
+    ----------
+    step : int
+        How many steps were taken before this program began.
+    extra : dict
+        What the program kept then, beside the pipeline and the optimiser.
+    """
+
+    def __init__(self, options, pipeline, optimiser, num_steps, speaks):
+        self.step, self.extra, self.best = 0, {}, float("inf")
+        self.folder, self.every, self.num_steps = options.checkpoint, options.every or num_steps, num_steps
+        self.pipeline, self.optimiser = pipeline, optimiser
+        self.settings = {name: value for name, value in vars(options).items() if name not in WHATEVER}
+        if options.resume:
+            self.go_on(speaks)
+
+    def go_on(self, speaks):
+        restored = checkpoint.restore(self.folder, self.pipeline, self.optimiser, required=False)
+        say = print if speaks else lambda text: None
+        if restored is None:
+            say(f"There is no checkpoint in {self.folder} yet: this is the first step.\n")
+            return
+        self.step, self.extra, self.best = restored.step, restored.extra, restored.extra["best"]
+        say(f"Going on after step {self.step} of {self.num_steps}, from {restored.path}.\n")
+        for name, before in self.extra["settings"].items():
+            if before != self.settings.get(name):
+                say(f"--{name.replace('_', '-')} was {before}, and is {self.settings.get(name)} now.\n")
+
+    def is_due(self, step):
+        """Tell whether to save after this step, counted from 1."""
+        return self.folder is not None and (step % self.every == 0 or step == self.num_steps)
+
+    def save(self, step, **extra):
+        """Save, with what else the program needs to go on. Collective."""
+        extra |= {"settings": self.settings, "best": self.best}
+        checkpoint.save(self.folder, self.pipeline, self.optimiser, step=step, extra=extra)
+
+    def keep_if_best(self, loss):
+        """Export the model, if its loss on data that it was not trained on is the lowest so far. Collective."""
+        if self.folder is not None and loss < self.best:
+            self.best = loss
+            checkpoint.export(self.folder / "best.safetensors", self.pipeline)
+
+
 def num_microbatches(options, default):
     """Return the number of microbatches. It does not depend on the number of ranks, and so the loss does not either."""
     if options.microbatches is None and options.schedule in schedules.REGISTRY:
@@ -90,6 +159,12 @@ def num_microbatches(options, default):
 def predict(pipeline, timeline):
     """Return the timeline predicted from a step's own costs: mean times of actions, fitted latency and overhead."""
     return simulate(pipeline.schedule, Costs.measured(timeline))
+
+
+def report_nothing_left(speaks, noun, loss):
+    """Say what a program has to say that went on from the checkpoint of its last step."""
+    if speaks:
+        print(f"Nothing is left to train.\n{noun} loss {loss!r}")
 
 
 def report_last_step(timeline, predicted, num_ranks, trace, model):

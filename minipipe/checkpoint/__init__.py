@@ -5,8 +5,8 @@ itself) · ``state`` (what of a pipeline and its optimisers goes into one, and b
 · ``saving`` and ``restoring`` · ``weights`` (the model alone, for other programs).
 """
 
-from minipipe.checkpoint.restoring import Restored, restore
+from minipipe.checkpoint.restoring import Restored, newest, restore
 from minipipe.checkpoint.saving import BackgroundSaver, save
 from minipipe.checkpoint.weights import export, load_weights
 
-__all__ = ["BackgroundSaver", "Restored", "export", "load_weights", "restore", "save"]
+__all__ = ["BackgroundSaver", "Restored", "export", "load_weights", "newest", "restore", "save"]

@@ -114,6 +114,46 @@ def restore(
     raise CheckpointError("damaged", " ".join([*problems, "There is no other checkpoint."]))
 
 
+def newest(folder: str | Path) -> Restored:
+    """Return what the newest checkpoint of a folder says, without taking anything of it.
+
+    Local. With it a script makes the model that was saved, before it restores it.
+
+    Parameters
+    ----------
+    folder : str or Path
+        As for :func:`restore`.
+
+    Raises
+    ------
+    CheckpointError
+        Codes ``not-found``, ``damaged`` and ``version``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from minipipe import Pipeline, checkpoint, init_process_group, nn
+    >>> with tempfile.TemporaryDirectory() as folder, init_process_group() as group:
+    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 5)), group)
+    ...     path = checkpoint.save(folder, pipeline, step=1, extra={"width": 5})
+    ...     checkpoint.newest(folder).extra
+    {'width': 5}
+    """
+    names, reason = _candidates(Path(folder))
+    for name in names:
+        path = Path(folder) / name
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError as error:
+            reason = error.message
+            if error.code != CheckpointCode.DAMAGED:
+                raise
+        else:
+            return Restored(manifest.step, manifest.extra, path)
+    code = CheckpointCode.DAMAGED if names else CheckpointCode.NOT_FOUND
+    raise CheckpointError(code, f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}.")
+
+
 def _candidates(folder: Path) -> tuple[list[str], str]:
     """Return the names of the checkpoints in a folder, the newest first, and why there is none. Local, on rank 0."""
     try:

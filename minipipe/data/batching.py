@@ -75,6 +75,7 @@ def batches(
     epoch: int = 0,
     needs: tuple[bool, bool] = (True, True),
     num_samples: int | None = None,
+    start: int = 0,
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the examples in a new order, batch after batch; every example comes once.
 
@@ -93,6 +94,8 @@ def batches(
         None.
     num_samples : int, optional
         Where this rank has neither inputs nor targets.
+    start : int
+        How many of the first batches to leave out: those that were used before the epoch was broken off.
 
     Examples
     --------
@@ -100,6 +103,8 @@ def batches(
     [4, 3, 3]
     >>> list(batches(None, None, batch_size=4, num_samples=8))
     [(None, None), (None, None)]
+    >>> [len(x) for x, y in batches(np.zeros((10, 2)), np.zeros(10), batch_size=4, start=1)]
+    [3, 3]
     """
     given = [flattened(part) for part in (inputs, targets) if part is not None]
     lengths = [len(leaf) for leaves, _ in given for leaf in leaves] or [num_samples or 0]
@@ -109,7 +114,7 @@ def batches(
         message = f"The inputs and targets have {lengths} samples, and num_samples is {num_samples}"
         raise ArgumentError("value", f"batches: {message}; expected one number, at least 1.")
     order = np.random.Generator(np.random.Philox([seed, epoch])).permutation(lengths[0])
-    for part in np.array_split(order, num_batches(lengths[0], batch_size)):
+    for part in np.array_split(order, num_batches(lengths[0], batch_size))[start:]:
         yield (
             _rows(inputs, part) if needs[0] and inputs is not None else None,
             _rows(targets, part) if needs[1] and targets is not None else None,

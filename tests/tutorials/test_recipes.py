@@ -53,6 +53,12 @@ def fine_tuning(out):
     return trained < untrained and accuracy > 0.9 and (everything, head) == ("12", "0") and vanished
 
 
+def going_on(out):
+    whole, parts = numbers("120 steps on 4 ranks:", out), numbers("60 steps, and 60 more on 2 ranks:", out)
+    kept = "kept: 000002-step-40, 000003-step-60" in out
+    return kept and whole == parts != [] and "the same bits: True" in out and numbers("without ranks:", out)[0] > 0.9
+
+
 def large_data(out):
     table = [list(map(float, re.findall(r"[\d.]+", line))) for line in out.splitlines() if " MB" in line]
     reads_what_it_needs = [row[1:3] for row in table] == [[409.6, 0], [0, 0], [0, 0], [0, 3.2]]

@@ -1,0 +1,86 @@
+"""--checkpoint, --every, --resume and --sample of the training programs, as a student uses them."""
+
+import shutil
+import sys
+
+import pytest
+
+from tests.launch import mpirun, needs_mpi, run, slowly
+from tests.tutorials import test_train, test_train_lm
+
+DIGITS = ("tutorials/train.py", *test_train.SHORT)
+TEXT = ("tutorials/train_lm.py", *test_train_lm.SHORT, *test_train_lm.WITH_ALL)
+
+
+def on(num_ranks, *command):
+    return mpirun(num_ranks, *command) if num_ranks > 1 else run([sys.executable, *command])
+
+
+def break_off(folder):
+    """Delete all but the oldest checkpoint: as it was when the program was killed after that."""
+    first, *others = sorted(folder.glob("0*"))
+    for path in others:
+        shutil.rmtree(path)
+    return first
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("program", "every", "ranks", "changed"),
+    [
+        (DIGITS, 30, (2, 3), ["--schedule", "zb-h1"]),  # in the middle of the second epoch of 23 steps
+        slowly(DIGITS, 23, (4, 1), []),
+        slowly(DIGITS, 5, (1, 4), ["--schedule", "gpipe"]),
+        slowly(TEXT, 4, (4, 2), ["--recompute"]),
+        slowly(TEXT, 5, (1, 3), ["--schedule", "gpipe"]),
+        slowly(TEXT, 2, (2, 4), ["--schedule", "interleaved-1f1b"]),
+    ],
+)
+def test_what_was_broken_off_ends_with_the_loss_of_what_was_not(program, every, ranks, changed, tmp_path):
+    before, after = ranks
+    whole = on(before, *program, "--checkpoint", tmp_path, "--every", str(every))
+    first = break_off(tmp_path)
+    more = on(after, *program, *changed, "--checkpoint", tmp_path, "--resume")
+    assert f"Going on after step {first.name.rpartition('-')[2]} of" in more.out, more.err
+    assert " was " not in more.out.partition("Going on")[2].partition("epoch")[0]  # no option that counts has changed
+    assert test_train.result(more)["loss"] == test_train.result(whole)["loss"]
+    assert (tmp_path / "best.safetensors").exists()
+
+
+def test_the_last_checkpoint_leaves_nothing_to_train_and_writes_text(tmp_path):
+    trained = run([sys.executable, *TEXT, "--checkpoint", tmp_path])
+    again = run([sys.executable, *TEXT, "--checkpoint", tmp_path, "--resume"])
+    assert again.code == 0 and "Nothing is left to train." in again.out
+    assert repr(test_train.result(trained)["loss"]) in again.out
+    sample = run([sys.executable, TEXT[0], "--sample", tmp_path])  # the model's width and so on are in the checkpoint
+    assert sample.code == 0, sample.err
+    assert sample.out.partition("\n")[2].strip() == test_train.result(trained)["text"].strip()
+
+
+def test_an_option_that_changes_numbers_is_named(tmp_path):
+    run([sys.executable, *DIGITS, "--epochs", "1", "--checkpoint", tmp_path])
+    more = run([sys.executable, *DIGITS, "--batch-size", "128", "--checkpoint", tmp_path, "--resume"])
+    assert more.code == 0, more.err
+    assert "--epochs was 1, and is 2 now." in more.out and "--batch-size was 64, and is 128 now." in more.out
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "words"),
+    [
+        (DIGITS, ["--resume"], "--resume needs a folder: --checkpoint DIR"),
+        slowly(DIGITS, ["--every", "5"], "--every needs a folder: --checkpoint DIR"),
+        slowly(DIGITS, ["--checkpoint", "FOLDER", "--every", "0"], "--every is 0; expected at least 1 step"),
+        slowly(DIGITS, ["--checkpoint", "FOLDER/file"], "file' cannot be a folder: File exists; name another one"),
+        (
+            TEXT,
+            ["--sample", "FOLDER/nowhere"],
+            "There is no checkpoint in 'FOLDER/nowhere': No such file or directory.",
+        ),
+        slowly(TEXT, ["--sample", "FOLDER"], "nothing in it is a checkpoint that was finished."),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(program, options, words, tmp_path):
+    (tmp_path / "file").touch()
+    done = run([sys.executable, *program, *(option.replace("FOLDER", str(tmp_path)) for option in options)])
+    assert done.code != 0 and words.replace("FOLDER", str(tmp_path)) in done.err
+    assert "Traceback" not in done.err
