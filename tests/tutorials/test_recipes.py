@@ -88,6 +88,7 @@ PROMISES = (
     conv_net,
     encoder_decoder,
     fine_tuning,
+    going_on,
     large_data,
     mixed_precision,
     mixture_of_experts,
