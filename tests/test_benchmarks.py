@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import find_mpirun, needs_mpi
+from tests.launch import find_mpirun, needs_mpi, slowly
 
 BENCHMARKS = Path(__file__).resolve().parent / "benchmarks"
 
@@ -49,13 +49,13 @@ BY_RANKS = [
 ]
 
 
-@pytest.mark.parametrize("script, options, expected", RUNS)
+@pytest.mark.parametrize("script, options, expected", [RUNS[0], *(slowly(*row) for row in RUNS[1:])])
 def test_a_benchmark_ends_well_and_prints_its_table(script, options, expected):
     check([sys.executable, str(BENCHMARKS / script), *options], expected)
 
 
 @needs_mpi
-@pytest.mark.parametrize("script, options, expected", BY_RANKS)
+@pytest.mark.parametrize("script, options, expected", [BY_RANKS[0], *(slowly(*row) for row in BY_RANKS[1:])])
 def test_a_benchmark_of_ranks_ends_well_and_prints_its_table(script, options, expected):
     check([find_mpirun(), "-n", "2", sys.executable, str(BENCHMARKS / script), *options], expected)
 

@@ -10,6 +10,7 @@ from tests.coursework.hostile import running
 from tests.coursework.small_course import SOLUTION, double, reasons
 
 
+@pytest.mark.slow
 def test_a_loop_without_end_is_stopped_with_all_it_started(course):
     mark = f"1020.{os.getpid()}"
     forks = f"""

@@ -115,7 +115,7 @@ def test_a_rank_that_stops_at_its_end_is_named(style):
     check("stops", "exit", 1, style)
 
 
-@pytest.mark.parametrize("can_read_other_memory", [slowly("1", id="CMA"), pytest.param("0", id="no CMA")])
+@pytest.mark.parametrize("can_read_other_memory", [slowly("1", id="CMA"), slowly("0", id="no CMA")])
 def test_a_rank_that_stops_in_the_middle_of_a_large_array_hangs_nobody(can_read_other_memory):
     """The story: without CMA the one blocking call waited for ever for the rest of the bytes."""
     check("stops_in_the_middle_of_a_large_array", MPIR_CVAR_CH4_CMA_ENABLE=can_read_other_memory)
@@ -156,7 +156,7 @@ def test_no_timeout_is_a_timeout_too():
         slowly("loses_a_message", "cool-down", 3),
         slowly("loses_a_message", "construction", 2),
         slowly("mistags_a_message", "warm-up", 2),
-        ("sends_another_tag", "", 0),
+        slowly("sends_another_tag", "", 0),
     ],
 )
 def test_a_message_that_is_missing_or_has_another_tag_is_a_timeout_that_names_both_sides(name, place, rank):

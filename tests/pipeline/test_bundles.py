@@ -310,6 +310,7 @@ def test_so_it_is_where_inputs_and_targets_are_on_different_ranks(targets):
         spawn(train, 2)
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_nested_bundles_travel_through_mpirun():
     done = mpirun(3, "-m", "tests.pipeline.bundles_over_mpi", limit=60)

@@ -218,6 +218,7 @@ def test_tensors_of_a_bundle_that_shared_a_node_would_be_noticed(form, monkeypat
 # -- across processes --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_skip_connections_go_through_every_cut_of_a_model_over_mpirun():
     done = mpirun(3, "-m", "tests.pipeline.skip_connections", limit=120)

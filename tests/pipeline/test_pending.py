@@ -11,7 +11,7 @@ from minipipe import Pipeline, nn, optim, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, MessageError
 from minipipe.testing import same_bits
-from tests.launch import mpirun, needs_mpi
+from tests.launch import mpirun, needs_mpi, slowly
 from tests.strategies import NAMES, batch, build
 
 WIDTH = 6
@@ -46,7 +46,7 @@ def test_without_waiting_every_schedule_trains_to_the_same_bits(name):
 
 
 @needs_mpi
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, slowly(4)])
 def test_so_it_does_across_processes(num_ranks):
     done = mpirun(num_ranks, __file__)
     assert done.code == 0, done.err
@@ -154,6 +154,7 @@ with init_process_group(timeout=20) as group:
 """
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_batch_that_is_refilled_changes_nothing_that_a_frozen_stage_has_sent(tmp_path):
     """The story: stage 0 handed whole numbers on as they came, so the message was the caller's own array."""

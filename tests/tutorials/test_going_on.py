@@ -57,6 +57,7 @@ def test_the_last_checkpoint_leaves_nothing_to_train_and_writes_text(tmp_path):
     assert sample.out.partition("\n")[2].strip() == test_train.result(trained)["text"].strip()
 
 
+@pytest.mark.slow
 def test_an_option_that_changes_numbers_is_named(tmp_path):
     run([sys.executable, *DIGITS, "--epochs", "1", "--checkpoint", tmp_path])
     more = run([sys.executable, *DIGITS, "--batch-size", "128", "--checkpoint", tmp_path, "--resume"])

@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
-from tests.launch import ROOT, run
+from tests.launch import ROOT, run, slowly
 from tests.tutorials.percent_script import Cell, imported_names, printed_without_assert, read_cells
 
 LESSONS = sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
 PAGE = (ROOT / "tutorials" / "README.md").read_text()
+LONG = ("07", "12", "14")  # by number: .ci/run runs them
 every_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 
 WITHOUT_MPI = """
@@ -40,7 +41,10 @@ def coursework_of(path):
 # -- the lessons -------------------------------------------------------------------------------------------------------
 
 
-@every_lesson
+@pytest.mark.parametrize(
+    "path",
+    [slowly(path, id=path.stem) if path.stem[:2] in LONG else pytest.param(path, id=path.stem) for path in LESSONS],
+)
 def test_a_lesson_runs_as_a_script_and_complains_of_nothing(path):
     done = run([sys.executable, f"tutorials/{path.name}"])
     assert (done.code, done.err) == (0, "")

@@ -43,6 +43,7 @@ def test_any_ranks_and_schedule_end_with_the_same_loss(num_ranks, schedule, alon
     assert many["loss"] == alone["loss"] and many["accuracy"] == alone["accuracy"]
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_schedule_from_a_file_runs_as_written(tmp_path, alone):
     path = tmp_path / "mine.csv"
