@@ -96,6 +96,8 @@ def save(
         Code ``disagreement``, when the ranks give different steps.
     ArgumentError
         Codes ``value`` and ``type``.
+    NotFiniteError
+        Code ``not-found``, when a step that was not waited for was not finite: then nothing is saved.
 
     Examples
     --------
@@ -233,6 +235,7 @@ def _begin(
     for name, number, least in (("step", step, 0), ("keep", keep, 1)):
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
             raise ArgumentError("value", f"{name} is {number!r}; expected a whole number, at least {least}.")
+    pipeline.wait()  # values that came of a step that was not finite are not to be kept
     group = pipeline.group
     made: Any = None
     if group.rank == 0:

@@ -81,8 +81,7 @@ class Calls:
                 f"but rank {first_rank} in {_described(*first[:3])}. "
                 "Every rank must make the same calls of the same pipelines in the same order.",
             )
-        words = self.updates.words if self.updates else dict
-        check_marks((rank, first_rank), values, (mine[5:], first[5:]), words)
+        check_marks((rank, first_rank), values, (mine[5:], first[5:]), self.updates.words if self.updates else dict)
         return first[3], first[4]
 
 
@@ -154,8 +153,7 @@ def check_inputs_require_grad(is_asked: bool) -> None:
         Code ``value``.
     """
     if not is_asked:
-        message = "No gradients of the inputs are computed; they are by Pipeline(…, inputs_require_grad=True)."
-        raise ArgumentError("value", message)
+        raise ArgumentError("value", "Gradients of the inputs are kept by Pipeline(…, inputs_require_grad=True) alone.")
 
 
 def check_frozen(stage: Stage) -> None:

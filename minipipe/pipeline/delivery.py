@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,15 +60,14 @@ def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: Check | No
     outputs = deliver_outputs(group, root, batch)
     own = () if check is None else check.findings
     numbers = batch.objective.numbers(*own) if group.rank == root else None
-    rest: dict[str, Any] = {"step": batch.step, "what": part_of(batch.call)}
-    request = group.ibroadcast(numbers, root, **rest)
+    tell = partial(group.ibroadcast, step=batch.step, what=part_of(batch.call))
+    request = tell(numbers, root)
     others = [rank for rank in range(group.size) if rank != root] if own else []
-    told = [group.ibroadcast(np.array(own) if rank == group.rank else None, rank, **rest) for rank in others]
-    num_microbatches, metrics = len(batch.slices), list(batch.objective.metrics)
+    told = [tell(np.array(own) if rank == group.rank else None, rank) for rank in others]
 
     def receive() -> BatchLoss:
         numbers = request.wait().tolist()
-        loss = BatchLoss.read(numbers, num_microbatches, metrics, outputs)
+        loss = BatchLoss.read(numbers, len(batch.slices), list(batch.objective.metrics), outputs)
         if check is not None:
             findings = [one.wait().tolist() for one in told]
             findings.insert(root, numbers[-len(own) :])

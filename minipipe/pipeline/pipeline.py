@@ -401,14 +401,33 @@ class Pipeline:
         self.num_steps += 1
         self._input_gradients = batch.input_gradients(record.input_gradients)
         loss = deliver_loss(self._group, self._intake.last_rank, batch, self._finite.of_step(batch, wait))
-        while self._pending:  # in their order, and no rank is far behind
-            self._pending.popleft().wait()
+        self.wait()  # no rank is far behind
         found = loss.wait() if wait else loss
         self._pending.extend([] if wait else [loss])
         record.begun, record.left = begun, perf_counter()
         records.append(record)
         self._records = records
         return found
+
+    def wait(self) -> None:
+        """Wait for the losses of the steps that were not waited for, and so for what is wrong with them.
+
+        Raises
+        ------
+        NotFiniteError
+            On every rank, code ``not-found``, where a loss or a gradient was not finite.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> with init_process_group() as group:
+        ...     pipeline = Pipeline(nn.Sequential(nn.Linear(1, 1)), group, loss=nn.MSELoss(), num_microbatches=1)
+        ...     pending = pipeline.step(np.ones((1, 1)), np.ones((1, 1)), wait=False)
+        ...     pipeline.wait()
+        """
+        while self._pending:
+            self._pending.popleft().wait()
 
     def evaluate(
         self,

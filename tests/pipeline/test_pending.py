@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, nn, optim, spawn
+from minipipe import Pipeline, checkpoint, nn, optim, spawn
 from minipipe.comm import OneRankGroup
-from minipipe.errors import ArgumentError, MessageError
+from minipipe.errors import ArgumentError, MessageError, NotFiniteError
 from minipipe.testing import same_bits
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.strategies import NAMES, batch, build
@@ -175,3 +175,20 @@ def main():
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def test_a_checkpoint_is_not_written_of_a_step_that_was_not_finite(tmp_path):
+    """The story: the loss of the last step had not come yet, so weights that were no numbers were saved."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+
+    def train(group):
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+        optimiser = optim.SGD(pipeline.parameters(), 0.1)
+        pipeline.step(np.full((4, 2), np.inf), np.ones((4, 1)), wait=False)
+        optimiser.step()
+        with pytest.raises(NotFiniteError):
+            checkpoint.save(tmp_path, pipeline, optimiser, step=1)
+
+    with np.errstate(all="ignore"):
+        spawn(train, 2)
+    assert list(tmp_path.iterdir()) == []
