@@ -1,6 +1,13 @@
 """Do all ranks run the same program? What changes its numbers, as text and as digests, and the comparison of these."""
 
-from minipipe.agreement.comparison import check_agreement, check_first_values, check_marks, marks_of
+from minipipe.agreement.comparison import (
+    check_agreement,
+    check_first_values,
+    check_marks,
+    marks_of,
+    numbers_sent,
+    numbers_that_came,
+)
 from minipipe.agreement.description import description, digest
 from minipipe.agreement.fingerprint import fingerprint
 from minipipe.agreement.program import check_program, program
@@ -16,5 +23,7 @@ __all__ = [
     "digest",
     "fingerprint",
     "marks_of",
+    "numbers_sent",
+    "numbers_that_came",
     "program",
 ]

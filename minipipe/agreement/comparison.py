@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ def _shortened(text: str, width: int = 200) -> str:
 
 # -- each call ---------------------------------------------------------------------------------------------------------
 
-_RANGE = 2**32 - 5  # a prime: numbers travel as 32 bits, and 0 is for what is not compared
+_NOT_COMPARED, _NOT_A_NUMBER = -inf, -1e300  # which no value has
 
 _TO_DO = {
     "mode": "Every rank must call pipeline.train() and pipeline.eval() alike.",
@@ -133,27 +134,52 @@ _TO_DO = {
     "inputs": "Every rank must be given the same batch, or None where it needs none of it (see pipeline.needs).",
     "targets": "Every rank must be given the same batch, or None where it needs none of it (see pipeline.needs).",
     "number of optimiser steps": "Every rank must call optimiser.step() equally often.",
-    "optimiser or its learning rate": "Every rank must make the same optimiser, and change its numbers alike.",
+    "learning rate": "Every rank must set the same one, and change it alike.",
+    "optimiser": "Every rank must make the same one, and change its numbers alike.",
     "loaded state": "Every rank must call pipeline.load_state_dict() equally often, with the same state.",
 }
 
 
-def marks_of(values: Mapping[str, Any]) -> list[int]:
-    """Return a number of 32 bits for each value: a number, or None for what is not compared.
+def marks_of(values: Mapping[str, float | None]) -> list[float]:
+    """Return a number for each value, so that numbers that are not the same differ; None is not compared.
 
     Examples
     --------
     >>> marks_of({"scale": 1.0, "mode": True, "inputs": None})
-    [2, 2, 0]
+    [1.0, 1.0, -inf]
     """
-    # hash() of a number only; that of NaN is another for each object
-    return [0 if value is None else hash(value if value == value else 1j) % _RANGE + 1 for value in values.values()]
+    is_nan = lambda value: value != value  # noqa: E731
+    marks = (_NOT_COMPARED if value is None else float(value) for value in values.values())
+    return [_NOT_A_NUMBER if is_nan(mark) else mark for mark in marks]
+
+
+def numbers_sent(numbers: Sequence[float]) -> np.ndarray:
+    """Return numbers as an array that no script is likely to broadcast, for :func:`numbers_that_came`.
+
+    Examples
+    --------
+    >>> numbers_that_came(numbers_sent([1, 0.5])), numbers_that_came(np.ones(2))
+    ([1.0, 0.5], [])
+    """
+    return np.array(numbers, np.float64).view(np.uint32)
+
+
+def numbers_that_came(message: np.ndarray) -> list[float]:
+    """Return the numbers of another rank; none, where the message is something else.
+
+    Examples
+    --------
+    >>> numbers_that_came(np.ones(3, np.uint32))
+    []
+    """
+    is_ours = message.dtype == np.uint32 and message.ndim == 1 and message.size % 2 == 0
+    return message.view(np.float64).tolist() if is_ours else []
 
 
 def check_marks(
     ranks: tuple[int, int],
     values: Mapping[str, Any],
-    marks: tuple[Sequence[int], Sequence[int]],
+    marks: tuple[Sequence[float], Sequence[float]],
     words: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Compare this rank's marks with those of the rank that the others follow, and name what differs. Local.
@@ -164,10 +190,10 @@ def check_marks(
         This one, and that one.
     values : mapping of str to value
         What the marks of this rank are of.
-    marks : pair of sequence of int
+    marks : pair of sequence of float
         Of both ranks.
     words : function, optional
-        Returns, by name, how to show a value of this rank that is neither a float nor the mode.
+        Returns, by name, how to show a value of this rank that is no number for people.
 
     Raises
     ------
@@ -181,16 +207,25 @@ def check_marks(
     ...     check_marks((1, 0), values, (marks_of(values), marks_of({"scale": 1.0, "inputs": 7})))
     ... except RankError as error:
     ...     print(error)
-    The scale of rank 1 (2.0) differs from that of rank 0. Every rank must run the same program.
+    The scale of rank 1 (2.0) differs from that of rank 0 (1.0). Every rank must run the same program.
     """
     if marks[0] == marks[1]:
         return
-    for (name, value), own, other in zip(values.items(), *marks):
-        if own and other and own != other:
-            mode = ("eval()", "train()")[value] if name == "mode" else ""
-            shown = words().get(name, str(value) if isinstance(value, float) else mode)
+    for name, own, other in zip(values, *marks):
+        if own != other and _NOT_COMPARED not in (own, other):
+            told = words()
+            mine, its = (f" ({told[name]})", "") if name in told else (_shown(name, own), _shown(name, other))
             raise RankError(
                 "disagreement",
-                f"The {name} of rank {ranks[0]}{f' ({shown})' * bool(shown)} differs from that of rank {ranks[1]}. "
+                f"The {name} of rank {ranks[0]}{mine} differs from that of rank {ranks[1]}{its}. "
                 f"{_TO_DO.get(name, _ALIKE)}",
             )
+
+
+def _shown(name: str, mark: float) -> str:
+    """Return a value for people, from its mark; nothing for a number that is made of others."""
+    if name == "mode":
+        return f" ({('eval()', 'train()')[int(mark)]})"
+    if name == "number of optimiser steps":
+        return f" ({mark:g})"
+    return f" ({mark})" if name in ("scale", "max_norm", "learning rate") else ""

@@ -12,7 +12,8 @@ from minipipe.nn import Parameter
 from minipipe.optim import Optimiser
 from minipipe.optim.optimiser import num_steps_over_nothing
 
-_NUM_STEPS, _SETTINGS, _STATE = "number of optimiser steps", "optimiser or its learning rate", "loaded state"
+_NUM_STEPS, _RATE, _SETTINGS = "number of optimiser steps", "learning rate", "optimiser"
+_STATE = "loaded state"
 
 
 class Updates:
@@ -36,12 +37,13 @@ class Updates:
     >>> weight.fill(0, "weight")
     >>> weight.grad = weight.data
     >>> optim.SGD([weight], learning_rate=0.5).step()
-    >>> updates.words()["number of optimiser steps"]
-    '1'
+    >>> updates.marks()["number of optimiser steps"], updates.marks()["learning rate"]
+    (1, 0.5)
     """
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         self._num_steps = self._digest = self._loaded = 0
+        self._rate: float | None = None
         self._numbers: list[Any] = []
         self._described = b""
         self._is_trained = False
@@ -56,6 +58,7 @@ class Updates:
         if numbers != self._numbers:  # seldom: the learning rate has changed, or another optimiser has its turn
             self._numbers = list(map(dict, numbers))  # with the parameters, so no other optimiser has the same
             self._described = description(optimiser.settings, "optimiser").encode()
+            self._rate = optimiser.settings.get("learning_rate")
         self._num_steps += 1
         self._digest = crc32(self._described, self._digest)
 
@@ -63,13 +66,16 @@ class Updates:
         """Note that values were loaded, by some elements of each array. Local."""
         self._loaded = crc32(str(fingerprint({name: state[name] for name in sorted(state)})).encode(), self._loaded)
 
-    def marks(self) -> dict[str, int | None]:
-        """Return what is to be compared, None where nothing is: the number of steps, and a digest of their settings."""
+    def marks(self) -> dict[str, float | None]:
+        """Return what is to be compared, None where nothing is: the number of steps, and a digest of their settings.
+
+        The learning rate of the last one stands apart, so that it can be shown: it is what differs most often.
+        """
         is_known = (self._is_trained or self._num_steps) and num_steps_over_nothing() == self._over_nothing
-        known = (self._num_steps, self._digest) if is_known else (None, None)
-        return {_NUM_STEPS: known[0], _SETTINGS: known[1], _STATE: self._loaded}
+        known = (self._num_steps, self._rate, self._digest) if is_known else (None, None, None)
+        return {**dict(zip((_NUM_STEPS, _RATE, _SETTINGS), known)), _STATE: self._loaded}
 
     def words(self) -> dict[str, str]:
-        """Return the same for people: the number of steps, and the settings of the last one."""
+        """Return what no number shows: the settings of the last step."""
         lines = [line.removeprefix("optimiser.") for line in self._described.decode().splitlines()[1:]]
-        return {_NUM_STEPS: str(self._num_steps), _SETTINGS: ", ".join(lines) or "no step yet"}
+        return {_SETTINGS: ", ".join(lines) or "no step yet"}

@@ -6,9 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from minipipe.agreement import Updates, check_marks, marks_of
+from minipipe.agreement import Updates, check_marks, marks_of, numbers_sent, numbers_that_came
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, MessageError, ModelError, ScheduleCode, ScheduleError
 from minipipe.nn import Module, Parameter
@@ -50,7 +48,7 @@ class Calls:
     ) -> tuple[int, int]:
         """Return the first rank's ``size`` and ``layout``; check that all ranks begin the same call of one pipeline.
 
-        Collective. 4 bytes for each number travel.
+        Collective. 8 bytes for each number travel.
 
         Parameters
         ----------
@@ -70,9 +68,8 @@ class Calls:
         self.count += 1
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
         mine = [self._pipeline, self.count, _NAMES.index(call), size, layout, *marks_of(values)]
-        sent = np.array(mine, np.uint32) if self._group.rank == self._first_rank else None
-        came = self._group.broadcast(sent, self._first_rank, what=part_of(call))
-        first = came.tolist() if came.dtype == np.uint32 and came.ndim == 1 else [0, 0, -1]  # a broadcast of the script
+        sent = numbers_sent(mine) if self._group.rank == self._first_rank else None
+        first = numbers_that_came(self._group.broadcast(sent, self._first_rank, what=part_of(call)))
         rank, first_rank = self._group.name(), self._group.name(self._first_rank)
         if first[:3] != mine[:3]:
             raise MessageError(
@@ -82,7 +79,7 @@ class Calls:
                 "Every rank must make the same calls of the same pipelines in the same order.",
             )
         check_marks((rank, first_rank), values, (mine[5:], first[5:]), self.updates.words if self.updates else dict)
-        return first[3], first[4]
+        return int(first[3]), int(first[4])
 
 
 def part_of(call: str) -> str:
@@ -90,9 +87,10 @@ def part_of(call: str) -> str:
     return f"its part of pipeline.{_called(call)}, which every rank must call,"
 
 
-def _described(pipeline: int, count: int, call: int) -> str:
-    known = f"{_called(_NAMES[call])}, call {count} of pipeline {pipeline}"
-    return known if call >= 0 else "a broadcast that other ranks do not take part in"
+def _described(pipeline: float = 0, count: float = 0, call: float = -1) -> str:
+    if call not in range(len(_NAMES)):
+        return "a broadcast that no other rank takes part in"
+    return f"{_called(_NAMES[int(call)])}, call {count:g} of pipeline {pipeline:g}"
 
 
 def _called(name: str) -> str:

@@ -60,7 +60,12 @@ def test_32_elements_are_looked_at_at_most(shape, samples):
     assert len(positions) == size if size <= 32 else 1 <= len(positions) <= 32
 
 
-@given(st.floats(allow_nan=False) | st.booleans() | st.integers(0, 2**40))
-def test_marks_are_numbers_of_32_bits_and_only_nothing_is_0(value):
-    (mark,) = marks_of({"value": value})
-    assert 0 < mark < 2**32 and marks_of({"value": None}) == [0]
+VALUES = st.floats(min_value=0) | st.just(float("nan")) | st.booleans() | st.integers(0, 2**32)
+
+
+@given(VALUES, VALUES)
+def test_marks_differ_where_values_do_and_nothing_has_the_mark_of_nothing(one, other):
+    marks = [marks_of({"value": value}) for value in (one, other)]
+    are_same = one == other or (one != one and other != other)
+    assert (marks[0] == marks[1]) == are_same
+    assert marks_of({"value": None}) not in marks

@@ -74,11 +74,30 @@ def test_the_error_shows_both_values_and_where_they_stand():
         'on rank 0 "model.layers.2.epsilon: 1e-05".'
     )
     with pytest.raises(
-        RankError, match=r"of rank 1 \(class: .*SGD, learning_rate: 0\.2, momentum: 0\.0.*\) differs from that of"
+        RankError,
+        match=r"The learning rate of rank 1 \(0\.2\) differs from that of rank 0 \(0\.1\)\. Every rank must set",
     ):
         spawn(lambda group: run_on(group, "learning rate", rank=1), 2)
-    with pytest.raises(RankError, match=r"The max_norm of rank 1 \(2\.0\) differs from that of rank 0\."):
+    with pytest.raises(RankError, match=r"The max_norm of rank 1 \(2\.0\) differs from that of rank 0 \(1\.0\)\."):
         spawn(lambda group: run_on(group, "max_norm", rank=1), 2)
+    with pytest.raises(
+        RankError, match=r"of rank 1 \(class: .*SGD, .*momentum: 0\.9.*\) differs from that of rank 0\."
+    ):
+        spawn(lambda group: run_on(group, "momentum", rank=1), 2)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 26])
+def test_a_broadcast_of_the_script_is_never_taken_for_a_call(length):
+    """Whatever is in it: these bits are no numbers, and the first number of a call is that of a pipeline."""
+
+    def train(group):
+        pipeline = Pipeline(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), group, loss=nn.MSELoss())
+        if group.rank == 0:
+            group.broadcast(np.full(length, 2**32 - 1, np.uint32))
+        return pipeline.step(np.ones((8, 1)), np.ones((8, 1)))
+
+    with pytest.raises(MessageError, match="but rank 0 in a broadcast that no other rank takes part in"):
+        spawn(train, 2)
 
 
 def test_every_rank_says_the_same_where_a_pipeline_is_made():

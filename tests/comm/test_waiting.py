@@ -107,7 +107,7 @@ def test_a_message_that_comes_while_others_are_asked_is_taken():
     [
         ("group.barrier()", "The ranks are in different calls: rank 0 in a barrier; rank 1, 2 in pipeline.step()"),
         slowly("group.all_reduce(np.ones(1))", "rank 0 in a gather; rank 1, 2 in pipeline.step()"),
-        slowly("group.broadcast(np.ones(1), 0)", "but rank 0 in a broadcast that other ranks do not take part in"),
+        slowly("group.broadcast(np.ones(1), 0)", "but rank 0 in a broadcast that no other rank takes part in"),
     ],
 )
 def test_a_collective_call_that_one_rank_makes_alone_is_named(call, words):
