@@ -52,7 +52,7 @@ def check_agreement(group: ProcessGroup, descriptions: Mapping[str, str]) -> Non
             raise RankError(
                 "disagreement",
                 f"The {key} of rank {_listed(others, group)} differs from that of rank {group.name(usual)}: "
-                f"there it is {own}, on rank {group.name(usual)} {other}. {_ALIKE}",
+                f"there it is {own}, on rank {group.name(usual)} {other}. {_ALIKE}{_way_out(own, other)}",
             )
 
 
@@ -117,6 +117,15 @@ def _first_difference(one: str, other: str) -> tuple[str, str]:
             first, second = (f'"{_shortened(line)}"' if line is not None else "nothing" for line in pair)
             return first, second
     return "another text", "this one"
+
+
+def _way_out(own: str, other: str) -> str:
+    """Return what to do where a layer's switch, such as ``verbose = rank == 0``, is to differ."""
+    path, _, value = own.strip('"').rpartition(": ")
+    if other.strip('"').rpartition(": ")[0] != path or value not in ("True", "False") or "." not in path:
+        return ""
+    name = path.rpartition(".")[2]
+    return f' If {name} changes no number, let its class say so: not_compared = ("{name}",).'
 
 
 def _shortened(text: str, width: int = 200) -> str:

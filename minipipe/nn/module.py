@@ -276,6 +276,8 @@ def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndar
     ------
     ParameterError
         Codes ``missing``, ``unexpected`` and ``shape``.
+    ArgumentError
+        Code ``type``: when it is no mapping.
 
     Examples
     --------
@@ -286,6 +288,8 @@ def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndar
         ...
     minipipe.errors.ParameterError: The state does not fit the model; missing: bias.
     """
+    if not isinstance(state, Mapping):
+        raise ArgumentError("type", f"The state is a {type(state).__name__}; expected the result of state_dict().")
     missing, unexpected = parameters.keys() - state.keys(), state.keys() - parameters.keys()
     for code, names in (("missing", missing), ("unexpected", unexpected)):
         if names:

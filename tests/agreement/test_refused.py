@@ -100,6 +100,28 @@ def test_a_broadcast_of_the_script_is_never_taken_for_a_call(length):
         spawn(train, 2)
 
 
+class Talking(nn.Module):
+    def __init__(self, verbose):
+        super().__init__()
+        self.verbose = verbose
+
+    def forward(self, x):
+        return x
+
+
+class Free(Talking):
+    not_compared = ("verbose",)
+
+
+def test_a_switch_that_changes_no_number_has_a_way_out():
+    def make(group, kind):
+        Pipeline(nn.Sequential(nn.Linear(1, 1), kind(group.rank == 0)), group, loss=nn.MSELoss())
+
+    with pytest.raises(RankError, match=r'If verbose changes no number, .*: not_compared = \("verbose",\)\.'):
+        spawn(lambda group: make(group, Talking), 2)
+    spawn(lambda group: make(group, Free), 2)
+
+
 def test_every_rank_says_the_same_where_a_pipeline_is_made():
     def messages(group):
         with pytest.raises(RankError) as caught:

@@ -8,6 +8,7 @@ import pytest
 from minipipe import Pipeline, Schedule, Tensor, init_process_group, nn, schedules, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import (
+    ArgumentError,
     LaunchError,
     MessageError,
     MicrobatchError,
@@ -257,3 +258,14 @@ def test_a_graph_that_is_cut_inside_a_layer_is_noticed_after_the_first_step():
     with pytest.warns(UserWarning, match=r"The first step left no gradient for 0\.weight, 0\.bias\.") as caught:
         spawn(train, 2)
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("state", [None, [], "0.weight"])
+def test_a_state_that_is_none_is_refused_by_its_type(state):
+    model = nn.Sequential(nn.Linear(1, 1))
+    pipeline = Pipeline(model, OneRankGroup(), loss=nn.MSELoss())
+    for one in (model, pipeline):
+        with pytest.raises(
+            ArgumentError, match=rf"The state is a {type(state).__name__}; expected the result of state_dict"
+        ):
+            one.load_state_dict(state)
