@@ -9,11 +9,12 @@ A folder of checkpoints::
             manifest.json          what is in them, with the size and the SHA-256 of each
             complete               the SHA-256 of the manifest; written last
         000002-step-40/
-        .000003-step-60.partial-1234/     is being written, or was when its job was killed
+        .000003-step-60.partial-5f0c9e27/     is being written, or was when its job was killed
 
 The order of a save: every file is written under the partial name and forced to the disk, the marker ``complete`` last;
 then the folder gets its own name, in one step. So there is a whole checkpoint under its name, or none [1]. One that is
-deleted loses its marker first [2].
+to be deleted gets a partial name again, in one step, before a file of it is touched [2]. So what has its own name and
+is not whole was damaged by something else.
 """
 
 from __future__ import annotations
@@ -23,14 +24,19 @@ import os
 import re
 import shutil
 from pathlib import Path
+from secrets import token_hex
 from typing import NamedTuple
 
+from minipipe.errors import FileError
 from minipipe.files import read_bytes
 
 MANIFEST, MARKER = "manifest.json", "complete"
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
-_PARTIAL = re.compile(r"\.\d{6,}-step-\d+\.partial-(\d+)")
-_FILE = re.compile(r"rank-\d{1,6}\.safetensors")
+_PARTIAL = re.compile(r"\.(\d{6,})-step-\d+\.partial-(\w+)")
+_FILE = re.compile(r"rank-\d{1,6}\.safetensors", re.ASCII)
+_THIS_JOB = token_hex(4)  # the number of its process would be the same after each start of a container
+_DELETED = "deleted"
+_MOST_OF_A_MANIFEST = 2**26  # bytes: a hundred thousand parameters, and JSON takes up to twenty times as much memory
 
 
 class Digest(NamedTuple):
@@ -58,16 +64,16 @@ def is_name_of_file(name: str) -> bool:
 def begin(folder: Path, step: int) -> Path:
     """Make the folder of a new checkpoint, under its partial name, and delete what killed jobs have left behind."""
     folder.mkdir(parents=True, exist_ok=True)
-    serial, own = 1, str(os.getpid())
+    serial = 1
     for entry in os.listdir(folder):
         if found := _NAME.fullmatch(entry):
             serial = max(serial, int(found[1]) + 1)
         elif found := _PARTIAL.fullmatch(entry):
-            if found[1] != own:
+            if found[2] != _THIS_JOB:
                 shutil.rmtree(folder / entry, ignore_errors=True)
-            else:  # this job writes it in the background
-                serial = max(serial, int(entry[1:].partition("-")[0]) + 1)
-    partial = folder / f".{serial:06d}-step-{step}.partial-{own}"
+            else:  # it is being written in the background
+                serial = max(serial, int(found[1]) + 1)
+    partial = folder / f".{serial:06d}-step-{step}.partial-{_THIS_JOB}"
     partial.mkdir()
     return partial
 
@@ -81,7 +87,15 @@ def write(path: Path, content: bytes | memoryview) -> None:
 
 
 def finish(partial: Path, manifest: bytes) -> Path:
-    """Write the manifest and the marker, and give the checkpoint its name [1]."""
+    """Write the manifest and the marker, and give the checkpoint its name [1].
+
+    Raises
+    ------
+    OSError
+    """
+    if len(manifest) > _MOST_OF_A_MANIFEST:  # nothing is written that would not be read
+        reason = f"the manifest has {len(manifest):,} bytes, extra included; the limit is {_MOST_OF_A_MANIFEST:,}"
+        raise FileError("too-large", reason)
     write(partial / MANIFEST, manifest)
     write(partial / MARKER, digest_of(manifest).sha256.encode())
     _sync_folder(partial)
@@ -97,28 +111,44 @@ def discard(partial: Path) -> None:
 
 
 def keep_last(folder: Path, number: int) -> None:
-    """Delete all checkpoints but the last ones [2]."""
-    for old in checkpoints(folder)[number:]:
-        os.unlink(old / MARKER)
-        shutil.rmtree(old, ignore_errors=True)
+    """Delete all checkpoints but the last ones that have a marker [2]."""
+    found = checkpoints(folder)
+    kept = [path for path in found if (path / MARKER).is_file()][:number]
+    for old in found:
+        if old not in kept:
+            deleted = old.with_name(f".{old.name}.partial-{_DELETED}")
+            os.rename(old, deleted)
+            shutil.rmtree(deleted, ignore_errors=True)  # the next save deletes what is left
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder that have a marker, the newest first; or the folder, if it is one itself."""
-    if (folder / MARKER).exists() or (folder / MANIFEST).exists():
+    """Return the checkpoints of a folder, the newest first, damaged ones too; or the folder, if it is one itself."""
+    entries = os.listdir(folder)
+    if MARKER in entries or MANIFEST in entries:
         return [folder]
-    found = ((entry, _NAME.fullmatch(entry.name)) for entry in folder.iterdir())
-    serials = {entry: int(match[1]) for entry, match in found if match and (entry / MARKER).exists()}
-    return sorted(serials, key=serials.__getitem__, reverse=True)
+    found = [match for match in map(_NAME.fullmatch, entries) if match]
+    return [folder / match[0] for match in sorted(found, key=lambda match: int(match[1]), reverse=True)]
 
 
 def read_manifest(path: Path) -> tuple[bytes, str]:
-    """Return the manifest of a checkpoint, and the SHA-256 that its marker tells of it."""
-    return read_bytes(path / MANIFEST), read_bytes(path / MARKER, most=64).decode("ascii", "replace")
+    """Return the manifest of a checkpoint, and the SHA-256 that its marker tells of it.
+
+    Raises
+    ------
+    FileError
+    """
+    return read(path / MANIFEST, _MOST_OF_A_MANIFEST), read(path / MARKER, 64).decode("ascii", "replace")
 
 
 def read(path: Path, size: int) -> bytes:
-    """Return the content of a file, of which no more is read than its size, as written down, allows."""
+    """Return the content of a file, of which no more is read than its size, as written down, allows.
+
+    Raises
+    ------
+    FileError
+    """
+    if path.is_fifo():  # which would be waited for
+        raise FileError("not-a-file", f"{path.name} is a pipe; expected a file.")
     return read_bytes(path, most=size)
 
 
