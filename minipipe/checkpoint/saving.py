@@ -5,10 +5,13 @@ Ranks on several hosts need one folder, so a file system that they share.
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
+import warnings
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -20,9 +23,10 @@ from minipipe.checkpoint.state import Arrays, by_name, merged, take
 from minipipe.checkpoint.storage import Digest
 from minipipe.checkpoint.tensors import packed
 from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError
-from minipipe.files import read_text
+from minipipe.files import read_text, write_whole
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
+from minipipe.printable import quoted
 
 _POLL = 0.02  # seconds between looks for the other ranks' files, in the background
 
@@ -77,7 +81,8 @@ def save(
         How far the script is; the same on every rank.
     extra : mapping
         What the script needs to go on, in numbers, strings, lists and dicts: the epoch, the position in the data, the
-        state of a generator. That of the rank of the first stage is kept; other ranks may give None.
+        state of a generator. That of the rank of the first stage is kept; other ranks may give None. JSON has no
+        tuples, arrays or numbers as keys: they come back as lists and strings.
     keep : int
         How many checkpoints to keep, at least 1. Older ones are deleted once this one is whole. With 2 there is
         another to go back to, should the disk damage one.
@@ -170,14 +175,23 @@ class BackgroundSaver:
         self._folder, self._pipeline, self._keep = Path(folder), pipeline, keep
         self._optimisers = by_name(optimiser)
         self._thread: threading.Thread | None = None
-        self._failure: CheckpointError | None = None
+        self._failure: Exception | None = None
+        self._is_elsewhere = False  # whether another rank's error was the cause
 
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
         """Take a copy, and begin to write it; wait for the checkpoint before, if that is still being written.
 
-        Collective. Parameters and errors are those of :func:`save`; what goes wrong later is raised by the next call.
+        Collective. Parameters and errors are those of :func:`save`; what goes wrong later is raised by the next call,
+        on every rank.
         """
-        self.wait()
+        failure = None
+        try:
+            self.wait()
+        except CheckpointError as error:
+            failure = [str(error.code), error.message, self._is_elsewhere]
+        failures = [told for told in gather(self._pipeline.group, failure, "checkpoint.save()") if told]
+        for code, message, _ in sorted(failures, key=itemgetter(2)):
+            raise CheckpointError(code, message)
         part = _begin(self._folder, self._pipeline, self._optimisers, step, extra, self._keep)
         # Not a daemon: at the end of a program Python waits for it.
         self._thread = threading.Thread(target=self._write, args=(part,), name="minipipe checkpoint")
@@ -191,7 +205,7 @@ class BackgroundSaver:
         Raises
         ------
         CheckpointError
-            Code ``unwritable``.
+            As :func:`save`.
         """
         if self._thread is not None:
             self._thread.join()
@@ -203,21 +217,21 @@ class BackgroundSaver:
     def _write(self, part: _Part) -> None:
         """Write this rank's part and, on rank 0, the rest once all ranks' parts are there."""
         group = self._pipeline.group
-        own = part.write()
         try:
+            own = part.write()
             if group.rank:
-                # Through a file, since only the main thread may send messages; its last name tells that it is whole.
-                whole = part.partial / _name_of_told(group.rank)
-                storage.write(whole.with_suffix(".tmp"), json.dumps(own).encode())
-                whole.with_suffix(".tmp").rename(whole)
+                # Through a file, since only the main thread may send messages.
+                write_whole(part.partial / _name_of_told(group.rank), json.dumps(own))
                 raise_first([own["error"]])
             else:
                 parts = [own, *_told_by_others(part.partial, group.size, group.timeout)]
                 raise_first([_finished(part, parts, self._keep)["error"]])
         except CheckpointError as error:
             self._failure = error
-        except OSError as error:
-            self._failure = _unwritable(group.rank, error)
+        except Exception as error:  # such as a lack of memory, too: nothing is lost in a thread
+            self._is_elsewhere = not part.partial.exists()
+            storage.discard(part.partial)  # which tells the other ranks, on a full disk too
+            self._failure = _unwritable(group.rank, error) if isinstance(error, OSError) else error
 
     def __enter__(self) -> Self:
         return self
@@ -225,7 +239,12 @@ class BackgroundSaver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.wait()
+        try:
+            self.wait()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            error.add_note(failure.message)  # what went wrong first counts
 
 
 def _begin(
@@ -233,10 +252,16 @@ def _begin(
 ) -> _Part:
     """Check what was given, make the folder on rank 0, and take this rank's part. Collective."""
     for name, number, least in (("step", step, 0), ("keep", keep, 1)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise ArgumentError("value", f"{name} is {number!r}; expected a whole number, at least {least}.")
+        if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 2**63:
+            raise ArgumentError("value", f"{name} is {quoted(number)}; expected a whole number, at least {least}.")
+    if extra is not None and not isinstance(extra, Mapping):
+        raise ArgumentError("type", f"extra is {quoted(extra)}; expected a mapping, such as {{'epoch': 3}}.")
     pipeline.wait()  # values that came of a step that was not finite are not to be kept
     group = pipeline.group
+    try:
+        arrays, told = _own_part(pipeline, optimisers, step, extra)
+    except CheckpointError as error:
+        arrays, told = {}, _told(error)
     made: Any = None
     if group.rank == 0:
         try:
@@ -248,10 +273,6 @@ def _begin(
     if made["step"] != step:
         message = f"checkpoint.save: step is {step} on rank {group.name()}, and {made['step']} on rank {group.name(0)}."
         raise RankError("disagreement", f"{message} Every rank must save at the same step.")
-    try:
-        arrays, told = _own_part(pipeline, optimisers, step, extra)
-    except CheckpointError as error:
-        arrays, told = {}, _told(error)
     return _Part(folder / made["partial"], group.rank, arrays, told)
 
 
@@ -287,7 +308,7 @@ def _finished(part: _Part, parts: list[dict[str, Any]], keep: int) -> dict[str, 
         optimisers = merged(told["optimisers"] for told in parts)
         manifest = Manifest(**script, parameters=parameters, optimisers=optimisers, files=files)
         path = storage.finish(part.partial, manifest.to_json())
-        storage.keep_last(path.parent, keep)
+        _delete_older(path.parent, keep)
         return {"name": path.name, "error": None}
     except CheckpointError as error:
         failure = error
@@ -297,12 +318,22 @@ def _finished(part: _Part, parts: list[dict[str, Any]], keep: int) -> dict[str, 
     return _told(failure)
 
 
+def _delete_older(folder: Path, keep: int) -> None:
+    """Delete older checkpoints; if that fails, this one is whole all the same, and the next save tries again."""
+    try:
+        storage.keep_last(folder, keep)
+    except OSError as error:
+        warnings.warn(f"Older checkpoints in {folder} cannot be deleted: {error.strerror or error}.", stacklevel=2)
+
+
 def _told_by_others(partial: Path, size: int, timeout: float) -> list[dict[str, Any]]:
     """Return what the other ranks have told of their parts, as soon as it is there; delete their files."""
     told, give_up = [], time.monotonic() + timeout
     for rank in range(1, size):
         path = partial / _name_of_told(rank)
         while not path.exists():
+            if not partial.exists():
+                raise FileNotFoundError(errno.ENOENT, "another rank has deleted it after an error", str(partial))
             if time.monotonic() > give_up:
                 message = f"Rank {rank} has not written its part of {partial} within {timeout:g} s."
                 raise CheckpointError("unwritable", f"{message} All ranks must see the same folder.")
@@ -321,7 +352,7 @@ def _told(error: CheckpointError) -> dict[str, Any]:
 
 
 def _unwritable(rank: int, error: OSError) -> CheckpointError:
-    reason = error.message if isinstance(error, FileError) else error.strerror or str(error)
+    reason = error.message.rstrip(".") if isinstance(error, FileError) else error.strerror or str(error)
     where = f" {error.filename}" if error.filename else ""
     message = f"Rank {rank} could not write{where}: {reason}. Earlier checkpoints are as they were."
     return CheckpointError("unwritable", message)

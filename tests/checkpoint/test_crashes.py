@@ -1,0 +1,119 @@
+"""Row 12 of what must hold when things break: killed at any point of a save, or the disk full: the old or the new.
+
+Nothing is mixed or half, and the next save leaves nothing partial behind.
+"""
+
+import shutil
+import threading
+import warnings
+from itertools import count
+
+import pytest
+
+from minipipe import checkpoint, spawn
+from minipipe.checkpoint import saving, storage
+from minipipe.errors import CheckpointError
+from tests.checkpoint import small
+from tests.checkpoint.seam import Crash, Seam, crashes, fails_once, is_full
+from tests.launch import slowly
+
+
+@pytest.fixture
+def base(tmp_path):
+    """Return a folder with checkpoints of steps 1 and 2, and the bits of steps 2 and 3 on both ranks."""
+    folder = tmp_path / "base"
+
+    def ranks(group):
+        pipeline, optimiser, saved = small.save_two(group, folder)
+        small.train(pipeline, optimiser)
+        return {2: saved[2], 3: small.bits(pipeline, optimiser=optimiser)}
+
+    return folder, spawn(ranks, 2)
+
+
+def saves(group, folder, keep, in_background, seam):
+    """Go on from step 2 to step 3, and save that while the seam is armed."""
+    pipeline, optimiser = small.pipeline_of(group)
+    assert checkpoint.restore(folder, pipeline, optimiser).step == 2
+    small.train(pipeline, optimiser)
+    group.barrier()
+    seam.is_armed = True
+    if in_background:
+        with checkpoint.BackgroundSaver(folder, pipeline, optimiser, keep) as saver:
+            saver.save(3)
+            saver.save(4)  # which raises the error of the one before, on every rank
+    else:
+        checkpoint.save(folder, pipeline, optimiser, step=3, keep=keep)
+
+
+def step_of(group, folder, expected):
+    """Restore; what comes must be whole, and without a word. Return its step."""
+    pipeline, optimiser = small.pipeline_of(group)
+    small.scramble(pipeline, optimiser)
+    restored = checkpoint.restore(folder, pipeline, optimiser)
+    step = min(restored.step, 3)  # steps 3 and 4 of the background are the same
+    assert small.bits(pipeline, optimiser=optimiser) == expected[group.rank][step]
+    return restored.step, pipeline, optimiser
+
+
+def goes_on(group, folder, keep, expected):
+    step, pipeline, optimiser = step_of(group, folder, expected)
+    checkpoint.save(folder, pipeline, optimiser, step=9, keep=keep)
+    assert checkpoint.restore(folder, pipeline, optimiser).step == 9
+    return step
+
+
+def run(monkeypatch, folder, expected, act, keep, in_background):
+    """Save with a seam, then go on. Return the number of calls, the error, and the step that was found."""
+    failure = None
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Older checkpoints")
+        patch.setattr(saving, "_POLL", 0.001)
+        patch.setattr(threading, "excepthook", lambda args: None)
+        seam = Seam(patch, folder, act)
+        try:
+            spawn(lambda group: saves(group, folder, keep, in_background, seam), 2)
+        except (CheckpointError, Crash) as error:
+            failure = error
+        for thread in threading.enumerate():
+            if thread.name == "minipipe checkpoint":
+                thread.join()
+        seam.is_armed = False
+    if seam.is_dead:
+        failure = Crash()  # perhaps of a thread alone
+        seam.lose_what_was_not_forced()
+        monkeypatch.setattr(storage, "_THIS_JOB", storage.token_hex(4))  # another process goes on
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is damaged
+        steps = spawn(lambda group: goes_on(group, folder, keep, expected), 2)
+    names = sorted(path.name for path in folder.iterdir())
+    assert len(names) == keep and not any(name.startswith(".") for name in names), names
+    return seam.calls, failure, steps[0]
+
+
+CASES = [("crashes", 1, False), *[slowly("crashes", 2, False), slowly("crashes", 1, True), slowly("crashes", 2, True)]]
+CASES += [slowly(act, keep, back) for act in ("fails_once", "is_full") for keep in (1, 2) for back in (False, True)]
+
+
+@pytest.mark.parametrize(("name", "keep", "in_background"), CASES)
+def test_after_a_failure_at_any_call_it_is_the_old_or_the_new(base, tmp_path, monkeypatch, name, keep, in_background):
+    """The stories: of a checkpoint that was being deleted the rest stayed for ever, without its marker; one of a job
+    with the same number of its process, as in a container, was taken for this job's; the error of a file that could
+    not be deleted hid that the save had succeeded."""
+    folder, expected = base
+    act, found, calls = {"crashes": crashes, "fails_once": fails_once, "is_full": is_full}[name], set(), None
+    for number in count(1):
+        if calls is not None and len(calls) < number - 1:
+            break  # the last one went well to its end
+        copy = tmp_path / f"{number}"
+        shutil.copytree(folder, copy)
+        calls, failure, step = run(monkeypatch, copy, expected, act(number), keep, in_background)
+        shutil.rmtree(copy)
+        assert failure is not None or step > 2, number
+        if isinstance(failure, CheckpointError):
+            assert failure.code == "unwritable"
+            assert "could not write" in str(failure) and ("error" in str(failure) or "No space" in str(failure))
+        found.add((type(failure), step > 2))
+    assert number > 20
+    kind = Crash if name == "crashes" else CheckpointError
+    assert {(kind, False), (type(None), True)} <= found  # it failed, and at the end it did not
