@@ -6,7 +6,6 @@ import faulthandler
 import functools
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -15,29 +14,12 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import chosen_timeout
 from minipipe.errors import LaunchError
 from minipipe.job.host import keep_freed_memory, limit_blas_threads
+from minipipe.job.launcher import RANK, num_ranks, told
 
 if TYPE_CHECKING:
     from minipipe.job.process import RankProcess
 
-# Set by mpirun or srun in each rank. Not SLURM_PROCID: a shell inside `salloc` carries it, too.
-_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-
 _START = 10.0  # seconds that starting may take, however short the timeout: processes begin at different times
-
-
-def launched_ranks(environment: Mapping[str, str]) -> int | None:
-    """Return how many ranks the launcher started, 1 when there was none, and None when it does not say.
-
-    Examples
-    --------
-    >>> launched_ranks({"PMI_SIZE": "4", "PMI_RANK": "0"}), launched_ranks({})
-    (4, 1)
-    """
-    sizes = [int(environment[name]) for name in _SIZE_VARIABLES if environment.get(name, "").isdigit()]
-    if sizes and max(sizes) > 1:
-        return max(sizes)
-    return None if "PMIX_RANK" in environment and not sizes else 1
 
 
 def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -> ProcessGroup:
@@ -75,7 +57,7 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
     ...     print(group.rank, group.size)
     0 1
     """
-    started = launched_ranks(os.environ)
+    started = num_ranks(os.environ)
     limit = chosen_timeout(timeout)
     group: ProcessGroup = OneRankGroup(limit) if started == 1 else _mpi_group(started, limit)
     keep_freed_memory()
@@ -116,7 +98,7 @@ def _this_process(size: int) -> RankProcess:
     from minipipe.job.meeting import line_to_witness  # not on Windows
     from minipipe.job.process import RankProcess
 
-    rank = next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
+    rank = told(os.environ, RANK)
     with suppress(Exception):  # where stderr is no file
         if not faulthandler.is_enabled():
             faulthandler.enable(all_threads=False)  # a crash in compiled code shows the Python lines that led there

@@ -33,6 +33,7 @@ from minipipe.comm.request import Done, Request
 from minipipe.errors import ArgumentError, MessageError
 from minipipe.job.ending import exit_code_of
 from minipipe.job.host import yield_core
+from minipipe.job.launcher import LOCAL_RANK, told
 from minipipe.job.mpi_job import MPI, Job, the_job
 from minipipe.job.patience import Patience
 from minipipe.job.process import RankProcess
@@ -46,7 +47,6 @@ _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
 _SEND_PATIENCE = 0.25e-9  # seconds for each byte, before a send is left to finish later
 _SLOWEST = 1e6  # bytes in a second: the slowest link on which a large array is awaited
 _LOOK_AROUND = 0.05  # seconds between looks for goodbyes, while waiting
-_LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
 
 
@@ -74,7 +74,7 @@ class MPIGroup(ProcessGroup):
         self._resources.callback(job.groups.remove, self)
         self.world_ranks = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
         self.activity = job.activity
-        self.local_rank = _local_rank(comm.rank)
+        self.local_rank = told(os.environ, LOCAL_RANK, otherwise=comm.rank)
         self.takes_device_arrays = is_cuda_aware()
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
 
@@ -250,12 +250,6 @@ class _Send(Request):
 
     def wait(self, timeout: float | None = None) -> None:
         self._group._wait_until(self.is_over, self._peer, self._words, timeout)
-
-
-def _local_rank(otherwise: int) -> int:
-    """Return this rank's number among those of this machine, which every launcher tells under another name."""
-    told = (os.environ.get(name) for name in _LOCAL_RANK)
-    return next((int(number) for number in told if number), otherwise)
 
 
 @cache

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from minipipe.errors import LaunchError
 from minipipe.job import witness
+from minipipe.job.launcher import LOCAL_SIZE, told
 from minipipe.job.patience import Patience
 
-_LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 STARTING = "MPI has not started on all hosts"
 FINALISING = "All ranks came to their ends, but MPI has not finalised (is one of them stopped?)"
 _ATTEMPTS = 100  # to reach a witness that another rank starts at this moment
@@ -167,7 +167,7 @@ def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Lin
     """
     if not (sys.platform.startswith("linux") and hasattr(os, "pidfd_open")):
         return Line()
-    num_local = next((int(environment[name]) for name in _LOCAL_SIZES if environment.get(name, "").isdigit()), 0)
+    num_local = told(environment, LOCAL_SIZE)
     launcher = witness.launcher_of(os.getpid())
     address = f"\0minipipe-{os.getuid()}-{launcher}"
     with suppress(OSError):

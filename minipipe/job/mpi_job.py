@@ -44,14 +44,14 @@ from minipipe.job.activity import Activity, Report
 from minipipe.job.host import cores, yield_core
 from minipipe.job.meeting import FINALISING
 from minipipe.job.patience import Patience
-from minipipe.job.process import RankProcess
+from minipipe.job.process import DEFERENCE, RankProcess
 from minipipe.job.verdict import STOPPED, is_debugged, state_of, verdict, waits_for_a_person
 
 _MOST_CORES = 4096  # of a host
 _SPINS = 50  # looks that not even yield, where every rank of this host has a core of its own
 _LOOK = 0.1  # seconds between the lookout's looks
 _ANSWERS = 1.0  # seconds for answers; who has given none by then is silent
-_DEFERENCE = 2.5  # seconds for another rank, which has asked before, to end all
+_PRECEDENCE = 2.5  # seconds in which a rank that has asked before may judge: for answers, and a look at them
 _GOODBYE, _COMPLAINT, _QUESTION, _ANSWER = range(4)  # tags on the job's own communicator
 _PROCESS = struct.Struct("q?63s")  # number, whether a thread of it may answer, and host
 _FINALISING = 5.0  # seconds that it may take, however short the timeout
@@ -208,10 +208,10 @@ class Job:
         return None if is_over() or is_debugged(reports) else reports
 
     def _was_asked(self) -> bool:
-        return time.perf_counter() < self._asked_at + _DEFERENCE
+        return time.perf_counter() < self._asked_at + _PRECEDENCE
 
     def _defer(self, is_over: Callable[[], bool]) -> bool:
-        patience = Patience(_DEFERENCE)
+        patience = Patience(_PRECEDENCE)
         while not is_over() and not patience.look():
             self.attend()
             time.sleep(0.01)
@@ -238,7 +238,7 @@ class Job:
     def complain(self, rank: int, text: str) -> None:
         """Tell a rank that has come to its end that this one still waits for it, and let it end the job."""
         self._tell(rank, text.encode(), _COMPLAINT)
-        time.sleep(2.0)  # it knows the exit code; it ends this rank meanwhile
+        time.sleep(DEFERENCE)  # it knows the exit code; it ends this rank meanwhile
 
     # -- the end --------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from minipipe.job.ending import exit_code_of, last_words
 from minipipe.job.meeting import STARTING, Line
 
 _FORWARDING = 0.1  # seconds for what was said to reach the terminal, before an abort
-_DEFERENCE = 2.0  # seconds that a rank waits for the first one that failed to end all
+DEFERENCE = 2.0  # seconds that a rank waits for the first one that failed to end all
 
 
 class RankProcess:
@@ -91,7 +91,7 @@ class RankProcess:
     def end_by(self, error: BaseException) -> NoReturn:
         """Say what happened on this rank, and end all."""
         if self.is_consequence(error):
-            time.sleep(_DEFERENCE)  # who was first is named, and the launcher ends this rank
+            time.sleep(DEFERENCE)  # who was first is named, and the launcher ends this rank
         self.end(last_words(error), exit_code_of(error))
 
     def end(self, words: str, code: int) -> NoReturn:
@@ -101,7 +101,7 @@ class RankProcess:
         if self.line.is_first_to_fail():
             self.say(words)
         else:
-            time.sleep(_DEFERENCE)
+            time.sleep(DEFERENCE)
         self.abort(code)
 
     def say(self, text: str) -> None:
@@ -134,4 +134,4 @@ def _end_by_process_manager(code: int) -> None:
         os.write(int(number), b"cmd=init pmi_version=1 pmi_subversion=1\n")
         os.read(int(number), 4096)
         os.write(int(number), f"cmd=abort exitcode={code}\n".encode())
-        time.sleep(_DEFERENCE)
+        time.sleep(DEFERENCE)

@@ -8,8 +8,8 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from minipipe import init_process_group
-from minipipe.comm.launch import launched_ranks
 from minipipe.job.host import num_cores
+from minipipe.job.launcher import num_ranks
 from tests.launch import mpirun, needs_mpi, run, slowly
 
 
@@ -28,7 +28,7 @@ from tests.launch import mpirun, needs_mpi, run, slowly
     ],
 )
 def test_a_launcher_is_recognised_by_what_it_sets(environment, expected):
-    assert launched_ranks(environment) == expected
+    assert num_ranks(environment) == expected
 
 
 def test_plain_python_gets_one_rank_with_one_blas_thread():

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from minipipe.job import launcher
 from tests.launch import ROOT, environment, slowly
 
 pytestmark = pytest.mark.skipif(
@@ -126,3 +127,17 @@ def test_a_witness_that_is_killed_hinders_nobody():
 def test_only_one_of_several_ranks_that_fail_speaks():
     _, said = outcome(launched(then="print('SPEAKS', file=sys.stderr) if line.is_first_to_fail() else 0"))
     assert said == "SPEAKS\n"
+
+
+def test_the_witness_which_imports_nothing_knows_the_variables_that_the_ranks_know():
+    from minipipe.job import witness
+
+    assert [*witness._RANK_VARIABLES, b"SLURM_PROCID"] == [name.encode() for name in launcher.RANK]
+
+
+def test_the_names_of_a_launcher_s_variables_stand_in_one_place():
+    """The story: four files had lists of their own, each with other launchers."""
+    names = {*launcher.SIZE, *launcher.RANK, *launcher.LOCAL_SIZE, *launcher.LOCAL_RANK}
+    lists = re.compile(rf"\(\s*b?\"(?:{'|'.join(names)})\",")
+    found = {path.name for path in (ROOT / "minipipe").rglob("*.py") if lists.search(path.read_text())}
+    assert found == {"launcher.py", "witness.py"}
