@@ -8,12 +8,14 @@ repeated by ``--only PARSER --first NUMBER --inputs 1``.
 
 import argparse
 import contextlib
+import functools
 import io
 import random
 import resource
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ from minipipe import Costs, Schedule, schedules, simulate, verify
 from minipipe.cli import main as command
 from minipipe.errors import MinipipeError
 from minipipe.schedules import Action, Program, read_schedule, schedule_of_text
+from tests.checkpoint import forging
 
 MOST_SECONDS, MOST_GROWTH = 10.0, 1 << 30  # for one input, and in bytes for all of them
 SEEDS = [
@@ -102,6 +105,20 @@ def read_costs(number):
     simulate(schedules.gpipe(2, 2), costs)
 
 
+@functools.cache
+def forge():
+    folder = tempfile.TemporaryDirectory()
+    made = forging.Forge(folder.name)
+    made.folder = folder  # deleted with it
+    return made
+
+
+def restore_a_checkpoint(number):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # another number of microbatches is worth one
+        forge().restore(forging.text_of(forge().manifest, number))
+
+
 def run_command(number):
     draw = random.Random(number)
     words = draw.choices(ARGUMENTS, k=draw.randint(0, 6))
@@ -125,6 +142,7 @@ PARSERS = {
     "schedule_of_text": whole(schedule_of_text),
     "read_schedule": read_a_file,
     "Costs.parse": read_costs,
+    "manifest": restore_a_checkpoint,
     "command line": run_command,
 }
 

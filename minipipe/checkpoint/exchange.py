@@ -28,13 +28,13 @@ def tell(group: ProcessGroup, root: int, value: Any, call: str) -> Any:
     MessageError
         Code ``step``, where the root is in another collective call.
     """
-    sent = _packed(value) if group.rank == root else None
+    sent = _packed(value, call) if group.rank == root else None
     return _unpacked(group, group.broadcast(sent, root, what=_part_of(call)), root, call)
 
 
 def gather(group: ProcessGroup, value: Any, call: str) -> list[Any]:
     """Return the values of all ranks, by rank, on every rank. Collective; parameters are those of :func:`tell`."""
-    rows = group.all_gather(_packed(value), what=_part_of(call))
+    rows = group.all_gather(_packed(value, call), what=_part_of(call))
     return [_unpacked(group, row, rank, call) for rank, row in enumerate(rows)]
 
 
@@ -51,15 +51,20 @@ def raise_first(errors: list[list[str] | None]) -> None:
             raise CheckpointError(*error)
 
 
-def _packed(value: Any) -> np.ndarray:
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+def _packed(value: Any, call: str) -> np.ndarray:
+    return np.frombuffer(json.dumps({"call": call, "value": value}).encode(), np.uint8)
 
 
 def _unpacked(group: ProcessGroup, row: np.ndarray, rank: int, call: str) -> Any:
-    if row.dtype != np.uint8:
-        message = f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in another collective call."
+    try:
+        told = json.loads(row.tobytes()) if row.dtype == np.uint8 else {}
+    except ValueError:
+        told = {}
+    other = told["call"] if isinstance(told, dict) and "call" in told else "another collective call"
+    if other != call:
+        message = f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in {other}."
         raise MessageError("step", f"{message} Every rank must make the same calls in the same order.")
-    return json.loads(row.tobytes())
+    return told["value"]
 
 
 def _part_of(call: str) -> str:

@@ -100,10 +100,12 @@ def read_manifest(path: Path) -> Manifest:
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ArgumentError("value", "it is no manifest of minipipe")
         if found.get("version") != VERSION:
-            message = f"{path} has version {found.get('version')!r} of the form; this minipipe knows {VERSION}."
+            message = f"{path} has version {quoted(found.get('version'))} of the form; this minipipe knows {VERSION}."
             raise CheckpointError(CheckpointCode.VERSION, message)
         return _checked(found)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except KeyError as error:
+        raise damage(path, f"{storage.MANIFEST} cannot be understood: it lacks {error}.") from None
+    except (ValueError, TypeError, RecursionError) as error:
         raise damage(path, f"{storage.MANIFEST} cannot be understood: {error}.") from None
 
 
@@ -119,39 +121,64 @@ def mismatch(sentence: str) -> CheckpointError:
 
 def _checked(found: Mapping[str, Any]) -> Manifest:
     """Return a manifest whose every part has the right kind, or raise ValueError, TypeError or KeyError."""
-    numbers = {name: _whole(found[name], name) for name in ("step", "num_steps", "seed", "num_microbatches")}
+    numbers = {name: _whole(found[name], quoted(name)) for name in ("step", "num_steps", "num_microbatches")}
+    if not isinstance(found["seed"], int):  # any, also below 0
+        raise ArgumentError("type", f"'seed' is {quoted(found['seed'])}, expected a whole number")
     files = {}
     for name, (size, sha256) in _mapping(found, "files").items():
         if not is_name_of_file(name):
             raise ArgumentError("value", f"{quoted(name)} is no name of a file in a checkpoint")
-        files[name] = Digest(_whole(size, "size"), str(sha256))
+        files[name] = Digest(_whole(size, "the size of a file"), _text(sha256, "the digest of a file"))
     parameters = {}
     for name, (file, dtype, shape) in _mapping(found, "parameters").items():
         if file not in files:
-            raise ArgumentError("value", f"{quoted(name)} is in {quoted(str(file))}, of which nothing more is told")
-        parameters[name] = file, str(dtype), tuple(_whole(length, "shape") for length in shape)
+            raise ArgumentError("value", f"{quoted(name)} is in {quoted(file)}, of which nothing more is told")
+        lengths = [_whole(length, "a length") for length in _list(shape, "a shape")]
+        parameters[name] = file, _text(dtype, "a dtype"), tuple(lengths)
     optimisers = _mapping(found, "optimisers")
-    for told in optimisers.values():
-        if not isinstance(told["class"], str) or not isinstance(told["groups"], list):
-            raise ArgumentError("value", "an optimiser has no class or no groups")
-        for group in told["groups"]:
-            _mapping(group, "numbers")
-            if not all(isinstance(name, str) for name in group["parameters"]):
-                raise ArgumentError("value", "a group's parameters are no names")
-        for kept in _mapping(told, "kept").values():
-            if not isinstance(kept, dict):
-                raise ArgumentError("value", "what is kept for a parameter has no names")
+    for name in optimisers:
+        _check_optimiser(_mapping(optimisers, name))
     extra = _mapping(found, "extra")
-    return Manifest(**numbers, extra=extra, parameters=parameters, optimisers=optimisers, files=files)
+    return Manifest(
+        **numbers, seed=found["seed"], extra=extra, parameters=parameters, optimisers=optimisers, files=files
+    )
+
+
+def _check_optimiser(told: Mapping[str, Any]) -> None:
+    """Refuse what is told of an optimiser unless every part has the right kind."""
+    _text(told["class"], "the class of an optimiser")
+    for group in _list(told["groups"], "groups"):
+        _whole(group["place"], "the place of a group")
+        _mapping(group, "numbers")
+        for name in _list(group["parameters"], "the parameters of a group"):
+            _text(name, "a parameter of a group")
+    kept = _mapping(told, "kept")
+    for name in kept:
+        for what, value in _mapping(kept, name).items():
+            if not isinstance(value, int | float):
+                raise ArgumentError("type", f"{quoted(what)} of {quoted(name)} is {quoted(value)}, expected a number")
 
 
 def _mapping(found: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(found[name], dict):
-        raise ArgumentError("type", f"{name} is {quoted(found[name])}, expected a mapping")
+        raise ArgumentError("type", f"{quoted(name)} is {quoted(found[name])}, expected a mapping")
     return found[name]
 
 
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ArgumentError("type", f"{name} is {quoted(value)}, expected a list")
+    return value
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ArgumentError("type", f"{name} is {quoted(value)}, expected text")
+    return value
+
+
 def _whole(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    # What is more does not fit into the header of a message.
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ArgumentError("type", f"{name} is {quoted(value)}, expected a whole number")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from minipipe.checkpoint.tensors import unpacked
 from minipipe.errors import CheckpointCode, CheckpointError
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
+from minipipe.printable import quoted
 
 
 class Restored(NamedTuple):
@@ -26,7 +28,8 @@ class Restored(NamedTuple):
     step : int
         As it was given to ``save``.
     extra : dict
-        As it was given to ``save`` on the rank of the first stage, on every rank. Tuples and arrays come as lists.
+        As it was given to ``save`` on the rank of the first stage, on every rank. Tuples and arrays come as lists, the
+        keys of dicts as strings.
     path : Path
         Of the checkpoint.
 
@@ -63,7 +66,8 @@ def restore(
     optimiser : Optimiser, or mapping of str to Optimiser
         As given to :func:`save`; None for a pipeline that is not trained any more.
     required : bool
-        Whether it is an error that the folder does not exist or has no checkpoint; otherwise None is returned.
+        Whether it is an error that the folder does not exist or has no checkpoint; otherwise None is returned. One
+        that cannot be read is an error in any case: training must not begin anew by mistake.
 
     Returns
     -------
@@ -91,8 +95,8 @@ def restore(
     """
     group, optimisers = pipeline.group, by_name(optimiser)
     found = _candidates(Path(folder)) if group.rank == 0 else None
-    names, reason = tell(group, 0, found, "checkpoint.restore()")
-    if not names and not required:
+    names, reason, is_empty = tell(group, 0, found, "checkpoint.restore()")
+    if is_empty and not required:
         return None
     if not names:
         raise CheckpointError("not-found", f"There is no checkpoint in {str(folder)!r}: {reason}.")
@@ -139,7 +143,7 @@ def newest(folder: str | Path) -> Restored:
     ...     checkpoint.newest(folder).extra
     {'width': 5}
     """
-    names, reason = _candidates(Path(folder))
+    names, reason, _ = _candidates(Path(folder))
     for name in names:
         path = Path(folder) / name
         try:
@@ -154,13 +158,16 @@ def newest(folder: str | Path) -> Restored:
     raise CheckpointError(code, f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}.")
 
 
-def _candidates(folder: Path) -> tuple[list[str], str]:
-    """Return the names of the checkpoints in a folder, the newest first, and why there is none. Local, on rank 0."""
+def _candidates(folder: Path) -> tuple[list[str], str, bool]:
+    """Return the names of the checkpoints in a folder, the newest first, why there is none, and whether nothing is.
+
+    Local, on rank 0.
+    """
     try:
         found = storage.checkpoints(folder)
-    except OSError as error:
-        return [], error.strerror or str(error)
-    return [str(path.relative_to(folder)) for path in found], "nothing in it is a checkpoint that was finished"
+    except (OSError, ValueError) as error:  # such as a NUL in its name
+        return [], getattr(error, "strerror", None) or str(error), isinstance(error, FileNotFoundError)
+    return [str(path.relative_to(folder)) for path in found], "no checkpoint in it was finished", not found
 
 
 def _read(path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> tuple[Manifest, Arrays]:
@@ -169,9 +176,9 @@ def _read(path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -
     _check_model(manifest, pipeline)
     check(pipeline, optimisers, manifest.optimisers)
     own = {name for name, _ in pipeline.named_parameters()}
-    missing = [name for name in manifest.files if not (path / name).is_file()]
+    missing = [name for name in manifest.files if not os.path.isfile(path / name)]
     if missing:
-        raise damage(path, f"{', '.join(missing)} of its {len(manifest.files)} files are missing.")
+        raise damage(path, f"of its {len(manifest.files)} files these are missing: {', '.join(missing[:9])}.")
     arrays: Arrays = {}
     for file in sorted({manifest.parameters[name][0] for name in own}):
         arrays |= _arrays(path, file, manifest, own)
@@ -187,10 +194,10 @@ def _arrays(path: Path, file: str, manifest: Manifest, own: set[str]) -> Arrays:
     """Return the arrays of a file that belong to some parameters."""
     size, sha256 = manifest.files[file]
     try:
-        found = (path / file).stat().st_size
+        found = os.path.getsize(path / file)
         content = storage.read(path / file, size) if found == size else b""
     except OSError as error:
-        raise damage(path, f"{file} cannot be read: {error}.") from None
+        raise damage(path, str(error)) from None
     if found != size:
         raise damage(path, f"{file} has {found:,} bytes; {size:,} were written.")
     if storage.digest_of(content) != (size, sha256):
@@ -214,16 +221,27 @@ def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
     only = [name for name in manifest.parameters if name not in model]
     missing = [name for name in model if name not in manifest.parameters]
     if only or missing:
-        there, here = (", ".join(names[:3]) + " …" * (len(names) > 3) or "nothing" for names in (only, missing))
+        there, here = (
+            ", ".join(map(_name, names[:3])) + " …" * (len(names) > 3) or "nothing" for names in (only, missing)
+        )
         raise mismatch(f"it is of another model. Only there: {there}; only in this pipeline: {here}")
     for name, parameter in model.items():
         _, dtype, shape = manifest.parameters[name]
         looks = backend.numpy_dtype(parameter.dtype).name, parameter.shape
         if looks != (dtype, shape):
-            raise mismatch(f"its {name} has shape {shape} and dtype {dtype}, that of this pipeline {looks[::-1]}")
+            here = f"shape {looks[1]} and dtype {looks[0]}"
+            raise mismatch(
+                f"its {name} has shape {quoted(shape)} and dtype {_name(dtype)}, that of this pipeline {here}"
+            )
     if manifest.seed != pipeline.seed:
-        message = f"it was trained with seed={manifest.seed}, and this pipeline has seed={pipeline.seed}: dropout"
-        raise mismatch(f"{message} would draw other numbers. Give Pipeline(…, seed={manifest.seed})")
+        there = quoted(manifest.seed)
+        message = f"it was trained with seed={there}, and this pipeline has seed={pipeline.seed}: dropout"
+        raise mismatch(f"{message} would draw other numbers. Give Pipeline(…, seed={there})")
+
+
+def _name(given: str) -> str:
+    """Return a name that comes from a file, made safe for a terminal."""
+    return quoted(given)[1:-1]
 
 
 def _taken(

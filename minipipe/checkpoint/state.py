@@ -14,10 +14,11 @@ import numpy as np
 
 from minipipe import backend
 from minipipe.checkpoint.manifest import mismatch
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, CheckpointError
 from minipipe.nn import Parameter
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
+from minipipe.printable import quoted
 
 Optimisers = Mapping[str, Optimiser]
 Arrays = dict[str, np.ndarray]
@@ -66,6 +67,13 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
     told : dict of str to dict
         By optimiser: its ``"class"``; its ``"groups"``, each with its ``"numbers"`` and its ``"parameters"`` by name;
         and the numbers ``"kept"`` for each parameter.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, for an optimiser of other parameters than this pipeline's.
+    CheckpointError
+        Code ``value``, for something kept that is neither an array nor a number.
     """
     own = dict(pipeline.named_parameters())
     arrays: Arrays = {f"parameters/{name}": _copy(own[name].data) for name in names}
@@ -74,9 +82,10 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
         state, kept = optimiser.state_dict(), {}
         for name, states in _named(own, optimiser, state["states"]):
             if f"parameters/{name}" in arrays:
-                found = {what: value for what, value in states.items() if backend.is_array(value)}
+                # A scalar of NumPy's decides about dtypes as an array does, and a number of Python's does not.
+                found = {k: v for k, v in states.items() if backend.is_array(v) or isinstance(v, np.generic)}
                 arrays |= {f"{key}/{what}/{name}": _copy(value) for what, value in found.items()}
-                kept[name] = {what: value for what, value in states.items() if what not in found}
+                kept[name] = {what: _number(value, what, name) for what, value in states.items() if what not in found}
         groups = [{"numbers": numbers, "parameters": []} for numbers in state["groups"]]
         for group, optimisers_group in zip(groups, optimiser.groups):
             group["parameters"] = [name for name, _ in _named(own, optimisers_group, optimisers_group.parameters)]
@@ -98,10 +107,18 @@ def check(pipeline: Pipeline, optimisers: Optimisers, told: Told) -> None:
             known = ", ".join(map(repr, told)) or "none"
             raise mismatch(f"it has no state of an optimiser named {key!r}; there is {known}")
         if told[key]["class"] != name:
-            raise mismatch(f"its {key} is of the class {told[key]['class']}, and this one of the class {name}")
-        for place, group in enumerate(_groups(pipeline, optimiser, told[key])):
-            if sorted(group) != sorted(optimiser.groups[place].hyper_parameters):
-                raise mismatch(f"its {key} has the hyper-parameters {sorted(group)} in group {place}")
+            there = quoted(told[key]["class"])[1:-1]
+            raise mismatch(f"its {key} is of the class {there}, and this one of the class {name}")
+        _check_trained(pipeline, key, optimiser, told[key])
+        for place, (group, given) in enumerate(zip(optimiser.groups, _groups(pipeline, optimiser, told[key]))):
+            expected = sorted(group.hyper_parameters)
+            if sorted(given) != expected:
+                there = quoted(sorted(given))
+                raise mismatch(f"its {key} has the hyper-parameters {there} in group {place}, and this one {expected}")
+            try:
+                type(group)((), given)
+            except ArgumentError as error:
+                raise mismatch(f"in group {place} of its {key}, {error.message.rstrip('.')}") from None
 
 
 def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndarray], told: Told) -> None:
@@ -133,6 +150,16 @@ def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndar
         optimiser.load_state_dict({"groups": _groups(pipeline, optimiser, told[key]), "states": states})
 
 
+def _check_trained(pipeline: Pipeline, key: str, optimiser: Optimiser, told: dict[str, Any]) -> None:
+    """Refuse an optimiser that trains other parameters of this rank: they would go on without what was kept."""
+    own = dict(pipeline.named_parameters())
+    here = {name for name, _ in _named(own, optimiser, optimiser.parameters)}
+    there = {name for group in told["groups"] for name in group["parameters"] if name in own}
+    if here != there:
+        names = ", ".join(sorted(here ^ there)[:3])
+        raise mismatch(f"its {key} and this one train other parameters: {names} is with one of the two only")
+
+
 def merged(parts: Iterable[Told]) -> Told:
     """Return what several ranks have told of the same optimisers, as one.
 
@@ -162,7 +189,7 @@ def _groups(pipeline: Pipeline, optimiser: Optimiser, told: dict[str, Any]) -> l
         if any(numbers != saved[0] for numbers in saved):
             raise mismatch(f"the parameters of group {place}, {', '.join(names)}, were in groups of other numbers")
         if not saved:  # this rank has none of this group
-            saved = [g["numbers"] for g in told["groups"] if g.get("place") == place]
+            saved = [g["numbers"] for g in told["groups"] if g["place"] == place]
         found.append(saved[0] if saved else group.hyper_parameters)
     return found
 
@@ -178,6 +205,13 @@ def _named(own: Mapping[str, Parameter], owner: Any, values: Iterable[Any]) -> I
                 "trains copies: give it pipeline.parameters().",
             )
         yield names[id(parameter.owner)], value
+
+
+def _number(value: Any, what: str, name: str) -> Any:
+    if not isinstance(value, int | float):
+        message = f"For {name} the optimiser keeps {what} = {quoted(value)}; expected an array or a number."
+        raise CheckpointError("value", message)
+    return value
 
 
 def _copy(array: Any) -> np.ndarray:

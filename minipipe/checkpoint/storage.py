@@ -36,7 +36,7 @@ _PARTIAL = re.compile(r"\.(\d{6,})-step-\d+\.partial-(\w+)")
 _FILE = re.compile(r"rank-\d{1,6}\.safetensors", re.ASCII)
 _THIS_JOB = token_hex(4)  # the number of its process would be the same after each start of a container
 _DELETED = "deleted"
-_MOST_OF_A_MANIFEST = 2**26  # bytes: a hundred thousand parameters, and JSON takes up to twenty times as much memory
+_MOST_OF_A_MANIFEST = 2**24  # bytes: of some ten thousand parameters; JSON can take 26 times as much memory
 
 
 class Digest(NamedTuple):

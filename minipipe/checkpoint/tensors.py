@@ -20,6 +20,8 @@ _DTYPES = {
     },
 }
 
+_MOST_OF_A_HEADER = 2**24  # bytes: of some hundred thousand arrays, which take twelve times as much memory
+
 
 def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
     """Return the content of a safetensors file.
@@ -60,6 +62,10 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
         ...
     minipipe.errors.CheckpointError: it is no safetensors file: Error while deserializing: header too large
     """
+    length = int.from_bytes(content[:8], "little")
+    if _MOST_OF_A_HEADER < length <= len(content):
+        message = f"its header has {length:,} bytes; the limit is {_MOST_OF_A_HEADER:,}"
+        raise CheckpointError("damaged", message)
     try:
         tensors = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
