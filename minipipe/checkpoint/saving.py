@@ -205,7 +205,7 @@ class BackgroundSaver:
         Raises
         ------
         CheckpointError
-            As :func:`save`.
+            Codes ``unwritable`` and ``value``.
         """
         if self._thread is not None:
             self._thread.join()

@@ -136,6 +136,7 @@ def read_manifest(path: Path) -> tuple[bytes, str]:
     Raises
     ------
     FileError
+        Codes ``unreadable``, ``not-a-file`` and ``too-large``.
     """
     return read(path / MANIFEST, _MOST_OF_A_MANIFEST), read(path / MARKER, 64).decode("ascii", "replace")
 
@@ -146,6 +147,7 @@ def read(path: Path, size: int) -> bytes:
     Raises
     ------
     FileError
+        Codes ``unreadable``, ``not-a-file`` and ``too-large``.
     """
     if path.is_fifo():  # which would be waited for
         raise FileError("not-a-file", f"{path.name} is a pipe; expected a file.")

@@ -77,7 +77,7 @@ def test_an_option_that_changes_numbers_is_named(tmp_path):
             ["--sample", "FOLDER/nowhere"],
             "There is no checkpoint in 'FOLDER/nowhere': No such file or directory.",
         ),
-        slowly(TEXT, ["--sample", "FOLDER"], "nothing in it is a checkpoint that was finished."),
+        slowly(TEXT, ["--sample", "FOLDER"], "no checkpoint in it was finished."),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(program, options, words, tmp_path):
