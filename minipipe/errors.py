@@ -25,6 +25,7 @@ __all__ = [
     "PartitionError",
     "Problem",
     "RankError",
+    "RankLostError",
     "ScheduleCode",
     "ScheduleError",
     "TensorError",
@@ -327,6 +328,7 @@ class LaunchCode(StrEnum):
     CLOSED = "closed"
     RANK_LOST = "rank-lost"  # one has ended before the group was there
     TIMEOUT = "timeout"
+    NO_FAULT_TOLERANCE = "no-fault-tolerance"  # the launcher ends all ranks when one is lost
 
 
 class LaunchError(MinipipeError, RuntimeError):
@@ -345,6 +347,25 @@ class LaunchError(MinipipeError, RuntimeError):
     """
 
     codes = LaunchCode
+    is_self_explaining = True
+
+
+class RankLostCode(StrEnum):
+    """The codes of a :class:`RankLostError`."""
+
+    VALUES = "values"  # of some parameter no copy is left
+
+
+class RankLostError(MinipipeError, RuntimeError):
+    """Ranks were lost, and the others cannot go on without them.
+
+    Examples
+    --------
+    >>> print(RankLostError("values", "The values of stage 2 are lost."))
+    The values of stage 2 are lost.
+    """
+
+    codes = RankLostCode
     is_self_explaining = True
 
 

@@ -58,6 +58,7 @@ ROOMS = {
     "checkpoint": {
         *("numpy", "safetensors", "errors", "files", "printable", "backend", "nn", "optim", "comm", "pipeline"),
     },
+    "elastic": {"numpy", "errors", "backend", "batch", "optim", "job", "comm", "pipeline"},
     "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},
     "coursework": {"numpy", "errors", "autograd", "schedules", "analysis"},

@@ -129,6 +129,10 @@ class Line:
         """Ask whether no other rank of this host has said yet why all end."""
         return self._asked("first") != ["no"]
 
+    def survive(self, is_so: bool) -> None:
+        """Say whether the other ranks go on from now on when one is lost: its end is no failure of the job then."""
+        self._said("survive" if is_so else "together")
+
     def close(self) -> None:
         """Say goodbye; the end of this process is no surprise then."""
         if self._connection is not None:

@@ -93,6 +93,7 @@ class Job:
         self.control = MPI.COMM_WORLD.Dup()
         self.others = set(range(self.world.size)) - {self.world.rank}
         self.departed: set[int] = set()
+        self.finalise: Callable[[], object] = MPI.Finalize  # after all goodbyes
         self.timeout = 0.0  # the longest of all groups'
         here = self.world.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks of this host
         self.spins = _SPINS if here.size <= _num_cores_of(here) else 0
@@ -157,8 +158,9 @@ class Job:
 
     def _tell(self, rank: int, data: bytes, tag: int) -> None:
         with self._telling:
-            self._letters = [letter for letter in self._letters if not letter.Test()]
-            self._letters.append(self.control.Isend(data, rank, tag))
+            self._letters = [letter for letter in self._letters if not has_ended(letter.Test)]
+            with suppress(MPI.Exception):  # it is lost
+                self._letters.append(self.control.Isend(data, rank, tag))
 
     def _look_out(self) -> None:
         """Answer for this rank while it works; give up for it while it is inside of MPI."""
@@ -226,7 +228,7 @@ class Job:
             self.attend()
             time.sleep(0.005)
         answers = {self.world.rank: self.activity.report(self.world.rank), **self._answers}
-        return [answers.get(rank) or self._silent(rank) for rank in range(self.world.size)]
+        return [answers.get(rank) or self._silent(rank) for rank in sorted({self.world.rank, *self.others})]
 
     def _silent(self, rank: int) -> Report:
         pid, may_answer, host = self._processes[rank]
@@ -256,7 +258,7 @@ class Job:
                 group.withdraw()
             with self.process.line.limited(max(self.timeout, _FINALISING), FINALISING):
                 MPI.Request.Waitall(self._letters)
-                MPI.Finalize()
+                self.finalise()
             self.process.line.close()
             self.process.leave()
         except BaseException as error:  # Ctrl-C; Python would ignore it here, and exit with 0
@@ -293,6 +295,14 @@ class Job:
         if any(seconds > self.timeout for seconds in self._silent_for.values()):
             waited = "This rank came to its end, and waits for the others."
             self.process.end("\n".join([waited, verdict(reports)]), self.process.exit_code)
+
+
+def has_ended(is_over: Callable[[], bool]) -> bool:
+    """Tell whether a message is gone, or came to an end because a rank was lost."""
+    try:
+        return is_over()
+    except MPI.Exception:
+        return True
 
 
 def _num_cores_of(ranks: MPI.Comm) -> int:

@@ -13,7 +13,8 @@ It listens on a socket of the kernel's own name space, so no file is left behind
 Linux only: elsewhere ranks do without.
 
 Words of a rank: ``join RANK``, ``limit SECONDS WHAT`` and ``free``, ``first`` (asks whether it is the first
-here to fail), ``who`` (has not come), ``bye``. Answers: ``go``, ``gone RANKS``, ``yes``, ``no``, ``missing RANKS``.
+here to fail), ``who`` (has not come), ``survive`` and ``together`` (whether others go on when one is lost), ``bye``.
+Answers: ``go``, ``gone RANKS``, ``yes``, ``no``, ``missing RANKS``.
 """
 
 from __future__ import annotations
@@ -163,6 +164,7 @@ class Witness:
         self.waiting: dict[int, socket.socket] = {}  # connected, but not joined
         self.joined: set[int] = set()
         self.is_told = False  # somebody has said why all end
+        self.survives = False  # whether the loss of a rank does not end the others
         self.listener = listener
         self.poll = select.epoll()  # which tells events in the order in which they happened, as poll does not
         self.poll.register(listener, select.EPOLLIN)
@@ -224,6 +226,8 @@ class Witness:
             rank.limited = 0.0, float(words[1]), " ".join(words[2:])
         elif words[0] == "free" and rank:
             rank.limited = None
+        elif words[0] in ("survive", "together"):
+            self.survives = words[0] == "survive"
         elif words[0] == "who":
             with suppress(OSError):
                 connection.send(self.named("missing", self.joined).encode())
@@ -261,7 +265,7 @@ class Witness:
 
     def tell_of_a_sudden_end(self, rank: Rank) -> None:
         """Name the first rank that ended without a word; the launcher has killed the others meanwhile."""
-        self.is_told = True
+        self.is_told = not self.survives
         is_with_all = self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values())
         is_launcher_gone = bool(select.select([self.launcher_fd], [], [], _LOOK)[0])
         status = exit_status_of(rank.pid, rank.pidfd)
