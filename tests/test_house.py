@@ -40,9 +40,7 @@ ROOMS = {
     # both together
     "job": {"errors", "threadpoolctl", "mpi4py"},
     "comm": {"numpy", "errors", "backend", "job"},
-    "agreement": {
-        *("numpy", "errors", "version", "backend", "tensor", "pytree", "batch", "nn", "optim", "comm"),
-    },
+    "agreement": {"numpy", "errors", "version", "backend", "tensor", "pytree", "batch", "nn", "optim", "comm"},
     "pipeline": {
         *("numpy", "errors", "agreement", "backend", "autograd", "tensor", "pytree", "partition", "batch"),
         *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm"),
@@ -98,7 +96,7 @@ FIRST_PATH = [
     "comm.thread",
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 727), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 716), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
 
 FILES = {
