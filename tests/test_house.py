@@ -21,6 +21,7 @@ ROOMS = {
     "printable": set(),
     "files": {"errors", "limits", "printable"},
     "habits": {"errors"},
+    "system_calls": set(),
     # schedules: standard library only
     "schedules": {"errors", "lazy", "limits", "printable", "files"},
     "analysis": {"errors", "printable", "schedules"},
@@ -59,7 +60,7 @@ ROOMS = {
     "elastic": {"numpy", "errors", "backend", "batch", "optim", "job", "comm", "pipeline"},
     "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},
-    "coursework": {"numpy", "errors", "autograd", "schedules", "analysis"},
+    "coursework": {"numpy", "errors", "system_calls", "autograd", "schedules", "analysis"},
     "cli": {
         *("errors", "version", "printable", "files", "schedules", "analysis", "simulation", "render", "stepper"),
         *("backend", "comm", "coursework", "threadpoolctl"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from minipipe.coursework import containment, landlock, limits, namespaces
 from minipipe.coursework.containment import LANDLOCK, LAYERS, LIMITS, NAMESPACES, USER, Containment
 from minipipe.coursework.readable import DEVICES
-from minipipe.coursework.system_calls import give_up_privileges
+from minipipe.system_calls import give_up_privileges
 
 
 def restrict(

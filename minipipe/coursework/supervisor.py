@@ -28,7 +28,7 @@ from minipipe.coursework.containment import NAMESPACES
 from minipipe.coursework.limits import DISK
 from minipipe.coursework.readable import readable_paths
 from minipipe.coursework.restriction import limit_alone, restrict
-from minipipe.coursework.system_calls import adopt_orphans, end_with_parent
+from minipipe.system_calls import adopt_orphans, end_descendants, end_with_parent
 
 Events = Iterator[dict[str, Any]]
 
@@ -64,7 +64,7 @@ def contained(job: dict[str, Any], run: Callable[[], Events]) -> Events:
             yield from _in_child(job, flags, run)
             return
         code = _wait(child, sys.stdin.fileno())
-        _end_descendants()
+        end_descendants()
         if code != _REFUSED or flags is None:
             if code or flags is None:
                 yield {"ended": code}
@@ -138,28 +138,3 @@ def _wait(child: int, control: int) -> int:
         signal.signal(signal.SIGCHLD, before)
         os.close(woken)
         os.close(waking)
-
-
-def _end_descendants() -> None:
-    """End all descendants. Orphans become children of this process, so at last there are no children, either."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-            for process in _descendants():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-
-
-def _descendants() -> set[int]:
-    """Return the processes below this one."""
-    parents = {}
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            after_name = Path("/proc", process, "stat").read_text("utf-8", "replace").rpartition(")")[2]
-            parents[int(process)] = int(after_name.split()[1])
-    found, new = set(), {os.getpid()}
-    while new:
-        new = {process for process, parent in parents.items() if parent in new}
-        found |= new
-    return found

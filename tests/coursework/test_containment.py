@@ -70,7 +70,7 @@ def test_a_daemon_is_seen_where_nobody_ends_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["adopt_orphans", "_end_descendants"])
+@pytest.mark.parametrize("part", ["adopt_orphans", "end_descendants"])
 def test_without_a_part_of_the_supervisor_a_daemon_stays(course, tmp_path, monkeypatch, part):
     mark = f"1030.{os.getpid()}"
     monkeypatch.setattr(process, "_LAYERS", ())

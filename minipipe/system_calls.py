@@ -1,0 +1,99 @@
+"""Processes on Linux: calls that the standard library lacks, made through ctypes, and the processes below this one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 38, 36
+_CAPABILITY_VERSION_3 = 0x20080522
+_LOOK = 0.01  # seconds between looks for processes
+
+
+def call(name: str, *arguments: Any) -> int:
+    """Call a function of the C library, or by ``"syscall"`` and its number one that the library has no name for.
+
+    Parameters
+    ----------
+    name : str
+    *arguments : int, bytes or None
+        Integers are passed as ``long``, bytes as a pointer to them.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    OSError
+        With the system's reason.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, name):
+        raise OSError(f"{name} is missing in the C library")
+    result = getattr(library, name)(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
+    return result
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, however it was detached."""
+    call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Be killed when the process that forked this one ends."""
+    call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def give_up_privileges() -> None:
+    """Drop every capability, and gain none by running a file: ``sudo`` and the like lose their meaning."""
+    call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    header = _CAPABILITY_VERSION_3.to_bytes(4, sys.byteorder) + bytes(4)  # version, this process
+    call("capset", header, bytes(24))
+
+
+def end_descendants(grace: float = 0.0, limit: float = float("inf")) -> bool:
+    """End all processes below this one, which has adopted their orphans; tell whether none is left.
+
+    Call it where no other child is waited for: it takes the exit status of each.
+
+    Parameters
+    ----------
+    grace : float
+        Seconds in which they may end by themselves.
+    limit : float
+        Seconds after which those that cannot be killed are left, such as one that hangs in a network file system.
+    """
+    begun = time.monotonic()
+    with suppress(ChildProcessError):
+        while (spent := time.monotonic() - begun) <= limit:
+            while os.waitpid(-1, os.WNOHANG)[0]:  # orphans become children, so at last there are no children, either
+                pass
+            for process in _descendants() if spent >= grace else ():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(_LOOK)
+        return False
+    return True
+
+
+def _descendants() -> set[int]:
+    """Return the processes below this one."""
+    parents = {}
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended meanwhile
+            after_name = Path("/proc", process, "stat").read_text("utf-8", "replace").rpartition(")")[2]
+            parents[int(process)] = int(after_name.split()[1])
+    found, new = set(), {os.getpid()}
+    while new:
+        new = {process for process, parent in parents.items() if parent in new}
+        found |= new
+    return found
