@@ -323,6 +323,7 @@ class LaunchCode(StrEnum):
     """The codes of a :class:`LaunchError`."""
 
     NO_MPI4PY = "no-mpi4py"
+    NO_LAUNCHER = "no-launcher"  # no mpirun
     WRONG_MPI = "wrong-mpi"
     NO_GPU = "no-gpu"
     CLOSED = "closed"

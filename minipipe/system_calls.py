@@ -53,6 +53,17 @@ def end_with_parent() -> None:
     call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def end_with(parent: int) -> None:
+    """Be killed when the process ``parent``, which forked this one, ends; end at once where it has ended already.
+
+    Elsewhere than on Linux only the latter.
+    """
+    with suppress(OSError):
+        end_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def give_up_privileges() -> None:
     """Drop every capability, and gain none by running a file: ``sudo`` and the like lose their meaning."""
     call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

@@ -1,7 +1,6 @@
 """Real processes for tests: mpirun with this Python, from the project's root."""
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from minipipe.supervision.launching import find_mpirun
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,12 +22,6 @@ class Finished(NamedTuple):
     out: str
     err: str
     seconds: float
-
-
-def find_mpirun():
-    """Return the mpirun that belongs to this Python, or the one on PATH, or None."""
-    beside = Path(sys.executable).parent / "mpirun"
-    return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 needs_mpi = pytest.mark.skipif(

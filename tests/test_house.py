@@ -61,9 +61,10 @@ ROOMS = {
     "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},
     "coursework": {"numpy", "errors", "system_calls", "autograd", "schedules", "analysis"},
+    "supervision": {"errors", "printable", "files", "system_calls"},
     "cli": {
-        *("errors", "version", "printable", "files", "schedules", "analysis", "simulation", "render", "stepper"),
-        *("backend", "comm", "coursework", "threadpoolctl"),
+        *("errors", "version", "limits", "printable", "files", "schedules", "analysis", "simulation", "render"),
+        *("stepper", "backend", "comm", "coursework", "supervision", "threadpoolctl"),
     },
     "__main__": {"cli"},
     "__init__": {"lazy"},

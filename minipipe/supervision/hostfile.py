@@ -1,0 +1,134 @@
+"""The hosts of a job: the file that names them, and which of them answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from minipipe.errors import ArgumentError
+from minipipe.files import read_text
+from minipipe.printable import quoted
+from minipipe.system_calls import end_with
+
+_PATIENCE = 5.0  # seconds that a host may take to answer
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")  # nothing that ssh takes for an option
+_SLOTS = re.compile(r"(?:\s*:|.*\bslots\s*=)\s*(\d+)")  # as MPICH and as Open MPI write them
+_HERE = ("localhost", "127.0.0.1")
+
+
+class Host(NamedTuple):
+    """A line of a hostfile.
+
+    Attributes
+    ----------
+    name : str
+    slots : int
+        How many ranks it has room for.
+    line : str
+        As it stands there.
+    """
+
+    name: str
+    slots: int
+    line: str
+
+
+def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
+    """Return the hosts in the text of a hostfile, of MPICH, Intel MPI, Open MPI or PBS.
+
+    A line has the name of a host, and perhaps its slots; without them it stands for one. A host may have several lines.
+
+    Parameters
+    ----------
+    text : str
+    name : str
+        Of the file, for messages.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: a line that does not begin with the name of a host, or no host at all.
+
+    Examples
+    --------
+    >>> for host in parse_hosts("# two\\nfirst:4\\nsecond slots=2\\n", "hosts"):
+    ...     print(host.name, host.slots)
+    first 4
+    second 2
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        entry = line.partition("#")[0].strip()
+        if not entry:
+            continue
+        found = _NAME.match(entry)
+        if not found:
+            where = f"Line {number} of {quoted(name, 200)}"
+            raise ArgumentError("value", f"{where} is {quoted(entry)}; expected HOST, HOST:RANKS or HOST slots=RANKS.")
+        slots = _SLOTS.match(entry, found.end())
+        hosts.append(Host(found[0], int(slots[1]) if slots else 1, entry))
+    if not hosts:
+        raise ArgumentError("value", f"{quoted(name, 200)} names no host; expected a line for each: HOST:RANKS.")
+    return tuple(hosts)
+
+
+def read_hosts(path: Path) -> tuple[Host, ...]:
+    """Return the hosts in a hostfile.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, as :func:`parse_hosts`.
+    FileError
+        As :func:`minipipe.files.read_text`.
+    """
+    return parse_hosts(read_text(path), str(path))
+
+
+def silent_hosts(names: Iterable[str], probe: Sequence[str]) -> dict[str, str]:
+    """Return the hosts that do not answer, each with what happened instead.
+
+    All are asked at once, and have 5 s. This host is not asked.
+
+    Parameters
+    ----------
+    names : iterable of str
+    probe : sequence of str
+        A command that succeeds if the host in place of the word ``HOST`` answers. What it says goes to stderr.
+
+    Examples
+    --------
+    >>> silent_hosts(["a", "b", "localhost"], ["test", "HOST", "=", "b"])
+    {'a': 'test: exit code 1'}
+    """
+    asked = {name: _asking(name, probe) for name in dict.fromkeys(names) if not is_here(name)}
+    end, silent = time.monotonic() + _PATIENCE, {}
+    for name, process in asked.items():
+        try:
+            code = process.wait(max(0.0, end - time.monotonic()))
+            if code:
+                silent[name] = f"{probe[0]}: exit code {code}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            silent[name] = f"{probe[0]}: no answer within {_PATIENCE:g} s"
+    return silent
+
+
+def _asking(name: str, probe: Sequence[str]) -> subprocess.Popen:
+    command = [word.replace("HOST", name) for word in probe]
+    tied = partial(end_with, os.getpid())
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=tied)
+
+
+def is_here(name: str) -> bool:
+    """Tell whether a host is this one, going by its name alone."""
+    own = socket.gethostname()
+    return name in (*_HERE, own, own.partition(".")[0])
