@@ -324,6 +324,7 @@ class LaunchCode(StrEnum):
 
     NO_MPI4PY = "no-mpi4py"
     NO_LAUNCHER = "no-launcher"  # no mpirun
+    NO_SCRIPT = "no-script"
     WRONG_MPI = "wrong-mpi"
     NO_GPU = "no-gpu"
     CLOSED = "closed"

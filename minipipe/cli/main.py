@@ -1,4 +1,4 @@
-"""The command line: ``minipipe schedules | show | check | simulate | step | coursework | grade | info``.
+"""The command line: ``minipipe schedules | show | check | simulate | step | run | coursework | grade | info``.
 
 Each verb prints its result last, with ``--json`` for machines. A verb is a module of this room with the functions
 ``add_options(parser)`` and ``run(options)``, and with the end of its help as ``EPILOG``. It is imported when it is
@@ -30,6 +30,7 @@ VERBS = {
     "check": "say whether a schedule is legal, and if not, which action on which rank, and why",
     "simulate": "time a schedule: makespan, bubble, idle time by cause, peak memory of each rank",
     "step": "walk through a schedule, legal or not, action by action: who does, holds and awaits what",
+    "run": "start an MPI job, and start it again when it fails, without the hosts that are gone",
     "coursework": "write the exercises, for a student, into a new directory",
     "grade": "run the tests of a student's directory: points, what failed, and why",
     "info": "versions, MPI library, devices and BLAS threads of this machine",
@@ -64,17 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitStatus.YES
     except OSError as error:  # such as a full disk
         _discard_the_rest()
-        _complain(f"{quoted(error.filename or 'stdout', 200)} cannot be written: {error.strerror}.")
+        complain(f"{quoted(error.filename or 'stdout', 200)} cannot be written: {error.strerror}.")
         return ExitStatus.MISUSE
 
 
-def _run(words: list[str]) -> ExitStatus:
+def _run(words: list[str]) -> int:
     if not words or words[0] not in VERBS:
         _explain_or_refuse(words)
     verb = import_module(f"minipipe.cli.{words[0]}")
     options = _parser_of(words[0], verb).parse_args(words[1:])
     if sys.stdout is None:
-        _complain("'stdout' cannot be written: it is closed.")
+        complain("'stdout' cannot be written: it is closed.")
         return ExitStatus.MISUSE
     return _answer(verb, options)
 
@@ -84,7 +85,7 @@ def _discard_the_rest() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(message: str) -> None:
+def complain(message: str) -> None:
     """Print a message on standard error, where there is one."""
     if sys.stderr is not None:
         with suppress(OSError):  # a full disk: the exit status says that something went wrong
@@ -125,14 +126,14 @@ def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:
     return parser
 
 
-def _answer(verb: ModuleType, options: argparse.Namespace) -> ExitStatus:
+def _answer(verb: ModuleType, options: argparse.Namespace) -> int:
     try:
         return verb.run(options)
     except MinipipeError as error:
         status = ExitStatus.of(error)
         if options.json:
             print(json.dumps({**_verdict(verb, status), **_as_data(error)}))
-        _complain(_complaint(error))
+        complain(_complaint(error))
         return status
 
 

@@ -1,0 +1,130 @@
+"""``minipipe run``: an MPI job that is started again when it fails."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from minipipe.cli.main import complain
+from minipipe.errors import ArgumentError, LaunchError
+from minipipe.limits import MOST_STAGES
+from minipipe.printable import quoted
+from minipipe.supervision.hostfile import is_here, read_hosts
+from minipipe.supervision.launching import PROBE, RESTART, Job, find_mpirun
+from minipipe.supervision.supervisor import supervise
+
+EPILOG = f"""examples:
+  minipipe run -n 4 --restarts 3 train.py --epochs 10
+  minipipe run --hostfile hosts.mpich --restarts 10 --min-ranks 4 train.py
+  minipipe run -n 4 --launcher "srun --kill-on-bad-exit=1" train.py
+
+What stands behind SCRIPT belongs to the script. It gets the same command line each time, and the number of restarts so
+far in the variable {RESTART}: go on from a checkpoint, if there is one.
+
+A job is started again unless it ended well, with exit code 2 (a wrong command line), or three times in a row within 5 s
+with the same exit code. Ctrl-C and SIGTERM end it. The exit status is that of the last attempt, or 130 and 143.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options; those behind the script are the script's."""
+    parser.add_argument("-n", type=int, dest="ranks", metavar="N", help="ranks (default: all slots of the hostfile)")
+    parser.add_argument("--restarts", type=int, default=0, metavar="K", help="at most so many (default: %(default)s)")
+    parser.add_argument(
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="hosts, in the launcher's format; before a restart those that do not answer are left out",
+    )
+    parser.add_argument("--min-ranks", type=int, metavar="M", help="with fewer do not start again (default: 1)")
+    parser.add_argument(
+        "--probe", metavar="COMMAND", help=f"asks HOST whether it answers (default: {shlex.join(PROBE)})"
+    )
+    parser.add_argument("--launcher", metavar="COMMAND", help="with its own options (default: mpirun)")
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the job, and return its exit code for the shell."""
+    if sys.platform == "win32":
+        raise LaunchError("no-launcher", "There is no MPI for Windows; use minipipe.spawn, whose ranks are threads.")
+    job = _job(options)
+    outcome = supervise(job, options.restarts, complain)
+    if options.json:
+        print(json.dumps({"exit_code": outcome.code, "restarts": outcome.restarts, "ranks": outcome.ranks}))
+    return outcome.code
+
+
+def _job(options: argparse.Namespace) -> Job:
+    """Return what was asked for.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+    LaunchError
+        Codes ``no-script`` and ``no-launcher``.
+    """
+    hosts = () if options.hostfile is None else read_hosts(options.hostfile)
+    for option, given in (("--min-ranks", options.min_ranks), ("--probe", options.probe)):
+        if not hosts and given is not None:
+            raise ArgumentError("value", f"{option} is for hosts that may be gone; expected --hostfile FILE with it.")
+    _check_script(options.script)
+    slots = sum(host.slots for host in hosts)
+    ranks = slots if options.ranks is None and hosts else options.ranks
+    if ranks is None:
+        raise ArgumentError("value", "-n is missing; expected the number of ranks before the script: -n 4 train.py.")
+    min_ranks = 1 if options.min_ranks is None else options.min_ranks
+    _check("-n", ranks, 1, MOST_STAGES)
+    _check("--min-ranks", min_ranks, 1, ranks)
+    _check("--restarts", options.restarts, 0, None)
+    probe = PROBE if options.probe is None else _words("--probe", options.probe)
+    if not any("HOST" in word for word in probe):
+        raise ArgumentError("value", f"--probe is {quoted(options.probe)}; expected a command with the word HOST.")
+    if not all(is_here(host.name) for host in hosts):
+        _check_installed(probe[0], "install it, or ask the hosts in another way: --probe")
+    program = (options.script, *options.arguments)
+    return Job(program, ranks, _launcher(options.launcher), options.hostfile, hosts, min_ranks, probe)
+
+
+def _check_script(script: str | None) -> None:
+    if script is None:
+        raise LaunchError("no-script", "There is no script; expected one behind the options, as in -n 4 train.py.")
+    if not Path(script).is_file():
+        raise LaunchError("no-script", f"There is no script {quoted(script, 200)}; expected a file with Python.")
+
+
+def _check(option: str, given: int, least: int, most: int | None) -> None:
+    if given < least or (most is not None and given > most):
+        expected = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ArgumentError("value", f"{option} is {quoted(given)}; expected {expected}.")
+
+
+def _words(option: str, command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise ArgumentError("value", f"{option} is {quoted(command)}; expected a command ({error}).") from None
+    if not words:
+        raise ArgumentError("value", f"{option} is empty; expected a command.")
+    return words
+
+
+def _launcher(given: str | None) -> tuple[str, ...]:
+    """Return the launcher's command; ``mpirun`` in it is the one of this Python's environment."""
+    words = ("mpirun",) if given is None else _words("--launcher", given)
+    if words[0] == "mpirun":
+        words = (find_mpirun() or "mpirun", *words[1:])
+    remedy = "install one: pip install -e '.[mpi]' (on a cluster, load its MPI), or name another command: --launcher"
+    _check_installed(words[0], remedy)
+    return words
+
+
+def _check_installed(command: str, remedy: str) -> None:
+    if shutil.which(command) is None:
+        raise LaunchError("no-launcher", f"There is no command {quoted(command, 200)} here; {remedy}.")
