@@ -158,19 +158,29 @@ class Network:
         self._switch.run("ip", "link", "set", host.name, "down")
 
     def put_in_order(self):
-        """End what a failed test has left, and put cables back."""
+        """End what a failed test has left, put cables back, and forget who could not be reached."""
         self._end_all()
         for host in self.hosts:
             self._switch.run("ip", "link", "set", host.name, "up")
+        for host in (*self.hosts, self.login):
+            host.run("ip", "neighbour", "flush", "dev", "eth0")
 
     def start(self, num_ranks, *command, **changes):
         """Start ``python *command`` on ranks, in blocks of equal size, with mpirun on the login host."""
         hosts = ",".join(host.address for host in self.hosts)
-        launch = [find_mpirun(), "-localhost", self.login.address, "-launcher", "ssh", "-launcher-exec", str(_SSH)]
-        launch += ["-hosts", hosts, "-ppn", str(num_ranks // self._num_hosts), "-n", str(num_ranks), sys.executable]
+        launch = [*self.launcher, "-hosts", hosts, "-ppn", str(num_ranks // self._num_hosts), "-n", str(num_ranks)]
+        return self.start_on_login(*launch, sys.executable, *command, **changes)
+
+    @property
+    def launcher(self):
+        """The mpirun of the login host, with the options by which it reaches the others."""
+        return [find_mpirun(), "-localhost", self.login.address, "-launcher", "ssh", "-launcher-exec", str(_SSH)]
+
+    def start_on_login(self, *command, **changes):
+        """Start any command on the login host."""
         keepers = {"KEEPERS": " ".join(f"{host.address}={host.pid}" for host in self.hosts)}
         return subprocess.Popen(
-            [*_WITH_US, *self.login.inside(*launch, *command, own_processes=False)],
+            [*_WITH_US, *self.login.inside(*command, own_processes=False)],
             cwd=ROOT,
             env=environment(**OVER_TCP, **keepers, **changes),
             stdin=subprocess.DEVNULL,
