@@ -48,18 +48,18 @@ def adopt_orphans() -> None:
     call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_with_parent() -> None:
-    """Be killed when the process that forked this one ends."""
-    call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def end_with_parent(number: int = 9) -> None:
+    """Be killed when the process that forked this one ends, or get another signal."""
+    call("prctl", _PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def end_with(parent: int) -> None:
-    """Be killed when the process ``parent``, which forked this one, ends; end at once where it has ended already.
+def end_with(parent: int, number: int = 9) -> None:
+    """Get a signal when the process ``parent``, which forked this one, ends; end at once where it has ended already.
 
     Elsewhere than on Linux only the latter.
     """
     with suppress(OSError):
-        end_with_parent()
+        end_with_parent(number)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -13,6 +13,7 @@ from minipipe.cli.main import complain
 from minipipe.errors import ArgumentError, LaunchError
 from minipipe.limits import MOST_STAGES
 from minipipe.printable import quoted
+from minipipe.supervision.guard import become_supervisor
 from minipipe.supervision.hostfile import is_here, read_hosts
 from minipipe.supervision.launching import PROBE, RESTART, Job, find_mpirun
 from minipipe.supervision.supervisor import supervise
@@ -54,6 +55,9 @@ def run(options: argparse.Namespace) -> int:
     if sys.platform == "win32":
         raise LaunchError("no-launcher", "There is no MPI for Windows; use minipipe.spawn, whose ranks are threads.")
     job = _job(options)
+    code = become_supervisor()
+    if code is not None:  # in the guard, when all is over
+        return code
     outcome = supervise(job, options.restarts, complain)
     if options.json:
         print(json.dumps({"exit_code": outcome.code, "restarts": outcome.restarts, "ranks": outcome.ranks}))

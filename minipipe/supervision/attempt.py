@@ -5,8 +5,8 @@
     supervisor ── mpirun ── what it starts on this host        orphans among them become the supervisor's children
                       └──── what it starts on other hosts      ends with mpirun
 
-The job has a session of its own, so that Ctrl-C reaches the supervisor alone, which passes it on, once. When the
-supervisor is killed the kernel kills mpirun, without which ranks do not live on, here or elsewhere.
+A signal to the supervisor is passed on, once. When the supervisor itself is killed the kernel kills mpirun, and what
+then is left of the job goes to the guard (``guard.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,12 +23,10 @@ from typing import NamedTuple
 
 from minipipe.errors import LaunchError
 from minipipe.printable import quoted
-from minipipe.system_calls import adopt_orphans, end_descendants, end_with
+from minipipe.supervision.guard import end_the_rest, listen, prepare
+from minipipe.system_calls import end_with
 
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _PATIENCE = 10.0  # seconds for mpirun to end all after a signal, before it is killed
-_GRACE = 2.0  # seconds for processes that outlive mpirun, such as a witness, before they are killed
-_LONGEST_END = 10.0  # seconds after which a process that cannot be killed is left
 _LOOK = 0.05  # seconds
 
 
@@ -47,17 +44,10 @@ class Ending(NamedTuple):
     --------
     >>> print(Ending(1, 73.2), Ending(137, 0.5), Ending(-15, 2.0), sep=", ")
     exit code 1 after 73.2 s, exit code 137 (SIGKILL) after 0.5 s, SIGTERM of the launcher after 2.0 s
-    >>> Ending(-15, 2.0).shell_code
-    143
     """
 
     code: int
     seconds: float
-
-    @property
-    def shell_code(self) -> int:
-        """The exit code that a shell would show: 128 and the signal, for a launcher that a signal ended."""
-        return self.code if self.code >= 0 else 128 - self.code
 
     def __str__(self) -> str:
         name = _signal_name(abs(self.code) - (128 if self.code > 0 else 0))
@@ -87,11 +77,8 @@ class Attempts:
         self._launcher: subprocess.Popen | None = None
 
     def __enter__(self) -> Attempts:
-        with suppress(OSError):  # elsewhere than on Linux
-            adopt_orphans()
-        numbers = [number for name in _SIGNALS if (number := getattr(signal, name, None))]
-        heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._hear) for number in heard}
+        prepare()
+        self._before = listen(self._hear)
         self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._give_up)
         return self
 
@@ -122,8 +109,7 @@ class Attempts:
         code = self._launcher.wait()
         ending = Ending(code, time.monotonic() - begun)
         self._launcher = None
-        if sys.platform == "linux":
-            end_descendants(_GRACE, _LONGEST_END)
+        end_the_rest()
         return ending
 
     def pause(self, seconds: float) -> None:

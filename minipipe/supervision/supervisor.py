@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from minipipe.supervision.attempt import Attempts, Ending
+from minipipe.supervision.guard import shell_code
 from minipipe.supervision.hostfile import silent_hosts
 from minipipe.supervision.launching import Job
 
@@ -61,7 +62,7 @@ def supervise(job: Job, restarts: int, say: Callable[[str], object]) -> Outcome:
         while True:
             with job.command(len(endings), list(silent)) as command:
                 endings.append(attempts.run(command))
-            outcome = Outcome(endings[-1].shell_code, len(endings) - 1, job.ranks_without(list(silent)))
+            outcome = Outcome(shell_code(endings[-1].code), len(endings) - 1, job.ranks_without(list(silent)))
             why_not = reason_to_stop(endings, restarts)
             if not (attempts.stopped_by or why_not):
                 attempts.pause(pause_before_restart(endings))

@@ -91,6 +91,7 @@ def test_an_option_that_is_none_is_bad_usage(arguments, ask, here, capsys):
 def test_what_stands_behind_the_script_is_the_scripts(arguments, ranks, program, here, ask, monkeypatch):
     jobs = []
     monkeypatch.setattr(run, "supervise", lambda job, *_: jobs.append(job) or Outcome(5, 0, job.ranks))
+    monkeypatch.setattr(run, "become_supervisor", lambda: None)
     monkeypatch.setattr(run, "_check_installed", lambda *_: None)
     assert ask("run", *arguments.split()) == (5, "", "")
     assert (jobs[0].ranks, " ".join(jobs[0].program)) == (ranks, program)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from minipipe.errors import ArgumentError, LaunchError
 from minipipe.supervision import hostfile
 from minipipe.supervision.attempt import Attempts, Ending
+from minipipe.supervision.guard import shell_code
 from minipipe.supervision.hostfile import Host, is_here, parse_hosts, read_hosts, silent_hosts
 from minipipe.supervision.launching import Job
 from minipipe.supervision.supervisor import pause_before_restart, reason_to_stop
@@ -137,7 +138,7 @@ def test_this_host_is_not_asked():
     [(7, 7, "exit code 7"), (-9, 137, "SIGKILL of the launcher"), (255, 255, "exit code 255")],
 )
 def test_an_ending_says_how_and_has_the_exit_code_that_a_shell_shows(code, shell, words):
-    assert Ending(code, 1.0).shell_code == shell and str(Ending(code, 1.0)) == f"{words} after 1.0 s"
+    assert shell_code(code) == shell and str(Ending(code, 1.0)) == f"{words} after 1.0 s"
 
 
 def test_a_launcher_that_the_system_refuses_is_an_error(tmp_path):

@@ -141,22 +141,30 @@ def test_a_signal_that_was_ignored_from_the_beginning_stays_so(script):
 
 WITHOUT_DEATH = (
     "-c",
-    "import sys\nfrom minipipe.cli import main\nfrom minipipe.supervision import attempt\n"
-    "attempt.end_with = lambda parent: None\nsys.exit(main(['run', *sys.argv[1:]]))",
+    "import sys\nfrom minipipe.cli import main\nfrom minipipe.supervision import guard\n"
+    "guard.end_with = lambda *_: None\nsys.exit(main(['run', *sys.argv[1:]]))",
 )
 
 
+def child_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        (number,) = file.read().split()
+    return int(number)
+
+
 @pytest.mark.parametrize("text", [WAITS, slowly(DEAF)])
-def test_when_the_supervisor_is_killed_the_whole_job_ends(text, script):
+@pytest.mark.parametrize("is_guard", [True, False])
+def test_when_the_guard_or_the_supervisor_is_killed_the_whole_job_ends(is_guard, text, script):
+    """The story: tied to the supervisor by SIGKILL alone, an mpirun of Open MPI left its ranks as orphans."""
     with supervised("-n", 2, "--restarts", 3, script(text)) as job:
         job.read("waits")
-        job.process.kill()
+        os.kill(job.pid if is_guard else child_of(job.pid), signal.SIGKILL)
         done = job.finish(grace=30.0)
-    assert done.code == -signal.SIGKILL and not lines_of(done)
+    assert done.code == (-signal.SIGKILL if is_guard else 137) and not lines_of(done)
 
 
 @pytest.mark.slow
-def test_without_the_death_of_the_launcher_the_job_would_live_on(script):
+def test_without_a_word_from_the_kernel_the_job_would_outlive_its_guard(script):
     """The mutant of the test above."""
     with supervised("-n", 2, script(WAITS), python=WITHOUT_DEATH) as job:
         job.read("waits")
@@ -170,16 +178,10 @@ def test_when_mpirun_is_killed_the_job_starts_again(script):
     text = f"import os, signal\n{WAITS}if os.environ['MINIPIPE_RESTART'] == '0' else print('ended well')"
     with supervised("-n", 1, "--restarts", 1, script(text)) as job:
         job.read("waits")
-        (launcher,) = children_of(job.pid)
-        os.kill(launcher, signal.SIGKILL)
+        os.kill(child_of(child_of(job.pid)), signal.SIGKILL)
         done = job.finish()
     assert done.code == 0 and "ended well" in done.out
     assert "attempt 0 failed with SIGKILL of the launcher after" in lines_of(done)[0]
-
-
-def children_of(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(number) for number in file.read().split()]
 
 
 @pytest.mark.slow
