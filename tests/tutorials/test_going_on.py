@@ -1,11 +1,17 @@
 """--checkpoint, --every, --resume and --sample of the training programs, as a student uses them."""
 
+import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from tests.launch import mpirun, needs_mpi, run, slowly
+from tests.launch import ROOT, environment, mpirun, needs_mpi, run, slowly
 from tests.tutorials import test_train, test_train_lm
 
 DIGITS = ("tutorials/train.py", *test_train.SHORT)
@@ -85,3 +91,29 @@ def test_a_mistake_is_one_line_that_says_what_to_do(program, options, words, tmp
     done = run([sys.executable, *program, *(option.replace("FOLDER", str(tmp_path)) for option in options)])
     assert done.code != 0 and words.replace("FOLDER", str(tmp_path)) in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.slow
+@needs_mpi
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="no folder here that tells of other processes")
+def test_a_job_that_loses_a_rank_starts_again_by_itself_and_ends_with_the_same_loss(tmp_path):
+    program = ("tutorials/train.py", "--epochs", "30", "--json")
+    whole = test_train.result(run([sys.executable, *program]))
+    options = ("--checkpoint", str(tmp_path), "--every", "40", "--resume")
+    command = [sys.executable, "-m", "minipipe", "run", "-n", "4", "--restarts", "2", *program, *options]
+    job = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=-1, stderr=-1, text=True)
+    while not list(tmp_path.glob("0*")) and job.poll() is None:
+        time.sleep(0.05)
+    (victim,) = (pid for pid in processes_in(tmp_path) if b"PMI_RANK=2" in Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(victim, signal.SIGKILL)
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+    assert "Going on after step" in out and "attempt 0 failed with" in err
+    assert json.loads(out.splitlines()[-1])["loss"] == whole["loss"]
+
+
+def processes_in(folder):
+    """Return the ranks that were given this folder."""
+    lines = {int(path.parent.name): path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
+    ranks = (pid for pid, line in lines.items() if str(folder).encode() in line and b"minipipe" not in line)
+    return [pid for pid in ranks if b"mpi" not in lines[pid].split(b"\0")[0]]
