@@ -43,13 +43,13 @@ class _Part(NamedTuple):
         """Write the file; return what the manifest says of it, or an error as ``{"error": [code, message]}``."""
         if self.told["error"]:
             return self.told
+        path = self.partial / storage.name_of_file(self.rank)
         try:
             content = packed(self.arrays)
-            path = self.partial / storage.name_of_file(self.rank)
             storage.write(path, content)
             return {**self.told, "digest": storage.digest_of(content)}
         except OSError as error:
-            return _told(_unwritable(self.rank, error))
+            return _told(_unwritable(self.rank, path, error))
         except CheckpointError as error:
             return _told(error)
 
@@ -231,7 +231,7 @@ class BackgroundSaver:
         except Exception as error:  # such as a lack of memory, too: nothing is lost in a thread
             self._is_elsewhere = not part.partial.exists()
             storage.discard(part.partial)  # which tells the other ranks, on a full disk too
-            self._failure = _unwritable(group.rank, error) if isinstance(error, OSError) else error
+            self._failure = _unwritable(group.rank, part.partial, error) if isinstance(error, OSError) else error
 
     def __enter__(self) -> Self:
         return self
@@ -267,7 +267,7 @@ def _begin(
         try:
             made = {"partial": storage.begin(folder, step).name, "step": step, "error": None}
         except OSError as error:
-            made = _told(_unwritable(0, error))
+            made = _told(_unwritable(0, folder, error))
     made = tell(group, 0, made, "checkpoint.save()")
     raise_first([made["error"]])
     if made["step"] != step:
@@ -313,7 +313,7 @@ def _finished(part: _Part, parts: list[dict[str, Any]], keep: int) -> dict[str, 
     except CheckpointError as error:
         failure = error
     except OSError as error:
-        failure = _unwritable(part.rank, error)
+        failure = _unwritable(part.rank, part.partial, error)
     storage.discard(part.partial)
     return _told(failure)
 
@@ -351,8 +351,7 @@ def _told(error: CheckpointError) -> dict[str, Any]:
     return {"error": [str(error.code), error.message]}
 
 
-def _unwritable(rank: int, error: OSError) -> CheckpointError:
+def _unwritable(rank: int, path: Path, error: OSError) -> CheckpointError:
     reason = error.message.rstrip(".") if isinstance(error, FileError) else error.strerror or str(error)
-    where = f" {error.filename}" if error.filename else ""
-    message = f"Rank {rank} could not write{where}: {reason}. Earlier checkpoints are as they were."
+    message = f"Rank {rank} could not write {error.filename or path}: {reason}. Earlier checkpoints are as they were."
     return CheckpointError("unwritable", message)

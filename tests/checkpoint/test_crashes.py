@@ -91,23 +91,26 @@ def run(monkeypatch, folder, expected, act, keep, in_background):
     return seam.calls, failure, steps[0]
 
 
-CASES = [("crashes", 1, False), *[slowly("crashes", 2, False), slowly("crashes", 1, True), slowly("crashes", 2, True)]]
-CASES += [slowly(act, keep, back) for act in ("fails_once", "is_full") for keep in (1, 2) for back in (False, True)]
+ACTS = {"crashes": crashes, "fails_once": fails_once, "is_full": is_full}
+EVERY = [slowly(act, keep, back, 1) for act in ACTS for keep in (1, 2) for back in (False, True)]
 
 
-@pytest.mark.parametrize(("name", "keep", "in_background"), CASES)
-def test_after_a_failure_at_any_call_it_is_the_old_or_the_new(base, tmp_path, monkeypatch, name, keep, in_background):
+@pytest.mark.parametrize(("name", "keep", "in_background", "every"), [("crashes", 1, False, 4), *EVERY])
+def test_after_a_failure_at_any_call_it_is_the_old_or_the_new(
+    base, tmp_path, monkeypatch, name, keep, in_background, every
+):
     """The stories: of a checkpoint that was being deleted the rest stayed for ever, without its marker; one of a job
     with the same number of its process, as in a container, was taken for this job's; the error of a file that could
     not be deleted hid that the save had succeeded."""
     folder, expected = base
-    act, found, calls = {"crashes": crashes, "fails_once": fails_once, "is_full": is_full}[name], set(), None
-    for number in count(1):
-        if calls is not None and len(calls) < number - 1:
-            break  # the last one went well to its end
+    found, calls, last = set(), None, 0
+    for number in count(1, every):
+        if calls is not None and len(calls) < last:
+            break  # that went well to its end
+        last = number
         copy = tmp_path / f"{number}"
         shutil.copytree(folder, copy)
-        calls, failure, step = run(monkeypatch, copy, expected, act(number), keep, in_background)
+        calls, failure, step = run(monkeypatch, copy, expected, ACTS[name](number), keep, in_background)
         shutil.rmtree(copy)
         assert failure is not None or step > 2, number
         if isinstance(failure, CheckpointError):

@@ -146,6 +146,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has other permissions")
 def test_a_folder_without_permission_is_named():
     """Without the rights of root. The story: with required=False training began anew."""
