@@ -31,7 +31,8 @@ def export(path: str | Path, pipeline: Pipeline) -> None:
     Notes
     -----
     A ``Linear`` has its weight as (inputs, outputs), and PyTorch's as (outputs, inputs): transpose it on the way, as
-    ``tests/checkpoint/test_weights.py`` does. Other layers of the same name have their arrays in the same form.
+    ``tests/numerics/test_weights_against_torch.py`` does. An ``LSTM`` has other arrays there; other layers of the same
+    name have the same.
 
     Examples
     --------
