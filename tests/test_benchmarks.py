@@ -45,6 +45,11 @@ BY_RANKS = [
     ),
     ("memory.py", ["--width", "8", "--length", "4", "--blocks", "2", "--vocabulary", "16", "--json"], ['"traced"']),
     ("finite.py", ["--width", "8", "--layers", "1", "--rounds", "1", "--steps", "1"], ["d=8", "stop / off"]),
+    slowly(
+        "checkpoints.py",
+        ["--width", "8", "--linears", "2", "--rounds", "1", "--steps", "1"],
+        ["safetensors save", "restore", "stall of a background save"],
+    ),
     ("transport.py", ["--rounds", "1", "--largest", "65536"], ["minipipe", "65536"]),
 ]
 

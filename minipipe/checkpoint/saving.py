@@ -205,7 +205,7 @@ class BackgroundSaver:
         Raises
         ------
         CheckpointError
-            Codes ``unwritable`` and ``value``.
+            Codes ``unwritable`` and ``value``, as for :func:`save`.
         """
         if self._thread is not None:
             self._thread.join()

@@ -91,7 +91,10 @@ def finish(partial: Path, manifest: bytes) -> Path:
 
     Raises
     ------
+    FileError
+        Code ``too-large``, when the manifest would not be read.
     OSError
+        When the system refuses.
     """
     if len(manifest) > _MOST_OF_A_MANIFEST:  # nothing is written that would not be read
         reason = f"the manifest has {len(manifest):,} bytes, extra included; the limit is {_MOST_OF_A_MANIFEST:,}"
@@ -136,7 +139,7 @@ def read_manifest(path: Path) -> tuple[bytes, str]:
     Raises
     ------
     FileError
-        Codes ``unreadable``, ``not-a-file`` and ``too-large``.
+        Codes ``not-a-file``, ``too-large`` and ``unreadable``.
     """
     return read(path / MANIFEST, _MOST_OF_A_MANIFEST), read(path / MARKER, 64).decode("ascii", "replace")
 
@@ -147,7 +150,7 @@ def read(path: Path, size: int) -> bytes:
     Raises
     ------
     FileError
-        Codes ``unreadable``, ``not-a-file`` and ``too-large``.
+        Codes ``not-a-file``, ``too-large`` and ``unreadable``.
     """
     if path.is_fifo():  # which would be waited for
         raise FileError("not-a-file", f"{path.name} is a pipe; expected a file.")
