@@ -21,7 +21,7 @@ from minipipe.checkpoint.exchange import gather, raise_first, tell
 from minipipe.checkpoint.manifest import Manifest, encoded
 from minipipe.checkpoint.state import Arrays, by_name, merged, take
 from minipipe.checkpoint.storage import Digest
-from minipipe.checkpoint.tensors import packed
+from minipipe.checkpoint.tensors import pieces
 from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError
 from minipipe.files import read_text, write_whole
 from minipipe.optim import Optimiser
@@ -45,9 +45,9 @@ class _Part(NamedTuple):
             return self.told
         path = self.partial / storage.name_of_file(self.rank)
         try:
-            content = packed(self.arrays)
-            storage.write(path, content)
-            return {**self.told, "digest": storage.digest_of(content)}
+            content = pieces(self.arrays)
+            storage.write(path, *content)
+            return {**self.told, "digest": storage.digest_of(*content)}
         except OSError as error:
             return _told(_unwritable(self.rank, path, error))
         except CheckpointError as error:

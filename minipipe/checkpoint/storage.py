@@ -46,9 +46,12 @@ class Digest(NamedTuple):
     sha256: str
 
 
-def digest_of(content: bytes | memoryview) -> Digest:
-    """Return the digest of a file's content."""
-    return Digest(len(content), hashlib.sha256(content).hexdigest())
+def digest_of(*pieces: bytes | memoryview) -> Digest:
+    """Return the digest of a file's content, in one piece or several."""
+    sha256 = hashlib.sha256()
+    for piece in pieces:
+        sha256.update(piece)
+    return Digest(sum(map(len, pieces)), sha256.hexdigest())
 
 
 def name_of_file(rank: int) -> str:
@@ -78,10 +81,11 @@ def begin(folder: Path, step: int) -> Path:
     return partial
 
 
-def write(path: Path, content: bytes | memoryview) -> None:
+def write(path: Path, *pieces: bytes | memoryview) -> None:
     """Write a new file, and force it to the disk."""
     with open(path, "xb") as file:
-        file.write(content)
+        for piece in pieces:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from minipipe.checkpoint.exchange import raise_first, tell
-from minipipe.checkpoint.tensors import packed, unpacked
+from minipipe.checkpoint.tensors import pieces, unpacked
 from minipipe.errors import CheckpointError, FileError
 from minipipe.files import read_bytes, write_whole
 from minipipe.nn import Module
@@ -57,7 +57,7 @@ def export(path: str | Path, pipeline: Pipeline) -> None:
     told = None
     if pipeline.group.rank == 0:
         try:
-            write_whole(path, packed(state))
+            write_whole(path, b"".join(pieces(state)))
         except CheckpointError as error:
             told = [str(error.code), error.message]
         except FileError as error:
