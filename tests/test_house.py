@@ -55,7 +55,8 @@ ROOMS = {
         *("comm", "pipeline"),
     },
     "checkpoint": {
-        *("numpy", "safetensors", "errors", "files", "printable", "backend", "nn", "optim", "comm", "pipeline"),
+        *("numpy", "safetensors", "errors", "files", "printable", "backend", "nn", "optim", "comm", "agreement"),
+        "pipeline",
     },
     "elastic": {"numpy", "errors", "backend", "batch", "optim", "job", "comm", "pipeline"},
     "data": {"numpy", "errors", "pytree"},

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minipipe import backend
+from minipipe.agreement import digest
 from minipipe.checkpoint import storage
 from minipipe.checkpoint.exchange import gather, tell
 from minipipe.checkpoint.manifest import Manifest, damage, mismatch, read_manifest
-from minipipe.checkpoint.state import Arrays, by_name, check, put
+from minipipe.checkpoint.state import Arrays, by_name, check, check_given, put
 from minipipe.checkpoint.tensors import unpacked
-from minipipe.errors import CheckpointCode, CheckpointError
+from minipipe.comm import ProcessGroup
+from minipipe.errors import CheckpointCode, CheckpointError, RankError
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.printable import quoted
@@ -64,7 +66,8 @@ def restore(
     pipeline : Pipeline
         Of the same layers and the same seed.
     optimiser : Optimiser, or mapping of str to Optimiser
-        As given to :func:`save`; None for a pipeline that is not trained any more.
+        As given to :func:`save`; None for a pipeline that is not trained any more. Its learning rate and its other
+        hyper-parameters become those of the checkpoint; change them afterwards.
     required : bool
         Whether it is an error that the folder does not exist or has no checkpoint; otherwise None is returned. One
         that cannot be read is an error in any case: training must not begin anew by mistake.
@@ -79,6 +82,10 @@ def restore(
         The same on every rank; then nothing has changed. Codes ``not-found``; ``damaged``, when no checkpoint is whole
         (where an earlier one is, it is taken, with a warning on rank 0); ``mismatch``, when it is of other layers,
         another optimiser or another seed; ``version``.
+    RankError
+        Code ``disagreement``, when the ranks have read different checkpoints.
+    ArgumentError
+        Codes ``type`` and ``value``.
 
     Examples
     --------
@@ -93,6 +100,7 @@ def restore(
     '000001-step-20'
     (20, {'epoch': 3})
     """
+    check_given("restore", folder, pipeline)
     group, optimisers = pipeline.group, by_name(optimiser)
     found = _candidates(Path(folder)) if group.rank == 0 else None
     names, reason, is_empty = tell(group, 0, found, "checkpoint.restore()")
@@ -108,7 +116,10 @@ def restore(
             read = _read(path, pipeline, optimisers)
         except CheckpointError as error:
             failure = [str(error.code), error.message]
-        failures = [told for told in gather(group, failure, "checkpoint.restore()") if told]
+        mark = digest(str(read[0])) if read else 0  # of the manifest: ranks may have been given other folders
+        told = gather(group, [failure, mark], "checkpoint.restore()")
+        _check_alike(group, folder, [mark for _, mark in told])
+        failures = [error for error, _ in told if error]
         for code, message in failures:
             if code != CheckpointCode.DAMAGED:
                 raise CheckpointError(code, message)
@@ -116,6 +127,24 @@ def restore(
             return _taken(path, pipeline, optimisers, *read, problems)
         problems.append(failures[0][1])
     raise CheckpointError("damaged", " ".join([*problems, "There is no other checkpoint."]))
+
+
+def _check_alike(group: ProcessGroup, folder: str | Path, marks: list[int]) -> None:
+    """Refuse checkpoints of the same name that are not the same.
+
+    Raises
+    ------
+    RankError
+        Code ``disagreement``.
+    """
+    others = [rank for rank, mark in enumerate(marks) if mark and mark != max(marks)]
+    if others:
+        one, other = group.name(marks.index(max(marks))), group.name(others[0])
+        raise RankError(
+            "disagreement",
+            f"Ranks {one} and {other} have read different checkpoints (this rank in {str(folder)!r}). Every rank must "
+            "be given the same folder, on a file system that all hosts share.",
+        )
 
 
 def newest(folder: str | Path) -> Restored:

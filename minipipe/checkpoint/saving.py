@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 from minipipe.checkpoint import storage
 from minipipe.checkpoint.exchange import gather, raise_first, tell
 from minipipe.checkpoint.manifest import Manifest, encoded
-from minipipe.checkpoint.state import Arrays, by_name, merged, take
+from minipipe.checkpoint.state import Arrays, by_name, check_given, merged, take
 from minipipe.checkpoint.storage import Digest
 from minipipe.checkpoint.tensors import pieces
 from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError
@@ -63,11 +63,13 @@ def save(
     extra: Mapping[str, Any] | None = None,
     keep: int = 2,
 ) -> Path:
-    """Write a checkpoint: all that the next steps depend on.
+    """Write a checkpoint: all that the next steps depend on, between an update and the next step.
 
-    Collective; returns when it is on the disk, whole. Each rank writes the parameters of its own stages and what the
-    optimiser keeps for them. Any number of ranks, with any schedule and partition, goes on from it with the same bits
-    (:func:`restore`), given the same microbatches.
+    Collective; returns when it is on the disk, whole. Gradients are not kept, so call it after ``optimiser.step()``.
+    Nor is what only the script has, such as a ``LearningRateSchedule``: give ``extra={"rates": rates.state_dict()}``,
+    and after :func:`restore` ``rates.load_state_dict(restored.extra["rates"])``. Each rank writes the parameters of its
+    own stages and what the optimiser keeps for them. Any number of ranks, with any schedule and partition, goes on from
+    it with the same bits (:func:`restore`), given the same microbatches.
 
     Parameters
     ----------
@@ -84,8 +86,9 @@ def save(
         state of a generator. That of the rank of the first stage is kept; other ranks may give None. JSON has no
         tuples, arrays or numbers as keys: they come back as lists and strings.
     keep : int
-        How many checkpoints to keep, at least 1. Older ones are deleted once this one is whole. With 2 there is
-        another to go back to, should the disk damage one.
+        How many checkpoints to keep, at least 1. Older ones of no later step are deleted once this one is whole; those
+        of later steps, of a run that this one does not go on from, stay. With 2 there is another to go back to, should
+        the disk damage one.
 
     Returns
     -------
@@ -128,7 +131,7 @@ def save(
     >>> whole[0] == parts[0] == parts[1]
     True
     """
-    part = _begin(Path(folder), pipeline, by_name(optimiser), step, extra, keep)
+    part = _begin(folder, pipeline, by_name(optimiser), step, extra, keep)
     parts = gather(pipeline.group, part.write(), "checkpoint.save()")
     finished = _finished(part, parts, keep) if part.rank == 0 else None
     finished = tell(pipeline.group, 0, finished, "checkpoint.save()")
@@ -172,7 +175,7 @@ class BackgroundSaver:
         optimiser: Optimiser | Mapping[str, Optimiser] | None = None,
         keep: int = 2,
     ) -> None:
-        self._folder, self._pipeline, self._keep = Path(folder), pipeline, keep
+        self._folder, self._pipeline, self._keep = folder, pipeline, keep
         self._optimisers = by_name(optimiser)
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -248,14 +251,16 @@ class BackgroundSaver:
 
 
 def _begin(
-    folder: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser], step: int, extra: Any, keep: int
+    folder: str | Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser], step: int, extra: Any, keep: int
 ) -> _Part:
     """Check what was given, make the folder on rank 0, and take this rank's part. Collective."""
+    check_given("save", folder, pipeline)
     for name, number, least in (("step", step, 0), ("keep", keep, 1)):
         if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 2**63:
-            raise ArgumentError("value", f"{name} is {quoted(number)}; expected a whole number, at least {least}.")
+            raise ArgumentError("value", f"{name} is {quoted(number)}; expected an int, at least {least}.")
     if extra is not None and not isinstance(extra, Mapping):
         raise ArgumentError("type", f"extra is {quoted(extra)}; expected a mapping, such as {{'epoch': 3}}.")
+    folder = Path(folder)
     pipeline.wait()  # values that came of a step that was not finite are not to be kept
     group = pipeline.group
     try:
@@ -273,7 +278,12 @@ def _begin(
     if made["step"] != step:
         message = f"checkpoint.save: step is {step} on rank {group.name()}, and {made['step']} on rank {group.name(0)}."
         raise RankError("disagreement", f"{message} Every rank must save at the same step.")
-    return _Part(folder / made["partial"], group.rank, arrays, told)
+    partial = folder / made["partial"]
+    if not (told["error"] or partial.is_dir()):
+        message = f"Rank {group.name()} does not see {partial}, which rank {group.name(0)} has made."
+        advice = "Every rank must be given the same folder, on a file system that all hosts share."
+        arrays, told = {}, _told(CheckpointError("unwritable", f"{message} {advice}"))
+    return _Part(partial, group.rank, arrays, told)
 
 
 def _own_part(
@@ -353,5 +363,7 @@ def _told(error: CheckpointError) -> dict[str, Any]:
 
 def _unwritable(rank: int, path: Path, error: OSError) -> CheckpointError:
     reason = error.message.rstrip(".") if isinstance(error, FileError) else error.strerror or str(error)
-    message = f"Rank {rank} could not write {error.filename or path}: {reason}. Earlier checkpoints are as they were."
-    return CheckpointError("unwritable", message)
+    end = "Earlier checkpoints are as they were."
+    if isinstance(error, FileNotFoundError):
+        end = "Something has deleted the folder: does another job write to the same one?"
+    return CheckpointError("unwritable", f"Rank {rank} could not write {error.filename or path}: {reason}. {end}")

@@ -8,6 +8,7 @@ what it needs, whatever the partition was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,21 @@ def by_name(optimiser: Optimiser | Optimisers | None) -> dict[str, Optimiser]:
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
             raise ArgumentError("value", f"{name!r} is no name for an optimiser: one of a word, such as 'body'.")
     return given
+
+
+def check_given(call: str, folder: Any, pipeline: Any) -> None:
+    """Refuse arguments in another order, and a model in place of a pipeline.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``.
+    """
+    if not isinstance(folder, str | Path) or not isinstance(pipeline, Pipeline):
+        kinds = f"a {type(folder).__name__} and a {type(pipeline).__name__}"
+        raise ArgumentError(
+            "type", f"checkpoint.{call} was given {kinds}; expected a path and a Pipeline, then the rest."
+        )
 
 
 def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tuple[Arrays, Told]:
@@ -101,11 +117,13 @@ def check(pipeline: Pipeline, optimisers: Optimisers, told: Told) -> None:
     CheckpointError
         Code ``mismatch``.
     """
+    known = ", ".join(map(repr, told)) or "none"
+    for key in told.keys() - optimisers.keys() if optimisers else ():
+        raise mismatch(f"it has the state of an optimiser {key!r}, too; give all of them, by name, as in save: {known}")
     for key, optimiser in optimisers.items():
         name = type(optimiser).__qualname__
         if key not in told:
-            known = ", ".join(map(repr, told)) or "none"
-            raise mismatch(f"it has no state of an optimiser named {key!r}; there is {known}")
+            raise mismatch(f"it has no state of an optimiser {key!r}; give them by name, as in save: {known}")
         if told[key]["class"] != name:
             there = quoted(told[key]["class"])[1:-1]
             raise mismatch(f"its {key} is of the class {there}, and this one of the class {name}")

@@ -67,6 +67,9 @@ def is_name_of_file(name: str) -> bool:
 def begin(folder: Path, step: int) -> Path:
     """Make the folder of a new checkpoint, under its partial name, and delete what killed jobs have left behind."""
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / MANIFEST).exists():
+        reason = f"it is a checkpoint itself; give the folder that holds it, {str(folder.parent)!r}"
+        raise FileError("unwritable", reason)
     serial = 1
     for entry in os.listdir(folder):
         if found := _NAME.fullmatch(entry):
@@ -118,14 +121,22 @@ def discard(partial: Path) -> None:
 
 
 def keep_last(folder: Path, number: int) -> None:
-    """Delete all checkpoints but the last ones that have a marker [2]."""
-    found = checkpoints(folder)
+    """Delete all checkpoints but the last ones that have a marker [2], and those of later steps than the last.
+
+    A run that begins again from its first step thus deletes nothing of a longer one, until it has come as far.
+    """
+    found = [path for path in checkpoints(folder) if _step_of(path) <= _step_of(checkpoints(folder)[0])]
     kept = [path for path in found if (path / MARKER).is_file()][:number]
     for old in found:
         if old not in kept:
             deleted = old.with_name(f".{old.name}.partial-{_DELETED}")
             os.rename(old, deleted)
             shutil.rmtree(deleted, ignore_errors=True)  # the next save deletes what is left
+
+
+def _step_of(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    return int(found[2]) if found else 0
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -81,7 +81,11 @@ def test_a_part_that_is_missing_is_named(forge):
         ),
         ({"parameters": {"\x1b[2J": [PART, "a", []]}}, "Only there: \\x1b[2J; only in", "mismatch"),
         ({"seed": 10**30}, f"it was trained with seed={10**30}", "mismatch"),
-        ({"optimisers": {}}, "it has no state of an optimiser named 'optimiser'; there is none", "mismatch"),
+        (
+            {"optimisers": {}},
+            "it has no state of an optimiser 'optimiser'; give them by name, as in save: none",
+            "mismatch",
+        ),
     ],
 )
 def test_a_manifest_of_something_else_is_refused(forge, change, words, code):
