@@ -629,7 +629,7 @@ class ProcessGroup(ABC):
         if self._parent is not None:
             self._parent._check_open()
         if self.is_closed:
-            raise LaunchError("closed", "This group was closed (its with-block has ended); start another one.")
+            raise LaunchError("closed", "This group is closed: its with-block has ended, or a rank of it was lost.")
 
     def close(self) -> None:
         """Release the resources of the group, such as the limit on BLAS threads. Local; may be called twice.

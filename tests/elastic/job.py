@@ -28,6 +28,7 @@ from minipipe import Pipeline, elastic, init_process_group, nn, optim
 from minipipe.autograd.random_key import current_place
 from minipipe.comm import ProcessGroup
 from minipipe.elastic.pieces import Made
+from minipipe.errors import LaunchError
 from minipipe.tensor import record
 
 OPTIONS = {"kills": [], "steps": 6, "copies": 1, "every": 1, "wait": True, "schedule": "1f1b", "optimiser": "Adam"}
@@ -108,6 +109,16 @@ def send_under_doom(send):
     return isend
 
 
+def check_closed(group):
+    """A group of which a rank was lost says so, instead of an error of MPI's."""
+    try:
+        group.barrier()
+    except LaunchError as error:
+        assert error.code == "closed"
+    else:
+        raise AssertionError
+
+
 def main(options):
     dtype = np.dtype(options["dtype"])
 
@@ -149,6 +160,8 @@ def main(options):
         DOOM.kills = Doom(options["kills"]).kills
         DOOM.learn_pids(group)
         trained = elastic.train(make, step, group, options["steps"], copies=options["copies"], every=options["every"])
+        if trained.pipeline.group.size < group.size:
+            check_closed(group)
         DOOM.step = options["steps"]
         DOOM.reach("trained", 0)
         state = trained.pipeline.state_dict()

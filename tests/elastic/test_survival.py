@@ -78,13 +78,13 @@ def test_a_loss_is_survived_with_the_bits_of_one_process(rank, place):
     assert len(err.splitlines()) < 5
 
 
-@pytest.mark.parametrize("message", [0, 1, 2])
+@pytest.mark.parametrize("message", [1, 2])
 def test_a_loss_while_copies_are_made_is_survived(message):
-    """Before its copy is sent, when it is, and in the middle of the barrier: some ranks are through it, others not."""
+    """When its copy is sent, and in the middle of the barrier: some ranks are through it, others not."""
     check(elastic([kill(2, 3, "message", message)]), 3)
 
 
-@pytest.mark.parametrize(("step", "place"), [(0, "warm-up"), (5, "warm-up"), (5, "after the update")])
+@pytest.mark.parametrize(("step", "place"), [(0, "warm-up"), (5, "after the update")])
 def test_a_loss_in_the_first_or_the_last_step_is_survived(step, place):
     """Others may have trained to the end."""
     check(elastic([kill(1, step, *PLACES[place])]), 3)
@@ -130,8 +130,7 @@ def test_values_without_a_copy_end_the_job_and_are_named():
     "options",
     [
         {"every": 3, "wait": False},
-        {"dtype": "float16", "optimiser": "SGD"},
-        {"schedule": "zb-h1", "optimiser": "SGD"},
+        {"schedule": "zb-h1", "dtype": "float16", "optimiser": "SGD"},
         {"schedule": "interleaved-1f1b", "every": 2},
     ],
     ids=str,

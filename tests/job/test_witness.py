@@ -92,6 +92,16 @@ def test_a_rank_that_ends_without_a_word_is_named(end, words):
     assert words in said or "killed (kill -9" in said  # where the kernel does not tell
 
 
+def test_where_others_survive_a_loss_it_is_told_and_the_next_failure_too():
+    """The story: the loss would have been the reason why all end, and a rank that raised later was silent."""
+    lost = "line.survive(True)\ntime.sleep(0.2)\nif rank == 2: os.kill(os.getpid(), 9)\ntime.sleep(1.0)\n"
+    _, said = outcome(launched(then=f"{lost}if rank == 1: assert line.is_first_to_fail()"))
+    assert said.count("\n") == 1 and "Rank 2 (process" in said
+    together = lost.replace("(True)", "(True)\nline.survive(False)")
+    _, said = outcome(launched(then=f"{together}if rank == 1: assert not line.is_first_to_fail()"))
+    assert said.count("\n") == 1 and "Rank 2 (process" in said
+
+
 def test_when_the_launcher_is_killed_its_ranks_end():
     """The story: with the launcher's process gone all ranks lived on, 30 of 30."""
     job = launched(then="print('here', flush=True)\ntime.sleep(60)")
