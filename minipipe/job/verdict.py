@@ -15,6 +15,8 @@ from minipipe.job.activity import Report
 
 _MOST_ROWS = 16
 STOPPED = "stopped by a signal"
+_COMPILED = "in compiled code that does not let Python run"
+_MORE_TIME = "Where a rank only needs longer, timeout= or MINIPIPE_TIMEOUT (in seconds) allows for it."
 _STATES = {"T": STOPPED, "t": "stopped by a debugger", "Z": "dead", "D": "waiting for a disk"}
 
 
@@ -45,7 +47,8 @@ def verdict(reports: Sequence[Report]) -> str:
     lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
     if len(shown) < len(reports):
         lines.append(f"      and {len(reports) - len(shown)} more ranks")
-    return "\n".join([*lines, _sentence(culprits, reports)])
+    works = culprits and (culprits[0].place == _COMPILED if culprits[0].is_silent else not culprits[0].awaited)
+    return "\n".join([*lines, *([_MORE_TIME] if works else []), _sentence(culprits, reports)])
 
 
 def _rank_of(report: Report) -> int:
@@ -73,7 +76,7 @@ def state_of(pid: int) -> str:
         line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("State:"))
     except (OSError, StopIteration):
         return ""
-    return _STATES.get(line.split()[1], "in compiled code that does not let Python run")
+    return _STATES.get(line.split()[1], _COMPILED)
 
 
 def _culprits(reports: Sequence[Report]) -> list[Report]:

@@ -1,13 +1,15 @@
 """Who is blamed: never a rank that waits for another, unless all of them wait."""
 
+import os
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe.job.activity import Activity, Report
 from minipipe.job.patience import Patience
-from minipipe.job.verdict import is_debugged, verdict
+from minipipe.job.verdict import is_debugged, state_of, verdict
 
 
 def waiting(rank, peer, seconds):
@@ -42,7 +44,24 @@ def test_whoever_does_not_answer_is_blamed_alone(reports, data):
 def test_a_rank_that_is_busy_is_blamed_with_its_line(reports, data):
     busy = data.draw(st.integers(0, len(reports) - 1))
     reports[busy] = Report(busy, 1, "here", "", place="train.py, line 7, in load")
-    assert last_line(reports) == f"Rank {busy} is busy in its own code: train.py, line 7, in load"
+    *_, hint, last = verdict(reports).splitlines()
+    assert last == f"Rank {busy} is busy in its own code: train.py, line 7, in load"
+    assert "timeout= or MINIPIPE_TIMEOUT" in hint
+
+
+@pytest.mark.parametrize(
+    ("place", "works"),
+    [
+        ("stopped by a signal", False),
+        (state_of(os.getpid()), True),
+        ("", False),
+    ],
+)
+def test_more_time_is_offered_to_a_rank_that_works_and_to_no_other(place, works):
+    """The story: a rank that read a large file was ended, and nothing said how to allow for that."""
+    silent = Report(2, 72, "here", place=place, is_silent=True)
+    assert ("MINIPIPE_TIMEOUT" in verdict([waiting(0, 2, 9.0), waiting(1, 0, 8.0), silent])) == works
+    assert "MINIPIPE_TIMEOUT" not in verdict([waiting(0, 1, 9.0), waiting(1, 0, 8.0)])
 
 
 @given(waits())
