@@ -89,9 +89,12 @@ class RankProcess:
             self.end_by(error)
 
     def end_by(self, error: BaseException) -> NoReturn:
-        """Say what happened on this rank, and end all."""
+        """Say what happened on this rank, and end all. An ``excepthook`` of the user's own is called before."""
         if self.is_consequence(error):
             time.sleep(DEFERENCE)  # who was first is named, and the launcher ends this rank
+        elif self._python_excepthook is not sys.__excepthook__ and not isinstance(error, SystemExit):
+            with suppress(Exception, SystemExit):  # what it raises must not keep the others waiting
+                self._python_excepthook(type(error), error, error.__traceback__)
         self.end(last_words(error), exit_code_of(error))
 
     def end(self, words: str, code: int) -> NoReturn:

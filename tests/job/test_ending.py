@@ -94,6 +94,33 @@ def test_a_dead_stream_loses_no_message_and_stops_no_abort(process, stream, monk
     assert "[rank 3] ValueError: boom" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [(ValueError("boom"), True), (KeyboardInterrupt(), True), (SystemExit(3), False), (BrokenPipeError("mpi"), False)],
+)
+@pytest.mark.parametrize("raises", [None, OSError("no server"), SystemExit(0)])
+def test_an_excepthook_of_the_user_s_own_is_called_and_cannot_keep_the_others_waiting(
+    error, is_told, raises, monkeypatch, capfd
+):
+    """The story: a hook that logs to a server was replaced. One that sets its own later still has it."""
+    told, ended = [], []
+
+    def hook(*given):
+        told.append(given)
+        if raises is not None:
+            raise raises
+
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    monkeypatch.setattr(sys, "excepthook", hook)
+    for name in ("os.register_at_fork", "os._exit", "signal.signal", "time.sleep"):
+        monkeypatch.setattr(name, lambda *given, **named: None)
+    process = RankProcess(3, Line())
+    process.end_all, process.is_consequence = ended.append, lambda error: isinstance(error, BrokenPipeError)
+    sys.excepthook(type(error), error, None)
+    assert told == ([(type(error), error, None)] if is_told else [])
+    assert len(ended) == 1 and "[rank 3] " in capfd.readouterr().err
+
+
 def test_the_code_of_an_exit_is_remembered(process):
     with pytest.raises(SystemExit):
         sys.exit(7)
