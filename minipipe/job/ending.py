@@ -28,7 +28,7 @@ def exit_code_of(error: BaseException) -> int:
 def last_words(error: BaseException) -> str:
     """Return the last words of a rank that an exception ends: a sentence where that says all, or the traceback.
 
-    At most a screen; the cause comes last.
+    At most a screen; first where it was, as far as notes say it, and last the cause.
 
     Examples
     --------
@@ -36,7 +36,7 @@ def last_words(error: BaseException) -> str:
     'sys.exit(3); ending all.'
     """
     try:
-        return shortened("\n".join([*_notes(error), _words(error)]))
+        return shortened("\n".join([*getattr(error, "__notes__", ()), _words(error)]))
     except MemoryError:  # too little is left for a traceback
         return f"{type(error).__name__}: no memory is left to say where."
 
@@ -50,13 +50,9 @@ def _words(error: BaseException) -> str:
         return f"sys.exit({error.code}){place}; ending all." if isinstance(error.code, int) else str(error.code)
     if isinstance(error, MinipipeError) and error.is_self_explaining:
         return f"{type(error).__name__}: {error}"
-    return "".join(traceback.format_exception(error)).rstrip()
-
-
-def _notes(error: BaseException) -> list[str]:
-    """Return the notes that ``_words`` leaves out; a traceback has them."""
-    is_sentence = isinstance(error, (KeyboardInterrupt, SystemExit)) or getattr(error, "is_self_explaining", False)
-    return list(getattr(error, "__notes__", ())) if is_sentence else []
+    told = traceback.TracebackException.from_exception(error)
+    told.__notes__ = None  # they have been said; Python would say them behind the cause
+    return "".join(told.format()).rstrip()
 
 
 def shortened(text: str) -> str:

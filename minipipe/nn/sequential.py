@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, cast, overload
 
 from minipipe import functional
 from minipipe.autograd.random_key import Place, current_place
-from minipipe.errors import ArgumentError, MinipipeError
+from minipipe.errors import ArgumentError
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
@@ -94,7 +94,7 @@ class Sequential(Module):
                 elif i < last:
                     x = functional.contiguous(x)
                 first_place, number = first_place + places, number + layers
-        except MinipipeError as error:
+        except BaseException as error:  # Ctrl-C and sys.exit in a layer have a place, too
             if place is None or not _is_nested(layer):  # a nested sequence has named the layer
                 error.add_note(f"in layer {number}, {layer.brief()}")
             raise

@@ -56,8 +56,20 @@ def test_an_interruption_says_where_and_notes_come_before_the_sentence():
     assert last_words(late) == "on rank 0\nMessageError: Rank 0 has waited.\nRank 2 does not answer."
 
 
+def test_notes_come_before_a_traceback_too_so_that_the_cause_is_last():
+    """The story: Python prints notes behind the cause, and the last line was "on rank 1, stage 1, …"."""
+    try:
+        deep(ValueError("the cause"), 300)
+    except ValueError as error:
+        error.add_note("in layer 3, Mine()")
+        error.add_note("on rank 1, stage 1")
+        words = last_words(error).splitlines()
+    assert words[:3] == ["in layer 3, Mine()", "on rank 1, stage 1", "Traceback (most recent call last):"]
+    assert words[-1] == "ValueError: the cause" and len(words) <= 22
+
+
 def test_without_memory_for_a_traceback_the_name_of_the_error_is_said(monkeypatch):
-    monkeypatch.setattr("traceback.format_exception", lambda error: [" "] * (1 << 60))
+    monkeypatch.setattr("traceback.TracebackException.format", lambda told: [" "] * (1 << 60))
     assert last_words(MemoryError()) == "MemoryError: no memory is left to say where."
 
 
