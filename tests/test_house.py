@@ -12,6 +12,7 @@ from tests.code_lines import code_lines, functions
 
 PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
 
+BOTH = {"numpy", "errors", "backend", "nn", "optim", "comm", "pipeline"}
 # Room -> the rooms that it may import, and packages from outside besides the standard library.
 ROOMS = {
     "errors": set(),
@@ -47,17 +48,11 @@ ROOMS = {
         *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm"),
     },
     "profiling": {
-        *("numpy", "errors", "backend", "autograd", "tensor", "batch", "nn", "optim"),
-        *("schedules", "analysis", "simulation", "render", "comm", "pipeline", "partition"),
+        *BOTH,
+        *("autograd", "tensor", "batch", "schedules", "analysis", "simulation", "render", "partition"),
     },
-    "diagnosis": {
-        *("numpy", "errors", "backend", "autograd", "tensor", "pytree", "batch", "nn", "optim", "schedules"),
-        *("comm", "pipeline"),
-    },
-    "checkpoint": {
-        *("numpy", "safetensors", "errors", "files", "printable", "backend", "nn", "optim", "comm", "agreement"),
-        "pipeline",
-    },
+    "diagnosis": {*BOTH, "autograd", "tensor", "pytree", "batch", "schedules"},
+    "checkpoint": {*BOTH, "safetensors", "files", "printable", "agreement"},
     "elastic": {"numpy", "errors", "backend", "batch", "optim", "job", "comm", "pipeline"},
     "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},
