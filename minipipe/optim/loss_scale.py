@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 
 from minipipe import backend
@@ -41,8 +41,7 @@ class LossScale:
     value : float
         The scale of the next backward.
     num_good_steps : int
-        How many updates there were since the value changed, or an overflow. To go on after a break, set both:
-        a checkpoint has them if they are given to it, ``extra={"scale": [scale.value, scale.num_good_steps]}``.
+        How many updates there were since the value changed, or an overflow.
 
     Raises
     ------
@@ -139,6 +138,30 @@ class LossScale:
             parameter.grad = gradient  # where layers share it, `grad` was a new sum
         self._grow()
         return True
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the value and what it depends on, in numbers. Local.
+
+        Examples
+        --------
+        >>> from minipipe import optim
+        >>> optim.LossScale(1024.0).state_dict()
+        {'value': 1024.0, 'num_good_steps': 0}
+        """
+        return {"value": self.value, "num_good_steps": self.num_good_steps}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Take the result of :meth:`state_dict`. Local.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``: when it is no such state.
+        """
+        if not isinstance(state, Mapping) or state.keys() != self.state_dict().keys():
+            message = f"the state is {state!r:.80}; expected that of state_dict(), {self.state_dict()}."
+            raise ArgumentError("value", f"LossScale: {message}")
+        self.value, self.num_good_steps = float(state["value"]), int(state["num_good_steps"])
 
     def _shrink(self) -> None:
         if self.value / self._factor < self._minimum:

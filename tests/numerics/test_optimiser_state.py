@@ -103,3 +103,18 @@ def test_a_learning_rate_schedule_goes_on_where_it_stood():
     for wrong in (None, {}, {"last_step": 1, "first_rates": [0.1, 0.2]}):
         with pytest.raises(ArgumentError):
             its.load_state_dict(wrong)
+
+
+def test_a_loss_scale_goes_on_where_it_stood():
+    one, other = (optim.LossScale(initial, growth_interval=3) for initial in (64.0, 2.0))
+    weight = nn.Parameter((1,), dtype=np.float16)
+    for number in range(8):
+        if number == 4:
+            other.load_state_dict(one.state_dict())
+        for scale in (one, other):
+            weight.grad = np.array([np.inf if number == 2 else 1.0], np.float32)
+            scale.unscale([weight])
+        assert number < 4 or one.state_dict() == other.state_dict()
+    for wrong in (None, {}, {"value": 1.0}):
+        with pytest.raises(ArgumentError, match="the state is"):
+            one.load_state_dict(wrong)
