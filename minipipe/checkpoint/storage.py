@@ -23,6 +23,7 @@ import hashlib
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
@@ -116,8 +117,9 @@ def finish(partial: Path, manifest: bytes) -> Path:
 
 
 def discard(partial: Path) -> None:
-    """Delete a checkpoint that could not be finished."""
-    shutil.rmtree(partial, ignore_errors=True)
+    """Delete a checkpoint that could not be finished. Its name goes first [2]: no rank writes into it any more."""
+    with suppress(OSError):
+        _delete(partial)
 
 
 def keep_last(folder: Path, number: int) -> None:
@@ -129,9 +131,15 @@ def keep_last(folder: Path, number: int) -> None:
     kept = [path for path in found if (path / MARKER).is_file()][:number]
     for old in found:
         if old not in kept:
-            deleted = old.with_name(f".{old.name}.partial-{_DELETED}")
-            os.rename(old, deleted)
-            shutil.rmtree(deleted, ignore_errors=True)  # the next save deletes what is left
+            _delete(old)
+
+
+def _delete(path: Path) -> None:
+    """Take a checkpoint's name, in one step, and then its files; what is left of them the next save deletes."""
+    name = path.name.removeprefix(".").partition(".")[0]
+    deleted = path.with_name(f".{name}.partial-{_DELETED}")
+    os.rename(path, deleted)
+    shutil.rmtree(deleted, ignore_errors=True)
 
 
 def _step_of(path: Path) -> int:

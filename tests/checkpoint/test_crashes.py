@@ -120,3 +120,19 @@ def test_after_a_failure_at_any_call_it_is_the_old_or_the_new(
     assert number > 20
     kind = Crash if name == "crashes" else CheckpointError
     assert {(kind, False), (type(None), True)} <= found  # it failed, and at the end it did not
+
+
+def test_no_rank_writes_into_what_another_one_discards(tmp_path, monkeypatch):
+    """The story: a rank that failed in the background deleted the folder while rank 0 was writing into it. A file came
+    in between, the folder stayed, and rank 0 waited for the other's word until the timeout."""
+    partial, rmtree = storage.begin(tmp_path, 3), shutil.rmtree
+
+    def late(path, **options):
+        with pytest.raises(FileNotFoundError):
+            storage.write(partial / storage.name_of_file(0), b"late")
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", late)
+    storage.discard(partial)
+    storage.discard(partial)  # the other rank, too
+    assert list(tmp_path.iterdir()) == []
