@@ -345,6 +345,7 @@ def _told_by_others(partial: Path, size: int, timeout: float) -> list[dict[str, 
             if not partial.exists():
                 raise FileNotFoundError(errno.ENOENT, "another rank has deleted it after an error", str(partial))
             if time.monotonic() > give_up:
+                storage.discard(partial)
                 message = f"Rank {rank} has not written its part of {partial} within {timeout:g} s."
                 raise CheckpointError("unwritable", f"{message} All ranks must see the same folder.")
             time.sleep(_POLL)

@@ -122,6 +122,25 @@ def test_after_a_failure_at_any_call_it_is_the_old_or_the_new(
     assert {(kind, False), (type(None), True)} <= found  # it failed, and at the end it did not
 
 
+def test_a_rank_that_writes_nothing_is_named_after_the_timeout(tmp_path, monkeypatch):
+    """As where the ranks do not see the same folder."""
+    real = saving.write_whole
+    monkeypatch.setattr(saving, "write_whole", lambda path, text: real(tmp_path / "elsewhere", text))
+
+    def ranks(group):
+        pipeline, optimiser = small.pipeline_of(group)
+        saver = checkpoint.BackgroundSaver(tmp_path / "runs", pipeline, optimiser)
+        saver.save(1)
+        if group.rank == 0:
+            with pytest.raises(
+                CheckpointError, match=r"Rank 1 has not written its part of \S+ within 0.2 s. All ranks must"
+            ):
+                saver.wait()
+
+    spawn(ranks, 2, timeout=0.2)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_no_rank_writes_into_what_another_one_discards(tmp_path, monkeypatch):
     """The story: a rank that failed in the background deleted the folder while rank 0 was writing into it. A file came
     in between, the folder stayed, and rank 0 waited for the other's word until the timeout."""
