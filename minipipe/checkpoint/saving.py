@@ -131,6 +131,7 @@ def save(
     >>> whole[0] == parts[0] == parts[1]
     True
     """
+    check_given("save", folder, pipeline)
     part = _begin(folder, pipeline, by_name(optimiser), step, extra, keep)
     parts = gather(pipeline.group, part.write(), "checkpoint.save()")
     finished = _finished(part, parts, keep) if part.rank == 0 else None
@@ -175,6 +176,7 @@ class BackgroundSaver:
         optimiser: Optimiser | Mapping[str, Optimiser] | None = None,
         keep: int = 2,
     ) -> None:
+        check_given("BackgroundSaver", folder, pipeline)
         self._folder, self._pipeline, self._keep = folder, pipeline, keep
         self._optimisers = by_name(optimiser)
         self._thread: threading.Thread | None = None
@@ -254,7 +256,6 @@ def _begin(
     folder: str | Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser], step: int, extra: Any, keep: int
 ) -> _Part:
     """Check what was given, make the folder on rank 0, and take this rank's part. Collective."""
-    check_given("save", folder, pipeline)
     for name, number, least in (("step", step, 0), ("keep", keep, 1)):
         if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 2**63:
             raise ArgumentError("value", f"{name} is {quoted(number)}; expected an int, at least {least}.")

@@ -63,7 +63,7 @@ def check(folder, undisturbed, resume, *fault):
 @pytest.mark.parametrize(
     ("resume", "rank", "what", "number"),
     [
-        (in_threads, 2, "steady", 0),
+        slowly(in_threads, 2, "steady", 0),
         (in_threads, 0, "call", 9),
         *[slowly(in_processes, rank, what, 0) for rank in range(4) for what in ("warm-up", "steady", "cool-down")],
         *[slowly(in_processes, rank, "call", 2) for rank in range(4)],
