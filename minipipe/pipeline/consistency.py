@@ -90,7 +90,7 @@ def part_of(call: str) -> str:
 def _described(pipeline: float = 0, count: float = 0, call: float = -1) -> str:
     if call not in range(len(_NAMES)):
         return "a broadcast that no other rank takes part in"
-    return f"{_called(_NAMES[int(call)])}, call {count:g} of pipeline {pipeline:g}"
+    return f"{_called(_NAMES[int(call)])}, call {count:.0f} of pipeline {pipeline:.0f}"
 
 
 def _called(name: str) -> str:

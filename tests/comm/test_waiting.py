@@ -81,6 +81,7 @@ def test_a_line_for_each_action_is_written_on_request(monkeypatch, capfd):
         assert [line.split()[3].rstrip(",") for line in own] == expected[rank]
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_message_that_comes_while_others_are_asked_is_taken():
     """The story: asked once more after it had come, MPI's Test gave an empty status: "0 bytes arrived"."""

@@ -177,6 +177,7 @@ if __name__ == "__main__":
     sys.exit(main())
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
 def test_a_checkpoint_is_not_written_of_a_step_that_was_not_finite(tmp_path):
     """The story: the loss of the last step had not come yet, so weights that were no numbers were saved."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
