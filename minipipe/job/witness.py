@@ -269,9 +269,12 @@ class Witness:
         is_with_all = self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values())
         is_launcher_gone = bool(select.select([self.launcher_fd], [], [], _LOOK)[0])
         status = exit_status_of(rank.pid, rank.pidfd)
-        is_with_all |= len(self.joined) < self.expected  # one that had not come was first
-        if is_launcher_gone or (is_with_all and status in (None, signal.SIGKILL, signal.SIGTERM)):
-            return  # mpirun has been killed, or probably a rank of another host was first
+        is_killed = status in (None, signal.SIGKILL, signal.SIGTERM)
+        # MPI itself may crash where a rank of another host is lost.
+        is_elsewhere = is_with_all and (is_killed or os.WIFSIGNALED(status or 0))
+        is_before = len(self.joined) < self.expected and is_killed  # one that had not come was first
+        if is_launcher_gone or is_elsewhere or is_before:
+            return  # mpirun has been killed, or another rank was probably first
         where = f"process {rank.pid} on {socket.gethostname()}"
         rank.say(f"Rank {rank.rank} ({where}) ended without a word: {ending_of(status)}.")
 

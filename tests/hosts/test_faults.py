@@ -60,7 +60,10 @@ def ended(network, job, fault, begun, promised):
 
 @pytest.mark.parametrize("hosts", ["two_hosts", "four_hosts"])
 def test_a_rank_that_is_killed_ends_all_and_is_named(hosts, request):
-    """Alone on its host it cannot be told from one that the launcher killed because of another: nobody is named."""
+    """Alone on its host it cannot be told from one that the launcher killed because of another: nobody is named.
+
+    The story: on a busy machine another rank was named, in which MPI had crashed once the killed one was gone.
+    """
     said = break_down(request.getfixturevalue(hosts), "a rank is killed", promised=5.0)
     named = [int(line.split()[3]) for line in said if "ended without a word" in line]
     assert set(named) <= {VICTIM}, said
