@@ -7,7 +7,8 @@ before MPI starts leaves the others waiting inside MPI, where no Python runs. Th
 * it waits until every rank of the host has come, and tells them if one has ended before;
 * a connection that closes without a goodbye was a rank's that ended without a word; the witness names it;
 * a rank that starts or finalises MPI for too long is ended;
-* when the launcher's process is gone, the witness kills the ranks.
+* when the launcher's process is gone, the witness kills the ranks;
+* memory that the ranks of a host shared outlives ranks that are killed: the witness deletes it at the end.
 
 It listens on a socket of the kernel's own name space, so no file is left behind, and ends when the last rank has.
 Linux only: elsewhere ranks do without.
@@ -114,6 +115,14 @@ def is_ending(pid: int) -> bool:
     return not status or status.get("State", "Z")[0] in "ZX" or bool(pending & _SIGKILL_BIT)
 
 
+def shared_memory_of(pid: int) -> set[str]:
+    """Return the files in memory by which MPICH's ranks of a host exchange messages, 4 MB for each job."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return {line.rpartition(" ")[2] for line in lines if " /dev/shm/mpich_shm_" in line}
+    return set()
+
+
 def started_ranks(launcher: int) -> set[int]:
     """Return the ranks of a launcher's living children."""
     with suppress(OSError):
@@ -162,6 +171,7 @@ class Witness:
         self.launcher, self.expected, self.size = launcher, expected, size
         self.lines: dict[int, Rank] = {}  # by descriptor
         self.waiting: dict[int, socket.socket] = {}  # connected, but not joined
+        self.shared_memory: set[str] = set()
         self.joined: set[int] = set()
         self.is_told = False  # somebody has said why all end
         self.survives = False  # whether the loss of a rank does not end the others
@@ -224,8 +234,9 @@ class Witness:
                 self.answer("go")
         elif words[0] == "limit" and rank:
             rank.limited = 0.0, float(words[1]), " ".join(words[2:])
-        elif words[0] == "free" and rank:
+        elif words[0] == "free" and rank:  # MPI has started
             rank.limited = None
+            self.shared_memory |= shared_memory_of(rank.pid)
         elif words[0] in ("survive", "together"):
             self.survives = words[0] == "survive"
         elif words[0] == "who":
@@ -287,6 +298,12 @@ class Witness:
                 self.is_told = True
                 os.kill(rank.pid, signal.SIGKILL)
 
+    def tidy_up(self) -> None:
+        """Delete what only killed ranks leave behind, once all are gone."""
+        for path in self.shared_memory:
+            with suppress(OSError):
+                os.unlink(path)
+
     def end_orphans(self) -> None:
         """Kill the ranks whose launcher is gone."""
         for rank in self.lines.values():
@@ -303,7 +320,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a rank takes two numbers
     listener = socket.socket(fileno=number)
     with suppress(OSError):
-        Witness(listener, launcher, expected, size).run()
+        witness = Witness(listener, launcher, expected, size)
+        witness.run()
+        witness.tidy_up()
 
 
 if __name__ == "__main__":

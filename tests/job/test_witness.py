@@ -10,7 +10,7 @@ import time
 import pytest
 
 from minipipe.job import launcher
-from tests.launch import ROOT, environment, slowly
+from tests.launch import ROOT, environment, mpirun, needs_mpi, slowly
 
 pytestmark = pytest.mark.skipif(
     not (sys.platform.startswith("linux") and hasattr(os, "pidfd_open")), reason="the witness needs Linux"
@@ -151,3 +151,33 @@ def test_the_names_of_a_launcher_s_variables_stand_in_one_place():
     lists = re.compile(rf"\(\s*b?\"(?:{'|'.join(names)})\",")
     found = {path.name for path in (ROOT / "minipipe").rglob("*.py") if lists.search(path.read_text())}
     assert found == {"launcher.py", "witness.py"}
+
+
+SHARES = """
+import os, signal, sys, time
+from minipipe import init_process_group
+group = init_process_group()
+paths = {line.split()[-1] for line in open("/proc/self/maps") if "/dev/shm/mpich" in line}
+if group.rank == 0:
+    print(*paths, flush=True)
+group.barrier()
+if group.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+
+@needs_mpi
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no files in memory here")
+def test_a_killed_job_leaves_no_memory_behind(tmp_path):
+    """The story: thousands of killed jobs, 4 MB each, had filled the memory of a machine in two days."""
+    script = tmp_path / "shares.py"
+    script.write_text(SHARES)
+    job = mpirun(2, script)
+    paths = re.findall(r"/dev/shm/mpich\S+", job.out)
+    if not paths:
+        pytest.skip("this MPI shares memory in another way")
+    deadline = time.monotonic() + 10  # the witness is the last to go
+    while any(map(os.path.exists, paths)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert job.code != 0 and not any(map(os.path.exists, paths))
