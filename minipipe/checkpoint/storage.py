@@ -68,11 +68,11 @@ def is_name_of_file(name: str) -> bool:
 def begin(folder: Path, step: int) -> Path:
     """Make the folder of a new checkpoint, under its partial name, and delete what killed jobs have left behind."""
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / MANIFEST).exists():
+    entries, serial = os.listdir(folder), 1
+    if MANIFEST in entries:
         reason = f"it is a checkpoint itself; give the folder that holds it, {str(folder.parent)!r}"
         raise FileError("unwritable", reason)
-    serial = 1
-    for entry in os.listdir(folder):
+    for entry in entries:
         if found := _NAME.fullmatch(entry):
             serial = max(serial, int(found[1]) + 1)
         elif found := _PARTIAL.fullmatch(entry):
