@@ -45,7 +45,7 @@ BY_RANKS = [
     ),
     ("memory.py", ["--width", "8", "--length", "4", "--blocks", "2", "--vocabulary", "16", "--json"], ['"traced"']),
     ("finite.py", ["--width", "8", "--layers", "1", "--rounds", "1", "--steps", "1"], ["d=8", "stop / off"]),
-    slowly(
+    (
         "checkpoints.py",
         ["--width", "8", "--linears", "2", "--rounds", "1", "--steps", "1"],
         ["safetensors save", "restore", "stall of a background save"],
