@@ -53,7 +53,7 @@ ROOMS = {
     },
     "diagnosis": {*BOTH, "autograd", "tensor", "pytree", "batch", "schedules"},
     "checkpoint": {*BOTH, "safetensors", "files", "printable", "agreement"},
-    "elastic": {"numpy", "errors", "backend", "batch", "optim", "job", "comm", "pipeline"},
+    "elastic": {"numpy", "errors", "backend", "batch", "checkpoint", "optim", "job", "comm", "pipeline"},
     "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},
     "coursework": {"numpy", "errors", "system_calls", "autograd", "schedules", "analysis"},

@@ -157,9 +157,8 @@ def marks_of(values: Mapping[str, float | None]) -> list[float]:
     >>> marks_of({"scale": 1.0, "mode": True, "inputs": None})
     [1.0, 1.0, -inf]
     """
-    is_nan = lambda value: value != value  # noqa: E731
     marks = (_NOT_COMPARED if value is None else float(value) for value in values.values())
-    return [_NOT_A_NUMBER if is_nan(mark) else mark for mark in marks]
+    return [mark if mark == mark else _NOT_A_NUMBER for mark in marks]  # NaN is not even itself
 
 
 def numbers_sent(numbers: Sequence[float]) -> np.ndarray:

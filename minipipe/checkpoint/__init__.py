@@ -1,8 +1,8 @@
 """Checkpoints: all that the next steps depend on, in files that any number of ranks can read.
 
 The room in the order of its imports: ``storage`` (files, and nothing else) · ``manifest`` (what a checkpoint says of
-itself) · ``state`` (what of a pipeline and its optimisers goes into one, and back) · ``exchange`` (JSON between ranks)
-· ``saving`` and ``restoring`` · ``weights`` (the model alone, for other programs).
+itself) · ``state`` (what of a pipeline and its optimisers goes into one, and back) · ``tensors`` (arrays as a file) ·
+``exchange`` (JSON between ranks) · ``saving`` and ``restoring`` · ``weights`` (the model alone, for other programs).
 """
 
 from minipipe.checkpoint.restoring import Restored, newest, restore

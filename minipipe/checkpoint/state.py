@@ -96,7 +96,7 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
     told: Told = {}
     for key, optimiser in optimisers.items():
         state, kept = optimiser.state_dict(), {}
-        for name, states in _named(own, optimiser, state["states"]):
+        for name, states in named(own, optimiser, state["states"]):
             if f"parameters/{name}" in arrays:
                 # A scalar of NumPy's decides about dtypes as an array does, and a number of Python's does not.
                 found = {k: v for k, v in states.items() if backend.is_array(v) or isinstance(v, np.generic)}
@@ -104,7 +104,7 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
                 kept[name] = {what: _number(value, what, name) for what, value in states.items() if what not in found}
         groups = [{"numbers": numbers, "parameters": []} for numbers in state["groups"]]
         for group, optimisers_group in zip(groups, optimiser.groups):
-            group["parameters"] = [name for name, _ in _named(own, optimisers_group, optimisers_group.parameters)]
+            group["parameters"] = [name for name, _ in named(own, optimisers_group, optimisers_group.parameters)]
         told[key] = {"class": type(optimiser).__qualname__, "groups": groups, "kept": kept}
     return arrays, told
 
@@ -117,9 +117,10 @@ def check(pipeline: Pipeline, optimisers: Optimisers, told: Told) -> None:
     CheckpointError
         Code ``mismatch``.
     """
-    known = ", ".join(map(repr, told)) or "none"
-    for key in told.keys() - optimisers.keys() if optimisers else ():
-        raise mismatch(f"it has the state of an optimiser {key!r}, too; give all of them, by name, as in save: {known}")
+    known, others = ", ".join(map(quoted, told)) or "none", sorted(told.keys() - optimisers.keys())
+    if optimisers and others:
+        other = quoted(others[0])
+        raise mismatch(f"it has the state of an optimiser {other}, too; give all of them, by name, as in save: {known}")
     for key, optimiser in optimisers.items():
         name = type(optimiser).__qualname__
         if key not in told:
@@ -163,7 +164,7 @@ def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndar
         if optimiser_key in optimisers:
             kept.setdefault((optimiser_key, name), {})[what] = array
     for key, optimiser in optimisers.items():
-        names = [name for name, _ in _named(own, optimiser, optimiser.parameters)]
+        names = [name for name, _ in named(own, optimiser, optimiser.parameters)]
         states = [{**kept.get((key, name), {}), **told[key]["kept"].get(name, {})} for name in names]
         optimiser.load_state_dict({"groups": _groups(pipeline, optimiser, told[key]), "states": states})
 
@@ -171,7 +172,7 @@ def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndar
 def _check_trained(pipeline: Pipeline, key: str, optimiser: Optimiser, told: dict[str, Any]) -> None:
     """Refuse an optimiser that trains other parameters of this rank: they would go on without what was kept."""
     own = dict(pipeline.named_parameters())
-    here = {name for name, _ in _named(own, optimiser, optimiser.parameters)}
+    here = {name for name, _ in named(own, optimiser, optimiser.parameters)}
     there = {name for group in told["groups"] for name in group["parameters"] if name in own}
     if here != there:
         names = ", ".join(sorted(here ^ there)[:3])
@@ -202,7 +203,7 @@ def _groups(pipeline: Pipeline, optimiser: Optimiser, told: dict[str, Any]) -> l
     """Return the numbers of each group of an optimiser: those that its parameters had, or one in the same place."""
     own, found = dict(pipeline.named_parameters()), []
     for place, group in enumerate(optimiser.groups):
-        names = [name for name, _ in _named(own, group, group.parameters)]
+        names = [name for name, _ in named(own, group, group.parameters)]
         saved = [g["numbers"] for g in told["groups"] if set(names) & set(g["parameters"])]
         if any(numbers != saved[0] for numbers in saved):
             raise mismatch(f"the parameters of group {place}, {', '.join(names)}, were in groups of other numbers")
@@ -212,8 +213,22 @@ def _groups(pipeline: Pipeline, optimiser: Optimiser, told: dict[str, Any]) -> l
     return found
 
 
-def _named(own: Mapping[str, Parameter], owner: Any, values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each parameter of an optimiser or of a group of it, and the value that belongs to it."""
+def named(own: Mapping[str, Parameter], owner: Any, values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each parameter of an optimiser or of a group of it, and the value that belongs to it.
+
+    Parameters
+    ----------
+    own : mapping of str to Parameter
+        Those of the pipeline on this rank.
+    owner : Optimiser or ParameterGroup
+    values : iterable
+        One for each of the owner's parameters, in their order.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: when the owner has a parameter that is not the pipeline's.
+    """
     names = {id(parameter.owner): name for name, parameter in reversed(list(own.items()))}
     for parameter, value in zip(owner.parameters, values):
         if id(parameter.owner) not in names:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe import backend
+from minipipe.checkpoint.state import named
 from minipipe.errors import ArgumentError
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
@@ -65,16 +66,10 @@ class Made(NamedTuple):
 
     def _of_optimiser(self) -> Iterator[tuple[str, int]]:
         """Yield the name and the group of each parameter, in the optimiser's order."""
-        names = {id(parameter.owner): name for name, parameter in self.pipeline.named_parameters()}
+        own = dict(self.pipeline.named_parameters())
         for i, group in enumerate(self.optimiser.groups):
-            for parameter in group.parameters:
-                if id(parameter.owner) not in names:
-                    raise ArgumentError(
-                        "value",
-                        f"The optimiser that make(group) returned changes a parameter of shape {parameter.shape} that "
-                        "its pipeline does not have on this rank; give it pipeline.parameters().",
-                    )
-                yield names[id(parameter.owner)], i
+            for name, _ in named(own, group, group.parameters):
+                yield name, i
 
     def state(self) -> dict[str, Any]:
         """Return all of it: pieces by name, and what is alike on all ranks. The arrays are no copies. Local."""
