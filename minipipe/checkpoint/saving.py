@@ -22,6 +22,7 @@ from minipipe.checkpoint.manifest import Manifest, encoded
 from minipipe.checkpoint.state import Arrays, by_name, check_given, merged, take
 from minipipe.checkpoint.storage import Digest
 from minipipe.checkpoint.tensors import pieces
+from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError
 from minipipe.files import read_text, write_whole
 from minipipe.optim import Optimiser
@@ -36,6 +37,7 @@ class _Part(NamedTuple):
 
     partial: Path
     rank: int
+    name: int  # the same rank's number in the world
     arrays: Arrays
     told: dict[str, Any]
 
@@ -49,7 +51,7 @@ class _Part(NamedTuple):
             storage.write(path, *content)
             return {**self.told, "digest": storage.digest_of(*content)}
         except OSError as error:
-            return _told(_unwritable(self.rank, path, error))
+            return _told(_unwritable(self.name, path, error))
         except CheckpointError as error:
             return _told(error)
 
@@ -229,14 +231,14 @@ class BackgroundSaver:
                 write_whole(part.partial / _name_of_told(group.rank), json.dumps(own))
                 raise_first([own["error"]])
             else:
-                parts = [own, *_told_by_others(part.partial, group.size, group.timeout)]
+                parts = [own, *_told_by_others(part.partial, group)]
                 raise_first([_finished(part, parts, self._keep)["error"]])
         except CheckpointError as error:
             self._failure = error
         except Exception as error:  # such as a lack of memory, too: nothing is lost in a thread
             self._is_elsewhere = not part.partial.exists()
             storage.discard(part.partial)  # which tells the other ranks, on a full disk too
-            self._failure = _unwritable(group.rank, part.partial, error) if isinstance(error, OSError) else error
+            self._failure = _unwritable(part.name, part.partial, error) if isinstance(error, OSError) else error
 
     def __enter__(self) -> Self:
         return self
@@ -273,7 +275,7 @@ def _begin(
         try:
             made = {"partial": storage.begin(folder, step).name, "step": step, "error": None}
         except OSError as error:
-            made = _told(_unwritable(0, folder, error))
+            made = _told(_unwritable(group.name(), folder, error))
     made = tell(group, 0, made, "checkpoint.save()")
     raise_first([made["error"]])
     if made["step"] != step:
@@ -284,7 +286,7 @@ def _begin(
         message = f"Rank {group.name()} does not see {partial}, which rank {group.name(0)} has made."
         advice = "Every rank must be given the same folder, on a file system that all hosts share."
         arrays, told = {}, _told(CheckpointError("unwritable", f"{message} {advice}"))
-    return _Part(partial, group.rank, arrays, told)
+    return _Part(partial, group.rank, group.name(), arrays, told)
 
 
 def _own_part(
@@ -324,7 +326,7 @@ def _finished(part: _Part, parts: list[dict[str, Any]], keep: int) -> dict[str, 
     except CheckpointError as error:
         failure = error
     except OSError as error:
-        failure = _unwritable(part.rank, part.partial, error)
+        failure = _unwritable(part.name, part.partial, error)
     storage.discard(part.partial)
     return _told(failure)
 
@@ -337,17 +339,17 @@ def _delete_older(folder: Path, keep: int) -> None:
         warnings.warn(f"Older checkpoints in {folder} cannot be deleted: {error.strerror or error}.", stacklevel=2)
 
 
-def _told_by_others(partial: Path, size: int, timeout: float) -> list[dict[str, Any]]:
+def _told_by_others(partial: Path, group: ProcessGroup) -> list[dict[str, Any]]:
     """Return what the other ranks have told of their parts, as soon as it is there; delete their files."""
-    told, give_up = [], time.monotonic() + timeout
-    for rank in range(1, size):
+    told, give_up = [], time.monotonic() + group.timeout
+    for rank in range(1, group.size):
         path = partial / _name_of_told(rank)
         while not path.exists():
             if not partial.exists():
                 raise FileNotFoundError(errno.ENOENT, "another rank has deleted it after an error", str(partial))
             if time.monotonic() > give_up:
                 storage.discard(partial)
-                message = f"Rank {rank} has not written its part of {partial} within {timeout:g} s."
+                message = f"Rank {group.name(rank)} has not written its part of {partial} within {group.timeout:g} s."
                 raise CheckpointError("unwritable", f"{message} All ranks must see the same folder.")
             time.sleep(_POLL)
         told.append(json.loads(read_text(path)))

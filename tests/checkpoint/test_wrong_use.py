@@ -117,6 +117,19 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_every_rank(file):
     }
 
 
+def test_a_rank_of_a_subgroup_is_named_by_its_number_in_the_world(file):
+    """The story: the only rank of the second half was called rank 0."""
+    path = file("a")
+
+    def ranks(group):
+        half = group.split(group.rank)
+        if group.rank == 1:
+            with half, pytest.raises(CheckpointError, match="^Rank 1 could not write"):
+                checkpoint.save(path, *small.pipeline_of(half), step=1)
+
+    spawn(ranks, 2)
+
+
 AS_NOBODY = """
 import os, sys, tempfile
 from minipipe import checkpoint
