@@ -123,7 +123,7 @@ class Line:
         finally:
             if not has_limit:
                 faulthandler.cancel_dump_traceback_later()
-            self._said("free")
+            self._said(" ".join(["free", *witness.shared_memory()]))
 
     def is_first_to_fail(self) -> bool:
         """Ask whether no other rank of this host has said yet why all end."""

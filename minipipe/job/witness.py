@@ -13,7 +13,7 @@ before MPI starts leaves the others waiting inside MPI, where no Python runs. Th
 It listens on a socket of the kernel's own name space, so no file is left behind, and ends when the last rank has.
 Linux only: elsewhere ranks do without.
 
-Words of a rank: ``join RANK``, ``limit SECONDS WHAT`` and ``free``, ``first`` (asks whether it is the first
+Words of a rank: ``join RANK``, ``limit SECONDS WHAT`` and ``free FILES``, ``first`` (asks whether it is the first
 here to fail), ``who`` (has not come), ``survive`` and ``together`` (whether others go on when one is lost), ``bye``.
 Answers: ``go``, ``gone RANKS``, ``yes``, ``no``, ``missing RANKS``.
 """
@@ -40,6 +40,7 @@ _SIGNALS = {
     9: "killed by SIGKILL (kill -9, or the system for want of memory)",
     15: "ended by SIGTERM, as launchers and batch systems do",
 }
+_SHARED = "/dev/shm/mpich_shm_"
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
@@ -115,11 +116,14 @@ def is_ending(pid: int) -> bool:
     return not status or status.get("State", "Z")[0] in "ZX" or bool(pending & _SIGKILL_BIT)
 
 
-def shared_memory_of(pid: int) -> set[str]:
-    """Return the files in memory by which MPICH's ranks of a host exchange messages, 4 MB for each job."""
+def shared_memory() -> set[str]:
+    """Return the files in memory by which MPICH's ranks of a host exchange messages, 4 MB for each job.
+
+    A rank asks, not the witness: when that comes to look, the rank may be gone.
+    """
     with suppress(OSError):
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        return {line.rpartition(" ")[2] for line in lines if " /dev/shm/mpich_shm_" in line}
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return {line.rpartition(" ")[2] for line in lines if f" {_SHARED}" in line}
     return set()
 
 
@@ -236,7 +240,7 @@ class Witness:
             rank.limited = 0.0, float(words[1]), " ".join(words[2:])
         elif words[0] == "free" and rank:  # MPI has started
             rank.limited = None
-            self.shared_memory |= shared_memory_of(rank.pid)
+            self.shared_memory |= {path for path in words[1:] if path.startswith(_SHARED)}
         elif words[0] in ("survive", "together"):
             self.survives = words[0] == "survive"
         elif words[0] == "who":
