@@ -1,5 +1,6 @@
 """--checkpoint, --every, --resume and --sample of the training programs, as a student uses them."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -104,16 +105,20 @@ def test_a_job_that_loses_a_rank_starts_again_by_itself_and_ends_with_the_same_l
     job = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=-1, stderr=-1, text=True)
     while not list(tmp_path.glob("0*")) and job.poll() is None:
         time.sleep(0.05)
-    (victim,) = (pid for pid in processes_in(tmp_path) if b"PMI_RANK=2" in Path(f"/proc/{pid}/environ").read_bytes())
-    os.kill(victim, signal.SIGKILL)
+    os.kill(process_of_rank_2(tmp_path), signal.SIGKILL)
     out, err = job.communicate(timeout=60)
     assert job.returncode == 0, err
     assert "Going on after step" in out and "attempt 0 failed with" in err
     assert json.loads(out.splitlines()[-1])["loss"] == whole["loss"]
 
 
-def processes_in(folder):
-    """Return the ranks that were given this folder."""
-    lines = {int(path.parent.name): path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
-    ranks = (pid for pid, line in lines.items() if str(folder).encode() in line and b"minipipe" not in line)
-    return [pid for pid in ranks if b"mpi" not in lines[pid].split(b"\0")[0]]
+def process_of_rank_2(folder):
+    """Return the process of rank 2 among those that were given this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            has_folder = os.fsencode(folder) in (path / "cmdline").read_bytes()
+            if has_folder and b"PMI_RANK=2" in (path / "environ").read_bytes().split(b"\0"):
+                found.append(int(path.name))
+    (process,) = found
+    return process
