@@ -27,6 +27,7 @@ ROOMS = {
     "schedules": {"errors", "lazy", "limits", "printable", "files"},
     "analysis": {"errors", "printable", "schedules"},
     "simulation": {"errors", "limits", "printable", "schedules", "analysis"},
+    "search": {"errors", "limits", "printable", "files", "schedules", "analysis", "simulation", "ortools"},
     "render": {"errors", "lazy", "limits", "printable", "files", "schedules", "analysis", "simulation", "cairosvg"},
     "stepper": {"errors", "schedules", "analysis", "simulation", "render"},
     # numerics
@@ -83,7 +84,8 @@ DOORS = {
     ("pipeline.pipeline", "diagnosis.finite"),
 }
 CORE = [
-    *("autograd", "tensor", "backend", "comm", "analysis", "pipeline"),
+    *("autograd", "tensor", "backend", "comm", "pipeline"),
+    *map("analysis.".__add__, ["activations", "dependencies", "lowering", "theory", "tick_grid", "verifier", "walk"]),
     *map("functional.".__add__, ["elementwise", "operators", "reduction", "shape", "linear", "activation", "loss"]),
     *map("schedules.".__add__, ["action", "action_table", "schedule", "program", "text", "placement", "row", "chunks"]),
     *map("schedules.".__add__, ["closed_forms", "frozen", "registry", "gpipe", "one_f_one_b", "zero_bubble"]),

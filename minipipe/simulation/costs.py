@@ -9,12 +9,14 @@ from numbers import Real
 from typing import Any
 
 from minipipe.analysis.activations import Footprint
+from minipipe.analysis.workload import Workload, amount_per_rank
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.limits import MOST_STAGES
 from minipipe.printable import printable, quoted
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.placement import stages_by_rank
+from minipipe.schedules.placement import check_sizes, stages_by_rank
+from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.fitting import fit_costs
 from minipipe.simulation.timeline import Timeline
 
@@ -257,6 +259,52 @@ class Costs:
         is_given = self.weight_activation is not None
         return Footprint(
             activation, self._by_stage("weight_activation", num_stages) if is_given else activation, transient
+        )
+
+    def workload(
+        self,
+        placement: Sequence[int],
+        num_microbatches: int,
+        memory_limit: float | Sequence[float] | None = None,
+    ) -> Workload:
+        """Return what the ranks have to do for a batch: the question that a schedule answers.
+
+        Parameters
+        ----------
+        placement : sequence of int
+            The rank of each stage.
+        num_microbatches : int
+        memory_limit : float or sequence of float, optional
+            The most that a rank may hold, in the memory unit of the costs: one limit for all ranks, or one for each.
+
+        Raises
+        ------
+        ScheduleError
+            Codes ``costs``, ``parameters`` and ``placement``.
+
+        Examples
+        --------
+        >>> Costs(latency=0.5).workload((0, 1, 1), num_microbatches=4, memory_limit=2.5).message
+        (0.5, 0.0, 0.0)
+        """
+        num_ranks = 1 + max(placement, default=0)
+        check_sizes(num_ranks, num_microbatches)
+        blank = Schedule("workload", tuple(placement), num_microbatches, ((),) * num_ranks)
+        times = self.durations(blank.num_stages)
+        limits = (inf,) * num_ranks if memory_limit is None else amount_per_rank(memory_limit, num_ranks)
+        footprint = self.memory(blank.num_stages)
+        messages = self.message_times(blank)
+        activation, weight_activation, transient = map(tuple, footprint)
+        return Workload(
+            blank.placement,
+            num_microbatches,
+            forward=tuple(times[F]),
+            backward_input=tuple(times[I]),
+            backward_weight=tuple(times[W]),
+            message=messages,
+            footprint=Footprint(activation, weight_activation, transient),
+            memory_limit=limits,
+            overhead=float(self.overhead),
         )
 
     def _by_stage(self, name: str, num_stages: int) -> list[float]:

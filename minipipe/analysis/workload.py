@@ -1,0 +1,109 @@
+"""A workload: what the ranks have to do, without the order in which they do it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from numbers import Real
+from typing import NamedTuple
+
+from minipipe.analysis.activations import Footprint
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
+
+_ROUNDING = 1e-9  # sums of floating-point amounts may differ by so much, relatively, with the order of their terms
+
+
+class Objective(StrEnum):
+    """What a good schedule makes small."""
+
+    MAKESPAN = "makespan"  # from the first start to the last end, all ranks together
+    SPAN = "span"  # the longest time of any rank from its own first start to its own last end
+
+
+class Workload(NamedTuple):
+    """Stages on ranks, microbatches, the times and the memory of their actions, and limits: a scheduling problem.
+
+    Every backward is split into I and W. :meth:`minipipe.Costs.workload` makes one.
+
+    Attributes
+    ----------
+    placement : tuple of int
+        The rank of each stage.
+    num_microbatches : int
+    forward, backward_input, backward_weight : tuple of float
+        By stage, the times of F, I and W.
+    message : tuple of float
+        By stage, the time in flight between it and the next one, either way; 0 on one rank, and after the last.
+    footprint : Footprint
+        By stage, what one microbatch holds.
+    memory_limit : tuple of float
+        By rank, the most that it may hold while an action runs; infinite where there is no limit.
+    overhead : float
+        The time of a rank between two actions.
+    """
+
+    placement: tuple[int, ...]
+    num_microbatches: int
+    forward: tuple[float, ...]
+    backward_input: tuple[float, ...]
+    backward_weight: tuple[float, ...]
+    message: tuple[float, ...]
+    footprint: Footprint
+    memory_limit: tuple[float, ...]
+    overhead: float = 0.0
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.memory_limit)
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages."""
+        return len(self.placement)
+
+    def work(self, rank: int) -> float:
+        """Return the time for which a rank computes.
+
+        Examples
+        --------
+        >>> from minipipe import Costs
+        >>> Costs(forward=[1, 3]).workload((0, 1), num_microbatches=4).work(1)
+        20.0
+        """
+        own = (s for s, owner in enumerate(self.placement) if owner == rank)
+        return self.num_microbatches * sum(
+            self.forward[s] + self.backward_input[s] + self.backward_weight[s] for s in own
+        )
+
+
+def fits(amount: float, limit: float) -> bool:
+    """Tell whether an amount of memory is within a limit, up to rounding.
+
+    Examples
+    --------
+    >>> fits(0.1 + 0.2, 0.3), fits(0.31, 0.3)
+    (True, False)
+    """
+    return amount <= limit * (1 + _ROUNDING)
+
+
+def amount_per_rank(given: float | Sequence[float], num_ranks: int) -> tuple[float, ...]:
+    """Return a limit of memory for each rank: one amount for all alike, or those given.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+
+    Examples
+    --------
+    >>> amount_per_rank(2.5, num_ranks=3)
+    (2.5, 2.5, 2.5)
+    """
+    values: tuple = tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
+    if len(values) != num_ranks or not all(isinstance(value, Real) and float(value) > 0 for value in values):
+        message = f"memory_limit is {quoted(given)}; expected an amount above 0, or one for each of {num_ranks} ranks."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    return tuple(map(float, values))

@@ -1,0 +1,1 @@
+"""Search: the best schedule for a workload, with a proof of how good it is."""
