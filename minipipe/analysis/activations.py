@@ -225,7 +225,7 @@ def lifetimes(actions: Sequence[Action]) -> list[Lifetime]:
     return [Lifetime(s, k, at, last.get((s, k))) for at, (s, kind, k) in enumerate(actions) if kind is F]
 
 
-def per_rank(name: str, given: int | Sequence[int], num_ranks: int) -> tuple[int, ...]:
+def per_rank(name: str, given: float | Sequence[float], num_ranks: int) -> tuple[int, ...]:
     """Return a limit for each rank: one whole number for all alike, or those given.
 
     Raises

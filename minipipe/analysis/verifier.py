@@ -18,13 +18,14 @@ written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 
-from minipipe.analysis.activations import held_counts, per_rank
+from minipipe.analysis.activations import Footprint, Level, held_counts, held_memory, per_rank
 from minipipe.analysis.dependencies import Dependencies, Value
 from minipipe.analysis.walk import Blocked, walk
+from minipipe.analysis.workload import amount_per_rank, check_footprint, fits
 from minipipe.errors import Problem, ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table
@@ -37,7 +38,9 @@ _MOST = 1000  # problems of one kind that are listed: if one action is missing, 
 _BIT = {kind: 1 << i for i, kind in enumerate(ActionKind)}
 
 
-def verify(schedule: ActionTable, memory_limit: int | Sequence[int] | None = None) -> None:
+def verify(
+    schedule: ActionTable, memory_limit: float | Sequence[float] | None = None, memory: Footprint | None = None
+) -> None:
     """Prove that a schedule is legal and free of deadlock; otherwise raise an error with all its problems.
 
     Local: no messages. The time is linear in the number of actions.
@@ -46,9 +49,12 @@ def verify(schedule: ActionTable, memory_limit: int | Sequence[int] | None = Non
     ----------
     schedule : Schedule or Program
         A program is checked as written, a schedule with the messages that :func:`minipipe.schedules.lower` adds.
-    memory_limit : int or sequence of int, optional
-        The largest number of (stage, microbatch) pairs that a rank may hold at once: one limit for all ranks, or one
-        for each.
+    memory_limit : int or float, or a sequence of them, optional
+        The most that a rank may hold at once: one limit for all ranks, or one for each. Without ``memory`` it is a
+        whole number of (stage, microbatch) pairs, with it an amount.
+    memory : Footprint, optional
+        By stage, what one microbatch holds, in the unit of the limits: ``costs.memory(num_stages)`` of a
+        :class:`minipipe.Costs`.
 
     Raises
     ------
@@ -57,7 +63,8 @@ def verify(schedule: ActionTable, memory_limit: int | Sequence[int] | None = Non
         first, without mere consequences. The codes, in the order of the checks: ``out-of-range``, ``wrong-rank``;
         ``duplicate``, ``tag-collision`` (a repeated SEND or RECV), ``missing``, ``mixed-backward``, ``frozen``,
         ``no-partner``;
-        ``order``, ``deadlock``, ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``.
+        ``order``, ``deadlock``, ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``. Code
+        ``parameters``, if the limit or the memory is none.
 
     Examples
     --------
@@ -68,6 +75,12 @@ def verify(schedule: ActionTable, memory_limit: int | Sequence[int] | None = Non
     minipipe.errors.ScheduleError: [order] Rank 0, position 0: 0B0 comes before 0F0 (position 1), which it needs.
     <BLANKLINE>
     rank 0: >0B0<  0F0
+
+    Half of an activation is kept from I until W.
+
+    >>> from minipipe import Costs, schedules
+    >>> halves = Costs(activation=1, weight_activation=0.5)
+    >>> verify(schedules.zb_h2(4, 8), memory_limit=[7, 6, 5, 4], memory=halves.memory(4))
     """
     check_table(schedule)
     if "is legal" not in schedule._kept:
@@ -75,7 +88,7 @@ def verify(schedule: ActionTable, memory_limit: int | Sequence[int] | None = Non
         if problems:
             raise ScheduleError(problems, _grid(schedule, problems[0]))
         schedule._kept["is legal"] = True
-    problems = _memory_problems(schedule, memory_limit)
+    problems = _memory_problems(schedule, memory_limit, memory)
     if problems:
         raise ScheduleError(problems, _grid(schedule, problems[0]))
 
@@ -256,18 +269,29 @@ def _cycle(schedule: ActionTable, blocked: dict[int, Blocked]) -> list[Blocked]:
 # -- memory ----------------------------------------------------------------------------------------------------
 
 
-def _memory_problems(schedule: ActionTable, memory_limit: int | Sequence[int] | None) -> list[Problem]:
+def _memory_problems(
+    schedule: ActionTable, memory_limit: float | Sequence[float] | None, memory: Footprint | None
+) -> list[Problem]:
     """Report, for each rank, the first action that exceeds its memory limit."""
     if memory_limit is None:
         return []
+    limits: tuple[float, ...]
+    levels: Iterable[Iterator[Level]]
+    if memory is None:
+        limits, unit = per_rank("memory_limit", memory_limit, schedule.num_ranks), " (stage, microbatch) pairs"
+        levels = map(held_counts, schedule.actions)
+    else:
+        check_footprint(memory, schedule.num_stages)
+        limits, unit = amount_per_rank(memory_limit, schedule.num_ranks), ""
+        levels = (held_memory(row, memory) for row in schedule.actions)
     problems = []
-    for rank, limit in enumerate(per_rank("memory_limit", memory_limit, schedule.num_ranks)):
-        for position, (held, _) in enumerate(held_counts(schedule.actions[rank])):
-            if held > limit:
+    for rank, (limit, row) in enumerate(zip(limits, levels)):
+        for position, (held, _) in enumerate(row):
+            if not fits(held, limit):
                 action = schedule.actions[rank][position]
                 sentence = (
-                    f"Rank {rank}, position {position}: with {action} it holds {held} (stage, microbatch) pairs; "
-                    f"the limit is {limit}."
+                    f"Rank {rank}, position {position}: with {action} it holds {held:.12g}{unit}; "
+                    f"the limit is {limit:.12g}."
                 )
                 problems.append(Problem(ScheduleCode.MEMORY, sentence, rank, position))
                 break

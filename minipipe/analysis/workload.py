@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from math import inf
 from numbers import Real
+from sys import float_info
 from typing import NamedTuple
 
 from minipipe.analysis.activations import Footprint
@@ -86,7 +88,36 @@ def fits(amount: float, limit: float) -> bool:
     >>> fits(0.1 + 0.2, 0.3), fits(0.31, 0.3)
     (True, False)
     """
-    return amount <= limit * (1 + _ROUNDING)
+    return amount <= limit or amount <= limit * (1 + _ROUNDING)
+
+
+def check_footprint(memory: Footprint, num_stages: int) -> None:
+    """Refuse what does not say, for each stage, what one microbatch holds.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+
+    Examples
+    --------
+    >>> check_footprint(Footprint([1, 1], [0.5, 0.5], [0, 0]), num_stages=2)
+    """
+    if not isinstance(memory, Footprint):
+        message = f"memory is {quoted(memory)}; expected a Footprint, such as Costs(activation=2).memory({num_stages})."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    for name, given in memory._asdict().items():
+        values = given.values() if isinstance(given, Mapping) else given
+        keys = set(given) if isinstance(given, Mapping) else set(range(len(given)))
+        if keys != set(range(num_stages)) or not all(_is_real(value) and value >= 0 for value in values):
+            message = (
+                f"{name} of memory is {quoted(given)}; expected an amount, at least 0, for each of {num_stages} stages."
+            )
+            raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real)
 
 
 def amount_per_rank(given: float | Sequence[float], num_ranks: int) -> tuple[float, ...]:
@@ -103,7 +134,7 @@ def amount_per_rank(given: float | Sequence[float], num_ranks: int) -> tuple[flo
     (2.5, 2.5, 2.5)
     """
     values: tuple = tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
-    if len(values) != num_ranks or not all(isinstance(value, Real) and float(value) > 0 for value in values):
+    if len(values) != num_ranks or not all(_is_real(value) and value > 0 for value in values):
         message = f"memory_limit is {quoted(given)}; expected an amount above 0, or one for each of {num_ranks} ranks."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
-    return tuple(map(float, values))
+    return tuple(float(value) if value < float_info.max else inf for value in values)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.files import read_stream
 from minipipe.printable import quoted
-from minipipe.schedules.action_table import T
+from minipipe.schedules.action_table import ActionTable, T
 from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.program import Program, read_schedule, schedule_of_text
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, expected_names
@@ -19,6 +19,7 @@ from minipipe.schedules.repeated import repeat
 from minipipe.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
+    from minipipe.analysis.activations import Footprint
     from minipipe.simulation.costs import Costs
 
 _RANKS = 4  # of a named schedule, by default
@@ -74,9 +75,20 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_memory_limit(parser: argparse.ArgumentParser, unit: str, kind: type = int) -> None:
+def add_memory_limit(parser: argparse.ArgumentParser, unit: str) -> None:
     """Declare a limit of memory."""
-    parser.add_argument("--memory-limit", type=kind, metavar="N", help=f"most {unit} a rank may hold")
+    parser.add_argument("--memory-limit", type=_number, metavar="N", help=f"most {unit} a rank may hold")
+
+
+PAIRS_OR_AMOUNT = "(stage, microbatch) pairs, or activation memory in the unit of --costs activation=…,"
+
+
+def _number(text: str) -> float:
+    """Parse a number, a whole one as such."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _stages(text: str) -> list[int]:
@@ -165,6 +177,12 @@ def costs_of(options: argparse.Namespace) -> Costs:
     from minipipe.simulation.costs import Costs
 
     return replace(Costs.parse(options.costs), sends_block=options.sends_block)
+
+
+def memory_of(costs: Costs, schedule: ActionTable) -> Footprint | None:
+    """Return what a microbatch holds where the costs say so. Without, a limit of memory counts pairs."""
+    given = costs.activation, costs.weight_activation, costs.transient_activation
+    return None if given == (1.0, None, 0.0) else costs.memory(schedule.num_stages)
 
 
 def misuse(code: ScheduleCode, message: str) -> ScheduleError:

@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_sizes(parser)
     add_costs(parser)
-    add_memory_limit(parser, "microbatches, each counted for all layers of its rank, that", kind=float)
+    add_memory_limit(parser, "microbatches, each counted for all layers of its rank, that")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:

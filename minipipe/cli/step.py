@@ -6,12 +6,14 @@ import argparse
 
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import (
+    PAIRS_OR_AMOUNT,
     add_costs,
     add_memory_limit,
     add_schedule,
     add_sizes,
     all_steps,
     costs_of,
+    memory_of,
     misuse,
     schedule_of,
 )
@@ -41,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="first", type=int, metavar="N", help="write the steps from this one on")
     parser.add_argument("--to", dest="last", type=int, metavar="N", help="write the steps up to this one")
     parser.add_argument("--at", type=int, metavar="N", help="write this step; -1 is the end, with the verdict")
-    add_memory_limit(parser, "(stage, microbatch) pairs")
+    add_memory_limit(parser, PAIRS_OR_AMOUNT)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -50,7 +52,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.steps > 1 and costs.update != 0:
         message = "The walk goes from one training step to the next at once: leave update out, or use simulate."
         raise misuse(ScheduleCode.PARAMETERS, message)
-    walkthrough = Walkthrough(schedule, costs, options.memory_limit)
+    walkthrough = Walkthrough(schedule, costs, options.memory_limit, memory_of(costs, schedule))
     numbers = chosen_snapshots(walkthrough, options.first, options.last, options.at)
     is_chosen = options.all or options.json or (options.first, options.last, options.at) != (None, None, None)
     screen = None if is_chosen else screen_of_this_terminal()

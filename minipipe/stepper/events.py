@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minipipe.analysis.activations import Footprint
 from minipipe.analysis.verifier import verify
 from minipipe.analysis.walk import complete_walk, walk
 from minipipe.errors import Problem, ScheduleError
@@ -13,10 +14,12 @@ from minipipe.simulation.timeline import Timeline
 from minipipe.stepper.snapshot import Event
 
 
-def problems_of(schedule: ActionTable, memory_limit: int | Sequence[int] | None) -> tuple[tuple[Problem, ...], str]:
+def problems_of(
+    schedule: ActionTable, memory_limit: float | Sequence[float] | None, memory: Footprint | None
+) -> tuple[tuple[Problem, ...], str]:
     """Return the problems and the grid of the verifier; raise its error if the walk cannot even begin."""
     try:
-        verify(schedule, memory_limit)
+        verify(schedule, memory_limit, memory)
     except ScheduleError as error:
         if error.code == "parameters":
             raise

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import inf
 
-from minipipe.analysis.activations import Held, held_pairs
+from minipipe.analysis.activations import Footprint, Held, held_pairs
 from minipipe.analysis.dependencies import Dependencies, Value
 from minipipe.analysis.lowering import lower
 from minipipe.schedules.action import Action, ActionKind
@@ -37,7 +37,8 @@ class Walkthrough:
         Legal or not.
     costs : Costs, optional
         By default F, I and W take one unit each, and messages take no time.
-    memory_limit : int or sequence of int, optional
+    memory_limit : int or float, or a sequence of them, optional
+    memory : Footprint, optional
         As for :func:`minipipe.verify`.
 
     Attributes
@@ -71,11 +72,15 @@ class Walkthrough:
     """
 
     def __init__(
-        self, schedule: ActionTable, costs: Costs | None = None, memory_limit: int | Sequence[int] | None = None
+        self,
+        schedule: ActionTable,
+        costs: Costs | None = None,
+        memory_limit: float | Sequence[float] | None = None,
+        memory: Footprint | None = None,
     ) -> None:
         check_table(schedule)
         self.schedule, self.costs = schedule, costs or Costs()
-        self.problems, self.grid = problems_of(schedule, memory_limit)
+        self.problems, self.grid = problems_of(schedule, memory_limit, memory)
         self.is_timed = all(problem.code == "memory" for problem in self.problems)
         self._check_costs()
         if self.is_timed:

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import schedules
+from minipipe import Costs, schedules
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action
+from minipipe.simulation.simulator import peak_memory
 from tests.analysis.verdicts import INPUT, WEIGHT, B, F, changed, refusal, split, trains
 from tests.strategies import examples, table
 
@@ -302,3 +303,61 @@ def test_a_memory_limit_that_is_none_is_refused(wrong):
     with pytest.raises(ScheduleError) as caught:
         verify(schedules.gpipe(2, 3), memory_limit=wrong)
     assert caught.value.code == "parameters" and "memory_limit" in str(caught.value)
+
+
+HALF = Costs(activation=2, weight_activation=0.5, transient_activation=1).memory(2)
+
+
+def test_memory_may_be_an_amount_in_any_unit_and_a_limit_a_fraction():
+    # Rank 0 of ZB-H1 with F0 and F1: 2 + 2. Then I0 needs 1 more, and leaves 0.5.
+    schedule = schedules.zb_h1(2, 3)
+    row = "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2"
+    assert " ".join(map(str, schedule.actions[0])) == row
+    verify(schedule, memory_limit=[5, 3.5], memory=HALF)
+    for limit in (10**400, float("inf")):
+        verify(schedule, memory_limit=limit, memory=HALF)
+    verify(schedule, memory_limit=10**400)
+    with pytest.raises(ScheduleError) as caught:
+        verify(schedule, memory_limit=[4.75, 3.5], memory=HALF)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.rank, problem.step) == ("memory", 0, 2)
+    assert problem.message == "Rank 0, position 2: with 0I0 it holds 5; the limit is 4.75."
+
+
+def test_the_limit_is_one_up_to_rounding_and_no_further():
+    tenth = Costs(activation=0.1).memory(1)
+    verify(schedules.gpipe(1, 3), memory_limit=0.3, memory=tenth)  # 0.1 + 0.1 + 0.1 is more than 0.3 in binary
+    with pytest.raises(ScheduleError, match=r"with 0F2 it holds 0\.3; the limit is 0\.29999\."):
+        verify(schedules.gpipe(1, 3), memory_limit=0.29999, memory=tenth)
+
+
+@examples(60)
+@given(data=st.data())
+def test_the_amount_that_fits_is_the_peak_of_the_simulator(every_schedule, data):
+    schedule = data.draw(st.sampled_from(every_schedule))
+    amounts = st.lists(st.floats(0.125, 9), min_size=schedule.num_stages, max_size=schedule.num_stages)
+    memory = Costs(*[1] * 3, activation=data.draw(amounts), weight_activation=data.draw(amounts))
+    peaks, footprint = peak_memory(schedule, memory), memory.memory(schedule.num_stages)
+    verify(schedule, peaks, footprint)
+    rank = data.draw(st.integers(0, schedule.num_ranks - 1))
+    with pytest.raises(ScheduleError) as caught:
+        verify(schedule, [peak * (0.999 if r == rank else 1) for r, peak in enumerate(peaks)], footprint)
+    assert (caught.value.code, caught.value.problems[0].rank) == ("memory", rank)
+
+
+@pytest.mark.parametrize(
+    ("limit", "memory", "wrong"),
+    [
+        (0, HALF, "memory_limit is 0; expected an amount above 0, or one for each of 2 ranks"),
+        (float("nan"), HALF, "memory_limit is nan; expected an amount"),
+        ([1.5], HALF, "expected an amount above 0, or one for each of 2 ranks"),
+        (1.5, [1, 1], "memory is .1, 1.; expected a Footprint, such as Costs.activation=2.*memory.2."),
+        (1.5, Costs().memory(3), "activation of memory is .1.0, 1.0, 1.0.; expected an amount, at least 0, for each"),
+        (1.5, HALF._replace(transient={0: 1}), "transient of memory is {0: 1}; expected"),
+        (1.5, HALF._replace(weight_activation=[1, -1]), "weight_activation of memory is .1, -1.; expected"),
+    ],
+)
+def test_memory_that_is_none_is_refused(limit, memory, wrong):
+    with pytest.raises(ScheduleError, match=wrong) as caught:
+        verify(schedules.gpipe(2, 3), limit, memory)
+    assert caught.value.code == "parameters"

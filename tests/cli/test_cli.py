@@ -278,6 +278,15 @@ def test_a_memory_limit_is_part_of_the_question(ask):
     assert status == 1 and "[memory] Rank 0, position 4: with 0F4 it holds 5" in err
 
 
+def test_a_memory_limit_counts_what_the_costs_say(ask):
+    costs = "--costs", "activation=1,weight_activation=0.366"
+    assert ask("check", "zb-h2", *costs, "--memory-limit", "7")[0] == 0
+    status, _, err = ask("check", "zb-h2", *costs, "--memory-limit", "6.5")
+    assert status == 1 and "[memory] Rank 0, position 6: with 0F6 it holds 7; the limit is 6.5." in err
+    status, out, _ = ask("step", "gpipe", *costs, "--memory-limit", "6.5", "--at", "-1")
+    assert status == 1 and "with 0F6 it holds 7; the limit is 6.5." in out
+
+
 def test_all_problems_are_told_and_none_is_hidden_in_an_attribute(ask, file):
     status, _, err = ask("check", file("0F0,0F0,0F1,0F1,0B0\n"))
     assert status == 1 and ".problems" not in err
