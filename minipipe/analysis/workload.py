@@ -13,7 +13,7 @@ from minipipe.analysis.activations import Footprint
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.printable import quoted
 
-_ROUNDING = 1e-9  # sums of floating-point amounts may differ by so much, relatively, with the order of their terms
+ROUNDING = 1e-9  # sums of floating-point amounts may differ by so much, relatively, with the order of their terms
 
 
 class Objective(StrEnum):
@@ -88,7 +88,7 @@ def fits(amount: float, limit: float) -> bool:
     >>> fits(0.1 + 0.2, 0.3), fits(0.31, 0.3)
     (True, False)
     """
-    return amount <= limit or amount <= limit * (1 + _ROUNDING)
+    return amount <= limit or amount <= limit * (1 + ROUNDING)
 
 
 def check_footprint(memory: Footprint, num_stages: int) -> None:
