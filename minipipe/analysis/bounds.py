@@ -181,6 +181,13 @@ class _Rank:
         return int(room // amount) if amount * self.num_pairs > room else self.num_pairs
 
     @cached_property
+    def num_last_weights(self) -> int:
+        """The most W that are left when the last I ends: its own, and those that fit beside it while it runs."""
+        low = self.stages[0]
+        besides = self.workload.footprint.activation[low] + self.transient[low]
+        return 1 + min(self.num_pairs - 1, self.how_many(self.weight_activation, besides))
+
+    @cached_property
     def most_pending(self) -> float:
         """The longest work, I and W, that is left when the last F ends: the largest a (tI + tW) + b tW that fits."""
         most, activation = 0.0, self.activation
@@ -209,6 +216,7 @@ def _bounds_of(rank: _Rank) -> Iterator[Bound]:
         waits += f", and {between:g} in between" if between else ""
         total = base + first + between + last
         yield Bound(total, "warm-up and drain", f"{computes} and must wait, its memory being full: {waits}.")
+    yield from _through(rank, first)
     yield from _round_trips(rank)
     yield from _memory_over_time(rank)
 
@@ -243,10 +251,25 @@ def _drain(rank: _Rank) -> float:
         (p - 1)(tF + tI + 2 Tc) + m (tF + tI) + (m - q) tW,   q = min(m - 1, floor((L - M_B) / M_W))
     """
     path = rank.after_last_forward + rank.after
-    low = rank.stages[0]
-    besides = rank.workload.footprint.activation[low] + rank.transient[low]
-    num_weights = 1 + min(rank.num_pairs - 1, rank.how_many(rank.weight_activation, besides))
-    return max(0.0, path - rank.most_pending, rank.after - num_weights * rank.weight)
+    return max(0.0, path - rank.most_pending, rank.after - rank.num_last_weights * rank.weight)
+
+
+def _through(rank: _Rank, first: float) -> Iterator[Bound]:
+    """Yield the own span of the rank of stage 0 that another rank causes.
+
+    From the start of F_0(0) a microbatch comes to F_0(low) of the other rank. Between that and the end of its I_m-1(low)
+    the other rank runs all its actions but the W that its memory keeps (last), and waits before its first I. Then the
+    gradient goes on to I_m-1(0), and W_m-1(0) follows. On the last of ranks with one stage each, equal stages::
+
+        (p - 1)(tF + tI + 2 Tc) + m (tF + tI) + (m - q) tW + tW,   q = 1 + min(m - 1, floor((L - M_B) / M_W))
+    """
+    paths, low = rank.paths, rank.stages[0]
+    if paths.is_makespan or not low:
+        return
+    there, back = paths.to[low], paths.back[low] + rank.workload.backward_weight[0]
+    value = there + first + rank.work - rank.num_last_weights * rank.weight + back
+    why = f"{there:g} to rank {rank.rank}, {value - there - back:g} there without the last W, and {back:g} back"
+    yield Bound(value, "through", f"From its first F to its last W, rank 0 waits for others: {why}.")
 
 
 def _between(rank: _Rank) -> float:

@@ -62,8 +62,15 @@ def test_zb_1p_of_the_paper_cannot_be_improved(p, m, forward, backward, weight, 
     value, name, _ = lower_bound(workload)
     assert name == "warm-up and drain"
     assert 1 - workload.work(0) / value == pytest.approx(published, abs=0.00006)
-    twice = lower_bound(workload._replace(memory_limit=(2 * p * activation,) * p))
-    assert workload.work(0) <= twice.value < 1.004 * workload.work(0)
+
+
+def test_with_24_microbatches_twice_the_memory_of_1f1b_cannot_end_the_bubble_of_eight_ranks():
+    """The 0.0433 of ZB-2p in the first row: the way to the last rank, its F and I, and the way back."""
+    costs = Costs(18.522, 18.086, 9.337, 0.601, weight_activation=0.366)
+    workload = costs.workload(range(8), 24, 16)
+    value, name, _ = lower_bound(workload)
+    assert (name, round(1 - workload.work(0) / value, 4)) == ("through", 0.0433)
+    assert lower_bound(costs.workload(range(8), 32, 16)).name == "work"
 
 
 def test_every_bound_says_why_in_a_sentence():
