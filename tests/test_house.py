@@ -61,7 +61,7 @@ ROOMS = {
     "supervision": {"errors", "printable", "files", "system_calls"},
     "cli": {
         *("errors", "version", "limits", "printable", "files", "schedules", "analysis", "simulation", "render"),
-        *("stepper", "backend", "comm", "coursework", "supervision", "threadpoolctl"),
+        *("search", "stepper", "backend", "comm", "coursework", "supervision", "threadpoolctl"),
     },
     "__main__": {"cli"},
     "__init__": {"lazy"},

@@ -257,9 +257,9 @@ def _drain(rank: _Rank) -> float:
 def _through(rank: _Rank, first: float) -> Iterator[Bound]:
     """Yield the own span of the rank of stage 0 that another rank causes.
 
-    From the start of F_0(0) a microbatch comes to F_0(low) of the other rank. Between that and the end of its I_m-1(low)
-    the other rank runs all its actions but the W that its memory keeps (last), and waits before its first I. Then the
-    gradient goes on to I_m-1(0), and W_m-1(0) follows. On the last of ranks with one stage each, equal stages::
+    From the start of F_0(0) a microbatch comes to F_0(low) of the other rank. Between that and the end of its
+    I_m-1(low) the other rank runs all its actions but the W that its memory keeps (last), and waits before its first I.
+    Then the gradient goes on to I_m-1(0), and W_m-1(0) follows. With one stage on each rank, equal stages, the last::
 
         (p - 1)(tF + tI + 2 Tc) + m (tF + tI) + (m - q) tW + tW,   q = 1 + min(m - 1, floor((L - M_B) / M_W))
     """

@@ -1,4 +1,4 @@
-"""The command line: ``minipipe schedules | show | check | simulate | step | run | coursework | grade | info``.
+"""The command line: ``minipipe schedules | show | check | simulate | search | step | run | coursework | grade | info``.
 
 Each verb prints its result last, with ``--json`` for machines. A verb is a module of this room with the functions
 ``add_options(parser)`` and ``run(options)``, and with the end of its help as ``EPILOG``. It is imported when it is
@@ -29,6 +29,7 @@ VERBS = {
     "show": "draw a schedule, or write it so that it can be read again",
     "check": "say whether a schedule is legal, and if not, which action on which rank, and why",
     "simulate": "time a schedule: makespan, bubble, idle time by cause, peak memory of each rank",
+    "search": "find a good schedule for given costs and memory, and say how good the best one could be",
     "step": "walk through a schedule, legal or not, action by action: who does, holds and awaits what",
     "run": "start an MPI job, and start it again when it fails, without the hosts that are gone",
     "coursework": "write the exercises, for a student, into a new directory",

@@ -1,0 +1,101 @@
+"""``minipipe search``: find a good schedule, and say how good the best one could be."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from minipipe.analysis.workload import Objective
+from minipipe.cli.exit_status import ExitStatus
+from minipipe.cli.options import add_costs, add_memory_limit, add_sizes, costs_of, misuse, sizes_of
+from minipipe.cli.output import figures
+from minipipe.errors import ScheduleCode
+from minipipe.files import write_whole
+from minipipe.schedules.placement import looped_placement, v_placement
+from minipipe.search.certificate import Certificate
+from minipipe.search.finding import find_schedule
+from minipipe.simulation.simulator import simulate
+from minipipe.simulation.timeline import Timeline
+
+PLACEMENTS = {"straight": looped_placement, "v": v_placement}
+EPILOG = """The memory limit is in the unit of activation, what one microbatch holds of one
+stage; weight_activation is what it holds from I until W.
+
+examples:
+  minipipe search --ranks 4 --microbatches 8 --memory-limit 5
+  minipipe search --ranks 8 --microbatches 24 --memory-limit 8 -o mine.csv \\
+    --costs F=18.522,I=18.086,W=9.337,latency=0.601,activation=1,weight_activation=0.366"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_sizes(parser)
+    add_costs(parser)
+    add_memory_limit(parser, "memory")
+    parser.add_argument(
+        "--placement", choices=PLACEMENTS, default="straight", help="one stage on each rank, or two in a V"
+    )
+    parser.add_argument(
+        "--objective",
+        choices=list(map(str, Objective)),
+        default=str(Objective.SPAN),
+        help="span, the longest time between a rank's own first start and last end (default), or makespan, of all",
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="N", help="how long to search (default: 20)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: 0)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the schedule there: .csv or .txt")
+
+
+def run(options: argparse.Namespace) -> ExitStatus:
+    """Search, and print the figures of what was found."""
+    ranks, microbatches = sizes_of(options)
+    if options.output is not None and options.output.suffix not in _WRITERS:
+        message = f"--output is {str(options.output)!r}; expected a name that ends in {' or '.join(_WRITERS)}."
+        raise misuse(ScheduleCode.PARAMETERS, message)
+    costs = costs_of(options)
+    workload = costs.workload(PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit)
+    found = find_schedule(workload, Objective(options.objective), options.seconds, options.seed)
+    timeline = simulate(found.schedule, costs)
+    if options.output is not None:
+        write_whole(options.output, _WRITERS[options.output.suffix](found))
+    if options.json:
+        print(json.dumps(_data(found, timeline, options.output)))
+    else:
+        print(_report(found, timeline, options.output))
+    return ExitStatus.YES
+
+
+_WRITERS = {".csv": lambda found: found.schedule.to_csv(), ".txt": lambda found: found.schedule.to_text()}
+
+
+def _data(found: Certificate, timeline: Timeline, file: Path | None) -> dict[str, Any]:
+    written = {"schedule": found.schedule.to_csv()} if file is None else {"file": str(file)}
+    return {
+        **figures(found.schedule, timeline),
+        "objective": str(found.objective),
+        "value": found.value,
+        "bound": found.bound,
+        "bound_by": found.bound_by,
+        "gap": found.gap,
+        "found_by": found.found_by,
+        "seconds": found.seconds,
+        **written,
+    }
+
+
+def _report(found: Certificate, timeline: Timeline, file: Path | None) -> str:
+    peaks = ", ".join(f"{peak:g}" for peak in timeline.peak_memory or ())
+    unit = timeline.unit
+    lines = [
+        f"{found.schedule.describe(', ')}; by {found.found_by}, in {found.seconds:.1f} s",
+        f"makespan {timeline.makespan:g} {unit}, longest own span {timeline.cost:g} {unit}",
+        f"bubble {100 * timeline.bubble_fraction:.2f} % of all time, "
+        f"{100 * timeline.span_bubble_rate:.2f} % within the longest own span",
+        f"peak memory by rank {peaks}",
+        f"no schedule has a {found.objective} below {found.bound:g} {unit} ({found.bound_by})",
+        *([str(found.schedule)] if file is None else [f"written to {file}"]),
+        "optimal: it reaches the bound" if found.gap <= 1e-9 else f"{100 * found.gap:.2f} % above the bound",
+    ]
+    return "\n".join(lines)

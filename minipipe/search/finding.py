@@ -1,0 +1,84 @@
+"""Find a schedule for a workload, and certify how good it is."""
+
+from __future__ import annotations
+
+from numbers import Real
+from time import perf_counter
+
+from minipipe.analysis.bounds import lower_bound
+from minipipe.analysis.workload import Objective, Workload, fits
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
+from minipipe.search.certificate import Certificate
+from minipipe.search.heuristic import Search
+from minipipe.search.list_scheduling import Facts, schedule_of
+from minipipe.simulation.evaluation import evaluate
+
+
+def find_schedule(
+    workload: Workload, objective: Objective = Objective.SPAN, seconds: float = 20.0, seed: int = 0
+) -> Certificate:
+    """Return the best schedule that a heuristic search finds, with a lower bound.
+
+    It ends as soon as its schedule reaches the bound, which proves that none is better. Local; no messages, one core.
+
+    Parameters
+    ----------
+    workload : Workload
+        Of any placement; :meth:`minipipe.Costs.workload` makes one.
+    objective : Objective
+        What is made small.
+    seconds : float
+        How long it may search. The first schedules are made even if that takes longer.
+    seed : int
+        Of its random numbers. Two runs of the same seconds may still differ: a slower machine tries less.
+
+    Returns
+    -------
+    Certificate
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``, if there is no such objective, the time is not above 0, or a limit of memory is too small
+        for one microbatch.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> found = find_schedule(Costs().workload((0, 1, 2, 3), 8, memory_limit=7), seconds=5)
+    >>> found.value, found.gap
+    (24.0, 0.0)
+    """
+    begun = perf_counter()
+    if not isinstance(seconds, Real) or not seconds > 0:
+        message = f"seconds is {quoted(seconds)}; expected a time above 0."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    if objective not in list(Objective):
+        message = f"objective is {quoted(objective)}; expected {' or '.join(repr(str(known)) for known in Objective)}."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    objective = Objective(objective)
+    check_limits(workload)
+    bound = lower_bound(workload, objective)
+    best = Search(workload, objective, bound.value, seconds, seed).run()
+    schedule = schedule_of(best.run.words, workload, "found")
+    value = evaluate(schedule, workload, objective)
+    return Certificate(
+        schedule, workload, objective, value, bound.value, bound.name, best.found_by, perf_counter() - begun
+    )
+
+
+def check_limits(workload: Workload) -> None:
+    """Refuse limits of memory within which no schedule can end.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+    """
+    facts = Facts(workload)
+    for rank, limit in enumerate(workload.memory_limit):
+        least = facts.least_memory(rank)
+        if not fits(least, limit):
+            message = f"memory_limit is {limit:g} on rank {rank}, but one microbatch takes {least:g} on its stages;"
+            raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message} expected at least {least:g}.")

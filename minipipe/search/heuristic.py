@@ -1,0 +1,201 @@
+"""The heuristic: many list schedules, then many small changes, first of policies and then of the order itself.
+
+1. Seeds. The list scheduler under a grid of policies, and the named schedules that fit.
+2. Policies. Change those of a few ranks at a time.
+3. Orders. Move one action, or a few, and time the new order.
+
+A change is kept if it makes the schedule better or, with a small probability, slightly worse (simulated annealing). All
+of it is deterministic but for the time at which it ends.
+
+References
+----------
+Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 3.1, has a heuristic of this kind for one stage on each
+rank: warm-up as far as memory allows, W in gaps. Kirkpatrick et al. 1983, "Optimization by simulated annealing".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from math import exp
+from random import Random
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from minipipe.analysis.workload import Objective, Workload
+from minipipe.errors import ScheduleError
+from minipipe.schedules.registry import REGISTRY, build
+from minipipe.schedules.split_backward import split_backward
+from minipipe.search.list_scheduling import Facts, ListScheduler, Policy, Word, schedule_of
+from minipipe.search.reordering import TimedOrder, is_possible, with_any_move, without_delay
+
+_WAITS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)  # parts of an action's time
+_ROUNDING = 1e-9  # relative: a value this close to the bound has reached it
+
+
+class Candidate(NamedTuple):
+    """The words of all ranks, and what they are worth.
+
+    Attributes
+    ----------
+    energy : float
+        What annealing makes small: the value, and half of the mean over ranks, so that ranks beside the slowest count.
+    value : float
+        The objective.
+    slowest : int
+        The rank that has this value.
+    run : ListScheduler or TimedOrder
+        With the words.
+    policies : tuple of Policy
+        That made it; empty where none did.
+    found_by : str
+    """
+
+    energy: float
+    value: float
+    slowest: int
+    run: ListScheduler | TimedOrder
+    policies: tuple[Policy, ...]
+    found_by: str
+
+
+class Search:
+    """A search for one workload and objective, until the bound is reached or the time is over."""
+
+    def __init__(self, workload: Workload, objective: Objective, bound: float, seconds: float, seed: int) -> None:
+        self.facts, self.objective, self.bound = Facts(workload), objective, bound
+        self.random, self.begun, self.seconds = Random(seed), perf_counter(), seconds
+        actions = 3 * workload.num_stages * workload.num_microbatches
+        self.mean_time = sum(map(workload.work, range(workload.num_ranks))) / actions
+        self.best: Candidate | None = None
+
+    def run(self) -> Candidate:
+        """Run all three phases; return the best candidate."""
+        for seed in self.seeds():
+            self.note(seed)
+            if self.is_over(1.0):
+                break
+        for until, change, heat in _PHASES:
+            self.anneal(change, until, heat * self.mean_time)
+        assert self.best is not None
+        return self.best
+
+    def is_over(self, part: float) -> bool:
+        """Tell whether that part of the time has passed, or nothing better can be found."""
+        assert self.best is not None
+        if self.best.value <= self.bound * (1 + _ROUNDING):
+            return True
+        return perf_counter() - self.begun >= part * self.seconds
+
+    def note(self, candidate: Candidate) -> None:
+        """Keep a candidate that is better than the best so far."""
+        if self.best is None or (candidate.value, candidate.energy) < (self.best.value, self.best.energy):
+            self.best = candidate
+
+    def candidate(self, run: ListScheduler | TimedOrder, found_by: str, policies: tuple[Policy, ...] = ()) -> Candidate:
+        """Return the words of a run with their value."""
+        begins = run.begins if self.objective is Objective.SPAN else [0.0] * len(run.begins)
+        times = [end - begin for begin, end in zip(begins, run.ends)]
+        value = max(times)
+        return Candidate(value + sum(times) / len(times) / 2, value, times.index(value), run, policies, found_by)
+
+    def anneal(self, change: Change, until: float, temperature: float) -> None:
+        """Walk from candidate to candidate, from the best one on."""
+        assert self.best is not None
+        now = self.best
+        while not self.is_over(until):
+            other = change(self, now)
+            if other is None:
+                continue
+            rise = other.energy - now.energy
+            if rise <= 0 or self.random.random() < exp(-rise / temperature):
+                now = other
+                self.note(now)
+
+    # -- seeds ---------------------------------------------------------------------------------------------------
+
+    def seeds(self) -> Iterator[Candidate]:
+        """Yield the schedules to start from."""
+        for policies in self.grid():
+            yield self.candidate(ListScheduler(self.facts, policies), "list scheduling", policies)
+        yield from self.named()
+
+    def grid(self) -> Iterator[tuple[Policy, ...]]:
+        """Yield policies for all ranks, the simplest first."""
+        p, m = len(self.facts.own), self.facts.num_microbatches
+        orders = (True, False) if len(self.facts.rank_of) > p else (True,)
+        depths: list[Callable[[int], int]] = [
+            lambda _: m,
+            lambda _: p,
+            lambda rank: p - rank,
+            lambda rank: 2 * (p - rank) - 1,
+            lambda rank: 2 * (p - rank),
+        ]
+        waits = product((0.0, 1.0), (0.0, 0.25), (0.0, 0.5, 1.0), (0.0, 1.0))
+        for deep_first, wait, depth in product(orders, waits, depths):
+            yield tuple(Policy(min(depth(rank), m), *wait, deep_first=deep_first) for rank in range(p))
+
+    def named(self) -> Iterator[Candidate]:
+        """Yield the named schedules over this placement that keep the limits, their backwards split."""
+        workload = self.facts.workload
+        for name in REGISTRY:
+            try:
+                schedule = split_backward(build(name, workload.num_ranks, workload.num_microbatches))
+            except ScheduleError:  # of other sizes only
+                continue
+            words = [[(kind, stage) for stage, kind, _ in row] for row in schedule.actions]
+            if schedule.placement == workload.placement and schedule_of(words, workload, name) == schedule:
+                order = None if schedule.is_forward_only else self.order_of(words, range(workload.num_ranks))
+                if order is not None:
+                    yield self.candidate(order, name)
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    def with_other_policies(self, now: Candidate) -> Candidate:
+        """Change the policies of one to three ranks a little."""
+        random, num_ranks = self.random, len(self.facts.own)
+        policies = list(now.policies or next(self.grid()))
+        for _ in range(random.choice((1, 1, 2, 3))):
+            rank = random.randrange(num_ranks)
+            policies[rank] = self.changed(policies[rank])
+        return self.candidate(ListScheduler(self.facts, policies), "list scheduling, annealed", tuple(policies))
+
+    def changed(self, policy: Policy) -> Policy:
+        """Change one part of a policy."""
+        field = self.random.choice(Policy._fields[: 5 if len(self.facts.own) == len(self.facts.rank_of) else 6])
+        if field == "in_flight":
+            depth = policy.in_flight + self.random.choice((-2, -1, 1, 2))
+            return policy._replace(in_flight=min(max(depth, 1), self.facts.num_microbatches))
+        if field == "deep_first":
+            return policy._replace(deep_first=not policy.deep_first)
+        waits: dict[str, Any] = {field: self.random.choice((*_WAITS, self.random.random()))}
+        return policy._replace(**waits)
+
+    def with_other_order(self, now: Candidate) -> Candidate | None:
+        """Move one to three actions, each on its rank: of the critical path, or any."""
+        words, random, changed = list(now.run.words), self.random, set()
+        delays = now.run.delays(now.slowest) if isinstance(now.run, TimedOrder) and random.random() < 0.5 else []
+        if delays:
+            rank, position = random.choice(delays)
+            words[rank] = without_delay(words[rank], position, random)
+            changed.add(rank)
+        for _ in range(random.choice((0, 0, 1) if delays else (1, 1, 1, 2, 3))):
+            rank = random.randrange(len(words))
+            words[rank] = with_any_move(words[rank], random)
+            changed.add(rank)
+        order = self.order_of(words, changed)
+        return None if order is None else self.candidate(order, "annealing of the order")
+
+    def order_of(self, words: list[Word], ranks: Iterable[int]) -> TimedOrder | None:
+        """Time an order; None where it is not legal, or one of these ranks takes too much memory."""
+        if not all(is_possible(words[rank], rank, self.facts) for rank in ranks):
+            return None
+        order = TimedOrder(words, self.facts)
+        return order if order.is_complete else None
+
+
+Change = Callable[[Search, Candidate], Candidate | None]
+_PHASES: tuple[tuple[float, Change, float], ...] = (
+    (0.2, Search.with_other_policies, 1 / 16),
+    (1.0, Search.with_other_order, 1 / 16),
+)  # until which part of the time, what changes, and the temperature in mean times of an action

@@ -1,0 +1,46 @@
+"""``minipipe search``."""
+
+import json
+
+import pytest
+
+QUESTION = ["search", "--ranks", 4, "--microbatches", 8, "--seconds", 0.3]
+
+
+def test_the_last_line_of_json_has_the_figures(ask):
+    status, printed, _ = ask(*QUESTION, "--memory-limit", 5, "--json")
+    found = json.loads(printed.splitlines()[-1])
+    assert status == 0
+    assert found["makespan"] >= found["bound"] and found["gap"] >= 0 and max(found["peak_memory"]) <= 5
+    assert {"span_bubble_rate", "seconds", "bound_by", "found_by"} <= set(found)
+    assert found["schedule"].startswith("0F0,")
+
+
+@pytest.mark.parametrize("placement, stages", [("straight", 4), ("v", 8)])
+@pytest.mark.parametrize("ending", ["csv", "txt"])
+def test_the_schedule_it_writes_is_legal(ask, tmp_path, placement, stages, ending):
+    file = tmp_path / f"mine.{ending}"
+    status, printed, _ = ask(*QUESTION, "--placement", placement, "-o", file)
+    assert status == 0 and f"written to {file}" in printed
+    status, printed, _ = ask("check", file)
+    assert status == 0 and f"{stages} stages" in printed
+
+
+def test_it_says_whether_what_it_found_is_optimal(ask):
+    _, printed, _ = ask(*QUESTION, "--memory-limit", 7)
+    assert "longest own span 24 units" in printed
+    assert printed.endswith("optimal: it reaches the bound\n")
+
+
+@pytest.mark.parametrize(
+    "options, complaint",
+    [
+        (["--memory-limit", 0.5], "memory_limit is 0.5 on rank 0, but one microbatch takes 1"),
+        (["--seconds", 0], "seconds is 0.0; expected a time above 0"),
+        (["-o", "mine.svg"], "--output is 'mine.svg'; expected a name that ends in .csv or .txt"),
+        (["--costs", "F=1:2"], "forward has 2 values for 4 stages"),
+    ],
+)
+def test_a_wrong_question_is_refused(ask, options, complaint):
+    status, _, complained = ask(*QUESTION, *options)
+    assert status == 2 and complaint in complained
