@@ -70,6 +70,7 @@ ONLY_HERE = {
     "mpi4py": {"job.mpi_job"},
     "cupy": {"backend"},
     "cupyx": {"backend"},
+    "ortools": {"search.exact"},
     "safetensors": {"checkpoint.tensors"},
 }  # what may be missing is imported in one place
 # Imports inside a function, by which a file opens one above it when it is called: a property of data, or a picture.

@@ -79,6 +79,22 @@ class Workload(NamedTuple):
             self.forward[s] + self.backward_input[s] + self.backward_weight[s] for s in own
         )
 
+    def least_memory(self, rank: int) -> float:
+        """Return the memory without which a rank cannot finish one microbatch, alone: all its F, then each I and W.
+
+        Examples
+        --------
+        >>> from minipipe import Costs
+        >>> Costs(weight_activation=2).workload((0, 1, 1, 0), 4).least_memory(0)
+        3.0
+        """
+        activation, weight_activation, transient = self.footprint
+        held, least = 0.0, 0.0
+        for s in (stage for stage, owner in enumerate(self.placement) if owner == rank):
+            least = max(least, held + weight_activation[s], held + activation[s] + transient[s])
+            held += activation[s]
+        return least
+
 
 def fits(amount: float, limit: float) -> bool:
     """Tell whether an amount of memory is within a limit, up to rounding.

@@ -6,12 +6,12 @@ from numbers import Real
 from time import perf_counter
 
 from minipipe.analysis.bounds import lower_bound
-from minipipe.analysis.workload import Objective, Workload, fits
+from minipipe.analysis.workload import Objective, Workload
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.printable import quoted
 from minipipe.search.certificate import Certificate
 from minipipe.search.heuristic import Search
-from minipipe.search.list_scheduling import Facts, schedule_of
+from minipipe.search.list_scheduling import schedule_of
 from minipipe.simulation.evaluation import evaluate
 
 
@@ -58,7 +58,6 @@ def find_schedule(
         message = f"objective is {quoted(objective)}; expected {' or '.join(repr(str(known)) for known in Objective)}."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     objective = Objective(objective)
-    check_limits(workload)
     bound = lower_bound(workload, objective)
     best = Search(workload, objective, bound.value, seconds, seed).run()
     schedule = schedule_of(best.run.words, workload, "found")
@@ -66,19 +65,3 @@ def find_schedule(
     return Certificate(
         schedule, workload, objective, value, bound.value, bound.name, best.found_by, perf_counter() - begun
     )
-
-
-def check_limits(workload: Workload) -> None:
-    """Refuse limits of memory within which no schedule can end.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``.
-    """
-    facts = Facts(workload)
-    for rank, limit in enumerate(workload.memory_limit):
-        least = facts.least_memory(rank)
-        if not fits(least, limit):
-            message = f"memory_limit is {limit:g} on rank {rank}, but one microbatch takes {least:g} on its stages;"
-            raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message} expected at least {least:g}.")

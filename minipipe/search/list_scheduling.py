@@ -65,18 +65,14 @@ class Facts:
         self.grows = [
             max(0.0, transient, after - before) for before, after, transient in zip(*workload.footprint)
         ]  # by stage: the memory that I takes beyond that of its F
-
-    def least_memory(self, rank: int) -> float:
-        """Return the memory with which a rank can run one microbatch after another."""
-        stages = self.own[rank]
-        return sum(self.activation[s] for s in stages) + max((self.grows[s] for s in stages), default=0.0)
+        self.least = [workload.least_memory(rank) for rank in range(workload.num_ranks)]
 
 
 class ListScheduler:
     """One run of the list scheduler, event by event: a rank is free, or a value reaches it.
 
-    Ranks cannot fill up with microbatches of which none can finish: the F of a later microbatch starts only if room
-    remains for all F of the rank's oldest unfinished one, and memory for one I, once every W that can run has run.
+    Ranks cannot fill up with microbatches of which none can finish: a rank starts the F of a microbatch only if memory
+    remains to finish the oldest one that waits for an I, once every W that can run has run.
 
     Attributes
     ----------
@@ -96,7 +92,6 @@ class ListScheduler:
         self.in_flight = [0] * num_ranks
         self.free, self.begins, self.ends = [0.0] * num_ranks, [inf] * num_ranks, [0.0] * num_ranks
         self.words: list[Word] = [[] for _ in range(num_ranks)]
-        self.growth = [max((facts.grows[s] for s in stages), default=0.0) for stages in facts.own]
         self.events = [(0.0, facts.rank_of[0])]
         while self.events:
             now, rank = heappop(self.events)
@@ -144,14 +139,13 @@ class ListScheduler:
         """Return the stage whose F may start, when the next one may, and whether memory alone forbids one."""
         policy, own = self.policies[rank], self.facts.own[rank]
         oldest = min(self.forwards[s] for s in own)
-        needed = [s for s in own if self.forwards[s] == oldest]
-        has_room = self.in_flight[rank] + 1 + len(needed) <= policy.in_flight * len(own)
-        reserve = sum(self.facts.activation[s] for s in needed)
+        needed = sum(self.forwards[s] == oldest for s in own)
+        has_room = self.in_flight[rank] + 1 + needed <= policy.in_flight * len(own)
         found, soon, is_blocked = None, inf, False
         for stage in reversed(own) if policy.deep_first else sorted(own, key=self.forwards.__getitem__):
             k, times = self.forwards[stage], self.inputs_at[stage]
             if k < len(times) and (k == oldest or has_room):
-                if not self._fits(rank, stage, 0.0 if k == oldest else reserve):
+                if not self._fits(rank, stage, k):
                     is_blocked = is_blocked or times[k] <= now
                 elif times[k] > now:
                     soon = min(soon, times[k])
@@ -159,10 +153,15 @@ class ListScheduler:
                     found = stage
         return found, soon, is_blocked and found is None
 
-    def _fits(self, rank: int, stage: int, reserve: float) -> bool:
-        own, limit = self.facts.activation[stage], self.facts.workload.memory_limit[rank]
-        needed = self.live[rank] + own + reserve + self.growth[rank]
-        return fits(self.held[rank] + own, limit) and fits(needed, limit)
+    def _fits(self, rank: int, stage: int, k: int) -> bool:
+        """Tell whether an F fits now, and leaves enough memory to finish the oldest microbatch that waits for I."""
+        facts, limit = self.facts, self.facts.workload.memory_limit[rank]
+        amount, oldest = facts.activation[stage], min(self.gradients[s] for s in facts.own[rank])
+        if not fits(self.held[rank] + amount, limit):
+            return False
+        own = (s for s in facts.own[rank] if self.gradients[s] == oldest < self.forwards[s])
+        others = self.live[rank] - sum(facts.activation[s] for s in own)
+        return k == oldest or fits(others + amount + facts.least[rank], limit)
 
     def _start(self, rank: int, kind: ActionKind, stage: int, now: float) -> None:
         facts = self.facts

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minipipe.analysis.activations import held_memory
 from minipipe.analysis.verifier import verify
-from minipipe.analysis.workload import Objective, Workload, fits
+from minipipe.analysis.workload import Objective, Workload
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.schedule import Schedule, check_schedule
@@ -88,15 +87,15 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
     Raises
     ------
     ScheduleError
-        As :func:`evaluate`.
+        Codes ``placement``, ``missing``, ``mixed-backward`` and ``memory``, and those of :func:`minipipe.verify`.
 
     Examples
     --------
     >>> from minipipe import schedules
-    >>> check_answer(schedules.zb_h2(4, 8), Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=4))
+    >>> check_answer(schedules.zb_h2(4, 6), Costs().workload((0, 1, 2, 3), num_microbatches=8))
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [memory] Rank 0 holds 5 during 0F4; the limit of its memory is 4.
+    minipipe.errors.ScheduleError: [missing] zb-h2 has 6 microbatches; the workload has 8.
     """
     check_schedule(schedule)
     if schedule.placement != workload.placement or schedule.num_ranks != workload.num_ranks:
@@ -110,15 +109,7 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
         message = f"{schedule.title} has backwards that are not split; the workload has I and W of every stage."
         hint = "split_backward of minipipe.schedules splits them."
         raise ScheduleError.of(ScheduleCode.MIXED_BACKWARD, f"{message} {hint}")
-    _check_memory(schedule, workload)
-
-
-def _check_memory(schedule: Schedule, workload: Workload) -> None:
-    for rank, (row, limit) in enumerate(zip(schedule.actions, workload.memory_limit)):
-        for at, (action, (during, _)) in enumerate(zip(row, held_memory(row, workload.footprint))):
-            if not fits(during, limit):
-                message = f"Rank {rank} holds {during:g} during {action}; the limit of its memory is {limit:g}."
-                raise ScheduleError.of(ScheduleCode.MEMORY, message, rank, at)
+    verify(schedule, workload.memory_limit, workload.footprint)
 
 
 def _shown(placement: Sequence[int]) -> str:

@@ -35,7 +35,7 @@ def test_it_says_whether_what_it_found_is_optimal(ask):
 @pytest.mark.parametrize(
     "options, complaint",
     [
-        (["--memory-limit", 0.5], "memory_limit is 0.5 on rank 0, but one microbatch takes 1"),
+        (["--memory-limit", 0.5], "One microbatch takes 1 on rank 0, and the limit is 0.5"),
         (["--seconds", 0], "seconds is 0.0; expected a time above 0"),
         (["-o", "mine.svg"], "--output is 'mine.svg'; expected a name that ends in .csv or .txt"),
         (["--costs", "F=1:2"], "forward has 2 values for 4 stages"),
