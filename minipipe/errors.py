@@ -498,6 +498,7 @@ class ScheduleCode(StrEnum):
     # The schedule is legal and does not serve the purpose.
     FORWARD_ONLY = "forward-only"
     NO_FORMULA = "no-formula"
+    CERTIFICATE = "certificate"  # something else is claimed of it than holds
 
     @property
     def is_misuse(self) -> bool:

@@ -13,6 +13,8 @@ MOST_ACTIONS = 2**24
 MOST_STAGES = 2**12
 # Of a file or a text: the longest usual cells, "511SEND_F4095,", have 14 bytes.
 MOST_BYTES = 16 * MOST_ACTIONS
+# Characters of JSON, such as a certificate: about 9 million actions. Read, it takes some ten times as many bytes.
+MOST_JSON = 2**26
 # Of a drawing as text, 7 million for 512 ranks and 4096 microbatches; each takes about 10 bytes.
 MOST_CHARACTERS = 2**26
 # Pixels of a picture's width: viewers and converters fail beyond. An action needs about 20 for its label.

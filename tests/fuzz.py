@@ -20,9 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minipipe import Costs, Schedule, schedules, simulate, verify
+from minipipe.analysis.workload import Objective
 from minipipe.cli import main as command
 from minipipe.errors import MinipipeError
 from minipipe.schedules import Action, Program, read_schedule, schedule_of_text
+from minipipe.search.brute_force import solve_by_branch_and_bound
+from minipipe.search.certificate import read_certificate
+from minipipe.simulation.claim import Claim, check_claim
 from tests.checkpoint import forging
 
 MOST_SECONDS, MOST_GROWTH = 10.0, 1 << 30  # for one input, and in bytes for all of them
@@ -35,6 +39,7 @@ SEEDS = [
     '"0F0","0B0"',
     "F=1,I=1,W=0.5:1,latency=0.1,bandwidth=3,message_size=2,update=1",
 ]
+CERTIFICATE = solve_by_branch_and_bound(Costs(latency=0.5).workload((0, 1), 2, 2), Objective.SPAN).to_json()
 WORDS = [
     *("0F0", "0B0", "1I1", "0W0", "rank 0:", "rank", ":", ",", " ", "\n", "\r", "\r\n", "\t", "#", "(", ";", ")", '"'),
     *("OVERLAP_F_B", "UNSHARD", "frozen: ", "\ufeff", "\0", "\x1b[2J", "\u2028", "\x85", "\x1c", "\ud800"),
@@ -59,12 +64,12 @@ class Found(NamedTuple):
     peak: int  # bytes, of the process
 
 
-def text_of(number):
+def text_of(number, seeds=SEEDS):
     """Return the input of a number: random words, or a legal text with some characters changed."""
     draw = random.Random(number)
     if draw.random() < 0.4:
         return "".join(draw.choices(WORDS, k=draw.randint(0, 12)))
-    text = draw.choice(SEEDS)
+    text = draw.choice(seeds)
     for _ in range(draw.randint(1, 6)):
         first, length = draw.randint(0, len(text)), draw.choice((0, 0, 1, 2, 5, 40))
         new = draw.choice((draw.choice(WORDS), text[first : first + 9], chr(draw.randrange(0x110000)), ""))
@@ -105,6 +110,12 @@ def read_costs(number):
     simulate(schedules.gpipe(2, 2), costs)
 
 
+def read_and_check_a_certificate(number):
+    certificate, _ = read_certificate(text_of(number, [CERTIFICATE]))
+    claim = Claim(certificate.objective, certificate.value, certificate.bound, certificate.bound_by)
+    check_claim(certificate.schedule, certificate.workload, claim)
+
+
 @functools.cache
 def forge():
     folder = tempfile.TemporaryDirectory()
@@ -142,6 +153,7 @@ PARSERS = {
     "schedule_of_text": whole(schedule_of_text),
     "read_schedule": read_a_file,
     "Costs.parse": read_costs,
+    "certificate": read_and_check_a_certificate,
     "manifest": restore_a_checkpoint,
     "command line": run_command,
 }

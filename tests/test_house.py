@@ -60,8 +60,8 @@ ROOMS = {
     "coursework": {"numpy", "errors", "system_calls", "autograd", "schedules", "analysis"},
     "supervision": {"errors", "printable", "files", "system_calls"},
     "cli": {
-        *("errors", "version", "limits", "printable", "files", "schedules", "analysis", "simulation", "render"),
-        *("search", "stepper", "backend", "comm", "coursework", "supervision", "threadpoolctl"),
+        *("errors", "version", "limits", "printable", "files", "schedules", "analysis", "simulation", "search"),
+        *("render", "stepper", "backend", "comm", "coursework", "supervision", "threadpoolctl"),
     },
     "__main__": {"cli"},
     "__init__": {"lazy"},

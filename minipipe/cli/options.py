@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _RANKS = 4  # of a named schedule, by default
 
 
-def add_schedule(parser: argparse.ArgumentParser, several: bool = False) -> None:
+def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_optional: bool = False) -> None:
     """Declare the schedule of a command, or several of them."""
     help_text = "a name of `minipipe schedules`, a file, or - for stdin"
     if several:
         parser.add_argument("schedule", nargs="+", metavar="NAME|FILE", help=f"{help_text}; several above each other")
     else:
-        parser.add_argument("schedule", metavar="NAME|FILE", help=help_text)
+        parser.add_argument("schedule", nargs="?" if is_optional else None, metavar="NAME|FILE", help=help_text)
     parser.add_argument("--chunks", type=int, metavar="V", help="stages on each rank, for schedules that take several")
     parser.add_argument(
         "--group",
