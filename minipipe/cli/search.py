@@ -23,6 +23,9 @@ PLACEMENTS = {"straight": looped_placement, "v": v_placement}
 EPILOG = """The memory limit is in the unit of activation, what one microbatch holds of one
 stage; weight_activation is what it holds from I until W.
 
+A certificate has the schedule, its costs and the bound; to check it:
+minipipe check --certificate FILE.
+
 examples:
   minipipe search --ranks 4 --microbatches 8 --memory-limit 5
   minipipe search --ranks 8 --microbatches 24 --memory-limit 8 -o mine.csv \\
@@ -45,18 +48,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seconds", type=float, default=20.0, metavar="N", help="how long to search (default: 20)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: 0)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the schedule there: .csv or .txt")
+    parser.add_argument("--exact", action="store_true", help="let CP-SAT prove it in the second half of that time")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the schedule there, .csv or .txt; or its certificate, .json",
+    )
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Search, and print the figures of what was found."""
     ranks, microbatches = sizes_of(options)
     if options.output is not None and options.output.suffix not in _WRITERS:
-        message = f"--output is {str(options.output)!r}; expected a name that ends in {' or '.join(_WRITERS)}."
+        message = f"--output is {str(options.output)!r}; expected a name that ends in {', '.join(_WRITERS)}."
         raise misuse(ScheduleCode.PARAMETERS, message)
     costs = costs_of(options)
     workload = costs.workload(PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit)
-    found = find_schedule(workload, Objective(options.objective), options.seconds, options.seed)
+    found = find_schedule(workload, Objective(options.objective), options.seconds, options.seed, options.exact)
     timeline = simulate(found.schedule, costs)
     if options.output is not None:
         write_whole(options.output, _WRITERS[options.output.suffix](found))
@@ -67,7 +77,11 @@ def run(options: argparse.Namespace) -> ExitStatus:
     return ExitStatus.YES
 
 
-_WRITERS = {".csv": lambda found: found.schedule.to_csv(), ".txt": lambda found: found.schedule.to_text()}
+_WRITERS = {
+    ".csv": lambda found: found.schedule.to_csv(),
+    ".txt": lambda found: found.schedule.to_text(),
+    ".json": Certificate.to_json,
+}  # by the ending of the file
 
 
 def _data(found: Certificate, timeline: Timeline, file: Path | None) -> dict[str, Any]:
@@ -96,6 +110,6 @@ def _report(found: Certificate, timeline: Timeline, file: Path | None) -> str:
         f"peak memory by rank {peaks}",
         f"no schedule has a {found.objective} below {found.bound:g} {unit} ({found.bound_by})",
         *([str(found.schedule)] if file is None else [f"written to {file}"]),
-        "optimal: it reaches the bound" if found.gap <= 1e-9 else f"{100 * found.gap:.2f} % above the bound",
+        f"{100 * found.gap:.2f} % above the bound" if found.gap else "optimal: it reaches the bound",
     ]
     return "\n".join(lines)

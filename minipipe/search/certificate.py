@@ -11,7 +11,7 @@ from hashlib import sha256
 from math import inf, isfinite
 from typing import Any, NamedTuple, NoReturn
 
-from minipipe.analysis.workload import Objective, Workload
+from minipipe.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError
 from minipipe.limits import MOST_ACTIONS, MOST_JSON, MOST_STAGES
 from minipipe.printable import quoted
@@ -57,7 +57,8 @@ class Certificate(NamedTuple):
     @property
     def gap(self) -> float:
         """How far the value is above the bound, relative to the bound: 0 where the schedule is proved optimal."""
-        return self.value / self.bound - 1 if self.bound else 0.0
+        above = self.value / self.bound - 1 if self.bound else 0.0
+        return above if above > ROUNDING else 0.0
 
     def to_json(self) -> str:
         """Return the certificate as the text of a file.

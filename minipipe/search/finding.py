@@ -10,13 +10,18 @@ from minipipe.analysis.workload import Objective, Workload
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.printable import quoted
 from minipipe.search.certificate import Certificate
+from minipipe.search.exact import solve
 from minipipe.search.heuristic import Search
 from minipipe.search.list_scheduling import schedule_of
 from minipipe.simulation.evaluation import evaluate
 
 
 def find_schedule(
-    workload: Workload, objective: Objective = Objective.SPAN, seconds: float = 20.0, seed: int = 0
+    workload: Workload,
+    objective: Objective = Objective.SPAN,
+    seconds: float = 20.0,
+    seed: int = 0,
+    exact: bool = False,
 ) -> Certificate:
     """Return the best schedule that a heuristic search finds, with a lower bound.
 
@@ -32,6 +37,9 @@ def find_schedule(
         How long it may search. The first schedules are made even if that takes longer.
     seed : int
         Of its random numbers. Two runs of the same seconds may still differ: a slower machine tries less.
+    exact : bool
+        Whether CP-SAT takes the second half of the time, with what the first has found: to prove it, or find a better
+        one. It needs OR-tools: ``pip install 'minipipe-mpi[search]'``.
 
     Returns
     -------
@@ -42,6 +50,8 @@ def find_schedule(
     ScheduleError
         Code ``parameters``, if there is no such objective, the time is not above 0, or a limit of memory is too small
         for one microbatch.
+    ArgumentError
+        Code ``missing``, without OR-tools where ``exact`` needs it.
 
     Examples
     --------
@@ -59,9 +69,14 @@ def find_schedule(
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     objective = Objective(objective)
     bound = lower_bound(workload, objective)
-    best = Search(workload, objective, bound.value, seconds, seed).run()
+    best = Search(workload, objective, bound.value, seconds / 2 if exact else seconds, seed).run()
     schedule = schedule_of(best.run.words, workload, "found")
     value = evaluate(schedule, workload, objective)
-    return Certificate(
+    found = Certificate(
         schedule, workload, objective, value, bound.value, bound.name, best.found_by, perf_counter() - begun
     )
+    if not exact or not found.gap:
+        return found
+    proved = solve(workload, objective, max(seconds - found.seconds, 1.0), schedule)
+    proved = proved._replace(seconds=perf_counter() - begun)
+    return proved if proved.value < value else proved._replace(schedule=schedule, value=value, found_by=found.found_by)

@@ -26,6 +26,13 @@ def test_the_schedule_it_writes_is_legal(ask, tmp_path, placement, stages, endin
     assert status == 0 and f"{stages} stages" in printed
 
 
+def test_the_certificate_it_writes_is_found_right(ask, tmp_path):
+    file = tmp_path / "found.json"
+    assert ask(*QUESTION, "--memory-limit", 7, "-o", file)[0] == 0
+    status, printed, _ = ask("check", "--certificate", file)
+    assert status == 0 and "computed again" in printed
+
+
 def test_it_says_whether_what_it_found_is_optimal(ask):
     _, printed, _ = ask(*QUESTION, "--memory-limit", 7)
     assert "longest own span 24 units" in printed
@@ -37,7 +44,7 @@ def test_it_says_whether_what_it_found_is_optimal(ask):
     [
         (["--memory-limit", 0.5], "One microbatch takes 1 on rank 0, and the limit is 0.5"),
         (["--seconds", 0], "seconds is 0.0; expected a time above 0"),
-        (["-o", "mine.svg"], "--output is 'mine.svg'; expected a name that ends in .csv or .txt"),
+        (["-o", "mine.svg"], "--output is 'mine.svg'; expected a name that ends in .csv, .txt, .json"),
         (["--costs", "F=1:2"], "forward has 2 values for 4 stages"),
     ],
 )

@@ -9,6 +9,7 @@ from minipipe import Costs, schedules
 from minipipe.analysis.workload import Objective
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.search.exact import solve
+from minipipe.search.finding import find_schedule
 from minipipe.search.first_schedule import one_after_another
 from minipipe.search.whole_numbers import in_whole_numbers
 from minipipe.simulation.evaluation import costs_of, evaluate
@@ -114,3 +115,9 @@ def test_without_or_tools_it_says_how_to_install_them(monkeypatch):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ArgumentError, match=r"pip install 'minipipe-mpi\[search\]'"):
         solve(Costs().workload((0, 1), 2), MAKESPAN, seconds=1)
+
+
+def test_a_search_lets_the_solver_prove_what_no_formula_does():
+    workload = Costs().workload(STRAIGHT, 8, 3)
+    found = find_schedule(workload, Objective.MAKESPAN, 20, exact=True)
+    assert (found.value, found.bound, found.gap) == (31, 31, 0) and found.bound_by.startswith("CP-SAT")
