@@ -60,7 +60,14 @@ class Candidate(NamedTuple):
 
 
 class Search:
-    """A search for one workload and objective, until the bound is reached or the time is over."""
+    """A search for one workload and objective, until the bound is reached or the time is over.
+
+    Attributes
+    ----------
+    best : Candidate or None
+    progress : list of (float, float)
+        When something better was found, in seconds, and its value.
+    """
 
     def __init__(self, workload: Workload, objective: Objective, bound: float, seconds: float, seed: int) -> None:
         self.facts, self.objective, self.bound = Facts(workload), objective, bound
@@ -68,6 +75,7 @@ class Search:
         actions = 3 * workload.num_stages * workload.num_microbatches
         self.mean_time = sum(map(workload.work, range(workload.num_ranks))) / actions
         self.best: Candidate | None = None
+        self.progress: list[tuple[float, float]] = []
 
     def run(self) -> Candidate:
         """Run all three phases; return the best candidate."""
@@ -90,6 +98,8 @@ class Search:
     def note(self, candidate: Candidate) -> None:
         """Keep a candidate that is better than the best so far."""
         if self.best is None or (candidate.value, candidate.energy) < (self.best.value, self.best.energy):
+            if self.best is None or candidate.value < self.best.value:
+                self.progress.append((perf_counter() - self.begun, candidate.value))
             self.best = candidate
 
     def candidate(self, run: ListScheduler | TimedOrder, found_by: str, policies: tuple[Policy, ...] = ()) -> Candidate:

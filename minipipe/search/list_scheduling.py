@@ -21,7 +21,8 @@ from minipipe.schedules.placement import stages_by_rank
 from minipipe.schedules.schedule import Schedule
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
-Word = list[tuple[ActionKind, int]]  # of one rank: (kind, stage)
+Cell = tuple[ActionKind, int]  # (kind, stage)
+Word = list[Cell]  # of one rank
 
 
 class Policy(NamedTuple):
@@ -61,7 +62,10 @@ class Facts:
                 value = Value.produced_by(Action(stage, kind, 0))
                 if value is not None and 0 <= value.consumer_stage < workload.num_stages:
                     self.consumer[kind, stage] = value.consumer_stage, workload.message[value.cut]
-        self.activation, self.weight_activation, self.transient = workload.footprint
+        stages = range(workload.num_stages)
+        self.before: dict[Cell, Cell | None] = {(F, s): None for s in stages}  # by cell, the one that it needs
+        self.before.update({(kind, s): (need, s) for kind, need in ((I, F), (W, I)) for s in stages})
+        self.activation, self.weight_activation, _ = workload.footprint
         self.grows = [
             max(0.0, transient, after - before) for before, after, transient in zip(*workload.footprint)
         ]  # by stage: the memory that I takes beyond that of its F

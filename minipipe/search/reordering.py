@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from minipipe.analysis.activations import held_memory
 from minipipe.analysis.workload import fits
-from minipipe.schedules.action import ActionKind
+from minipipe.schedules.action import Action, ActionKind
 from minipipe.search.list_scheduling import Facts, Word
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
@@ -44,26 +45,15 @@ def without_delay(word: Word, position: int, random: Random) -> Word:
 
 def is_possible(word: Word, rank: int, facts: Facts) -> bool:
     """Tell whether a rank's word keeps F before I before W, and its limit of memory."""
-    limit, held = facts.workload.memory_limit[rank], 0.0
-    done = {kind: [0] * len(facts.rank_of) for kind in (F, I, W)}
-    for kind, stage in word:
-        done[kind][stage] += 1
-        before, after = facts.activation[stage], facts.weight_activation[stage]
-        if kind is F:
-            held += before
-            most = held
-        elif kind is I:
-            if done[I][stage] > done[F][stage]:
-                return False
-            most = max(held + facts.transient[stage], held - before + after)
-            held += after - before
-        else:
-            if done[W][stage] > done[I][stage]:
-                return False
-            most, held = held, held - after
-        if not fits(most, limit):
+    done = dict.fromkeys(facts.before, 0)
+    for cell in word:
+        done[cell] += 1
+        before = facts.before[cell]
+        if before is not None and done[cell] > done[before]:
             return False
-    return True
+    limit = facts.workload.memory_limit[rank]
+    levels = held_memory([Action(stage, kind, 0) for kind, stage in word], facts.workload.footprint)
+    return all(fits(during, limit) for during, _ in levels)
 
 
 class TimedOrder:
