@@ -63,7 +63,8 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="F=…,I=…",
         help="of one stage, such as F=1,I=1,W=1,latency=0; different ones F=1:2:1:1; also bandwidth, message_size, "
-        "overhead, activation, weight_activation, transient_activation, and update, between two steps",
+        "overhead, activation, weight_activation, transient_activation, and update, between two steps; cores=2, where "
+        "ranks share those of a host, and hosts=0:0:1:1, of each rank, whose messages then share links",
     )
     parser.add_argument("--sends-block", action="store_true", help="a send holds its rank until it is received")
 

@@ -21,6 +21,7 @@ update, between two steps; overhead, between two actions.
 
 examples:
   minipipe simulate 1f1b --costs F=1,I=1,W=1,latency=0.5
+  minipipe simulate 1f1b --costs cores=2
   minipipe simulate mine.csv --costs F=1:2:1:1 --sends-block --json"""
 
 

@@ -18,12 +18,14 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.placement import check_sizes, stages_by_rank
 from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.fitting import fit_costs
+from minipipe.simulation.hosts import Hosts, hosts_of
 from minipipe.simulation.timeline import Timeline
 
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation")
-_OTHERS = ("latency", "bandwidth", "message_size", "overhead", "update", *_HELD)
+_OTHERS = ("latency", "bandwidth", "message_size", "overhead", "update", *_HELD, "cores", "hosts")
+_SINGLE = ("latency", "bandwidth", "overhead")
 _NUMBERS = (*_SHORT.values(), *_OTHERS)
 ByStage = float | Sequence[float]
 
@@ -44,7 +46,7 @@ class Costs:
         have no latency between them.
     bandwidth : float
         Units of size per unit of time. A message takes its size over the bandwidth in addition to the latency.
-        Contention between messages is not modelled.
+        Messages slow each other down only where they share the link of a host, see ``hosts``.
     message_size : float or sequence of float
         By stage, the size of its activation. The gradient of the activation has the same size.
     activation : float or sequence of float
@@ -63,6 +65,13 @@ class Costs:
         Otherwise a SEND takes no time.
     unit, memory_unit : str
         The units in captions: ``"s"`` or ``"units"``, ``"bytes"`` or ``"units"``.
+    cores : float or sequence of float, optional
+        The cores of a host, or of each. An action, an overhead and an update each need one. While n of them are at work
+        on a host with fewer cores, each goes on at the rate cores / n. By default every rank has a core of its own.
+    hosts : sequence of int, optional
+        By rank, the number of its host, counted from 0. Between two hosts messages share links: each host has one out
+        and one in, with the bandwidth above, and those that share a link get max-min fair parts. The latency is not
+        shared. By default all ranks are on one host, where messages share nothing.
 
     Examples
     --------
@@ -73,6 +82,11 @@ class Costs:
     >>> schedule = schedules.one_f_one_b(4, 8)
     >>> print(f"{simulate(schedule).bubble_fraction:.0%}, {simulate(schedule, costs).bubble_fraction:.0%}")
     27%, 41%
+
+    Four ranks on two cores: no less than half of their work, 4 * 8 * 3 units.
+
+    >>> simulate(schedule).makespan, simulate(schedule, Costs(cores=2)).makespan
+    (33.0, 51.0)
     """
 
     forward: ByStage = 1.0
@@ -89,6 +103,8 @@ class Costs:
     sends_block: bool = False
     unit: str = "units"
     memory_unit: str = "units"
+    cores: float | Sequence[float] | None = None
+    hosts: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("unit", "memory_unit"):
@@ -188,7 +204,7 @@ class Costs:
                 raise ScheduleError.of(
                     ScheduleCode.COSTS, f"{quoted(item)} has no number; expected a form such as {key}=1 or {key}=1:2:3."
                 ) from None
-            if len(numbers) > 1 and name in ("latency", "bandwidth", "overhead"):
+            if len(numbers) > 1 and name in _SINGLE:
                 raise ScheduleError.of(
                     ScheduleCode.COSTS, f"{quoted(item)} has {len(numbers)} numbers; {name} is a single number."
                 )
@@ -246,6 +262,23 @@ class Costs:
         return tuple(
             latency + size / bandwidth if schedule.crosses_ranks(stage) else 0.0 for stage, size in enumerate(sizes)
         )
+
+    def hosts_of(self, schedule: ActionTable) -> Hosts | None:
+        """Return the hosts of a schedule's ranks; None, where ranks share no cores and messages no links.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, if there is not one host for each rank, or not one number of cores for each host.
+
+        Examples
+        --------
+        >>> from minipipe import schedules
+        >>> Costs(cores=2).hosts_of(schedules.gpipe(4, 8)), Costs(cores=4).hosts_of(schedules.gpipe(4, 8))
+        (Hosts(of_rank=(0, 0, 0, 0), cores=(2.0,)), None)
+        """
+        found = hosts_of(self.cores, self.hosts, schedule.num_ranks)
+        return found if found.are_shared(time - self.latency for time in self.message_times(schedule) if time) else None
 
     def memory(self, num_stages: int) -> Footprint:
         """Return, by stage, the activation memory of one microbatch.

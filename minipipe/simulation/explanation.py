@@ -138,7 +138,8 @@ class Explanation:
                 if action.kind in _SENDS:
                     arrivals[Value.carried_by(action)] = end, rank, index
                 elif (value := Value.produced_by(action)) is not None:
-                    arrivals[value] = end + self._time_in_flight(value), rank, index
+                    arrived = self._timeline.arrived.get(value, end + self._time_in_flight(value))
+                    arrivals[value] = arrived, rank, index
         for message in self._timeline.measured_messages:
             produced = Value.produced_by(message.value)
             assert produced is not None

@@ -13,34 +13,32 @@ It goes through the actions in topological order and gives each its start and en
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from math import inf
 
 from minipipe.analysis.activations import Level, memory_levels, peak_activations
-from minipipe.analysis.dependencies import Dependencies, Value
+from minipipe.analysis.dependencies import Value
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.analysis.walk import complete_walk
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.printable import quoted
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.garbage import collector_paused
 from minipipe.schedules.repeated import repeat
 from minipipe.simulation.costs import Costs
+from minipipe.simulation.fluid import Fluid
 from minipipe.simulation.span import Span, StepChange
 from minipipe.simulation.timeline import Timeline
-
-# The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
-_new_span: Callable[[tuple[Action, float, float]], Span] = partial(tuple.__new__, Span)
+from minipipe.simulation.timing import Timing, new_span
 
 
 def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, wait: bool = False) -> Timeline:
     """Predict the timeline of a schedule: each action starts once its rank is free and the value it needs is there.
 
-    Local; no messages. Exact, and linear in the number of actions. It does not model messages that slow each other
-    down, nor ranks that share a core.
+    Local; no messages. Exact, and linear in the number of actions. Where ranks share cores or links
+    (``costs.cores``, ``costs.hosts``), actions and messages take longer while they share; ``simulation/fluid.py`` has
+    the rules.
 
     Parameters
     ----------
@@ -77,11 +75,11 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     costs = costs or Costs()
     _check_legal(schedule, costs)
     whole = repeat(schedule, num_steps)
-    simulation = _Simulation(lower(schedule) if costs.sends_block else schedule, costs, num_steps)
+    hosts, step = costs.hosts_of(schedule), lower(schedule) if costs.sends_block else schedule
+    simulation = Fluid(step, costs, num_steps, hosts) if hosts is not None else _Exact(step, costs, num_steps)
     with collector_paused():
-        for step in range(num_steps):
-            simulation.run(step, wait)
-    if not max(simulation.free) < inf:
+        latest = simulation.run(wait)
+    if not latest < inf:
         raise ScheduleError.of(
             ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
         )
@@ -98,6 +96,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
         memory_unit=costs.memory_unit,
         message_times=simulation.message_times,
         sent=simulation.sent,
+        arrived=simulation.arrived,
         step_changes=tuple(map(tuple, simulation.changes)) if num_steps > 1 else (),
     )
 
@@ -152,30 +151,27 @@ def _peaks(levels: list[list[Level]]) -> tuple[float, ...]:
     return tuple(max((during for during, _ in row), default=0.0) for row in levels)
 
 
-class _Simulation:
+class _Exact(Timing):
     """Goes through a table in topological order, once for each step, and gives every action its start and end."""
 
     def __init__(self, step: ActionTable, costs: Costs, num_steps: int) -> None:
-        table = self.table = repeat(step, num_steps)
+        super().__init__(step, costs, num_steps)
         order = complete_walk(step, sends_are_buffered=not costs.sends_block).order()
         self.order = order if num_steps == 1 else list(order)
         self.num_microbatches = step.num_microbatches
-        self.updates = costs.update_times(table)
-        self.changes: list[list[StepChange]] = [[] for _ in range(table.num_ranks)]
-        self.dependencies = Dependencies(table, sends_are_buffered=not costs.sends_block)
-        self.rules = self.dependencies.rules
         self.available = [0.0] * self.dependencies.num_events  # by event: when others can use what it completes
-        self.durations = costs.durations(table.num_stages)
-        self.message_times = costs.message_times(table)
-        self.overhead, self.sends_block = float(costs.overhead), costs.sends_block
-        self.spans: list[list[Span]] = [[] for _ in range(table.num_ranks)]
-        self.free = [0.0] * table.num_ranks
-        self.sent: dict[Value, tuple[float, int, int]] = {}  # as in Timeline
+        self.free = [0.0] * self.table.num_ranks
         self.reached: dict[Action, float] = {}  # by SEND: when the first half of a message was reached, if sends block
 
-    def run(self, step: int, wait: bool) -> None:
-        if step:
-            self.change_step(wait)
+    def run(self, wait: bool) -> float:
+        """Run all steps, and return the latest end; between two of them ranks wait for the loss, or do not."""
+        for step in range(self.num_steps):
+            if step:
+                self.change_step(wait)
+            self.run_step(step)
+        return max(self.free)
+
+    def run_step(self, step: int) -> None:
         free, available, plan, first = self.free, self.available, self.plan(), step * self.num_microbatches
         append = [row.append for row in self.spans]
         between = [0.0] * self.table.num_ranks  # before a rank's next action
@@ -194,7 +190,7 @@ class _Simulation:
             if completes >= 0:  # [4]
                 available[completes + k] = end + in_flight
             between[rank] = self.overhead
-            append[rank](_new_span((action, start, end)))
+            append[rank](new_span((action, start, end)))
 
     def change_step(self, wait: bool) -> None:
         """Let every rank update its parameters; those that wait, once the rank of the last stage has ended the step."""
@@ -203,22 +199,6 @@ class _Simulation:
             after = last if wait and ends[last] > end else rank
             self.free[rank] = ends[after] + self.updates[rank]
             self.changes[rank].append(StepChange(ends[after], self.free[rank], after))
-
-    def plan(self) -> dict[ActionKind, list[tuple[int, float, int, float]]]:
-        """Return, by kind of computation and stage: the event it awaits, its time, its event, its time in flight."""
-        return {
-            kind: [
-                (rule.awaits, duration, rule.completes, self.time_in_flight(stage, kind))
-                for stage, (rule, duration) in enumerate(zip(self.rules[kind], self.durations[kind]))
-            ]
-            for kind in self.durations
-            if kind in self.rules
-        }
-
-    def time_in_flight(self, stage: int, kind: ActionKind) -> float:
-        """Return how long the value of an action travels to its consumer, if not by a SEND of its own."""
-        value = Value.produced_by(Action(stage, kind, 0))
-        return self.message_times[value.cut] if value is not None and self.dependencies.exists(value) else 0.0
 
     def pass_message(self, rank: int, action: Action) -> None:
         """Come to a SEND or RECV. Where sends block, the later half of the two lets the message pass."""

@@ -37,6 +37,8 @@ class Timeline:
     sent : dict of Value to (float, int, int)
         For values with a SEND of their own: the arrival time, the sending rank, and the index of that rank's last span
         before the SEND.
+    arrived : dict of Value to float
+        The arrival times of messages that may have shared a link or a core.
     memory : tuple of tuple of float or None
         ``memory[rank][i]`` is the memory of the activations held after span ``i`` of the rank, if known.
     memory_during : tuple of tuple of float or None
@@ -74,6 +76,7 @@ class Timeline:
     measured_messages: tuple[Message, ...] = ()
     is_measured: bool = False
     step_changes: tuple[tuple[StepChange, ...], ...] = ()
+    arrived: dict[Value, float] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for text in ("name", "unit", "memory_unit", "note"):  # the name may be that of a file
