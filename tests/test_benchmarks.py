@@ -52,6 +52,7 @@ BY_RANKS = [
         ["safetensors save", "restore", "stall of a background save"],
     ),
     ("transport.py", ["--rounds", "1", "--largest", "65536"], ["minipipe", "65536"]),
+    ("prediction.py", ["--width", "8", "--layers", "4", "--steps", "1", "--rounds", "1"], ["zb-v", "median error"]),
 ]
 
 

@@ -50,7 +50,7 @@ ROOMS = {
     },
     "profiling": {
         *BOTH,
-        *("autograd", "tensor", "batch", "schedules", "analysis", "simulation", "render", "partition"),
+        *("job", "autograd", "tensor", "batch", "schedules", "analysis", "simulation", "render", "partition"),
     },
     "diagnosis": {*BOTH, "autograd", "tensor", "pytree", "batch", "schedules"},
     "checkpoint": {*BOTH, "safetensors", "files", "printable", "agreement"},

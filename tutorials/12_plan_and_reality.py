@@ -313,14 +313,36 @@ else:
 # worth knowing, too. The usual reasons are:
 #
 # - **Ranks share a core.** If a rank loses its core in the middle of an action, the action seems to take longer. The
-#   timeline cannot tell the difference, and `Costs.measured` takes it at face value. With more ranks than cores,
-#   measured times say little about a machine that has enough.
+#   timeline cannot tell the difference, and `Costs.measured` takes it at face value. `pipeline.measure_costs` looks at
+#   another clock, which counts only while the rank has a core; see below.
 # - **Thread ranks share the interpreter.** Large matrix products run in parallel; everything else takes turns. That is
 #   why timelines of thread ranks carry a note, and why you measure with processes.
 # - **Something else is running.** Use the median of several steps, or the fastest, and say which.
 # - **Messages.** `Costs.measured` estimates a latency from the messages that a rank had to wait for. But the simulator
 #   lets any number of messages overlap, while real messages share a link, and copying them takes processor time.
+#   (`Costs(hosts=(0, 0, 1, 1))` says which ranks are on which host; between hosts, messages then share the links.)
 # - **The first step.** Memory is allocated, and libraries initialise. Never measure it.
+#
+# ## More ranks than cores
+#
+# Four ranks on a laptop with two cores are the usual case when you learn, and `Costs(cores=2)` predicts it: while n
+# ranks are at work, each goes on at the rate 2 / n, or 1 if n is smaller. While two ranks work, both have full speed;
+# once all four are busy, an action takes twice its time. So the picture has actions of different lengths, though all
+# forwards have the same cost.
+
+# %%
+crowded = simulate(replace(schedules.one_f_one_b(4, M), name="1f1b, two cores"), Costs(cores=2))
+roomy = simulate(replace(schedules.one_f_one_b(4, M), name="1f1b, four cores"))
+render.show(crowded, roomy)
+print(f"four ranks: {crowded.makespan:.0f} units on two cores, {roomy.makespan:.0f} on four")
+assert (crowded.makespan, roomy.makespan) == (51, 33)
+assert crowded.makespan >= 4 * M * 3 / 2  # all the work, on two cores that never rest
+
+# %% [markdown]
+# Two cores could do the work of 96 units in 48, so only 3 units are lost here: a bubble costs little when another rank
+# has a use for the core. A measured pipeline loses more, for ranks that wait look for their messages now and then, and
+# the system does not move a rank to an idle core at once. So where ranks outnumber cores, `pipeline.measure_costs`
+# measures how long each action had a core, and fits `costs.cores`, the cores that the ranks got.
 #
 # `mpirun -n 4 python tutorials/train.py --trace step.html` draws the last step of a real training run, measured above
 # predicted, as a page that you can step through.

@@ -820,6 +820,10 @@ class Pipeline:
         rank. It runs this pipeline's own schedule, every backward in its two halves so that I and W are timed apart;
         if it is forward only, nothing is known of a backward, and its times are 0.
 
+        Where a host has more ranks than cores, an action's cost is the time for which its thread had a core, and
+        ``cores`` says how much of the cores the ranks got, as the measured steps tell: less than there are, since
+        waiting ranks look for their messages. On several hosts ``hosts`` is there, too.
+
         Parameters
         ----------
         inputs : array of shape (samples, ...)

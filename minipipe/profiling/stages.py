@@ -15,6 +15,7 @@ from minipipe.pipeline.consistency import part_of
 from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.record import Record, gather_timeline
+from minipipe.profiling.core_times import CoreTimedExecutor, costs_on_shared_cores, crowded_hosts
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.program import Program
@@ -74,7 +75,7 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
     """Run a batch several times, with each backward in halves; return the costs that were measured.
 
     Collective; leaves no gradients, and changes no parameter. Parameters are those of :func:`measure_memory`, and the
-    number of steps after one that is not measured.
+    number of steps after one that is not measured. Where ranks share cores, ``core_times.py`` says what is measured.
 
     Raises
     ------
@@ -83,13 +84,21 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
     """
     if not isinstance(num_steps, int) or num_steps < 1:
         raise ArgumentError("value", f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
-    executor, timelines = make_executor(lower(split_backward(program.schedule))), []
+    executor, timelines, times = make_executor(lower(split_backward(program.schedule))), [], []
+    hosts = crowded_hosts(executor.group)
+    if hosts is not None:
+        executor = CoreTimedExecutor(executor)
     for _ in range(num_steps + 1):
         executor.group.barrier()
         record = _run_without_trace(executor, batch)
         timelines.append(gather_timeline(executor.group, [record], executor.program))
+        if isinstance(executor, CoreTimedExecutor):
+            times.append(executor.gather())
+    costs = Costs.measured(*timelines[1:])
+    if hosts is not None:
+        costs = costs_on_shared_cores(costs, hosts, executor.program, timelines[1:], times[1:])
     memory = measure_memory(make_executor, program, batch)
-    return replace(Costs.measured(*timelines[1:]), **memory._asdict(), memory_unit="bytes")
+    return replace(costs, **memory._asdict(), memory_unit="bytes")
 
 
 def _run_without_trace(executor: Executor, batch: Batch) -> Record:
