@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from time import thread_time
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -41,13 +42,17 @@ _ROUNDS = 30  # of bisection: more than the times are worth
 Step = Callable[[Batch], None]
 
 
-def crowded_hosts(group: ProcessGroup) -> Hosts | None:
+def crowded_hosts(group: ProcessGroup, xp: ModuleType) -> Hosts | None:
     """Return the hosts of all ranks, if one of them has more ranks than cores; otherwise None. Collective.
 
     Parameters
     ----------
     group : ProcessGroup
+    xp : module
+        The array module that computes. On a GPU it is not the cores that actions share: None.
     """
+    if xp.__name__ == "cupy":
+        return None
     told = np.zeros(_NAME + _MOST_CORES, np.uint8)
     name = socket.gethostname().encode()[:_NAME]
     told[: len(name)] = list(name)

@@ -85,7 +85,7 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
     if not isinstance(num_steps, int) or num_steps < 1:
         raise ArgumentError("value", f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
     executor, timelines, times = make_executor(lower(split_backward(program.schedule))), [], []
-    hosts = crowded_hosts(executor.group)
+    hosts = crowded_hosts(executor.group, executor.xp)
     if hosts is not None:
         executor = CoreTimedExecutor(executor)
     for _ in range(num_steps + 1):

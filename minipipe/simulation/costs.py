@@ -302,6 +302,8 @@ class Costs:
     ) -> Workload:
         """Return what the ranks have to do for a batch: the question that a schedule answers.
 
+        A workload knows no hosts: each rank has a core of its own, and each message a link.
+
         Parameters
         ----------
         placement : sequence of int

@@ -3,8 +3,8 @@
 Each rank goes through its row; the tags are those of ``simulator.py``. An action, an overhead and an update need a
 core. While more of them are at work on a host than it has cores, all of them get the same part of one::
 
-    two ranks, one core     rank 0   |---- 0F0 ----|0F1|      0F0 and 1F0 take 1 each, and run at rate 1/2
-                            rank 1   |---- 1F0 ----|          until both end; then 0F1 has the core to itself
+    two ranks, one core     rank 0   |0F0|---- 0F1 ----|        0F1 and 1F0 take 1 each, and run at rate 1/2
+                            rank 1       |---- 1F0 ----|1F1|    until both end; then 1F1 has the core to itself
 
 Each host has a clock of its own, which goes at the rate of its actions: work of 1 that begins at 3 on that clock ends
 at 4, however often the rate changes meanwhile. So only the earliest end of each host has to be known.
@@ -43,18 +43,17 @@ class Fluid(Timing):
         self.step_ended = self.dependencies.num_events  # and the numbers after it: the last stage's rank ended a step
         self.happened = bytearray(self.step_ended + num_steps)  # by event
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by event, the ranks that wait for it
-        self.ready = deque(range(self.table.num_ranks))
+        self.ready, self.num_over = deque(range(self.table.num_ranks)), 0  # ranks that can go on, that are at their end
         self.timers: list[tuple[float, int, Then]] = []
         self.serial = count()  # of timers: those of one moment keep their order
 
     def run(self, wait: bool) -> float:
-        """Run all steps, and return the latest end: infinite, if a time is."""
+        """Run all steps, and return the latest end: infinite, if no number can hold the time of an event."""
         going = [self.steps(rank, wait) for rank in range(self.table.num_ranks)]
-        left = len(going)
         while self.ready or self.advance():
             while self.ready:
-                left -= next(going[self.ready.popleft()], self) is self
-        return inf if left else self.now
+                next(going[self.ready.popleft()], None)
+        return self.now if self.num_over == len(going) else inf
 
     # -- a rank: each of these may wait ------------------------------------------------------------------------------
 
@@ -81,6 +80,7 @@ class Fluid(Timing):
                 append(new_span((action, start, self.now)))
                 if completes >= 0:
                     self.hand_over(action, completes + k, in_flight)  # [4]
+        self.num_over += 1
 
     def change_step(self, rank: int, step: int, wait: bool) -> Waits:
         """Update the parameters; if the rank waits, once the rank of the last stage has ended the step."""

@@ -38,7 +38,7 @@ class Timeline:
         For values with a SEND of their own: the arrival time, the sending rank, and the index of that rank's last span
         before the SEND.
     arrived : dict of Value to float
-        The arrival times of messages that may have shared a link or a core.
+        When messages arrived in a simulation in which something is shared; empty otherwise.
     memory : tuple of tuple of float or None
         ``memory[rank][i]`` is the memory of the activations held after span ``i`` of the rank, if known.
     memory_during : tuple of tuple of float or None
