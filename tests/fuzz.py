@@ -47,7 +47,8 @@ WORDS = [
     *("F=", "latency=", "bandwidth=0", ":", "F=1:2", "1" * 400, "(" * 500, "," * 2000, "0F0," * 2000, "\n" * 2000),
 ]  # fmt: skip
 ARGUMENTS = [
-    *("show", "check", "simulate", "step", "schedules", "--ranks", "--microbatches", "--chunks", "--group", "--freeze"),
+    *("show", "check", "simulate", "step", "schedules", "sweep", "--ranks", "--microbatches", "--chunks", "--group"),
+    *("--freeze", "--schedules"),
     *("--steps", "--costs", "--format", "--width", "--font-size", "--messages", "--json", "--memory-limit", "--at"),
     *("--title", "--no-legend", "--sends-block", "--wait", "--all", "--from", "--to", "--help", "--version", "--"),
     *("1f1b", "gpipe", "zb-v", "interleaved-1f1b", "csv", "svg", "html", "text", "perfetto", "rows", "0", "1", "2"),

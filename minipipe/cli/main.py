@@ -1,4 +1,4 @@
-"""The command line: ``minipipe schedules | show | check | simulate | search | step | run | coursework | grade | info``.
+"""The command line: ``minipipe VERB``, with the verbs of ``VERBS``, such as ``schedules``, ``show`` and ``check``.
 
 Each verb prints its result last, with ``--json`` for machines. A verb is a module of this room with the functions
 ``add_options(parser)`` and ``run(options)``, and with the end of its help as ``EPILOG``. It is imported when it is
@@ -26,6 +26,7 @@ _MOST = 500  # characters of a complaint about an argument
 
 VERBS = {
     "schedules": "list the named schedules, with time, bubble, memory and what each one trades",
+    "sweep": "write their figures for many sizes and costs, as CSV or JSON",
     "show": "draw a schedule, or write it so that it can be read again",
     "check": "say whether a schedule is legal, and if not, which action on which rank, and why",
     "simulate": "time a schedule: makespan, bubble, idle time by cause, peak memory of each rank",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from minipipe.analysis.activations import Footprint
     from minipipe.simulation.costs import Costs
 
-_RANKS = 4  # of a named schedule, by default
+NUM_RANKS = 4  # of a named schedule, by default
 
 
 def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_optional: bool = False) -> None:
@@ -52,7 +52,7 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
     """Declare the sizes of named schedules."""
-    parser.add_argument("--ranks", type=int, metavar="P", help=f"how many, for a named one (default: {_RANKS})")
+    parser.add_argument("--ranks", type=int, metavar="P", help=f"how many, for a named one (default: {NUM_RANKS})")
     parser.add_argument("--microbatches", type=int, metavar="M", help=f"how many (default: {NUM_MICROBATCHES})")
 
 
@@ -93,12 +93,25 @@ def _number(text: str) -> float:
 
 
 def _stages(text: str) -> list[int]:
+    return _numbers(text, "names no stages; expected their numbers, such as 0,1")
+
+
+def counts(text: str) -> list[int]:
+    """Return several counts of a command line.
+
+    Examples
+    --------
+    >>> counts("2,4,8")
+    [2, 4, 8]
+    """
+    return _numbers(text, "has no counts; expected whole numbers, such as 4 or 2,4,8")
+
+
+def _numbers(text: str, complaint: str) -> list[int]:
     try:
-        return [int(stage) for stage in text.split(",")]
+        return [int(number) for number in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{quoted(text)} names no stages; expected their numbers, such as 0,1"
-        ) from None
+        raise argparse.ArgumentTypeError(f"{quoted(text)} {complaint}") from None
 
 
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
@@ -167,7 +180,7 @@ def schedules_of(given: Sequence[str], options: argparse.Namespace) -> list[Sche
 
 def sizes_of(options: argparse.Namespace) -> tuple[int, int]:
     """Return the numbers of ranks and microbatches."""
-    ranks = _RANKS if options.ranks is None else options.ranks
+    ranks = NUM_RANKS if options.ranks is None else options.ranks
     return ranks, NUM_MICROBATCHES if options.microbatches is None else options.microbatches
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from minipipe.analysis.lowering import lower
     from minipipe.analysis.tick_grid import tick_grid
     from minipipe.analysis.verifier import verify
-    from minipipe.simulation.comparison import table
+    from minipipe.simulation.comparison import sweep, table
     from minipipe.simulation.costs import Costs
     from minipipe.simulation.explanation import explain
     from minipipe.simulation.greedy import greedy
@@ -44,7 +44,7 @@ __getattr__ = names_on_demand(
         "minipipe.analysis.lowering": ["lower"],
         "minipipe.analysis.tick_grid": ["tick_grid"],
         "minipipe.analysis.verifier": ["verify"],
-        "minipipe.simulation.comparison": ["table"],
+        "minipipe.simulation.comparison": ["sweep", "table"],
         "minipipe.simulation.costs": ["Costs"],
         "minipipe.simulation.explanation": ["explain"],
         "minipipe.simulation.greedy": ["greedy"],
@@ -93,6 +93,7 @@ __all__ = [
     "sequential",
     "simulate",
     "split_backward",
+    "sweep",
     "table",
     "theory",
     "tick_grid",

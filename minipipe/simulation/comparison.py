@@ -1,14 +1,17 @@
-"""The named schedules side by side: time, bubble and memory of each."""
+"""The named schedules side by side: time, bubble and memory of each, for one choice of sizes and costs or for many."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from itertools import product
 from numbers import Real
+from types import MappingProxyType
 from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.printable import quoted
 from minipipe.schedules.placement import check_sizes
-from minipipe.schedules.registry import REGISTRY, TRADES, build
+from minipipe.schedules.registry import REGISTRY, TRADES, build, builder_of
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import check_costs, simulate
 
@@ -68,10 +71,81 @@ def table(
     return [row for row in rows if row["error"] is None and row["peak"] <= memory_limit]
 
 
-def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs) -> dict[str, Any]:
+_UNIT_COSTS = MappingProxyType({"": Costs()})
+
+
+def sweep(
+    num_ranks: Iterable[int],
+    num_microbatches: Iterable[int],
+    schedules: Iterable[str] = tuple(REGISTRY),
+    chunks_per_rank: Iterable[int | None] = (None,),
+    costs: Mapping[str, Costs] = _UNIT_COSTS,
+) -> list[dict[str, Any]]:
+    """Return a row of :func:`table` for every combination of sizes, schedules, chunks and costs.
+
+    Parameters
+    ----------
+    num_ranks, num_microbatches : iterable of int
+    schedules : iterable of str
+        Names of ``REGISTRY``; by default all.
+    chunks_per_rank : iterable of (int or None)
+        Stages on each rank; None is the default of each schedule.
+    costs : mapping of str to Costs
+        By a name of your choice, each as for :func:`table`. By default one, whose name is empty: F, I and W take one
+        unit each.
+
+    Returns
+    -------
+    list of dict
+        The keys of :func:`table`, and first ``costs``, the name of the costs. Schedules vary fastest, then chunks,
+        microbatches, ranks and costs. Where sizes or costs do not fit, ``error`` says why, and the figures are None.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``unknown``, for a schedule; ``parameters`` and ``too-large``, for a count that fits no combination, and
+        where there is nothing to combine; ``costs``, for what is no Costs.
+
+    Examples
+    --------
+    >>> rows = sweep([2, 4], [8, 16], ["1f1b", "v-half"], costs={"near": Costs(), "far": Costs(latency=1)})
+    >>> len(rows), [(row["costs"], row["schedule"], row["makespan"]) for row in rows[-2:]]
+    (16, [('far', '1f1b', 85.0), ('far', 'v-half', 101.5)])
+    """
+    ranks, microbatches = _values("num_ranks", num_ranks), _values("num_microbatches", num_microbatches)
+    names, chunks = _values("schedules", schedules), _values("chunks_per_rank", chunks_per_rank)
+    for given in ranks:
+        check_sizes(given, 1)
+    for given in microbatches:
+        check_sizes(1, given)
+    for given in chunks:
+        check_sizes(1, 1, 1 if given is None else given)
+    for name in names:
+        builder_of(name)  # which refuses an unknown one
+    if not isinstance(costs, Mapping):
+        message = f"costs is {quoted(costs)}; expected a mapping, such as {{'near': Costs(), 'far': Costs(latency=1)}}."
+        raise ScheduleError.of(ScheduleCode.COSTS, message)
+    for own in costs.values():
+        check_costs(own)
+    combinations = product(_values("costs", costs), ranks, microbatches, chunks, names)
+    return [{"costs": label, **_row(name, p, m, costs[label], v)} for label, p, m, v, name in combinations]
+
+
+def _values(name: str, given: Iterable[Any]) -> list[Any]:
+    values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    if not values:
+        message = f"{name} is {quoted(given)}; expected at least one value, in a list."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    return values
+
+
+def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs, given: int | None = None) -> dict[str, Any]:
+    """Return the row of a schedule with as many chunks as are given, or its default number of them."""
     row: dict[str, Any] = {"schedule": name, "num_ranks": num_ranks, **dict.fromkeys(_KEYS), "trades": TRADES[name]}
+    row |= {"num_microbatches": num_microbatches, "chunks_per_rank": given}
     try:
-        schedule = build(name, num_ranks, num_microbatches)
+        costs.durations(num_ranks)  # which refuses costs by stage that are not as many as ranks
+        schedule = build(name, num_ranks, num_microbatches, given)
         chunks = schedule.num_stages // num_ranks
         summary = simulate(schedule, costs.cut(chunks)).summary()
     except ScheduleError as error:
@@ -82,7 +156,6 @@ def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs) -> dict
     return {
         **row,
         "num_stages": schedule.num_stages,
-        "num_microbatches": num_microbatches,
         "chunks_per_rank": chunks,
         **{key: summary[key] for key in ("makespan", "bubble_fraction", "bubble_over_ideal", "span_bubble_rate")},
         "peak": max(peaks),

@@ -81,10 +81,12 @@ def test_another_ending_is_refused_and_nothing_is_written(ending, ask, tmp_path)
     assert not path.exists()
 
 
-@pytest.mark.parametrize("verb", ["show", "check", "simulate", "step", "schedules", "grade", "coursework", "info"])
+@pytest.mark.parametrize(
+    "verb", ["show", "check", "simulate", "step", "schedules", "sweep", "grade", "coursework", "info"]
+)
 def test_a_wrong_option_prints_the_usage_of_its_verb(verb, ask):
     """The story: it printed the usage of minipipe, which says nothing about the verb."""
-    status, out, err = ask(verb, *(["x"] if verb not in ("schedules", "info") else []), "--no-such-option")
+    status, out, err = ask(verb, *(["x"] if verb not in ("schedules", "sweep", "info") else []), "--no-such-option")
     assert (status, out) == (2, "")
     assert err.startswith(f"usage: minipipe {verb} ") and "unrecognized arguments: --no-such-option" in err
 

@@ -3,13 +3,15 @@
 import csv
 import io
 import json
+from itertools import product
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate
 from minipipe.errors import ScheduleError
-from minipipe.schedules import explain, table, theory
+from minipipe.schedules import explain, sweep, table, theory
 from tests.strategies import examples, named_schedules
 
 PLAIN = (str, int, float, list, type(None), bool)
@@ -74,6 +76,61 @@ def test_a_comparison_keeps_to_its_memory_limit_and_says_what_does_not_fit():
         table(4, 8, "F=1")
     with pytest.raises(ScheduleError, match="num_ranks is 0"):
         table(0, 8)
+
+
+@examples(20)
+@given(
+    *(st.lists(st.integers(1, 4), min_size=1, max_size=2, unique=True) for _ in range(2)),
+    st.lists(st.sampled_from(list(schedules.REGISTRY)), min_size=1, max_size=4, unique=True),
+    st.lists(st.sampled_from([Costs(), Costs(latency=1), Costs([1, 2])]), min_size=1, max_size=3, unique_by=id),
+)
+def test_a_sweep_has_the_rows_of_all_its_tables(ranks, microbatches, names, costs):
+    by_name = {f"costs {i}": own for i, own in enumerate(costs)}
+    expected = []
+    for label, p, m in product(by_name, ranks, microbatches):
+        try:
+            rows = {row["schedule"]: row for row in table(p, m, by_name[label])}
+            expected += [{"costs": label, **rows[name]} for name in names]
+        except ScheduleError as error:  # the costs do not fit the number of ranks
+            expected += [(label, name, p, m, error.problems[0].message) for name in names]
+    found = sweep(ranks, microbatches, names, costs=by_name)
+    sizes = ("costs", "schedule", "num_ranks", "num_microbatches", "error")
+    assert expected == [
+        row if isinstance(wanted, dict) else tuple(row[key] for key in sizes) for row, wanted in zip(found, expected)
+    ]
+    assert len(found) == len(expected) and len({tuple(row) for row in found}) == 1
+
+
+def test_a_sweep_goes_over_chunks_and_says_which_do_not_fit():
+    rows = sweep([4], [8], ["1f1b", "zb-v"], chunks_per_rank=[1, 2])
+    assert [(row["chunks_per_rank"], row["schedule"], row["makespan"]) for row in rows] == [
+        (1, "1f1b", 33),
+        (1, "zb-v", None),
+        (2, "1f1b", 33),
+        (2, "zb-v", 25.5),
+    ]
+    assert rows[1]["error"] == "chunks_per_rank is 1; zb-v is V-shaped, with exactly 2 chunks on each rank."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (((2,), (4,), ("1f2b",)), "unknown", "did you mean 1f1b?"),
+        (((2, 0), (4,)), "parameters", "num_ranks is 0; expected a whole number"),
+        (((2,), (4, 0.5)), "parameters", "num_microbatches is 0.5; expected a whole number"),
+        (((2,), (4,), ("1f1b",), (0,)), "parameters", "chunks_per_rank is 0; expected a whole number"),
+        (((10**9,), (4,)), "too-large", "the limits are"),
+        ((2, (4,)), "parameters", "num_ranks is 2; expected at least one value, in a list"),
+        (((2,), ()), "parameters", "num_microbatches is (); expected at least one value"),
+        (((2,), (4,), "1f1b"), "parameters", "schedules is '1f1b'; expected at least one value, in a list"),
+        (((2,), (4,), ("1f1b",), (None,), Costs()), "costs", "expected a mapping, such as"),
+        (((2,), (4,), ("1f1b",), (None,), {"far": 1}), "costs", "costs is 1; expected Costs"),
+    ],
+)
+def test_a_sweep_refuses_what_fits_no_combination(arguments, code, words):
+    with pytest.raises(ScheduleError) as caught:
+        sweep(*arguments)
+    assert caught.value.code == code and words in str(caught.value)
 
 
 def test_an_illegal_schedule_is_not_timed():
