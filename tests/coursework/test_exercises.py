@@ -1,5 +1,7 @@
 """Every exercise: its solution passes, its stub gets nothing, and every wrong answer fails."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -97,6 +99,42 @@ def least(level):
     return max(bounds)
 
 
+def least_of_all(level):
+    """Return the shortest makespan of all schedules, and how many states a search of them all meets.
+
+    For stages and actions that take one unit each, and without latency. A rank gains nothing by waiting when an action
+    is ready: move its next action of that kind to now, and everything else stays possible. (An F that is moved forward
+    takes memory earlier, but there was room, and no other F lies between.) So all ranks step unit by unit, and a state
+    is what each of them has done: the numbers of its F, I and W.
+    """
+    assert level.costs == Costs()
+    ranks, all_done = range(level.num_ranks), (level.num_microbatches,) * 3
+
+    def choices(state, rank):
+        f, i, w = state[rank]
+        has_input = rank == 0 or state[rank - 1][0] > f
+        has_gradient = rank == ranks[-1] or state[rank + 1][1] > i
+        if f < level.num_microbatches and f - w < level.memory_limit and has_input:
+            yield f + 1, i, w
+        if i < f and has_gradient:
+            yield f, i + 1, w
+        if w < i:
+            yield f, i, w + 1
+
+    states, time, met = {((0, 0, 0),) * level.num_ranks}, 0, 0
+    while (all_done,) * level.num_ranks not in states:
+        steps = ([list(choices(state, rank)) or [state[rank]] for rank in ranks] for state in states)
+        states, time = {state for options in steps for state in product(*options)}, time + 1
+        met += len(states)
+    return time, met
+
+
+@pytest.mark.parametrize(("memory_limit", "makespan"), [(1, 72), (2, 41), (3, 31), (4, 27), (5, 27)])
+def test_the_search_of_all_schedules_agrees_with_what_a_solver_has_proved(memory_limit, makespan):
+    level = LEVELS[5]._replace(memory_limit=memory_limit)
+    assert least_of_all(level)[0] == makespan
+
+
 @by_level
 def test_the_par_of_a_level_is_reached_by_a_legal_schedule_within_its_memory(number):
     level, text = LEVELS[number], getattr(load(PUZZLE.name, PUZZLE.solution), f"level_{number}")()
@@ -110,6 +148,8 @@ def test_the_par_of_a_level_is_reached_by_a_legal_schedule_within_its_memory(num
 def test_the_par_of_the_first_levels_cannot_be_beaten_and_no_named_schedule_has_it(number):
     level = LEVELS[number]
     assert (least(level) == level.par) == (number <= 3)
+    if number == 5:
+        assert least_of_all(level) == (level.par, 3391) and least(level) == 27
     for name in ("1f1b", "zb-h1", "eager-1f1b"):
         schedule = schedules.build(name, level.num_ranks, level.num_microbatches)
         if max(schedules.peak_activations(schedule)) <= level.memory_limit:

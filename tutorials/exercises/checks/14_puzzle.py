@@ -22,6 +22,7 @@ LEVELS = {
     2: Level(3, 5, Costs([2, 2, 1], [1, 2, 2], [2, 2, 1]), 3, 32),
     3: Level(3, 5, Costs([1, 2, 1], [1, 2, 1], [2, 2, 1], latency=1), 3, 32),
     4: Level(4, 6, Costs([1, 2, 1, 1], [1, 2, 1, 2], 1, latency=1), 4, 39),
+    5: Level(4, 8, Costs(), 3, 31),
 }
 
 
@@ -128,6 +129,28 @@ def test_level_4_is_par(task):
     check(task, 4, LEVELS[4].par)
 
 
+def test_level_5_is_legal_and_no_slower_than_1f1b(task):
+    """Level 5, first point: legal, at most 3 pairs held, no more than the 33 units of 1F1B, which holds 4."""
+    check(task, 5, as_fast_as_1f1b(5))
+
+
+def test_level_5_is_near_par(task):
+    """Level 5, second point: at least halfway from 1F1B to par.
+
+    Hint: a pair is held until its W. When memory is full, which W makes room for the next F soonest?
+    """
+    check(task, 5, near_par(5))
+
+
+def test_level_5_is_par(task):
+    """Level 5, third point: 31 units, the least that there is.
+
+    Hint: a greedy schedule, which prefers an I to an F, takes 33. Sometimes the F is more urgent: the ranks after this
+    one have nothing else to do.
+    """
+    check(task, 5, LEVELS[5].par)
+
+
 # HIDDEN
 def check_training(task, number):
     """Run one step of a small network on thread ranks with the schedule, and compare with one process."""
@@ -162,6 +185,11 @@ def test_levels_3_and_4_train(task):
     check_training(task, 4)
 
 
+def test_level_5_trains(task):
+    """The same for the one with the least memory."""
+    check_training(task, 5)
+
+
 WRONG_ANSWERS = [
     (
         "1F1B as in the paper, made for equal stages",
@@ -184,6 +212,11 @@ WRONG_ANSWERS = [
         "    from minipipe import Costs, schedules\n\n"
         "    costs = Costs([1, 2, 1, 1], [1, 2, 1, 2], 1, latency=1)\n"
         '    return schedules.greedy(6, costs, range(4), 4, "IFW").to_text()\n',
+    ),
+    (
+        "1F1B, which is as fast as was asked, but holds a microbatch too many",
+        '    """Return the rows for 4 equal ranks, which hold one microbatch less than 1F1B does."""\n',
+        "    from minipipe import schedules\n\n    return schedules.one_f_one_b(4, 8).to_text()\n",
     ),
     (
         "two actions swapped to fill a gap: rank 1 then waits for a gradient that waits for rank 1",
