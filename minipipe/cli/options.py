@@ -50,10 +50,12 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     parser.add_argument("--ignore-sharding", action="store_true", help="leave out UNSHARD, RESHARD and REDUCE_GRAD")
 
 
-def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Declare the sizes of named schedules."""
+def add_sizes(parser: argparse.ArgumentParser, several_batches: bool = False) -> None:
+    """Declare the sizes of named schedules, perhaps with several numbers of microbatches."""
     parser.add_argument("--ranks", type=int, metavar="P", help=f"how many, for a named one (default: {NUM_RANKS})")
-    parser.add_argument("--microbatches", type=int, metavar="M", help=f"how many (default: {NUM_MICROBATCHES})")
+    kind, letters = (counts, "M,…") if several_batches else (int, "M")
+    help_text = f"how many (default: {NUM_MICROBATCHES})"
+    parser.add_argument("--microbatches", type=kind, metavar=letters, help=help_text)
 
 
 def add_costs(parser: argparse.ArgumentParser) -> None:

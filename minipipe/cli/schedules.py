@@ -1,14 +1,19 @@
-"""``minipipe schedules``: the table of named schedules."""
+"""``minipipe schedules``: the table of named schedules, or a picture of time against memory."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
 
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.cli.options import add_costs, add_memory_limit, add_sizes, costs_of, sizes_of
+from minipipe.cli.options import NUM_RANKS, add_costs, add_memory_limit, add_sizes, costs_of, misuse, sizes_of
+from minipipe.errors import ScheduleCode
 from minipipe.printable import printable
 from minipipe.render.table import text_table
+from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.simulation import comparison
 
 _NOTE = """
@@ -21,13 +26,29 @@ rank 0 holds the first stage and the last."""
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_sizes(parser)
+    add_sizes(parser, several_batches=True)
     add_costs(parser)
     add_memory_limit(parser, "microbatches, each counted for all layers of its rank, that")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw bubble over peak memory, as .svg, .png or .pdf; --microbatches M,…",
+    )
+    parser.add_argument(
+        "--search", type=float, metavar="SECONDS", help="with --plot: look so long, altogether, for better schedules"
+    )
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
-    """Print what each named schedule costs and trades."""
+    """Print what each named schedule costs and trades, or draw it."""
+    batches = options.microbatches or [NUM_MICROBATCHES]
+    if options.plot is not None:
+        return _plot(batches, options)
+    if len(batches) > 1 or options.search is not None:
+        given = "--search" if options.search is not None else "a list of --microbatches"
+        raise misuse(ScheduleCode.PARAMETERS, f"{given} is for a picture, --plot FILE; `minipipe sweep` has tables.")
+    (options.microbatches,) = batches
     ranks, microbatches = sizes_of(options)
     rows = comparison.table(ranks, microbatches, costs_of(options), options.memory_limit)
     status = ExitStatus.YES if rows else ExitStatus.NO
@@ -35,9 +56,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         print(json.dumps(rows))
         return status
     limit = "" if options.memory_limit is None else f", at most {options.memory_limit:g} held"
-    print(
-        f"{ranks} ranks, {microbatches} microbatches, {printable(options.costs) or 'F, I and W one unit each'}{limit}\n"
-    )
+    print(f"{ranks} ranks, {microbatches} microbatches, {_costs_in_words(options)}{limit}\n")
     if not rows:
         print(f"No named schedule holds at most {options.memory_limit:g} microbatches on each rank.")
         return status
@@ -51,3 +70,24 @@ def run(options: argparse.Namespace) -> ExitStatus:
     print(text_table(cells, right=(1, 2, 3, 4)))
     print(_NOTE)
     return status
+
+
+def _costs_in_words(options: argparse.Namespace) -> str:
+    return printable(options.costs) or "F, I and W one unit each"
+
+
+def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
+    """Draw the schedules."""
+    from minipipe.cli.plot import check_plot, write_plot
+
+    if options.memory_limit is not None:
+        message = "--memory-limit is for the table; a picture has all limits. Leave it out."
+        raise misuse(ScheduleCode.PARAMETERS, message)
+    if options.search is not None and not 0 < options.search < inf:
+        raise misuse(ScheduleCode.PARAMETERS, f"--search is {options.search:g}; expected seconds, above 0.")
+    check_plot(options.plot)
+    ranks = NUM_RANKS if options.ranks is None else options.ranks
+    write_plot(options.plot, ranks, batches, costs_of(options), [_costs_in_words(options)], options.search)
+    wrote = str(options.plot)
+    print(json.dumps({"wrote": wrote}) if options.json else f"wrote {printable(wrote)}")
+    return ExitStatus.YES

@@ -10,13 +10,22 @@ from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.printable import quoted
-from minipipe.schedules.placement import check_sizes
+from minipipe.schedules.placement import check_sizes, looped_placement, neighbouring_placement, v_placement
 from minipipe.schedules.registry import REGISTRY, TRADES, build, builder_of
+from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import check_costs, simulate
 
 _KEYS = (
-    *("num_stages", "num_microbatches", "chunks_per_rank", "makespan", "bubble_fraction", "bubble_over_ideal"),
+    *(
+        "num_stages",
+        "num_microbatches",
+        "chunks_per_rank",
+        "placement",
+        "makespan",
+        "bubble_fraction",
+        "bubble_over_ideal",
+    ),
     *("span_bubble_rate", "peak", "peak_activations", "peak_memory", "is_reproducible", "trades", "error"),
 )
 
@@ -42,9 +51,9 @@ def table(
     -------
     list of dict
         The same keys in each: ``schedule``, ``num_ranks``, ``num_stages``, ``num_microbatches``, ``chunks_per_rank``,
-        ``makespan``, ``bubble_fraction``, ``bubble_over_ideal``, ``span_bubble_rate``, ``peak`` (of all ranks),
-        ``peak_activations`` and ``peak_memory`` (by rank), ``is_reproducible``, ``trades`` and ``error``. Where these
-        sizes do not fit a schedule, ``error`` says why, and the figures are None.
+        ``placement``, ``makespan``, ``bubble_fraction``, ``bubble_over_ideal``, ``span_bubble_rate``, ``peak`` (of all
+        ranks), ``peak_activations`` and ``peak_memory`` (by rank), ``is_reproducible``, ``trades`` and ``error``. Where
+        these sizes do not fit a schedule, ``error`` says why, and the figures are None.
 
     Raises
     ------
@@ -145,21 +154,52 @@ def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs, given: 
     row |= {"num_microbatches": num_microbatches, "chunks_per_rank": given}
     try:
         costs.durations(num_ranks)  # which refuses costs by stage that are not as many as ranks
-        schedule = build(name, num_ranks, num_microbatches, given)
-        chunks = schedule.num_stages // num_ranks
-        summary = simulate(schedule, costs.cut(chunks)).summary()
+        return row | figures(build(name, num_ranks, num_microbatches, given), costs)
     except ScheduleError as error:
         if not error.problems[0].code.is_misuse:
             raise
         return {**row, "error": error.problems[0].message}
+
+
+def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
+    """Return the figures of a schedule, as in :func:`table`, under the costs of each rank's whole share.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        With equally many stages on each rank.
+    costs : Costs
+
+    Raises
+    ------
+    ScheduleError
+        Code ``costs``, for costs of another number of stages; the verifier's codes, for a schedule that is not legal.
+
+    Examples
+    --------
+    >>> figures(build("v-half", 4, 8), Costs())["peak"]
+    3.0
+    """
+    chunks = schedule.num_stages // schedule.num_ranks
+    summary = simulate(schedule, costs.cut(chunks)).summary()
     peaks = [peak / chunks for peak in summary["peak_activations"]]
     return {
-        **row,
         "num_stages": schedule.num_stages,
         "chunks_per_rank": chunks,
+        "placement": _shape(schedule, chunks),
         **{key: summary[key] for key in ("makespan", "bubble_fraction", "bubble_over_ideal", "span_bubble_rate")},
         "peak": max(peaks),
         "peak_activations": peaks,
         "peak_memory": summary["peak_memory"],
         "is_reproducible": schedule.is_reproducible,
     }
+
+
+def _shape(schedule: Schedule, chunks: int) -> str:
+    """Return the name of a placement: ``"straight"``, ``"looped"``, ``"V"`` or, for all others, ``"other"``."""
+    shapes = {
+        "straight": neighbouring_placement(schedule.num_ranks, chunks),
+        "looped": looped_placement(schedule.num_ranks, chunks),
+        "V": v_placement(schedule.num_ranks),
+    }
+    return next((name for name, placement in shapes.items() if placement == schedule.placement), "other")

@@ -5,7 +5,9 @@ import pytest
 from minipipe import schedules
 from minipipe.render import draw_svg
 from minipipe.render.palette import DARK, FILL, LIGHT
+from minipipe.render.svg.tradeoff import draw_tradeoff
 from minipipe.schedules.action import ActionKind
+from minipipe.simulation.tradeoff import Choice, Tradeoff
 
 # Texts that reach out of the picture, and pairs of texts that overlap.
 MISPLACED = """() => {
@@ -51,6 +53,21 @@ def test_a_picture_is_complete_and_legible(open_page, name, size):
     assert extent[0] == 960 and extent[1] > 100
     assert page.evaluate("document.querySelectorAll('text').length") > 10
     assert page.evaluate(MISPLACED) == []
+
+
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_bubble_over_peak_memory_is_complete_and_legible(open_page, num_ranks):
+    batches = [Tradeoff(num_ranks, m, named_choices(num_ranks, m), {}) for m in (8, 24)]
+    page = open_page(draw_tradeoff(*batches, notes=["a note"]), ending="svg")
+    assert page.evaluate("document.querySelectorAll('text').length") > 40
+    assert page.evaluate(MISPLACED) == []
+
+
+def named_choices(num_ranks, num_microbatches):
+    rows = schedules.table(num_ranks, num_microbatches)
+    return tuple(
+        Choice(row["schedule"], row["placement"], row["peak"], row["bubble_fraction"], row["makespan"]) for row in rows
+    )
 
 
 def test_misplaced_text_is_noticed(open_page):

@@ -1,11 +1,14 @@
 """``minipipe show``: several schedules in one drawing, the options of pictures, and files of every ending."""
 
 import json
+import re
 
 import pytest
 
 from minipipe import Costs, render, schedules, simulate
 from minipipe.cli import main
+from minipipe.render.svg.tradeoff import draw_tradeoff
+from minipipe.simulation.tradeoff import tradeoff
 
 THREE = ("gpipe", "1f1b", "zb-h1")
 
@@ -94,3 +97,50 @@ def test_a_wrong_option_prints_the_usage_of_its_verb(verb, ask):
 def test_json_of_several_is_a_list(ask):
     one, several = (json.loads(ask("show", *names, "--json")[1]) for names in (THREE[:1], THREE))
     assert several[0] == one and [entry["schedule"] for entry in several] == list(THREE)
+
+
+# -- bubble over peak memory -------------------------------------------------------------------------------------------
+
+
+def test_a_plot_has_a_panel_for_each_number_of_microbatches(ask, tmp_path):
+    path, costs = tmp_path / "pareto.svg", Costs(latency=0.5)
+    answer = ask("schedules", "--plot", path, "--ranks", 3, "--microbatches", "4,8", "--costs", "latency=0.5")
+    assert answer == (0, f"wrote {path}\n", "")
+    assert path.read_text() == draw_tradeoff(tradeoff(3, 4, costs), tradeoff(3, 8, costs), notes=["latency=0.5"])
+    assert json.loads(ask("schedules", "--plot", path, "--json")[1]) == {"wrote": str(path)}
+    assert path.read_text() == draw_tradeoff(tradeoff(4, 8), notes=["F, I and W one unit each"])
+
+
+def test_a_plot_with_a_search_has_more_points_and_no_worse_front(ask, tmp_path):
+    path = tmp_path / "pareto.svg"
+    assert ask("schedules", "--plot", path, "--ranks", 2, "--microbatches", 4, "--search", 0.5)[0] == 0
+    found = re.findall(r"<title>found: bubble (.+?) %, peak (.+?) microbatches.*?search</title>", path.read_text())
+    assert len(found) == 4  # straight and over a V, with memory for one and for two
+    for choice in tradeoff(2, 4).choices:
+        assert any(float(bubble) <= 100 * choice.bubble + 0.05 for bubble, _ in found)
+
+
+@pytest.mark.parametrize("ending", ["png", "pdf"])
+def test_a_plot_is_written_as_png_and_pdf(ending, ask, tmp_path):
+    pytest.importorskip("cairosvg", reason="needs CairoSVG, and with it Cairo", exc_type=(ImportError, OSError))
+    path = tmp_path / f"pareto.{ending}"
+    assert ask("schedules", "--plot", path)[0] == 0
+    assert path.read_bytes().startswith({"png": b"\x89PNG", "pdf": b"%PDF"}[ending])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--plot", "a.html"], "'a.html' ends in .html; expected .svg, .png or .pdf"),
+        (["--plot", "no-ending"], "ends in nothing; expected .svg"),
+        (["--plot", "a.svg", "--memory-limit", "4"], "--memory-limit is for the table; a picture has all limits"),
+        (["--plot", "a.svg", "--search", "0"], "--search is 0; expected seconds, above 0"),
+        (["--plot", "a.svg", "--ranks", "1"], "num_ranks is 1; expected at least 2"),
+        (["--plot", "no/such/folder.svg"], "'no/such/folder.svg' cannot be written"),
+        (["--search", "3"], "--search is for a picture, --plot FILE"),
+        (["--microbatches", "4,8"], "a list of --microbatches is for a picture, --plot FILE; `minipipe sweep`"),
+    ],
+)
+def test_a_plot_that_is_wrong_is_refused(arguments, words, ask):
+    status, out, err = ask("schedules", *arguments)
+    assert (status, out) == (2, "") and words in err

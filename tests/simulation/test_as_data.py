@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minipipe import Costs, schedules, simulate
 from minipipe.errors import ScheduleError
 from minipipe.schedules import explain, sweep, table, theory
-from tests.strategies import examples, named_schedules
+from tests.strategies import OVER_A_V, examples, named_schedules
 
 PLAIN = (str, int, float, list, type(None), bool)
 
@@ -99,6 +99,15 @@ def test_a_sweep_has_the_rows_of_all_its_tables(ranks, microbatches, names, cost
         row if isinstance(wanted, dict) else tuple(row[key] for key in sizes) for row, wanted in zip(found, expected)
     ]
     assert len(found) == len(expected) and len({tuple(row) for row in found}) == 1
+
+
+def test_a_comparison_names_the_placement():
+    placements = {row["schedule"]: row["placement"] for row in table(4, 8)}
+    assert {name for name, placement in placements.items() if placement == "V"} == set(OVER_A_V)
+    looped = {name for name, placement in placements.items() if placement == "looped"}
+    assert looped == {"interleaved-1f1b", "looped-bfs", "interleaved-zb"}
+    assert placements["1f1b"] == sweep([4], [8], ["1f1b"], [2])[0]["placement"] == "straight"
+    assert {row["placement"] for row in table(1, 2)} == {"straight"}
 
 
 def test_a_sweep_goes_over_chunks_and_says_which_do_not_fit():

@@ -27,7 +27,7 @@ def draw_png(*drawn: ActionTable | Timeline, **options: Any) -> bytes:
     ArgumentError
         Code ``value``: when CairoSVG is missing.
     """
-    return _cairosvg(".png").svg2png(draw_svg(*drawn, **options).encode(), scale=_PNG_SCALE)
+    return png_of(draw_svg(*drawn, **options))
 
 
 def draw_pdf(*drawn: ActionTable | Timeline, **options: Any) -> bytes:
@@ -44,7 +44,17 @@ def draw_pdf(*drawn: ActionTable | Timeline, **options: Any) -> bytes:
     ArgumentError
         Code ``value``: when CairoSVG is missing.
     """
-    return _cairosvg(".pdf").svg2pdf(draw_svg(*drawn, **options).encode())
+    return pdf_of(draw_svg(*drawn, **options))
+
+
+def png_of(svg: str) -> bytes:
+    """Return an SVG as PNG, with two pixels for each of its pixels; raise as :func:`draw_png` does."""
+    return _cairosvg(".png").svg2png(svg.encode(), scale=_PNG_SCALE)
+
+
+def pdf_of(svg: str) -> bytes:
+    """Return an SVG as a PDF of one page; raise as :func:`draw_pdf` does."""
+    return _cairosvg(".pdf").svg2pdf(svg.encode())
 
 
 def check_converter(given: str) -> None:

@@ -32,21 +32,26 @@ class Legend:
     Parameters
     ----------
     letters : Letters
+
+    Attributes
+    ----------
+    width, height : int
+        Of the picture of an entry, in pixels.
     """
 
     def __init__(self, letters: Letters) -> None:
         self._letters = letters
-        self._width, self._height = letters.scaled(_WIDTH), letters.scaled(_HEIGHT)
+        self.width, self.height = letters.scaled(_WIDTH), letters.scaled(_HEIGHT)
 
     def kinds(self, boxes: Iterable[tuple[ActionKind, int]]) -> Iterator[Entry]:
         """Yield the kinds of action, each with the shades of its chunks."""
         boxes = set(boxes)
         for kind in (kind for kind in ActionKind if any(kind is other for other, _ in boxes)):
             chunks = sorted(chunk for other, chunk in boxes if other is kind)
-            width = self._width / len(chunks)
+            width = self.width / len(chunks)
             shades = (
                 f'<rect {box_paint(kind, chunk)} x="{number(i * width)}" width="{number(width)}" '
-                f'height="{self._height}"/>'
+                f'height="{self.height}"/>'
                 for i, chunk in enumerate(chunks)
             )
             yield Entry("".join(shades), f"{kind} {KIND_NAMES[kind]}")
@@ -56,13 +61,13 @@ class Legend:
     def idle(self, causes: Iterable[IdleCause]) -> Iterator[Entry]:
         """Yield the causes of idle time, each with its hatching."""
         for cause in causes:
-            slot = f'<rect {paint("slot")} width="{self._width}" height="{self._height}"/>'
-            hatch = f'<path {paint("hatch")} d="{hatch_path(0, self._width, self._height, cause)}"/>'
+            slot = f'<rect {paint("slot")} width="{self.width}" height="{self.height}"/>'
+            hatch = f'<path {paint("hatch")} d="{hatch_path(0, self.width, self.height, cause)}"/>'
             yield Entry(slot + hatch, f"idle, {cause}")
 
     def step(self) -> Entry:
         """Return the entry of the lines between training steps."""
-        return Entry(f'<path {paint("step")} d="M{self._width / 2} 0V{self._height}"/>', "the rank begins another step")
+        return Entry(f'<path {paint("step")} d="M{self.width / 2} 0V{self.height}"/>', "the rank begins another step")
 
     def runs(self) -> Entry:
         """Return the entry of the bands that merge many short actions."""
@@ -70,7 +75,7 @@ class Legend:
 
     def strip(self, is_memory: bool, has_recomputation: bool) -> Entry:
         """Return the entry of the strips under the ranks."""
-        right, bottom = self._width, self._height
+        right, bottom = self.width, self.height
         steps = ((0.25, 0.6), (0.5, 0.3), (0.75, 0.1), (1.0, 0.6))
         outline = "".join(f"V{number(y * bottom)}H{number(x * right)}" for x, y in steps)
         path = f"M0 {bottom}{outline}V{bottom}"
@@ -80,10 +85,10 @@ class Legend:
     def arrows(self, ways: Iterable[str], has_late_receipts: bool) -> Iterator[Entry]:
         """Yield the two kinds of message, ``"forward"`` and ``"backward"``, and the limit of measured arrows."""
         texts = {"forward": "activation sent", "backward": "gradient sent"}
-        middle, head = self._height / 2, self._letters.size / 2
+        middle, head = self.height / 2, self._letters.size / 2
         for way in ways:
-            shaft = f'<path {paint(way)} d="M0 {number(middle)}H{self._width}"/>'
-            tip = f'<path {paint(f"{way}-head")} d="{arrow_head(self._width, middle, head, 0)}"/>'
+            shaft = f'<path {paint(way)} d="M0 {number(middle)}H{self.width}"/>'
+            tip = f'<path {paint(f"{way}-head")} d="{arrow_head(self.width, middle, head, 0)}"/>'
             yield Entry(shaft + tip, texts[way])
         if has_late_receipts:
             yield Entry("", LATE_RECEIPTS)
@@ -92,7 +97,7 @@ class Legend:
         """Draw entries side by side, in as many lines as they need; return them and their lower edge."""
         letters, drawn, x, y = self._letters, [], left, top
         for picture, text in entries:
-            indent = self._width + letters.scaled(6) if picture else 0
+            indent = self.width + letters.scaled(6) if picture else 0
             lines = wrapped(text, letters.wrapping_size("key"), right - left - indent)
             width = indent + max(letters.width("key", line) for line in lines)
             if x > left and (x + width > right or len(lines) > 1):
@@ -100,7 +105,7 @@ class Legend:
             words = "".join(letters.draw("key", indent, self._baseline(row), line) for row, line in enumerate(lines))
             drawn.append(f'<g transform="translate({number(x)} {number(y)})">{picture}{words}</g>')
             x, y = x + width + letters.scaled(_GAP), y + (len(lines) - 1) * letters.scaled(_LINE)
-        return drawn, y + self._height
+        return drawn, y + self.height
 
     def _baseline(self, row: int) -> float:
-        return self._height / 2 + 0.35 * self._letters.size_of("key") + row * self._letters.scaled(_LINE)
+        return self.height / 2 + 0.35 * self._letters.size_of("key") + row * self._letters.scaled(_LINE)

@@ -31,6 +31,9 @@ _ROLES = {
     "tick": _Role(_SMALL, 'text-anchor="middle"'),
     "peak": _Role(_SMALL),
     "key": _Role(_SMALL),
+    "choice": _Role(_SMALL),
+    "choice-left": _Role(_SMALL, 'text-anchor="end"'),
+    "reading": _Role(_SMALL, 'text-anchor="end"'),
 }
 
 

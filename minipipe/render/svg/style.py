@@ -49,6 +49,15 @@ _PAINT = {
     "forward": _Paint("stroke", "message", f'{_LINE} stroke-width="1.1"'),
     "backward": _Paint("stroke", "gradient", f'{_LINE} stroke-width="1.1"'),
     "forward-head": _Paint("fill", "message", 'pointer-events="none"'),
+    "choice": _Paint("fill", "ink"),
+    "choice-left": _Paint("fill", "ink"),
+    "reading": _Paint("fill", "muted"),
+    "straight": _Paint("stroke", "message", _LINE),
+    "looped": _Paint("stroke", "memory_edge", _LINE),
+    "V": _Paint("stroke", "gradient", _LINE),
+    "other": _Paint("stroke", "ink", _LINE),
+    "front": _Paint("stroke", "ink", f'{_LINE} stroke-width="1.2"'),
+    "leader": _Paint("stroke", "memory_edge", f'{_LINE} stroke-width=".7"'),
     "backward-head": _Paint("fill", "gradient", 'pointer-events="none"'),
 }
 

@@ -1,0 +1,73 @@
+"""The picture of ``minipipe schedules --plot``: bubble over peak memory, with bounds and with what a search finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from math import ceil
+from pathlib import Path
+
+from minipipe.analysis.workload import Objective, Workload
+from minipipe.cli.options import misuse
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.files import write_whole
+from minipipe.printable import printable, quoted
+from minipipe.render.svg.convert import check_converter, pdf_of, png_of
+from minipipe.render.svg.tradeoff import draw_tradeoff
+from minipipe.simulation.costs import Costs
+from minipipe.simulation.tradeoff import PLACEMENTS, Choice, Tradeoff, searched_choice, tradeoff
+
+_CONVERTED: dict[str, Callable[[str], bytes]] = {".png": png_of, ".pdf": pdf_of}
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a file that no picture can be written to, before anything is computed.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+    """
+    ending = path.suffix.lower()
+    if ending != ".svg" and ending not in _CONVERTED:
+        given = printable(ending[:20]) or "nothing"
+        message = f"{quoted(str(path), 200)} ends in {given}; expected .svg, .png or .pdf."
+        raise misuse(ScheduleCode.PARAMETERS, message)
+    if ending in _CONVERTED:
+        try:
+            check_converter(str(path))
+        except ValueError as error:
+            raise misuse(ScheduleCode.PARAMETERS, str(error)) from None
+
+
+def write_plot(
+    path: Path, num_ranks: int, batches: Sequence[int], costs: Costs, notes: Sequence[str], seconds: float | None
+) -> None:
+    """Draw a panel for each number of microbatches, and search for better schedules if there are seconds for it."""
+    drawn = [tradeoff(num_ranks, num_microbatches, costs) for num_microbatches in batches]
+    if seconds is not None:
+        share = seconds / max(1, sum(len(list(_questions(of_batch, costs))) for of_batch in drawn))
+        drawn = [of_batch._replace(choices=(*of_batch.choices, *_found(of_batch, costs, share))) for of_batch in drawn]
+    svg = draw_tradeoff(*drawn, notes=notes)
+    ending = path.suffix.lower()
+    write_whole(path, _CONVERTED[ending](svg) if ending in _CONVERTED else svg)
+
+
+def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[Choice]:
+    """Yield what a search finds, looking so long for each placement and limit of memory."""
+    from minipipe.search.finding import find_schedule
+
+    for workload in _questions(of_batch, costs):
+        with suppress(ScheduleError):  # not even one microbatch fits
+            yield searched_choice(find_schedule(workload, Objective.MAKESPAN, seconds).schedule, costs)
+
+
+def _questions(of_batch: Tradeoff, costs: Costs) -> Iterator[Workload]:
+    """Yield a workload for memory of one microbatch, two, and so on, as long as more lowers the bound."""
+    share = max(costs.memory(of_batch.num_ranks).activation)
+    for name, corners in of_batch.bounds.items():
+        placement = PLACEMENTS[name](of_batch.num_ranks)
+        own = costs.cut(len(placement) // of_batch.num_ranks)
+        most = max((memory for memory, _ in corners), default=0.0)
+        for count in range(1, 1 + ceil(most / share)):
+            yield own.workload(placement, of_batch.num_microbatches, count * share)

@@ -1,0 +1,251 @@
+"""Bubble over peak memory as a picture: schedules as points, the best of them, and bounds that none can beat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
+from zlib import crc32
+
+from minipipe.errors import ArgumentError
+from minipipe.limits import MOST_PIXELS
+from minipipe.printable import quoted
+from minipipe.render.lettering import escaped, note_lines, number, wrapped
+from minipipe.render.svg.callouts import Box, Callout, place_names
+from minipipe.render.svg.legend import Entry, Legend
+from minipipe.render.svg.letters import DEFAULT_SIZE, Letters
+from minipipe.render.svg.log_axis import LogAxis
+from minipipe.render.svg.style import FONT_FAMILY, paint, style_sheet
+from minipipe.simulation.tradeoff import Choice, Tradeoff, pareto_front
+
+_LEAST_WIDTH = 480  # pixels
+_HEIGHT = 300  # of a panel
+_MARGIN = 18
+_LEAST_BUBBLE = 1e-3  # a smaller one is drawn there: a logarithmic axis has no 0
+_RADIUS = 4.5  # of a mark
+_GAP = 8  # from the middle of a mark to its name
+_DASHES = {"straight": "6 3", "V": "2 2.5"}
+_SHAPES = {"straight": "straight placement", "looped": "looped placement", "V": "a V", "other": "another placement"}
+
+
+def draw_tradeoff(
+    *drawn: Tradeoff, width: int = 960, title: str | None = "Bubble over peak memory", notes: Sequence[str] = ()
+) -> str:
+    """Draw bubble over peak memory as SVG, a panel above the other for each number of microbatches, on common axes.
+
+    Parameters
+    ----------
+    *drawn : Tradeoff
+    width : int
+        In pixels, at least 480.
+    title : str, optional
+    notes : sequence of str
+        Lines under the title, such as the costs.
+
+    Returns
+    -------
+    str
+        An SVG document without scripts or references, for light and dark grounds. Points have tooltips. Both axes are
+        logarithmic; a bubble of less than 0.1 % is drawn there.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``: for ``notes`` that are one string. Code ``value``: when there is nothing to draw, or the width is
+        out of range.
+
+    Examples
+    --------
+    >>> from minipipe.simulation.tradeoff import Choice, Tradeoff
+    >>> choices = (Choice("1f1b", "straight", 4.0, 0.27, 33.0), Choice("zb-v", "V", 4.0, 0.06, 25.5))
+    >>> picture = draw_tradeoff(Tradeoff(4, 8, choices, {"straight": ((1.0, 0.67), (4.0, 0.11))}))
+    >>> picture[:4], picture.count("<title>zb-v: bubble 6.0 %, peak 4 microbatches, makespan 25.5</title>")
+    ('<svg', 1)
+    """
+    if not drawn:
+        raise ArgumentError("value", "There is nothing to draw; expected at least one Tradeoff.")
+    if not _LEAST_WIDTH <= width <= MOST_PIXELS:
+        message = f"width is {quoted(width)}; expected {_LEAST_WIDTH} to {MOST_PIXELS} pixels."
+        raise ArgumentError("value", message)
+    return _Page(drawn, width, title, note_lines(notes)).drawn()
+
+
+class _Page:
+    """The page of a drawing; ``left`` and ``right`` are the edges of its panels."""
+
+    def __init__(self, drawn: Sequence[Tradeoff], width: int, title: str | None, notes: Sequence[str]) -> None:
+        self.drawn_of, self.width, self.title, self.notes = drawn, width, title, notes
+        self.letters = Letters(DEFAULT_SIZE)
+        self.left, self.right = _MARGIN + 52, width - _MARGIN
+        choices = [choice for of_batch in drawn for choice in of_batch.choices]
+        corners = [corner for of_batch in drawn for curve in of_batch.bounds.values() for corner in curve]
+        memory = [*(choice.memory for choice in choices), *(amount for amount, _ in corners)]
+        bubbles = [*(choice.bubble for choice in choices), *(bubble for _, bubble in corners)]
+        self.x = LogAxis.over(memory, self.left, self.right)
+        self.y = LogAxis.over(bubbles, _HEIGHT, 0, floor=_LEAST_BUBBLE)
+
+    def drawn(self) -> str:
+        """Return the whole document."""
+        body, y = self._head()
+        for of_batch in self.drawn_of:
+            line = f"{of_batch.num_ranks} ranks, {of_batch.num_microbatches} microbatches"
+            body.append(self.letters.draw("name", _MARGIN, y + 14, line))
+            body.append(f'<g transform="translate(0 {number(y + 28)})">{"".join(self._panel(of_batch))}</g>')
+            y += 28 + _HEIGHT + 34
+        unit = "microbatches" if all(t.counts_microbatches for t in self.drawn_of) else "the memory unit of the costs"
+        words = f"peak of the fullest rank, in {unit}"
+        body.append(self.letters.draw("tick", (self.left + self.right) / 2, y + 4, words))
+        legend = Legend(self.letters)
+        parts, bottom = legend.draw(list(self._entries(legend)), self.left, self.right, y + 22)
+        return self._document("".join([*body, *parts]), math.ceil(bottom + _MARGIN))
+
+    def _head(self) -> tuple[list[str], float]:
+        parts, y = [], float(_MARGIN)
+        for role, words in [("title", self.title or ""), *(("fact", line) for line in self.notes)]:
+            room = self.width - 2 * _MARGIN
+            for line in filter(None, wrapped(words, self.letters.wrapping_size(role), room)):
+                y += self.letters.line(role)
+                parts.append(self.letters.draw(role, _MARGIN, y - 6, line))
+        return parts, y + 8
+
+    # -- a panel ------------------------------------------------------------------------------------------------
+
+    def _panel(self, of_batch: Tradeoff) -> Iterator[str]:
+        """Yield a panel whose upper edge is at 0: first what lies below."""
+        yield from self._grid()
+        bounds = {name: self._steps(corners) for name, corners in of_batch.bounds.items()}
+        for name, steps in bounds.items():
+            yield _line(name, _path(steps))
+        front = self._steps([(choice.memory, choice.bubble) for choice in pareto_front(of_batch.choices)])
+        yield _line("front", _path(front))
+        lines = [_around(*ends) for steps in (*bounds.values(), front) for ends in pairwise(steps)]
+        yield from self._names(of_batch.choices, lines)
+        for choice in of_batch.choices:
+            x, y = self._point(choice)
+            title = f"<title>{escaped(_described(choice, of_batch.counts_microbatches))}</title>"
+            yield f'<g transform="translate({number(x)} {number(y)})">{title}{_mark(choice)}</g>'
+
+    def _point(self, choice: Choice) -> tuple[float, float]:
+        return self.x.at(choice.memory), self.y.at(choice.bubble)
+
+    def _grid(self) -> Iterator[str]:
+        """Yield the lines of round amounts, with the amounts beside them, and what they are upwards."""
+        memory, bubbles = self.x.powers_of_two(), self.y.round_amounts()
+        lines = [f"M{number(self.x.at(amount))} 0V{_HEIGHT}" for amount in memory]
+        lines += [f"M{number(self.left)} {number(self.y.at(bubble))}H{number(self.right)}" for bubble in bubbles]
+        yield f'<path {paint("grid")} d="{"".join(lines)}M{number(self.left)} 0V{_HEIGHT}H{number(self.right)}"/>'
+        for amount in memory:
+            yield self.letters.draw("tick", self.x.at(amount), _HEIGHT + 15, f"{amount:g}")
+        for bubble in bubbles:
+            yield self.letters.draw("reading", self.left - 7, self.y.at(bubble) + 4, f"{100 * bubble:g} %")
+        words = self.letters.draw("tick", 0, 0, "bubble, of all rank time")
+        yield f'<g transform="translate({_MARGIN} {_HEIGHT / 2:g}) rotate(-90)">{words}</g>'
+
+    def _steps(self, corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+        """Return the points of a curve of steps through its corners: from the upper edge, and on to the right edge."""
+        points, y = [], 0.0
+        for memory, bubble in corners:
+            x = self.x.at(memory)
+            points += [(x, y), (x, y := self.y.at(bubble))]
+        return [*points, (float(self.right), y)] if points else []
+
+    def _names(self, choices: Iterable[Choice], lines: Sequence[Box]) -> Iterator[str]:
+        """Yield the names of the named schedules; those at one point have one label."""
+        shown = sorted(choices, key=lambda choice: (self._point(choice), choice.name))
+        labels: list[tuple[tuple[float, float], str]] = []
+        for point, alike in groupby(shown, self._point):
+            labels.append((point, ", ".join(choice.name for choice in alike if not choice.is_searched)))
+        widths = [self.letters.width("choice", words) if words else 0.0 for _, words in labels]
+        page, line = Box(self.left, 0, self.right, _HEIGHT), 1.15 * self.letters.size_of("choice")
+        places = place_names([point for point, _ in labels], widths, line, _GAP, page, lines)
+        for (point, words), callout in zip(labels, places):
+            if words and callout is not None:
+                yield self._name(point, words, callout)
+
+    def _name(self, point: tuple[float, float], words: str, callout: Callout) -> str:
+        box, (near, middle) = callout.box, callout.near_end
+        leader = _line("leader", _path(_between(point, callout.near_end))) if callout.rows else ""
+        ground = f'<rect {paint("ground")} fill-opacity=".8" x="{number(box.left)}" y="{number(box.top)}" '
+        ground += f'width="{number(box.right - box.left)}" height="{number(box.bottom - box.top)}"/>'
+        role = "choice-left" if callout.is_left else "choice"
+        return leader + ground + self.letters.draw(role, near, middle + 0.36 * self.letters.size_of(role), words)
+
+    # -- legend and document ------------------------------------------------------------------------------------
+
+    def _entries(self, legend: Legend) -> Iterator[Entry]:
+        """Yield an entry of the legend for everything that occurs."""
+        choices = [choice for of_batch in self.drawn_of for choice in of_batch.choices]
+        middle = f"translate({number(legend.width / 2)} {number(legend.height / 2)})"
+        for shape in (shape for shape in _SHAPES if any(choice.placement == shape for choice in choices)):
+            mark = _mark(Choice("", shape, 1.0, 1.0, 1.0))
+            yield Entry(f'<g transform="{middle}">{mark}</g>', _SHAPES[shape])
+        if any(choice.is_searched for choice in choices):
+            mark = _mark(Choice("", "other", 1.0, 1.0, 1.0, is_searched=True))
+            yield Entry(f'<g transform="{middle}">{mark}</g>', "found by search, in the colour of its placement")
+        line = f"M0 {number(legend.height / 2)}H{legend.width}"
+        yield Entry(_line("front", line), "the best of these (Pareto front)")
+        for name in (name for name in _DASHES if any(of_batch.bounds.get(name) for of_batch in self.drawn_of)):
+            yield Entry(_line(name, line), f"bound for {_SHAPES[name]}: no schedule is below")
+
+    def _document(self, body: str, height: int) -> str:
+        name, width = f"minipipe-{crc32(body.encode()):08x}", self.width
+        described = " ".join(
+            f"{t.num_ranks} ranks, {t.num_microbatches} microbatches: "
+            + "; ".join(_described(choice, t.counts_microbatches) for choice in t.choices)
+            + "."
+            for t in self.drawn_of
+        )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" role="img" '
+            f'aria-labelledby="{name}-title {name}-description" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}" font-family="{FONT_FAMILY}" font-size="{number(self.letters.size)}">'
+            f'<title id="{name}-title">{escaped(self.title or "Bubble over peak memory")}</title>'
+            f'<desc id="{name}-description">{escaped(" ".join([described, *self.notes]))}</desc>'
+            f"<style>{style_sheet(name, ())}</style>"
+            f'<rect {paint("ground")} width="{width}" height="{height}" rx="4"/>{body}</svg>\n'
+        )
+
+
+def _described(choice: Choice, counts_microbatches: bool) -> str:
+    unit = " microbatches" if counts_microbatches else ""
+    found = ", found by search" if choice.is_searched else ""
+    return (
+        f"{choice.name}: bubble {100 * choice.bubble:.1f} %, peak {choice.memory:g}{unit}, "
+        f"makespan {choice.makespan:g}{found}"
+    )
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "L".join(f"{number(x)} {number(y)}" for x, y in points).join(["M", ""]) if points else ""
+
+
+def _between(point: tuple[float, float], end: tuple[float, float]) -> list[tuple[float, float]]:
+    """Return the ends of a line from the edge of a mark to its name."""
+    (x, y), length = point, math.dist(point, end)
+    share = 1.3 * _RADIUS / length
+    return [(x + share * (end[0] - x), y + share * (end[1] - y)), end]
+
+
+def _line(name: str, path: str) -> str:
+    dashes = f' stroke-width="1.4" stroke-dasharray="{_DASHES[name]}"' if name in _DASHES else ""
+    return f'<path {paint(name)}{dashes} d="{path}"/>'
+
+
+def _around(start: tuple[float, float], end: tuple[float, float]) -> Box:
+    """Return the rectangle that a horizontal or vertical line takes, with a pixel on each side."""
+    (left, right), (top, bottom) = sorted([start[0], end[0]]), sorted([start[1], end[1]])
+    return Box(left - 1, top - 1, right + 1, bottom + 1)
+
+
+def _mark(choice: Choice) -> str:
+    """Return the mark of a choice, with its middle at 0, 0: not filled, so that all of several at one point show."""
+    r = _RADIUS
+    if choice.is_searched:
+        path = f"M{-r} {-r}L{r} {r}M{-r} {r}L{r} {-r}"
+    elif choice.placement == "V":
+        path = f"M{-r - 0.5} {-r}H{r + 0.5}L0 {r + 0.5}Z"
+    elif choice.placement == "straight":
+        path = f"M{-r} 0A{r} {r} 0 1 1 {r} 0A{r} {r} 0 1 1 {-r} 0Z"
+    else:
+        path = f"M{-r} {-r}H{r}V{r}H{-r}Z"
+    return f'<path {paint(choice.placement)} stroke-width="1.8" d="{path}"/>'
