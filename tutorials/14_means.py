@@ -642,5 +642,4 @@ assert complaint_about(make_model(penalty), token_loss) == ""
 # 6. The coursework task for this lesson is `16_token_mean`: count every token once. (`minipipe coursework DIR` creates
 #    your copy.)
 #
-# This was the last lesson. The next one is yours: train something, draw it with `--trace`, and find out what your ranks
-# are waiting for.
+# Next, `15_how_good.py`: back to schedules, and how to know that there is no better one.
