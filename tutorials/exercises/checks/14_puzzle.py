@@ -125,7 +125,7 @@ def test_level_4_is_near_par(task):
 
 
 def test_level_4_is_par(task):
-    """Level 4, third point: 39 units, the best known."""
+    """Level 4, third point: 39 units, of which rank 0 has to wait for 21."""
     check(task, 4, LEVELS[4].par)
 
 
