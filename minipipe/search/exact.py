@@ -30,7 +30,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from minipipe.analysis.bounds import lower_bound
-from minipipe.analysis.workload import Objective, Workload
+from minipipe.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.placement import stages_by_rank
@@ -90,8 +90,10 @@ def solve(
     cp_model, began = _solver_module(), perf_counter()
     best = hint or one_after_another(workload)
     value, found_by = evaluate(best, workload, objective), best.name
-    whole, scale = in_whole_numbers(workload)
     formula, formula_name, _ = lower_bound(workload, objective)
+    if value <= formula * (1 + ROUNDING):  # no need of a solver
+        return Certificate(best, workload, objective, value, value, formula_name, found_by, perf_counter() - began)
+    whole, scale = in_whole_numbers(workload)
     model = _Model(cp_model, whole, objective)
     model.begin_with(in_microbatch_order(best), least=floor(formula * scale))
     solver = cp_model.CpSolver()
@@ -100,7 +102,7 @@ def solve(
     solver.parameters.interleave_search = threads == 1 and len(model.spans) > _MANY
     status = solver.solve(model.cp)
     assert status not in (cp_model.INFEASIBLE, cp_model.MODEL_INVALID), "the first schedule is a solution"
-    name = f"CP-SAT {_version()}"
+    name = f"CP-SAT {version('ortools')}"
     found = model.schedule(solver.value) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else best
     try:
         found_value = evaluate(found, workload, objective)
@@ -108,10 +110,11 @@ def solve(
         found_value = value
     if found_value < value:
         best, value, found_by = found, found_value, name
-    proved = float(round(solver.best_objective_bound) / scale)
+    proved = float(floor(solver.best_objective_bound + 1e-6) / scale)
     bound, bound_by = (proved, name) if proved > formula else (formula, formula_name)
-    # The bound may exceed the value by the rounding of the sums of floats that make the value.
-    return Certificate(best, workload, objective, value, min(bound, value), bound_by, found_by, perf_counter() - began)
+    if value <= bound * (1 + ROUNDING):  # the value is a sum of floats, which may be a little more or less
+        bound = value
+    return Certificate(best, workload, objective, value, bound, bound_by, found_by, perf_counter() - began)
 
 
 def _solver_module() -> Any:
@@ -121,10 +124,6 @@ def _solver_module() -> Any:
         message = "Exact search needs OR-tools, which is not installed; run `pip install 'minipipe-mpi[search]'`"
         raise ArgumentError("value", f"{message}, or use minipipe.search.brute_force for a small workload.") from None
     return cp_model
-
-
-def _version() -> str:
-    return version("ortools")
 
 
 class _Span(NamedTuple):

@@ -47,7 +47,7 @@ def test_times_that_are_no_whole_numbers_are_scaled_and_the_value_is_the_simulat
     costs = Costs(18.522, 18.086, 9.337, latency=0.601, weight_activation=0.366)
     found = solve(costs.workload(STRAIGHT, 4, 4), SPAN, seconds=30)
     assert found.value == evaluate(found.schedule, found.workload, SPAN)
-    assert found.bound <= found.value == pytest.approx(found.bound, rel=1e-12)
+    assert found.bound == found.value and found.gap == 0
 
 
 def test_times_beyond_all_scales_are_rounded_down_so_that_the_bound_stays_one(solver):
