@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.gap import Gap
 from minipipe.simulation.timeline import Timeline
 
 _FIGURES = (
@@ -15,6 +17,19 @@ _FIGURES = (
     "peak_activations",
     "peak_memory",
 )
+
+
+def gaps_as_data(gaps: Sequence[Gap]) -> dict[str, Any]:
+    """Return the bounds on makespan and longest own span, and the gaps, for machines; None where there are none."""
+    makespan, span = gaps or (None, None)
+    return {
+        "bound": makespan and makespan.bound.value,
+        "gap": makespan and makespan.relative,
+        "bound_by": makespan and makespan.bound.name,
+        "bound_reason": makespan and makespan.bound.reason,
+        "span_bound": span and span.bound.value,
+        "span_gap": span and span.relative,
+    }
 
 
 def sizes_as_data(schedule: ActionTable) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from minipipe.simulation import comparison
 
 _NOTE = """
 v: stages on each rank. time: with a rank's work divided among its stages.
-bubble: idle time over all time. peak: the most microbatches that a rank holds,
-each counted for all its layers. No idle inside: none between a rank's first
-action and its last. A V: microbatches go up the ranks and back down, so that
-rank 0 holds the first stage and the last."""
+bubble: idle time over all time, in %. gap: how far time is, at most, above the
+best possible for the same stages and memory, in %. peak: the most microbatches
+that a rank holds, each counted for all its layers. No idle inside: none between
+a rank's first action and its last. A V: microbatches go up the ranks and back
+down, so that rank 0 holds the first stage and the last."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -60,14 +61,17 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if not rows:
         print(f"No named schedule holds at most {options.memory_limit:g} microbatches on each rank.")
         return status
-    cells = [["schedule", "v", "time", "bubble", "peak", "what it trades"]]
+    cells = [["schedule", "v", "time", "bubble", "gap", "peak", "what it trades"]]
     for row in rows:
         if row["error"] is not None:
-            cells.append([row["schedule"], "-", "-", "-", "-", row["error"]])
+            cells.append([row["schedule"], *"-----", row["error"]])
             continue
-        time, bubble = f"{row['makespan']:g}", f"{100 * row['bubble_fraction']:.1f} %"
-        cells.append([row["schedule"], str(row["chunks_per_rank"]), time, bubble, f"{row['peak']:g}", row["trades"]])
-    print(text_table(cells, right=(1, 2, 3, 4)))
+        time, bubble = f"{row['makespan']:g}", f"{100 * row['bubble_fraction']:.1f}"
+        gap = "-" if row["gap"] is None else f"{100 * row['gap']:.1f}"
+        cells.append(
+            [row["schedule"], f"{row['chunks_per_rank']}", time, bubble, gap, f"{row['peak']:g}", row["trades"]]
+        )
+    print(text_table(cells, right=(1, 2, 3, 4, 5)))
     print(_NOTE)
     return status
 

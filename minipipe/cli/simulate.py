@@ -8,9 +8,11 @@ import json
 from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_schedule, add_sizes, add_wait, all_steps, costs_of, schedule_of
-from minipipe.cli.output import figures
+from minipipe.cli.output import figures, gaps_as_data
 from minipipe.render.table import text_table
+from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.gap import Gap, gaps
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.span import IdleCause
 from minipipe.simulation.timeline import Timeline
@@ -38,19 +40,26 @@ def run(options: argparse.Namespace) -> ExitStatus:
     one_step = schedule_of(options.schedule, options)
     schedule = all_steps(one_step, options)
     verify(schedule)
-    timeline = simulate(one_step, costs_of(options), options.steps, options.wait)
-    idle_by_cause = _idle_by_cause(timeline)
+    costs = costs_of(options)
+    timeline = simulate(one_step, costs, options.steps, options.wait)
+    found, idle_by_cause = gaps(one_step, costs, timeline), _idle_by_cause(timeline)
     if options.json:
         path = [str(span.action) for _, span in timeline.critical_path]
         busy = list(map(timeline.busy, range(timeline.num_ranks)))
         details = {"busy": busy, "idle": idle_by_cause, "critical_path": path}
-        print(json.dumps({**figures(schedule, timeline), **details}))
+        print(json.dumps({**figures(schedule, timeline), **gaps_as_data(found), **details}))
     else:
-        print(_report(schedule, timeline, idle_by_cause, options.sends_block))
+        print(_report(schedule, timeline, idle_by_cause, options.sends_block, _compared(schedule, found)))
     return ExitStatus.YES
 
 
-def _report(schedule: ActionTable, timeline: Timeline, idle_by_cause: list[dict[str, float]], sends_block: bool) -> str:
+def _report(
+    schedule: ActionTable,
+    timeline: Timeline,
+    idle_by_cause: list[dict[str, float]],
+    sends_block: bool,
+    compared: list[str],
+) -> str:
     seldom = {cause: any(idle[cause] for idle in idle_by_cause) for cause in (IdleCause.OVERHEAD, IdleCause.UPDATE)}
     seldom[IdleCause.SENDING] = sends_block
     causes = [cause for cause in IdleCause if seldom.get(cause, True)]
@@ -71,7 +80,25 @@ def _report(schedule: ActionTable, timeline: Timeline, idle_by_cause: list[dict[
         f"{100 * timeline.bubble_over_ideal:.1f} % over ideal, "
         f"{100 * timeline.span_bubble_rate:.1f} % within ranks' own spans"
     )
-    return "\n".join([*lines, f"makespan {timeline.makespan:g} {timeline.unit}"])
+    return "\n".join([*lines, *compared, f"makespan {timeline.makespan:g} {timeline.unit}"])
+
+
+def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
+    """Say how far makespan and own spans are above the best possible for the memory that the schedule takes."""
+    if not found:
+        return []
+    makespan, span = found
+    either = ", backwards whole or split," if ActionKind.BACKWARD in schedule.kinds else ""
+    below = f"with at most {makespan.memory:g} on each rank{either} no makespan is below {makespan.bound.value:g}"
+    return [
+        f"longest own span: {_above(span)} the best possible for this memory",
+        f"makespan: {_above(makespan)} the best possible for this memory",
+        f"{below}: {makespan.bound.reason}",
+    ]
+
+
+def _above(gap: Gap) -> str:
+    return f"at most {100 * gap.relative:.1f} % above" if gap.relative >= 0.0005 else "proved to be"
 
 
 def _idle_by_cause(timeline: Timeline) -> list[dict[str, float]]:

@@ -29,18 +29,18 @@ from minipipe.schedules.zero_bubble import ZB_H1, ZB_H2, zb_h1, zb_h2
 # By name: the builder, the trade-off, and the closed forms.
 _ENTRIES: dict[str, tuple[Callable[..., Schedule], str, ClosedForms]] = {
     "sequential": (sequential, "one rank works, the others wait", SEQUENTIAL),
-    "gpipe": (gpipe, "the simplest; holds all microbatches", GPIPE),
+    "gpipe": (gpipe, "simplest; holds all microbatches", GPIPE),
     "1f1b": (one_f_one_b, "GPipe's time, much less memory", ONE_F_ONE_B),
-    "eager-1f1b": (eager_1f1b, "more memory, to hide message latency", EAGER_1F1B),
-    "interleaved-1f1b": (interleaved_1f1b, "smaller bubble; more messages, memory", INTERLEAVED_1F1B),
-    "looped-bfs": (looped_bfs, "GPipe over chunks, one after another", LOOPED_BFS),
-    "zb-h1": (zb_h1, "1F1B's memory; split backward, less idle", ZB_H1),
+    "eager-1f1b": (eager_1f1b, "more memory, to hide latency", EAGER_1F1B),
+    "interleaved-1f1b": (interleaved_1f1b, "less bubble; more messages, memory", INTERLEAVED_1F1B),
+    "looped-bfs": (looped_bfs, "GPipe over chunks, one by one", LOOPED_BFS),
+    "zb-h1": (zb_h1, "1F1B's memory, less idle: splits B", ZB_H1),
     "zb-h2": (zb_h2, "no idle inside; twice 1F1B's memory", ZB_H2),
     "interleaved-zb": (interleaved_zb, "interleaved, with a split backward", INTERLEAVED_ZB),
     "zb-v": (zb_v, "no idle inside; 1F1B's memory; a V", ZB_V),
     "v-half": (v_half, "about half of 1F1B's memory; a V", V_HALF),
-    "v-min": (v_min, "down to a third of 1F1B's memory; a V", V_MIN),
-    "dualpipe-v": (dualpipe_v, "forward beside backward, to overlap; a V", DUALPIPE_V),
+    "v-min": (v_min, "down to 1/3 of 1F1B's memory; a V", V_MIN),
+    "dualpipe-v": (dualpipe_v, "overlaps forward, backward; a V", DUALPIPE_V),
     "forward-only": (forward_only, "predicts only; keeps nothing", FORWARD_ONLY),
 }
 

@@ -14,19 +14,13 @@ from minipipe.schedules.placement import check_sizes, looped_placement, neighbou
 from minipipe.schedules.registry import REGISTRY, TRADES, build, builder_of
 from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.costs import Costs
+from minipipe.simulation.gap import gaps
 from minipipe.simulation.simulator import check_costs, simulate
 
 _KEYS = (
-    *(
-        "num_stages",
-        "num_microbatches",
-        "chunks_per_rank",
-        "placement",
-        "makespan",
-        "bubble_fraction",
-        "bubble_over_ideal",
-    ),
-    *("span_bubble_rate", "peak", "peak_activations", "peak_memory", "is_reproducible", "trades", "error"),
+    *("num_stages", "num_microbatches", "chunks_per_rank", "placement", "makespan", "bubble_fraction"),
+    *("bubble_over_ideal", "span_bubble_rate", "peak", "peak_activations", "peak_memory", "bound", "gap"),
+    *("is_reproducible", "trades", "error"),
 )
 
 
@@ -52,8 +46,11 @@ def table(
     list of dict
         The same keys in each: ``schedule``, ``num_ranks``, ``num_stages``, ``num_microbatches``, ``chunks_per_rank``,
         ``placement``, ``makespan``, ``bubble_fraction``, ``bubble_over_ideal``, ``span_bubble_rate``, ``peak`` (of all
-        ranks), ``peak_activations`` and ``peak_memory`` (by rank), ``is_reproducible``, ``trades`` and ``error``. Where
-        these sizes do not fit a schedule, ``error`` says why, and the figures are None.
+        ranks), ``peak_activations`` and ``peak_memory`` (by rank), ``bound`` and ``gap`` (below which no makespan is
+        for the same stages and memory, and how far this one is above it, relatively:
+        :func:`minipipe.simulation.gap.gaps`), ``is_reproducible``, ``trades`` and ``error``. Where these sizes do not
+        fit a schedule, ``error`` says why, and the figures are None; so are ``bound`` and ``gap`` of one that does not
+        train.
 
     Raises
     ------
@@ -181,7 +178,9 @@ def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
     3.0
     """
     chunks = schedule.num_stages // schedule.num_ranks
-    summary = simulate(schedule, costs.cut(chunks)).summary()
+    of_stages = costs.cut(chunks)
+    timeline = simulate(schedule, of_stages)
+    summary, found = timeline.summary(), gaps(schedule, of_stages, timeline)
     peaks = [peak / chunks for peak in summary["peak_activations"]]
     return {
         "num_stages": schedule.num_stages,
@@ -191,6 +190,8 @@ def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
         "peak": max(peaks),
         "peak_activations": peaks,
         "peak_memory": summary["peak_memory"],
+        "bound": found[0].bound.value if found else None,
+        "gap": found[0].relative if found else None,
         "is_reproducible": schedule.is_reproducible,
     }
 
