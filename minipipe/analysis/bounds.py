@@ -21,6 +21,7 @@ So the own span of a rank is, with the waits that no schedule avoids::
     |<- a round ->|  further rounds, if k < m  |<- a round, and the W -------->|
 
 An own span starts at time 0; a makespan starts before it, by the path to the rank, and ends after it, by the path back.
+So does the own span of the rank of stage 0, where the first microbatch begins and the last one ends.
 An action occupies its rank for its time and the overhead after it, of which the very last does not count.
 
 Where stages of one rank differ, each counts as the longest of them that takes the least memory. With one stage on each
@@ -160,8 +161,12 @@ class _Rank:
         self._check_limit()
 
     def _check_limit(self) -> None:
-        """Refuse a limit that one microbatch exceeds."""
-        needed = self.workload.least_memory(self.rank)
+        """Refuse a limit that one microbatch exceeds, with its forwards up to a stage and its I there."""
+        activation, weight_activation, transient = self.workload.footprint
+        held, needed = 0.0, 0.0
+        for s in self.stages:
+            needed = max(needed, held + weight_activation[s], held + activation[s] + transient[s])
+            held += activation[s]
         if not fits(needed, self.limit):
             message = f"One microbatch takes {needed:.12g} on rank {self.rank}, and the limit is {self.limit:.12g}."
             raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message} No schedule can keep it.")
@@ -175,13 +180,6 @@ class _Rank:
         """Return how many times an amount fits the memory besides another one."""
         room = self.limit * (1 + ROUNDING) - besides
         return int(room // amount) if amount * self.num_pairs > room else self.num_pairs
-
-    @cached_property
-    def num_last_weights(self) -> int:
-        """The most W that are left when the last I ends: its own, and those that fit beside it while it runs."""
-        low = self.stages[0]
-        besides = self.workload.footprint.activation[low] + self.transient[low]
-        return 1 + min(self.num_pairs - 1, self.how_many(self.weight_activation, besides))
 
     @cached_property
     def most_pending(self) -> float:
@@ -212,7 +210,8 @@ def _bounds_of(rank: _Rank) -> Iterator[Bound]:
         waits += f", and {between:g} in between" if between else ""
         total = base + first + between + last
         yield Bound(total, "warm-up and drain", f"{computes} and must wait, its memory being full: {waits}.")
-    yield from _through(rank, first)
+    if not rank.paths.is_makespan and rank.stages[0]:
+        yield _from_stage_0(rank)
     yield from _round_trips(rank)
     yield from _memory_over_time(rank)
 
@@ -246,26 +245,15 @@ def _drain(rank: _Rank) -> float:
 
         (p - 1)(tF + tI + 2 Tc) + m (tF + tI) + (m - q) tW,   q = min(m - 1, floor((L - M_B) / M_W))
     """
-    path = rank.after_last_forward + rank.after
-    return max(0.0, path - rank.most_pending, rank.after - rank.num_last_weights * rank.weight)
+    return max(0.0, _left_over(rank, rank.after))
 
 
-def _through(rank: _Rank, first: float) -> Iterator[Bound]:
-    """Yield the own span of the rank of stage 0 that another rank causes.
-
-    From the start of F_0(0) a microbatch comes to F_0(low) of the other rank. Between that and the end of its
-    I_m-1(low) the other rank runs all its actions but the W that its memory keeps (last), and waits before its first I.
-    Then the gradient goes on to I_m-1(0), and W_m-1(0) follows. With one stage on each rank, equal stages, the last::
-
-        (p - 1)(tF + tI + 2 Tc) + m (tF + tI) + (m - q) tW + tW,   q = 1 + min(m - 1, floor((L - M_B) / M_W))
-    """
-    paths, low = rank.paths, rank.stages[0]
-    if paths.is_makespan or not low:
-        return
-    there, back = paths.to[low], paths.back[low] + rank.workload.backward_weight[0]
-    value = there + first + rank.work - rank.num_last_weights * rank.weight + back
-    why = f"{there:g} to rank {rank.rank}, {value - there - back:g} there without the last W, and {back:g} back"
-    yield Bound(value, "through", f"From its first F to its last W, rank 0 waits for others: {why}.")
+def _left_over(rank: _Rank, after: float) -> float:
+    """Return by how much the path behind the last F is at least longer than the work that is left; it may be less."""
+    low = rank.stages[0]
+    besides = rank.workload.footprint.activation[low] + rank.transient[low]
+    num_weights = 1 + min(rank.num_pairs - 1, rank.how_many(rank.weight_activation, besides))
+    return max(rank.after_last_forward + after - rank.most_pending, after - num_weights * rank.weight)
 
 
 def _between(rank: _Rank) -> float:
@@ -287,16 +275,35 @@ def _between(rank: _Rank) -> float:
     return num_rounds * max(0.0, length - k * rank.forward - rank.most_pending + rank.weight)
 
 
+def _from_stage_0(rank: _Rank) -> Bound:
+    """Return a bound on the own span of the rank of stage 0, by the work of another rank.
+
+    That span begins with F_0(0), before which nothing runs, and ends with W_m-1(0) or later. In between are the path to
+    this rank, its wait before the first I and those between, its work but for what is left after its last F or its
+    last I, at most as much as in the drain, and the path from there back to stage 0 and its W. Work that is left may
+    be done after that span, so the difference may be less than nothing.
+    """
+    paths, low = rank.paths, rank.stages[0]
+    until, back = paths.to[low], paths.back[low] + rank.workload.backward_weight[0]
+    waits = _warm_up(rank) + _between(rank) if rank.num_pairs > rank.num_forwards else 0.0
+    owner = rank.workload.placement[0]
+    why = f"Rank {owner} lasts from {until:g} before the first input of rank {rank.rank} until {back:g} after the last"
+    why += f" gradient there, and rank {rank.rank} computes for {rank.work:g}"
+    value = until + rank.work + waits + _left_over(rank, back)
+    return Bound(value, "from stage 0", f"{why}.")
+
+
 def _round_trips(rank: _Rank) -> Iterator[Bound]:
     """Yield, for each stage, the time of one round trip after another.
 
     When I_j(s) starts, at most k microbatches are held on stage s between F and I, with k M_B and what I takes besides
     within L. So F_j+k(s) starts after the end of I_j(s), and the time from F_j to I_j is that of a trip over all later
     stages and back. Starting with F_j, j = (m - 1) mod k, before which the stage runs j forwards, ceil(m / k) trips
-    follow each other up to I_m-1(s), and what follows from that. If k M_B + M_W is above L, then F_j+k also waits for
+    follow each other up to I_m-1(s), and what follows from that. Before them is the path from stage 0, whose own span
+    begins there, and behind them the path back to it. If k M_B + M_W is above L, then F_j+k also waits for
     W_j or for I_j+1 to end.
     """
-    workload, paths, low = rank.workload, rank.paths, rank.stages[0]
+    workload, paths = rank.workload, rank.paths
     activation, weight_activation, transient = workload.footprint
     m, overhead = workload.num_microbatches, workload.overhead
     for s in rank.stages:
@@ -305,14 +312,12 @@ def _round_trips(rank: _Rank) -> Iterator[Bound]:
         if k * activation[s] + weight_activation[s] > rank.limit * (1 + ROUNDING):
             gap += min(workload.backward_weight[s], workload.backward_input[s]) + overhead
         num_trips, trip = -(-m // k), paths.round(s, s)
-        after = paths.after[s] if paths.is_makespan else paths.back[s] - paths.back[low] + workload.backward_weight[low]
         value = (
-            rank.before
-            + (paths.to[s] - paths.to[low])
+            paths.to[s]
             + (m - 1) % k * (workload.forward[s] + overhead)
             + num_trips * trip
             + (num_trips - 1) * gap
-            + after
+            + (paths.after[s] if paths.is_makespan else paths.back[s] + workload.backward_weight[0])
         )
         why = f"From its F on rank {rank.rank} to its I a microbatch takes {trip:g}"
         why += f", and memory is for {k} at a time: {num_trips} rounds" if num_trips > 1 else ""
