@@ -161,12 +161,8 @@ class _Rank:
         self._check_limit()
 
     def _check_limit(self) -> None:
-        """Refuse a limit that one microbatch exceeds, with its forwards up to a stage and its I there."""
-        activation, weight_activation, transient = self.workload.footprint
-        held, needed = 0.0, 0.0
-        for s in self.stages:
-            needed = max(needed, held + weight_activation[s], held + activation[s] + transient[s])
-            held += activation[s]
+        """Refuse a limit that one microbatch exceeds."""
+        needed = self.workload.least_memory(self.rank)
         if not fits(needed, self.limit):
             message = f"One microbatch takes {needed:.12g} on rank {self.rank}, and the limit is {self.limit:.12g}."
             raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message} No schedule can keep it.")
