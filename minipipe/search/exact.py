@@ -42,7 +42,7 @@ from minipipe.simulation.evaluation import costs_of, evaluate, value_of
 from minipipe.simulation.simulator import simulate
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
-_MANY = 256  # actions, up to which the proof comes sooner from one strategy than from several in turns
+_MANY = 1000  # actions: up to here one strategy proves sooner, and more surely, than several in turns
 
 
 def solve(
