@@ -155,6 +155,13 @@ assert all(honest) and not is_right(too_fast) and not is_right(too_much_memory)
 assert sum(map(len, found[4].schedule.actions)) == 96
 
 # %% [markdown]
+# The same on the command line, where a certificate is a file that you can pass on:
+#
+# ```sh
+# minipipe search --memory-limit 4 --objective makespan -o found.json
+# minipipe check --certificate found.json
+# ```
+#
 # The check follows 96 actions once. How many schedules would have to be looked at to find the best one among them? On
 # each rank the eight F, the eight I and the eight W come in order, and no I before its F, no W before its I. The number
 # of such orders is known (it is one of the three-dimensional Catalan numbers), and each rank has as many.
