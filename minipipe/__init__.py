@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         tensor,
         testing,
     )
+    from minipipe.advice import Advice, advise
     from minipipe.autograd.grad_mode import no_grad
     from minipipe.autograd.random_key import random_key
     from minipipe.autograd.watch import watch_everything
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
 __getattr__, __dir__, __all__ = names_on_demand(
     __name__,
     {
+        "minipipe.advice": ["Advice", "advise"],
         "minipipe.batch": ["BatchLoss", "Microbatches", "Replicated", "split_microbatches"],
         "minipipe.comm": ["ProcessGroup", "init_process_group", "spawn"],
         "minipipe.partition": ["partition_by_cost", "partition_evenly"],

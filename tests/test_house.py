@@ -13,6 +13,7 @@ from tests.code_lines import code_lines, functions
 PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
 
 BOTH = {"numpy", "errors", "backend", "nn", "optim", "comm", "pipeline"}
+MEASURED = {*BOTH, "job", "autograd", "tensor", "batch", "schedules", "analysis", "simulation", "render", "partition"}
 # Room -> the rooms that it may import, and packages from outside besides the standard library.
 ROOMS = {
     "errors": set(),
@@ -48,10 +49,8 @@ ROOMS = {
         *("numpy", "errors", "agreement", "backend", "autograd", "tensor", "pytree", "partition", "batch"),
         *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm"),
     },
-    "profiling": {
-        *BOTH,
-        *("job", "autograd", "tensor", "batch", "schedules", "analysis", "simulation", "render", "partition"),
-    },
+    "profiling": MEASURED,
+    "advice": {*MEASURED, "printable", "search", "profiling", "supervision"},
     "diagnosis": {*BOTH, "autograd", "tensor", "pytree", "batch", "schedules"},
     "checkpoint": {*BOTH, "safetensors", "files", "printable", "agreement"},
     "elastic": {"numpy", "errors", "backend", "batch", "checkpoint", "optim", "job", "comm", "pipeline"},
@@ -60,8 +59,8 @@ ROOMS = {
     "coursework": {"numpy", "errors", "system_calls", "autograd", "schedules", "analysis"},
     "supervision": {"errors", "printable", "files", "system_calls"},
     "cli": {
-        *("errors", "version", "limits", "printable", "files", "schedules", "analysis", "simulation", "search"),
-        *("render", "stepper", "backend", "comm", "coursework", "supervision", "threadpoolctl"),
+        *("errors", "version", "limits", "printable", "files", "schedules", "analysis", "simulation", "render"),
+        *("search", "stepper", "backend", "comm", "coursework", "supervision", "advice", "threadpoolctl"),
     },
     "__main__": {"cli"},
     "__init__": {"lazy"},

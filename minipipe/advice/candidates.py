@@ -1,0 +1,128 @@
+"""What is weighed: schedules, chunks, numbers of microbatches, cuts and recomputation. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from minipipe.errors import ScheduleError
+from minipipe.schedules.registry import REGISTRY, build, default_chunks
+from minipipe.schedules.schedule import Schedule
+
+SEARCHED = "searched"
+"""The name of a schedule that no builder made."""
+_MOST_CHUNKS = 4
+_MICROBATCHES_PER_RANK = 16  # more leave 1/16 of a bubble at most, and the next doubling would halve that
+
+
+class Candidate(NamedTuple):
+    """A choice that is to be weighed.
+
+    Attributes
+    ----------
+    schedule : str
+        A name, or ``"searched"``.
+    num_microbatches : int
+    chunks_per_rank : int
+    cut : str
+        What the cut balances: ``"time"``, ``"memory"`` or ``"parameters"``; or ``"given"``.
+    recompute : bool
+
+    Examples
+    --------
+    >>> Candidate("zb-h1", 8).build(num_ranks=4).num_stages
+    4
+    """
+
+    schedule: str
+    num_microbatches: int
+    chunks_per_rank: int = 1
+    cut: str = "time"
+    recompute: bool = False
+
+    def build(self, num_ranks: int) -> Schedule:
+        """Return the named schedule.
+
+        Raises
+        ------
+        ScheduleError
+            Codes ``unknown`` and ``parameters``.
+        """
+        is_default = self.chunks_per_rank == default_chunks(REGISTRY[self.schedule])
+        return build(self.schedule, num_ranks, self.num_microbatches, None if is_default else self.chunks_per_rank)
+
+
+def candidates(
+    num_ranks: int,
+    num_layers: int,
+    counts: Iterable[int],
+    chunks_per_rank: int | None = None,
+) -> Iterator[Candidate]:
+    """Yield every named schedule that trains and fits the numbers of ranks and layers, cut by time.
+
+    Parameters
+    ----------
+    num_ranks, num_layers : int
+    counts : iterable of int
+        The numbers of microbatches.
+    chunks_per_rank : int, optional
+        Only these; by default up to 4, where the schedule and the layers allow for it.
+
+    Examples
+    --------
+    >>> sorted({candidate.schedule for candidate in candidates(2, num_layers=3, counts=[4])})
+    ['1f1b', 'eager-1f1b', 'gpipe', 'sequential', 'zb-h1', 'zb-h2']
+    """
+    counts = list(counts)
+    for name, builder in REGISTRY.items():
+        own = default_chunks(builder)
+        several = (own,) if own == 1 else range(own, _MOST_CHUNKS + 1)
+        for chunks in several if chunks_per_rank is None else (chunks_per_rank,):
+            found = (Candidate(name, count, chunks) for count in counts if name != "forward-only")
+            yield from (candidate for candidate in found if _fits(candidate, num_ranks, num_layers))
+
+
+def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
+    """Tell whether the schedule exists for these sizes, and there is a layer for each stage."""
+    if num_ranks * candidate.chunks_per_rank > num_layers:
+        return False
+    try:
+        candidate.build(num_ranks)
+    except ScheduleError as error:
+        if not error.problems[0].code.is_misuse:
+            raise
+        return False
+    return True
+
+
+def numbers_of_microbatches(num_samples: int, num_ranks: int, own: int | None = None) -> list[int]:
+    """Return the numbers of microbatches that are worth measuring: doublings from one, and from the number of ranks.
+
+    Parameters
+    ----------
+    num_samples : int
+        Of a batch.
+    num_ranks : int
+    own : int, optional
+        One more.
+
+    Examples
+    --------
+    >>> numbers_of_microbatches(num_samples=64, num_ranks=3, own=10)
+    [1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48]
+    """
+    most = min(num_samples, _MICROBATCHES_PER_RANK * num_ranks)
+    found = {start << doublings for start in (1, num_ranks) for doublings in range(most.bit_length())}
+    return sorted({count for count in found if count <= most} | ({own} if own and own <= num_samples else set()))
+
+
+def models_for_search(num_ranks: int, num_layers: int, num_microbatches: int) -> list[Schedule]:
+    """Return a named schedule for each placement on which one is searched: a stage on each rank, or two in a V.
+
+    Examples
+    --------
+    >>> [schedule.placement for schedule in models_for_search(3, num_layers=6, num_microbatches=8)]
+    [(0, 1, 2), (0, 1, 2, 2, 1, 0)]
+    """
+    forms = [Candidate("1f1b", num_microbatches, 1), Candidate("zb-v", num_microbatches, 2)]
+    return [form.build(num_ranks) for form in forms if _fits(form, num_ranks, num_layers)]

@@ -1,0 +1,130 @@
+"""Advice as a value: what was weighed, the best of it, a table and a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+from minipipe.advice.measurements import Measurements
+from minipipe.advice.reasons import reason
+from minipipe.advice.weighing import Choice, best_of
+from minipipe.render.descriptions import format_memory
+from minipipe.render.table import html_table, text_table
+
+_IDLE = {"fill": ("warm-up",), "wait": ("waiting", "sending", "overhead"), "drain": ("drain",)}
+_HEAD = ("schedule", "v", "microbatches", "cut by", "recompute", "step ms", "bubble", *_IDLE, "memory", "over bound")
+_LEFT = {0, 3, 4}
+_ON_THE_RIGHT = set(range(len(_HEAD))) - _LEFT
+_SHOWN = 10
+
+
+class Advice:
+    """Choices for a model, weighed, and the best of them. It prints as a table. Nothing of it is changed later.
+
+    :func:`minipipe.advise` makes it.
+
+    Attributes
+    ----------
+    choices : tuple of Choice
+        Those within the memory limit first, the fastest first.
+    best : Choice
+    own : Choice or None
+        What a program had chosen itself.
+    measured : Measurements
+    memory_limit : float
+        Bytes of each rank; infinite where there is none.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``memory``, when no choice is within the limit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Pipeline, advise, nn, spawn
+    >>> model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), np.ones((8, 8), np.float32)
+    >>> advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, messages="assumed", memory_limit="1 MB")
+    >>> advice.best.is_within_limit, advice.best.time == min(choice.time for choice in advice.choices)
+    (True, True)
+    >>> spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss(), **advice.options).step(x, x) > 0, num_ranks=2)
+    [True, True]
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        measured: Measurements,
+        memory_limit: float = inf,
+        own: Choice | None = None,
+    ) -> None:
+        self.best = best_of(choices, memory_limit)
+        self.choices = tuple(sorted(choices, key=lambda choice: (not choice.is_within_limit, choice.time)))
+        self.measured, self.memory_limit, self.own = measured, memory_limit, own
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The best choice as arguments: ``Pipeline(model, group, loss=…, **advice.options)``."""
+        return self.best.options
+
+    @property
+    def reason(self) -> str:
+        """Why the best is the best, in a few sentences."""
+        return reason(self.best, self.choices, self.measured)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a plain dictionary for each choice: for csv, JSON or a data frame. Times are in seconds.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import advise, nn
+        >>> model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), np.ones((4, 2), np.float32)
+        >>> advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, num_microbatches=4, messages="assumed")
+        >>> sorted({row["schedule"] for row in advice.rows()} - {"searched"})
+        ['1f1b', 'eager-1f1b', 'gpipe', 'sequential', 'zb-h1', 'zb-h2']
+        """
+        return [choice.row() for choice in self.choices]
+
+    def __repr__(self) -> str:
+        return f"<Advice: {len(self.choices)} choices, {1e3 * self.best.time:.3g} ms a step>"
+
+    def __str__(self) -> str:
+        return f"{text_table(self._table(), _ON_THE_RIGHT)}\n\n{self.reason}\n{self._measured_on()}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._table(), _ON_THE_RIGHT)
+
+    def _table(self) -> list[tuple[str, ...]]:
+        """Return the head, and the best choice of each schedule; the program's own choice is marked."""
+        best_by_name: dict[str, Choice] = {}
+        for choice in self.choices:
+            if choice.is_within_limit:
+                best_by_name.setdefault(choice.candidate.schedule, choice)
+        shown = [_cells(choice) for choice in list(best_by_name.values())[:_SHOWN]]
+        return [_HEAD, *shown, *([] if self.own is None else [_cells(self.own, "yours: ")])]
+
+    def _measured_on(self) -> str:
+        messages, cores = self.measured.messages, self.measured.cores
+        shared = "" if cores is None else f"; the ranks share {cores} core{'s' * (cores != 1)}"
+        speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
+        return f"A message takes {1e6 * messages.latency:.3g} µs{speed} ({messages.measured_on}){shared}."
+
+
+def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
+    """Return the row of a choice. Idle time by cause is in percent of the ranks' time."""
+    candidate = choice.candidate
+    idle = (f"{100 * sum(choice.idle.get(cause, 0.0) for cause in causes):.1f}" for causes in _IDLE.values())
+    return (
+        mark + candidate.schedule,
+        str(candidate.chunks_per_rank),
+        str(candidate.num_microbatches),
+        candidate.cut,
+        "yes" if candidate.recompute else "no",
+        f"{1e3 * choice.time:.3f}",
+        f"{100 * choice.bubble_fraction:.1f} %",
+        *idle,
+        format_memory(max(choice.memory), "bytes") + " !" * (not choice.is_within_limit),
+        f"{100 * choice.gap:.1f} %",
+    )

@@ -1,0 +1,249 @@
+"""Weighing candidates by what was measured: the time, the idle time and the memory of each. Pure; nothing is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from minipipe.advice.candidates import SEARCHED, Candidate, models_for_search
+from minipipe.advice.measurements import Measurements
+from minipipe.advice.searching import least_makespan, searched_schedule
+from minipipe.analysis.workload import fits
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.nn import Sequential
+from minipipe.pipeline.plan import Plan
+from minipipe.profiling.layers import MakeOptimiser
+from minipipe.profiling.memory import MemoryPrediction, predict_memory
+from minipipe.render.descriptions import format_memory
+from minipipe.schedules.schedule import Schedule
+from minipipe.simulation.simulator import simulate
+
+_FORMS = 2  # numbers of microbatches, with their cuts, for which schedules are searched: those of the best named ones
+
+Form = tuple[str, bool]  # what the cut balances, and whether activations are computed again
+
+
+class Choice(NamedTuple):
+    """A candidate with what it is predicted to take.
+
+    Attributes
+    ----------
+    candidate : Candidate
+    schedule : Schedule
+    partition : tuple of range
+        The layers of each stage.
+    time : float
+        Seconds of forward and backward of a batch, from the first start to the last end on any rank.
+    bubble_fraction : float
+        The idle share of the ranks' time.
+    idle : dict of str to float
+        By cause, its part of ``bubble_fraction``.
+    memory : tuple of int
+        By rank, the bytes of parameters, gradients, optimiser state, activations and messages.
+    bound : float
+        Seconds below which no schedule over the same stages is.
+    bound_by : str
+        What says so.
+    is_within_limit : bool
+        Whether every rank's memory is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import advise, nn
+    >>> x = np.ones((4, 2), np.float32)
+    >>> best = advise(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), x, num_ranks=2, messages="assumed").best
+    >>> list(best.options), best.bound <= best.time
+    (['schedule', 'partition', 'recompute'], True)
+    """
+
+    candidate: Candidate
+    schedule: Schedule
+    partition: tuple[range, ...]
+    time: float
+    bubble_fraction: float
+    idle: dict[str, float]
+    memory: tuple[int, ...]
+    bound: float
+    bound_by: str
+    is_within_limit: bool
+
+    @property
+    def gap(self) -> float:
+        """How far the time is above the bound, relative to the bound."""
+        return self.time / self.bound - 1 if self.bound else 0.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments for ``Pipeline(model, group, loss=…, **options)``."""
+        return {
+            "schedule": self.schedule,
+            "partition": list(self.partition),
+            "recompute": self.candidate.recompute,
+        }
+
+    def row(self) -> dict[str, Any]:
+        """Return it as plain data: strings, numbers and lists."""
+        return {
+            **self.candidate._asdict(),
+            "layers": [[part.start, part.stop] for part in self.partition],
+            "time": self.time,
+            "bubble_fraction": self.bubble_fraction,
+            "idle": self.idle,
+            "memory": list(self.memory),
+            "bound": self.bound,
+            "bound_by": self.bound_by,
+            "gap": self.gap,
+            "is_within_limit": self.is_within_limit,
+        }
+
+
+class Weighing:
+    """Candidates for one model, weighed by one set of measurements.
+
+    Parameters
+    ----------
+    model : Sequential
+    num_ranks : int
+    measured : Measurements
+    memory_limit : float
+        Bytes of each rank; infinite where there is no limit.
+    optimiser : function, optional
+        ``parameters -> Optimiser``, for its state.
+    partition : sequence of range, optional
+        The layers of each stage, where they are given.
+    inputs_require_grad : bool
+    """
+
+    def __init__(
+        self,
+        model: Sequential,
+        num_ranks: int,
+        measured: Measurements,
+        memory_limit: float = inf,
+        optimiser: MakeOptimiser | None = None,
+        partition: Sequence[range] | None = None,
+        inputs_require_grad: bool = False,
+    ) -> None:
+        self.model, self.num_ranks, self.measured, self.memory_limit = model, num_ranks, measured, memory_limit
+        self.optimiser, self.partition, self.inputs_require_grad = optimiser, partition, inputs_require_grad
+
+    def named(self, candidates: Iterable[Candidate], forms: Sequence[Form] = (("time", False),)) -> Iterator[Choice]:
+        """Yield candidates with named schedules, weighed, each in the first form that is within the limit.
+
+        Forms beyond the limit come with it. A given partition leaves out schedules with another number of stages.
+
+        Parameters
+        ----------
+        candidates : iterable of Candidate
+        forms : sequence of (str, bool)
+            Cut and recomputation, the fastest form first.
+        """
+        for candidate in candidates:
+            schedule = candidate.build(self.num_ranks)
+            for cut, again in forms if self._fits(schedule) else ():
+                form = candidate._replace(cut=cut, recompute=again)
+                choice = self.plan(form, self._cut(form, schedule), schedule)
+                yield choice
+                if choice.is_within_limit:
+                    break
+
+    def searched(self, choices: Iterable[Choice]) -> Iterator[Choice]:
+        """Yield searched schedules, for the numbers of microbatches, cuts and recomputation of the best choices."""
+        forms = [choice.candidate for choice in sorted(choices, key=_by_worth)]
+        for count, cut, again in list(dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in forms))[:_FORMS]:
+            for model in models_for_search(self.num_ranks, len(self.model.flat_layers), count):
+                chunks = model.num_stages // model.num_ranks
+                if self._fits(model):
+                    yield from self._searched(Candidate(SEARCHED, count, chunks, cut, again), model)
+
+    def _searched(self, candidate: Candidate, model: Schedule) -> Iterator[Choice]:
+        """Yield a schedule made for the stages of another one, if there is one within the limit."""
+        like = self._cut(candidate, model)
+        costs = self.measured.costs(like, candidate.recompute)
+        free = [self.memory_limit - own.total + own.activations for own in self._memory(like, candidate.recompute)]
+        if like.schedule.frozen or min(free) <= 0:  # the search knows no stages that train nothing
+            return
+        limit = None if self.memory_limit == inf else free
+        found = searched_schedule(costs, costs.workload(model.placement, candidate.num_microbatches, limit))
+        if found is not None and found.is_reproducible:
+            yield self.plan(candidate, self._plan(found, like.partition), found)
+
+    def _fits(self, schedule: Schedule) -> bool:
+        return self.partition is None or len(self.partition) == schedule.num_stages
+
+    def _cut(self, candidate: Candidate, schedule: Schedule) -> Plan:
+        """Return the plan of a schedule, whose cut balances what the candidate says."""
+        if self.partition is not None:
+            return self._plan(schedule, self.partition)
+        layers, again = self.measured.layers[candidate.num_microbatches], candidate.recompute
+        cut = layers.balance(by=candidate.cut, schedule=schedule, optimiser=self.optimiser, recompute=again)
+        return self._plan(schedule, cut)
+
+    def _plan(self, schedule: Schedule, partition: Sequence[range]) -> Plan:
+        return Plan(self.model, schedule, partition=partition, inputs_require_grad=self.inputs_require_grad)
+
+    def _memory(self, plan: Plan, recompute: bool) -> MemoryPrediction:
+        return predict_memory(plan, self.measured.layers[plan.schedule.num_microbatches], self.optimiser, recompute)
+
+    def plan(self, candidate: Candidate, plan: Plan, schedule: Schedule) -> Choice:
+        """Return a plan, weighed.
+
+        Parameters
+        ----------
+        candidate : Candidate
+            What it is called.
+        plan : Plan
+        schedule : Schedule
+            As it was given to the plan, which may have left out what frozen stages need not do.
+        """
+        costs = self.measured.costs(plan, candidate.recompute)
+        timeline = simulate(plan.schedule, costs)
+        idle: dict[str, float] = {}
+        for slot in (slot for row in timeline.idle for slot in row):
+            share = (slot.end - slot.start) / (self.num_ranks * timeline.makespan)
+            idle[slot.cause.value] = idle.get(slot.cause.value, 0.0) + share
+        memory = tuple(own.total for own in self._memory(plan, candidate.recompute))
+        bound, bound_by = least_makespan(costs.workload(plan.placement, candidate.num_microbatches))
+        is_within_limit = all(fits(own, self.memory_limit) for own in memory)
+        time, bubble = timeline.makespan, timeline.bubble_fraction
+        return Choice(candidate, schedule, plan.partition, time, bubble, idle, memory, bound, bound_by, is_within_limit)
+
+
+def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
+    """Return the fastest choice within the limit; of equally fast ones that with least memory.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``memory``, when no choice is: with the least that there is.
+    """
+    ordered = sorted(choices, key=_by_worth)
+    if ordered[0].is_within_limit:
+        return ordered[0]
+    least = min(ordered, key=lambda choice: max(choice.memory))
+    raise ScheduleError.of(
+        ScheduleCode.MEMORY,
+        f"No choice needs at most {format_memory(memory_limit, 'bytes')} on every rank. The least is "
+        f"{format_memory(max(least.memory), 'bytes')}, on rank {least.memory.index(max(least.memory))}: "
+        f"{described(least.candidate)}. Raise the limit, or take more ranks, smaller batches or a smaller model.",
+    )
+
+
+def _by_worth(choice: Choice) -> tuple[bool, float, int]:
+    return not choice.is_within_limit, choice.time, max(choice.memory)
+
+
+def described(candidate: Candidate) -> str:
+    """Return a candidate in words.
+
+    Examples
+    --------
+    >>> described(Candidate("zb-v", 8, 2, recompute=True))
+    'zb-v, 8 microbatches, recomputed, cut by time'
+    """
+    count = candidate.num_microbatches
+    again = ", recomputed" * candidate.recompute
+    cut = "cut as given" if candidate.cut == "given" else f"cut by {candidate.cut}"
+    return f"{candidate.schedule}, {count} microbatch{'es' * (count != 1)}{again}, {cut}"

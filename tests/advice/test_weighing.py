@@ -1,0 +1,120 @@
+"""Weighing by invented measurements: nothing is timed, so every answer is known."""
+
+import json
+from functools import cache
+from math import inf
+
+import pytest
+
+from minipipe import Plan, simulate
+from minipipe.advice import Advice, Candidate, Messages
+from minipipe.advice.advising import weighed
+from minipipe.advice.measurements import Call
+from minipipe.advice.weighing import Weighing
+from minipipe.errors import ScheduleError
+from tests.advice.invented import measured, model
+
+COUNTS = (2, 4)
+
+
+@cache
+def advice(limit=inf, **rules):
+    return weighed(Weighing(model(4), 2, measured(4, COUNTS, **rules), limit))
+
+
+def test_the_best_is_the_fastest_of_all():
+    found = advice()
+    assert found.best.time == min(choice.time for choice in found.choices)
+    assert [choice.time for choice in found.choices] == sorted(choice.time for choice in found.choices)
+    assert {choice.candidate.schedule for choice in found.choices} >= {"1f1b", "zb-v", "searched", "interleaved-1f1b"}
+
+
+def test_a_choice_takes_what_the_simulator_says_of_its_plan():
+    for choice in advice().choices[::7]:
+        plan = Plan(model(4), choice.schedule, partition=choice.partition)
+        costs = measured(4, COUNTS).costs(plan, choice.candidate.recompute)
+        assert choice.time == simulate(plan.schedule, costs).makespan
+        assert sum(choice.idle.values()) == pytest.approx(choice.bubble_fraction)
+        assert choice.time >= choice.bound * (1 - 1e-12) and choice.gap >= -1e-12
+
+
+def test_where_time_is_in_proportion_to_samples_many_microbatches_are_best():
+    assert advice().best.candidate.num_microbatches == max(COUNTS)
+
+
+def test_where_small_microbatches_take_as_long_as_large_ones_few_are_best():
+    """The dependence on the size is what was measured: here, there is none."""
+    found = advice(time=lambda layer, samples: 1e-3)
+    assert found.best.candidate.num_microbatches == min(COUNTS)
+    said = "shrink them below what one core does efficiently: 8 samples take 1.00 of the time of 16."
+    assert said in found.reason
+
+
+def test_a_slow_layer_gets_a_rank_to_itself():
+    found = advice(time=lambda layer, samples: samples * (3e-3 if layer == 0 else 1e-3))
+    straight = next(choice for choice in found.choices if choice.candidate.schedule == "1f1b")
+    assert straight.partition == (range(0, 1), range(1, 4))
+
+
+def test_slow_messages_favour_schedules_with_few_of_them():
+    slow = Messages(latency=0.2)
+    assert advice().best.candidate.chunks_per_rank > 1
+    assert advice(messages=slow).best.candidate.chunks_per_rank == 1
+
+
+def test_a_tighter_limit_chooses_less_memory_and_takes_longer():
+    limits = [inf, *(share * max(advice(held=1000).best.memory) for share in (0.9, 0.5))]
+    found = [advice(held=1000, limit=limit) for limit in limits]
+    assert all(max(each.best.memory) <= limit for each, limit in zip(found, limits))
+    times = [each.best.time for each in found]
+    assert times == sorted(times) and times[0] < times[-1]
+    assert "beyond the limit" in found[-1].reason and "beyond the limit" not in found[0].reason
+
+
+def test_activations_are_computed_again_only_where_nothing_else_fits():
+    plain = [c for c in advice(held=1000, limit=1e9).choices if c.candidate.recompute]
+    least = min(max(choice.memory) for choice in advice(held=1000).choices)
+    tight = advice(held=1000, limit=0.8 * least)
+    assert plain == [] and tight.best.candidate.recompute
+
+
+def test_where_nothing_fits_the_error_says_what_the_least_is():
+    with pytest.raises(ScheduleError, match=r"at most 1 KiB on every rank\. The least is .* on rank \d") as caught:
+        advice(held=1000, limit=1024)
+    assert caught.value.problems[0].code == "memory"
+
+
+def test_calls_count_once_for_each_stage_and_not_for_each_layer():
+    found = measured(4, [4], time=lambda layer, samples: 1.0, call=Call(0.5, 0.0, 0.25))
+    costs = found.costs(Plan(model(4), "1f1b", num_ranks=2, num_microbatches=4), recompute=False)
+    assert (costs.forward, costs.backward_input, costs.backward_weight) == ([1.5, 1.5], [2.0, 2.0], [1.75, 1.75])
+    again = found.costs(Plan(model(4), "1f1b", num_ranks=2, num_microbatches=4), recompute=True)
+    assert again.backward_input == [3.5, 3.5]
+
+
+def test_a_given_partition_leaves_only_schedules_with_as_many_stages():
+    weighing = Weighing(model(4), 2, measured(4, [4]), partition=[range(0, 3), range(3, 4)])
+    found = weighed(weighing)
+    assert {choice.partition for choice in found.choices} == {(range(0, 3), range(3, 4))}
+    assert {choice.candidate.chunks_per_rank for choice in found.choices} == {1}
+
+
+def test_searched_schedules_keep_the_bits_of_one_process():
+    searched = [c for c in advice().choices if c.candidate.schedule == "searched"]
+    assert searched and all(choice.schedule.is_reproducible for choice in searched)
+
+
+def test_the_table_has_a_row_for_each_schedule_and_marks_ones_own():
+    found = advice()
+    own = Weighing(model(4), 2, measured(4, COUNTS))
+    (mine,) = own.named([Candidate("gpipe", 4)])
+    text = str(Advice(found.choices, measured(4, COUNTS), own=mine))
+    head, *rows = text.split("\n\n")[0].splitlines()
+    assert head.split()[:3] == ["schedule", "v", "microbatches"]
+    assert len(rows) == 11 and rows[-1].startswith("yours: gpipe")
+    assert found.reason in text and "<table>" in found._repr_html_()
+
+
+def test_rows_are_plain_data():
+    rows = advice().rows()
+    assert json.loads(json.dumps(rows)) == rows
