@@ -78,7 +78,7 @@ DOORS = {
     ("simulation.timeline", "render.notebook"),
     ("simulation.timeline", "simulation.explanation"),
     ("pipeline.plan", "profiling.memory"),
-    ("pipeline.plan", "profiling.balancing"),
+    ("pipeline.plan", "advice.deciding"),
     ("pipeline.pipeline", "profiling.stages"),
     ("pipeline.executor", "profiling.memory_meter"),
     ("pipeline.pipeline", "diagnosis.finite"),

@@ -168,6 +168,7 @@ def weighed(weighing: Weighing, chunks_per_rank: int | None = None, recompute: b
     if chunks_per_rank is None:
         choices += weighing.searched(choices)
     if not choices:
-        message = f"No schedule has chunks_per_rank={chunks_per_rank} and the given partition; leave one of them out."
-        raise ArgumentError("value", message)
+        sizes = f"{len(weighing.model.flat_layers)} layers on {weighing.num_ranks} rank{'s' * (weighing.num_ranks > 1)}"
+        given = f"chunks_per_rank={chunks_per_rank} and partition={weighing.partition}"
+        raise ArgumentError("value", f"No schedule fits {sizes} with {given}; leave one of these out.")
     return Advice(choices, weighing.measured, weighing.memory_limit)

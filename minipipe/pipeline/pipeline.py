@@ -101,7 +101,9 @@ class Pipeline:
         Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``,
         ``partition``, ``layer_costs`` and ``inputs_require_grad``. With ``partition="measured"`` rank 0 first measures
         each layer with the batch ``sample=(inputs, targets)``, which only it needs, and all ranks take the partition
-        that balances the times.
+        that balances the times. With ``schedule="auto"`` it also weighs schedules, chunks, numbers of microbatches and
+        recomputation, as :func:`minipipe.advise` does, and all ranks take the fastest choice within ``memory_limit``
+        (``"500 MB"``, with the state of ``optimiser``); what other options say is taken as given.
 
     Attributes
     ----------
@@ -169,14 +171,14 @@ class Pipeline:
     ) -> None:
         from minipipe.diagnosis.finite import FiniteCheck  # a door to a room above
 
-        plan = self._plan = planned(model, group, options, loss=loss, seed=seed, device=device, recompute=recompute)
+        plan, recompute = planned(model, group, options, loss=loss, seed=seed, device=device, recompute=recompute)
         check_loss(loss)
         self._loss, self._loss_weight = loss, loss_weight
         given: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
         given["stack_weight_gradients"] = stack_weight_gradients
         compares = check_program(group, check_agreement, {**plan.description, **given})
         warn_of_another_order(plan.schedule, group)
-        self._group, self.seed = group, seed
+        self._plan, self._group, self.seed = plan, group, seed
         self._xp = backend.module_for(device, group.local_rank)
         self._intake = Intake(plan, group, self._xp, seed, compares)
         self._is_training, self.num_steps = plan.model.is_training, 0

@@ -315,11 +315,11 @@ _OWN = "loss", "seed", "recompute", "stack_weight_gradients", "loss_weight", "de
 _OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs", "inputs_require_grad")
 
 
-def planned(model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], **run: Any) -> Plan:
-    """Return the plan that was given, or that of a model and options, for a group.
+def planned(model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], **run: Any) -> tuple[Plan, bool]:
+    """Return the plan that was given, or that of a model and options, for a group; and whether to recompute.
 
-    Collective if the partition is to be measured, on rank 0, where ``run`` says with which loss, seed, device and
-    recompute; otherwise local.
+    Collective if the partition or the schedule follows from measurements, on rank 0, where ``run`` says with which
+    loss, seed, device and recompute; otherwise local.
 
     Raises
     ------
@@ -330,22 +330,22 @@ def planned(model: Sequential | Plan, group: ProcessGroup, options: dict[str, An
     RankError
         Code ``wrong-number``, for a plan of another number of ranks.
     """
-    if str(options.get("partition")) == "measured" and not isinstance(model, Plan):
-        from minipipe.profiling.balancing import measured_partition  # another door
+    is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
+    if is_asked and not isinstance(model, Plan):
+        from minipipe.advice.deciding import decided  # another door
 
-        options["partition"] = measured_partition(model, group, options, **run)
-        options.pop("sample", None)
+        options, run["recompute"] = decided(model, group, options, **run)
     for name in options.keys() - set(_OPTIONS):
         hint = " A wait lasts as long as the group allows: init_process_group(timeout=…)." if name == "timeout" else ""
         raise ArgumentError("name", f"Pipeline takes no {name}=; expected {', '.join((*_OWN, *_OPTIONS))}.{hint}")
     if not isinstance(model, Plan):
-        return Plan(model, num_ranks=group.size, **options)
+        return Plan(model, num_ranks=group.size, **options), run["recompute"]
     if options:
         raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
     if model.schedule.num_ranks != group.size:
         message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
         raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
-    return model
+    return model, run["recompute"]
 
 
 def check_model(model: Any) -> None:

@@ -1,0 +1,95 @@
+"""``Pipeline(…, schedule="auto")``: rank 0 measures and decides, all ranks run the same."""
+
+from functools import partial
+
+import pytest
+
+from minipipe import Pipeline, Plan, nn, schedules, spawn
+from minipipe.advice import deciding
+from minipipe.comm import OneRankGroup
+from minipipe.errors import ArgumentError, ModelError, PartitionError, ScheduleError
+from minipipe.testing import same_bits
+from tests.launch import mpirun, needs_mpi
+from tests.pipeline.small_pipelines import mlp
+from tests.strategies import batch
+
+X, Y = batch(8, 4)
+
+
+def stepped(group, **options):
+    pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), **options)
+    loss = pipeline.step(X, Y)
+    return loss, {name: parameter.grad for name, parameter in pipeline.named_parameters()}, pipeline
+
+
+def alike(ones, others):
+    assert len(ones) == len(others)
+    for (loss, gradients, _), (other, of_other, _) in zip(ones, others):
+        assert loss == other and gradients.keys() == of_other.keys()
+        assert all(same_bits(gradients[name], of_other[name]) for name in gradients)
+
+
+def test_it_has_the_bits_of_the_same_schedule_by_name():
+    given = {"chunks_per_rank": 1, "num_microbatches": 4}  # with which no schedule is searched
+    auto = spawn(lambda g: stepped(g, schedule="auto", sample=None if g.rank else (X, Y), **given), 2)
+    chosen = auto[0][2]
+    assert all(each[2].schedule == chosen.schedule and each[2].partition == chosen.partition for each in auto)
+    named = {"schedule": chosen.schedule.name, "partition": chosen.partition, "num_microbatches": 4}
+    assert named["schedule"] in schedules.REGISTRY
+    alike(auto, spawn(lambda g: stepped(g, **named), 2))
+
+
+def test_a_choice_that_computes_activations_again_reaches_every_rank(monkeypatch):
+    """Which choice that is depends on times. So here it is the only one."""
+    only = partial(deciding._advice, recompute=True)
+    monkeypatch.setattr(deciding, "_advice", lambda *given: only(*given[:-1]))
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4), nn.GELU(), nn.Tanh())))
+
+    def step(group, **options):
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), partition=[range(0, 6), range(6, 12)], **options)
+        held = pipeline.measure_memory(X, X).activation
+        return pipeline.step(X, X), [p.grad for p in pipeline.parameters()], pipeline.schedule, held
+
+    auto = spawn(lambda g: step(g, schedule="auto", sample=(X, X), num_microbatches=1), 2)
+    plain = spawn(lambda g: step(g, schedule=auto[0][2]), 2)
+    for (loss, gradients, _, held), (other, of_other, _, more) in zip(auto, plain):
+        assert loss == other and all(map(same_bits, gradients, of_other))
+        assert all(map(int.__lt__, held, more))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error", "words"),
+    [
+        (mlp(), {}, ArgumentError, r'schedule="auto" needs a batch to measure: sample=\(inputs, targets\)'),
+        (mlp(), {"sample": X}, ArgumentError, "needs a batch to measure"),
+        (mlp(), {"sample": (X, Y), "layer_costs": [1]}, ArgumentError, "expected no layer_costs beside it"),
+        (mlp(), {"sample": (X, Y), "memory_limit": "much"}, ArgumentError, "memory_limit is 'much'"),
+        (mlp(), {"sample": (X, Y), "memory_limit": 100}, ScheduleError, "No choice needs at most 100 B on every rank"),
+        (mlp(), {"sample": (X, Y), "chunks_per_rank": 10}, ArgumentError, "No schedule fits 9 layers on 1 rank"),
+        (mlp(), {"sample": (X, Y), "speed": 2}, ArgumentError, "Pipeline takes no speed="),
+        (nn.Linear(4, 4), {"sample": (X, Y)}, ModelError, "cuts an nn.Sequential"),
+        (Plan(mlp(), num_ranks=1), {}, ModelError, "The stages are given"),
+    ],
+)
+def test_what_cannot_be_decided_is_refused(model, options, error, words):
+    with pytest.raises(error, match=words):
+        Pipeline(model, OneRankGroup(), loss=nn.MSELoss(), schedule="auto", **options)
+
+
+def test_a_limit_without_auto_is_refused():
+    with pytest.raises(ArgumentError, match="Pipeline takes no memory_limit="):
+        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), memory_limit="1 MB")
+
+
+def test_fewer_layers_than_ranks_are_refused_on_every_rank():
+    with pytest.raises(PartitionError, match="cannot make 3 stages"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        spawn(lambda g: Pipeline(model, g, loss=nn.MSELoss(), schedule="auto", sample=(X, Y)), 3)
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_all_ranks_of_mpirun_take_the_choice_of_rank_0():
+    done = mpirun(3, "-m", "tests.advice.auto_over_mpi", limit=120)
+    assert done.code == 0, done.err
+    assert done.out.count("one choice") == 3
