@@ -8,10 +8,11 @@ from types import ModuleType
 from typing import Any
 
 from minipipe import backend
-from minipipe.advice.candidates import candidates, numbers_of_microbatches
+from minipipe.advice.candidates import Candidate, candidates, numbers_of_microbatches
 from minipipe.advice.measurements import Measurements, measure_call, measure_sizes
 from minipipe.advice.memory_size import memory_size
 from minipipe.advice.messages import Messages, messages_of_this_machine
+from minipipe.advice.program import PLANNED, FirstStep
 from minipipe.advice.report import Advice
 from minipipe.advice.weighing import Weighing
 from minipipe.batch.objective import Loss
@@ -22,7 +23,7 @@ from minipipe.job.host import num_cores
 from minipipe.nn import Sequential
 from minipipe.partition.layers import partition_evenly
 from minipipe.pipeline.consistency import check_loss
-from minipipe.pipeline.plan import check_model
+from minipipe.pipeline.plan import Plan, check_model
 from minipipe.profiling.layers import MakeOptimiser
 from minipipe.schedules.registry import NUM_MICROBATCHES
 
@@ -172,3 +173,40 @@ def weighed(weighing: Weighing, chunks_per_rank: int | None = None, recompute: b
         given = f"chunks_per_rank={chunks_per_rank} and partition={weighing.partition}"
         raise ArgumentError("value", f"No schedule fits {sizes} with {given}; leave one of these out.")
     return Advice(choices, weighing.measured, weighing.memory_limit)
+
+
+def advise_step(
+    step: FirstStep, num_ranks: int, memory_limit: float = inf, num_microbatches: int | None = None
+) -> Advice:
+    """Return advice for a program, of which the first step is known; with the program's own choice beside the others.
+
+    Local; it starts ``mpirun`` to measure messages. Parameters and errors are those of :func:`advise`, but that the
+    limit is in bytes.
+
+    Parameters
+    ----------
+    step : FirstStep
+    num_ranks : int
+    memory_limit : float
+    num_microbatches : int, optional
+    """
+    options = step.options
+    planned = {name: options[name] for name in (*PLANNED, "inputs_require_grad") if name in options}
+    partition_evenly(len(step.model.flat_layers), num_ranks)
+    is_known = planned.get("schedule") != "auto" and str(planned.get("partition")) != "measured"
+    own = Plan(step.model, num_ranks=num_ranks, **planned) if is_known else None
+    usual = NUM_MICROBATCHES if own is None else own.schedule.num_microbatches
+    counts = counts_of(step.inputs, num_ranks, num_microbatches, usual)
+    messages, seed = messages_of_this_machine(num_ranks), options.get("seed", 0)
+    xp = backend.module_for(options.get("device", "cpu"))
+    run = (step.model, step.inputs, step.targets, options.get("loss"), counts, REPEATS, seed, xp)
+    measured = spawn(lambda group: measurements(*run, messages, num_ranks), num_ranks=1)[0]
+    grad = options.get("inputs_require_grad", False)
+    weighing = Weighing(step.model, num_ranks, measured, memory_limit, step.optimiser, inputs_require_grad=grad)
+    advice = weighed(weighing, recompute=True if options.get("recompute") else None)
+    if own is None or usual not in measured.layers:
+        return advice
+    chunks, again = own.schedule.num_stages // num_ranks, bool(options.get("recompute"))
+    cut = "given" if "partition" in planned or "layer_costs" in planned else "parameters"
+    choice = weighing.plan(Candidate(own.schedule.name, usual, chunks, cut, again), own, own.schedule)
+    return Advice(advice.choices, measured, memory_limit, choice)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from math import inf
@@ -16,6 +15,7 @@ from minipipe.advice.advising import REPEATS, counts_of, measurements, weighed
 from minipipe.advice.memory_size import memory_size
 from minipipe.advice.messages import measure_messages
 from minipipe.advice.report import Advice
+from minipipe.advice.text import options_of_text, text_of
 from minipipe.advice.weighing import Weighing
 from minipipe.batch.objective import Loss
 from minipipe.comm import ProcessGroup
@@ -25,7 +25,6 @@ from minipipe.nn import Sequential
 from minipipe.partition.layers import partition_evenly
 from minipipe.pipeline.plan import check_model
 from minipipe.profiling.balancing import measured_partition
-from minipipe.schedules.schedule import Schedule
 
 _CONSUMED = ("schedule", "partition", "num_microbatches", "chunks_per_rank", "sample", "memory_limit", "optimiser")
 
@@ -84,12 +83,13 @@ def decided(
         is_one_host = told(os.environ, LOCAL_SIZE, group.size) == group.size
         run = (model, inputs, targets, loss, counts, REPEATS, seed, xp)
         measured = measurements(*run, messages, group.size if is_one_host else 0)
-        found = _written(_advice(model, group.size, options, measured, recompute))
+        best = _advice(model, group.size, options, measured, recompute).best
+        found = np.frombuffer(text_of(best).encode(), np.uint8)
     said = group.broadcast(found, what='the choice, which rank 0 makes for schedule="auto",')
-    choice = json.loads(said.tobytes())
-    parts = [range(start, end) for start, end in zip([0, *choice["ends"]], choice["ends"])]
+    choice = options_of_text(said.tobytes().decode())
     kept = {name: value for name, value in options.items() if name not in _CONSUMED}
-    return {**kept, "schedule": Schedule.from_csv(choice["csv"], choice["name"]), "partition": parts}, choice["again"]
+    again = choice.pop("recompute")
+    return {**kept, **choice}, again
 
 
 def _sample(options: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -113,15 +113,3 @@ def _advice(model: Sequential, num_ranks: int, options: Mapping[str, Any], measu
         options.get("inputs_require_grad", False),
     )
     return weighed(weighing, options.get("chunks_per_rank"), True if recompute else None)
-
-
-def _written(advice: Advice) -> np.ndarray:
-    """Return the best choice as bytes for all ranks."""
-    best = advice.best
-    choice = {
-        "name": best.schedule.name,
-        "csv": best.schedule.to_csv(),
-        "ends": [part.stop for part in best.partition],
-        "again": best.candidate.recompute,
-    }
-    return np.frombuffer(json.dumps(choice).encode(), np.uint8)

@@ -8,7 +8,7 @@ from typing import Any
 
 from minipipe.advice.measurements import Measurements
 from minipipe.advice.reasons import reason
-from minipipe.advice.weighing import Choice, best_of
+from minipipe.advice.weighing import Choice, best_of, by_worth
 from minipipe.render.descriptions import format_memory
 from minipipe.render.table import html_table, text_table
 
@@ -60,7 +60,7 @@ class Advice:
         own: Choice | None = None,
     ) -> None:
         self.best = best_of(choices, memory_limit)
-        self.choices = tuple(sorted(choices, key=lambda choice: (not choice.is_within_limit, choice.time)))
+        self.choices = tuple(sorted(choices, key=by_worth))
         self.measured, self.memory_limit, self.own = measured, memory_limit, own
 
     @property

@@ -151,7 +151,7 @@ class Weighing:
 
     def searched(self, choices: Iterable[Choice]) -> Iterator[Choice]:
         """Yield searched schedules, for the numbers of microbatches, cuts and recomputation of the best choices."""
-        forms = [choice.candidate for choice in sorted(choices, key=_by_worth)]
+        forms = [choice.candidate for choice in sorted(choices, key=by_worth)]
         for count, cut, again in list(dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in forms))[:_FORMS]:
             for model in models_for_search(self.num_ranks, len(self.model.flat_layers), count):
                 chunks = model.num_stages // model.num_ranks
@@ -212,14 +212,14 @@ class Weighing:
 
 
 def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
-    """Return the fastest choice within the limit; of equally fast ones that with least memory.
+    """Return the fastest choice within the limit; of equally fast ones one with a name, and with least memory.
 
     Raises
     ------
     ScheduleError
         Code ``memory``, when no choice is: with the least that there is.
     """
-    ordered = sorted(choices, key=_by_worth)
+    ordered = sorted(choices, key=by_worth)
     if ordered[0].is_within_limit:
         return ordered[0]
     least = min(ordered, key=lambda choice: max(choice.memory))
@@ -231,8 +231,9 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
     )
 
 
-def _by_worth(choice: Choice) -> tuple[bool, float, int]:
-    return not choice.is_within_limit, choice.time, max(choice.memory)
+def by_worth(choice: Choice) -> tuple[bool, float, bool, int]:
+    """Return the key by which choices are sorted, the best first; of equally fast ones those with a name."""
+    return not choice.is_within_limit, choice.time, choice.candidate.schedule == SEARCHED, max(choice.memory)
 
 
 def described(candidate: Candidate) -> str:

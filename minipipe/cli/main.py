@@ -32,6 +32,7 @@ VERBS = {
     "simulate": "time a schedule: makespan, bubble, idle time by cause, peak memory of each rank",
     "search": "find a good schedule for given costs and memory, and say how good the best one could be",
     "step": "walk through a schedule, legal or not, action by action: who does, holds and awaits what",
+    "advise": "say which cut, schedule, microbatches and recomputation suit a training program, and why",
     "run": "start an MPI job, and start it again when it fails, without the hosts that are gone",
     "coursework": "write the exercises, for a student, into a new directory",
     "grade": "run the tests of a student's directory: points, what failed, and why",
