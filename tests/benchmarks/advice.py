@@ -1,0 +1,172 @@
+"""How good the choice of minipipe.advise is: its time over that of the fastest of all choices that were run.
+
+    OPENBLAS_NUM_THREADS=1 mpirun -n 4 python tests/benchmarks/advice.py                every model, a few minutes each
+    OPENBLAS_NUM_THREADS=1 mpirun -n 2 python tests/benchmarks/advice.py --case pyramid --rounds 5 --most 20
+
+The models are those of tutorials/train.py and train_lm.py, and three uneven ones. Rank 0 measures layers and messages
+and weighs, as for ``Pipeline(…, schedule="auto")``. Then every choice is a pipeline, and all of them take turns, step
+by step, so a noisy machine disturbs all alike; a time is the median makespan over the rounds.
+
+Aim: the chosen one takes at most 1.05 of the fastest, for each model.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minipipe import Pipeline, data, init_process_group, nn
+from minipipe.advice.advising import counts_of, measurements, weighed
+from minipipe.advice.messages import measure_messages
+from minipipe.advice.text import options_of_text, text_of
+from minipipe.advice.weighing import Weighing, described
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tutorials"))
+
+
+class Case(NamedTuple):
+    """A model with its loss and a batch."""
+
+    model: nn.Sequential
+    loss: Any
+    inputs: np.ndarray
+    targets: np.ndarray
+
+
+def digits():
+    """The model and the batch of train.py."""
+    import train
+
+    images, labels = data.load_digits()
+    return Case(train.mlp(8, 192), nn.CrossEntropyLoss(), images[:64], labels[:64])
+
+
+def text():
+    """The model and the batch of train_lm.py."""
+    import train_lm
+
+    options = argparse.Namespace(width=96, heads=4, layers=4, context=64, dropout=0.0, tied=False)
+    written = data.load_text()
+    alphabet = data.Alphabet(written)
+    batch = data.text_windows(alphabet.encode(written), options.context, 16, (0, 0, 0))
+    return Case(train_lm.language_model(len(alphabet), options), nn.CrossEntropyLoss(), *batch)
+
+
+def pyramid():
+    """Linear layers that get narrower: the first takes half of the time."""
+    widths = [1024, 768, 512, 384, 256, 192, 128, 96, 64]
+    layers = [layer for pair in zip(widths, widths[1:]) for layer in (nn.Linear(*pair), nn.GELU())]
+    return regression(nn.Sequential(*layers), 1024, 64)
+
+
+def one_slow():
+    """Equal layers, and among them one that takes as long as eight."""
+    narrow = [layer for _ in range(7) for layer in (nn.Linear(192, 192), nn.Tanh())]
+    slow = nn.Sequential(nn.Linear(192, 768), nn.ReLU(), nn.Linear(768, 192))
+    return regression(nn.Sequential(*narrow[:4], slow, *narrow[4:]), 192, 192)
+
+
+def large_head():
+    """Transformer blocks between an embedding, which takes no time, and the scores of many words, which take most."""
+    words, width = 2000, 64
+    blocks = [nn.TransformerBlock(width, 4, is_causal=True) for _ in range(6)]
+    model = nn.Sequential(nn.Embedding(words, width), *blocks, nn.LayerNorm(width), nn.Linear(width, words))
+    ids = np.random.default_rng(0).integers(0, words, (16, 33))
+    return Case(model, nn.CrossEntropyLoss(), ids[:, :-1], ids[:, 1:])
+
+
+def regression(model, width, width_of_targets, batch=256):
+    generator = np.random.default_rng(0)
+    inputs, targets = (generator.standard_normal((batch, w)).astype(np.float32) for w in (width, width_of_targets))
+    return Case(model, nn.MSELoss(), inputs, targets)
+
+
+CASES = {
+    "train.py": digits,
+    "train_lm.py": text,
+    "pyramid": pyramid,
+    "one slow layer": one_slow,
+    "large head": large_head,
+}
+
+
+def choices_of(case, group, most):
+    """Return the choices, the best first, on rank 0, and on all ranks their options, in the same order."""
+    messages = measure_messages(group, "the ranks of this job")
+    choices = []
+    if group.rank == 0:
+        counts = counts_of(case.inputs, group.size, None)
+        batch = case.inputs, case.targets, case.loss
+        measured = measurements(case.model, *batch, counts, 9, 0, np, messages, group.size)
+        choices = weighed(Weighing(case.model, group.size, measured)).choices[:most]
+    told = np.frombuffer("\n".join(map(text_of, choices)).encode(), np.uint8)
+    lines = group.broadcast(told if group.rank == 0 else None).tobytes().decode().splitlines()
+    return choices, list(map(options_of_text, lines))
+
+
+def measure(case, group, every, rounds):
+    """Return for each choice the median makespan of a step, in seconds."""
+    pipelines = [Pipeline(case.model, group, loss=case.loss, **options) for options in every]
+    makespans = [[] for _ in pipelines]
+    for _ in range(rounds + 1):  # the first round warms up
+        for pipeline, found in zip(pipelines, makespans):
+            group.barrier()
+            pipeline.step(case.inputs, case.targets)
+            found.append(pipeline.timeline().makespan)
+    return [median(found[1:]) for found in makespans]
+
+
+def row_of(name, choices, times):
+    fastest = times.index(min(times))
+    return {
+        "case": name,
+        "choices": len(choices),
+        "chosen": described(choices[0].candidate),
+        "predicted_ms": 1e3 * choices[0].time,
+        "measured_ms": 1e3 * times[0],
+        "fastest": described(choices[fastest].candidate),
+        "fastest_ms": 1e3 * times[fastest],
+        "ratio": times[0] / times[fastest],
+        "median_error": median(abs(choice.time / time - 1) for choice, time in zip(choices, times)),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", action="append", help="only cases with this in their name; may be repeated")
+    parser.add_argument("--rounds", type=int, default=21, help="default: %(default)s")
+    parser.add_argument("--most", type=int, help="only so many choices, those of which most is expected")
+    parser.add_argument("--json", action="store_true")
+    rows = []
+    with init_process_group() as group:
+        options = parser.parse_args()
+        for name, make in CASES.items():
+            if options.case and not any(part in name for part in options.case):
+                continue
+            case = make()
+            choices, every = choices_of(case, group, options.most)
+            times = measure(case, group, every, options.rounds)
+            if group.rank == 0:
+                rows.append(row_of(name, choices, times))
+                if not options.json:
+                    report(rows[-1])
+        if group.rank == 0:
+            worst = max(row["ratio"] for row in rows)
+            print(json.dumps(rows) if options.json else f"\nchosen over fastest: at most {worst:.3f}; aim 1.05")
+
+
+def report(row):
+    times = f"predicted {row['predicted_ms']:.2f} ms, measured {row['measured_ms']:.2f} ms"
+    print(f"\n{row['case']}: {row['choices']} choices, median error {100 * row['median_error']:.0f} %")
+    print(f"  chosen   {row['chosen']}: {times}")
+    print(
+        f"  fastest  {row['fastest']}: measured {row['fastest_ms']:.2f} ms; the ratio is {row['ratio']:.3f}", flush=True
+    )
+
+
+if __name__ == "__main__":
+    main()
