@@ -28,6 +28,7 @@ from minipipe.profiling.layers import MakeOptimiser
 from minipipe.schedules.registry import NUM_MICROBATCHES
 
 REPEATS = 5
+SECONDS = 4.0
 
 
 def advise(
@@ -43,6 +44,7 @@ def advise(
     recompute: bool | None = None,
     optimiser: MakeOptimiser | None = None,
     messages: Messages | str | None = None,
+    seconds: float | None = None,
     repeats: int = REPEATS,
     seed: int = 0,
     device: str | ModuleType = "cpu",
@@ -73,6 +75,8 @@ def advise(
     messages : Messages or str, optional
         What messages cost. By default it is measured between ranks that ``mpirun`` starts, or between thread ranks
         where there is no ``mpirun``; with ``"assumed"`` they cost nothing.
+    seconds : float, optional
+        How long to search for schedules beyond the named ones, all searches together: 4 by default, 0 for none.
     repeats, seed, device
         As for :func:`minipipe.measure_layers`.
 
@@ -105,7 +109,8 @@ def advise(
     >>> from minipipe import advise, nn, optim
     >>> model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
     >>> x = np.ones((16, 16), np.float32)
-    >>> advice = advise(model, x, x, num_ranks=2, loss=nn.MSELoss(), optimiser=optim.Adam, messages="assumed")
+    >>> free = {"messages": "assumed", "seconds": 0}
+    >>> advice = advise(model, x, x, num_ranks=2, loss=nn.MSELoss(), optimiser=optim.Adam, **free)
     >>> advice.best.schedule.num_ranks, len(advice.best.partition) >= 2
     (2, True)
     """
@@ -127,7 +132,7 @@ def advise(
     run = (model, inputs, targets, loss, counts, repeats, seed, xp)
     measured = spawn(lambda group: measurements(*run, known, num_ranks), num_ranks=1)[0]
     weighing = Weighing(model, num_ranks, measured, limit, optimiser)
-    return weighed(weighing, chunks_per_rank, recompute)
+    return weighed(weighing, chunks_per_rank, recompute, seconds)
 
 
 def counts_of(inputs: Any, num_ranks: int, wanted: int | None, own: int = NUM_MICROBATCHES) -> list[int]:
@@ -158,16 +163,24 @@ def measurements(
     return Measurements(layers, samples(inputs, "inputs").num_samples, messages, cores, measure_call(repeats, xp))
 
 
-def weighed(weighing: Weighing, chunks_per_rank: int | None = None, recompute: bool | None = None) -> Advice:
-    """Weigh every candidate; then search schedules for the forms of the best."""
+def weighed(
+    weighing: Weighing,
+    chunks_per_rank: int | None = None,
+    recompute: bool | None = None,
+    seconds: float | None = None,
+) -> Advice:
+    """Weigh every candidate; then search schedules for the forms of the best. Parameters are those of advise."""
+    seconds = SECONDS if seconds is None else seconds
+    if not seconds >= 0:
+        raise ArgumentError("value", f"seconds is {seconds!r}; expected a time, at least 0.")
     is_limited = weighing.memory_limit < inf
     cuts = ["given"] if weighing.partition is not None else ["time", "memory"] if is_limited else ["time"]
     again = ([False, True] if is_limited else [False]) if recompute is None else [recompute]
     forms = [(cut, computed_again) for computed_again in again for cut in cuts]
     found = candidates(weighing.num_ranks, len(weighing.model.flat_layers), weighing.measured.layers, chunks_per_rank)
     choices = list(weighing.named(found, forms))
-    if chunks_per_rank is None:
-        choices += weighing.searched(choices)
+    if choices and chunks_per_rank is None and seconds > 0:
+        choices += weighing.searched(choices, seconds)
     if not choices:
         sizes = f"{len(weighing.model.flat_layers)} layers on {weighing.num_ranks} rank{'s' * (weighing.num_ranks > 1)}"
         given = f"chunks_per_rank={chunks_per_rank} and partition={weighing.partition}"

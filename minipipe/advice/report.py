@@ -45,7 +45,7 @@ class Advice:
     >>> import numpy as np
     >>> from minipipe import Pipeline, advise, nn, spawn
     >>> model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), np.ones((8, 8), np.float32)
-    >>> advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, messages="assumed", memory_limit="1 MB")
+    >>> advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, messages="assumed", seconds=0)
     >>> advice.best.is_within_limit, advice.best.time == min(choice.time for choice in advice.choices)
     (True, True)
     >>> spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss(), **advice.options).step(x, x) > 0, num_ranks=2)
@@ -81,8 +81,9 @@ class Advice:
         >>> import numpy as np
         >>> from minipipe import advise, nn
         >>> model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), np.ones((4, 2), np.float32)
-        >>> advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, num_microbatches=4, messages="assumed")
-        >>> sorted({row["schedule"] for row in advice.rows()} - {"searched"})
+        >>> options = {"num_microbatches": 4, "messages": "assumed", "seconds": 0}
+        >>> advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, **options)
+        >>> sorted({row["schedule"] for row in advice.rows()})
         ['1f1b', 'eager-1f1b', 'gpipe', 'sequential', 'zb-h1', 'zb-h2']
         """
         return [choice.row() for choice in self.choices]

@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
-from math import floor, inf
-
-from minipipe.analysis.workload import Workload
+from minipipe.analysis.bounds import lower_bound
+from minipipe.analysis.workload import Objective, Workload
 from minipipe.errors import ScheduleError
 from minipipe.schedules.schedule import Schedule
-from minipipe.simulation.costs import Costs
-from minipipe.simulation.greedy import greedy
+from minipipe.search.finding import find_schedule
 
 
-def searched_schedule(costs: Costs, workload: Workload) -> Schedule | None:
-    """Return a schedule made for a workload, or None where none is found within its memory.
-
-    It is the greedy one, whose limit counts (stage, microbatch) pairs: as many of the largest as fit.
+def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
+    """Return a schedule that was searched for a workload, or None where one microbatch is beyond its memory.
 
     Parameters
     ----------
-    costs : Costs
-        Those of the workload.
     workload : Workload
+    seconds : float
+        How long to search; above 0.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> searched_schedule(Costs().workload((0, 1), num_microbatches=4, memory_limit=0.5), seconds=0.1) is None
+    True
     """
-    limits = []
-    for rank, limit in enumerate(workload.memory_limit):
-        own = [stage for stage, owner in enumerate(workload.placement) if owner == rank]
-        footprint = workload.footprint
-        pair = max(footprint.activation[s] + footprint.transient[s] for s in own)
-        all_pairs = workload.num_microbatches * len(own)
-        limits.append(all_pairs if limit == inf or not pair else min(all_pairs, floor(limit / pair)))
     try:
-        return greedy(workload.num_microbatches, costs, workload.placement, limits, priority="IFW")
+        return find_schedule(workload, Objective.MAKESPAN, seconds).schedule
     except ScheduleError as error:
         if not error.problems[0].code.is_misuse:
             raise
         return None
 
 
-def least_makespan(workload: Workload) -> tuple[float, str]:
-    """Return a time below which no schedule of a workload is, and what says so: the rank that has most to do.
+def least_makespan(workload: Workload, cores: int | None) -> tuple[float, str]:
+    """Return a time below which no schedule of a workload is, and the reason.
 
     Parameters
     ----------
     workload : Workload
+    cores : int, optional
+        How many cores the ranks share.
 
     Examples
     --------
-    >>> least_makespan(Costs(forward=[1, 3]).workload((0, 1), num_microbatches=4))
-    (20.0, 'the work of rank 1')
+    >>> from minipipe import Costs
+    >>> workload = Costs(forward=[1, 3]).workload((0, 1), num_microbatches=4)
+    >>> least_makespan(workload, cores=None)[0], least_makespan(workload, cores=1)
+    (21.0, (32.0, 'All ranks together compute for 32 on cores that they share.'))
     """
-    work = [workload.work(rank) for rank in range(workload.num_ranks)]
-    return max(work), f"the work of rank {work.index(max(work))}"
+    bound = lower_bound(workload, Objective.MAKESPAN)
+    work = sum(map(workload.work, range(workload.num_ranks)))
+    if cores is not None and work / cores > bound.value:
+        return work / cores, f"All ranks together compute for {work:g} on cores that they share."
+    return bound.value, bound.reason

@@ -42,9 +42,9 @@ class Choice(NamedTuple):
     memory : tuple of int
         By rank, the bytes of parameters, gradients, optimiser state, activations and messages.
     bound : float
-        Seconds below which no schedule over the same stages is.
+        Seconds below which no schedule over the same stages is, whatever memory it takes.
     bound_by : str
-        What says so.
+        The reason.
     is_within_limit : bool
         Whether every rank's memory is.
 
@@ -53,7 +53,7 @@ class Choice(NamedTuple):
     >>> import numpy as np
     >>> from minipipe import advise, nn
     >>> x = np.ones((4, 2), np.float32)
-    >>> best = advise(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), x, num_ranks=2, messages="assumed").best
+    >>> best = advise(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), x, num_ranks=2, messages="assumed", seconds=0).best
     >>> list(best.options), best.bound <= best.time
     (['schedule', 'partition', 'recompute'], True)
     """
@@ -149,16 +149,26 @@ class Weighing:
                 if choice.is_within_limit:
                     break
 
-    def searched(self, choices: Iterable[Choice]) -> Iterator[Choice]:
-        """Yield searched schedules, for the numbers of microbatches, cuts and recomputation of the best choices."""
-        forms = [choice.candidate for choice in sorted(choices, key=by_worth)]
-        for count, cut, again in list(dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in forms))[:_FORMS]:
-            for model in models_for_search(self.num_ranks, len(self.model.flat_layers), count):
-                chunks = model.num_stages // model.num_ranks
-                if self._fits(model):
-                    yield from self._searched(Candidate(SEARCHED, count, chunks, cut, again), model)
+    def searched(self, choices: Iterable[Choice], seconds: float) -> Iterator[Choice]:
+        """Yield searched schedules, for the numbers of microbatches, cuts and recomputation of the best choices.
 
-    def _searched(self, candidate: Candidate, model: Schedule) -> Iterator[Choice]:
+        Parameters
+        ----------
+        choices : iterable of Choice
+            Named ones.
+        seconds : float
+            For all searches together.
+        """
+        best = [choice.candidate for choice in sorted(choices, key=by_worth)]
+        forms = list(dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in best))[:_FORMS]
+        num_layers, wanted = len(self.model.flat_layers), []
+        for count, cut, again in forms:
+            for like in filter(self._fits, models_for_search(self.num_ranks, num_layers, count)):
+                wanted.append((Candidate(SEARCHED, count, like.num_stages // like.num_ranks, cut, again), like))
+        for candidate, like in wanted:
+            yield from self._searched(candidate, like, seconds / len(wanted))
+
+    def _searched(self, candidate: Candidate, model: Schedule, seconds: float) -> Iterator[Choice]:
         """Yield a schedule made for the stages of another one, if there is one within the limit."""
         like = self._cut(candidate, model)
         costs = self.measured.costs(like, candidate.recompute)
@@ -166,7 +176,7 @@ class Weighing:
         if like.schedule.frozen or min(free) <= 0:  # the search knows no stages that train nothing
             return
         limit = None if self.memory_limit == inf else free
-        found = searched_schedule(costs, costs.workload(model.placement, candidate.num_microbatches, limit))
+        found = searched_schedule(costs.workload(model.placement, candidate.num_microbatches, limit), seconds)
         if found is not None and found.is_reproducible:
             yield self.plan(candidate, self._plan(found, like.partition), found)
 
@@ -205,7 +215,8 @@ class Weighing:
             share = (slot.end - slot.start) / (self.num_ranks * timeline.makespan)
             idle[slot.cause.value] = idle.get(slot.cause.value, 0.0) + share
         memory = tuple(own.total for own in self._memory(plan, candidate.recompute))
-        bound, bound_by = least_makespan(costs.workload(plan.placement, candidate.num_microbatches))
+        workload = costs.workload(plan.placement, candidate.num_microbatches)
+        bound, bound_by = least_makespan(workload, self.measured.cores)
         is_within_limit = all(fits(own, self.memory_limit) for own in memory)
         time, bubble = timeline.makespan, timeline.bubble_fraction
         return Choice(candidate, schedule, plan.partition, time, bubble, idle, memory, bound, bound_by, is_within_limit)

@@ -16,6 +16,11 @@ from tests.strategies import batch
 X, Y = batch(8, 4)
 
 
+@pytest.fixture(autouse=True)
+def searches_are_short(monkeypatch):
+    monkeypatch.setattr("minipipe.advice.advising.SECONDS", 0.1)
+
+
 def stepped(group, **options):
     pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), **options)
     loss = pipeline.step(X, Y)

@@ -37,6 +37,11 @@ with init_process_group() as group:
 """
 
 
+@pytest.fixture(autouse=True)
+def searches_are_short(monkeypatch):
+    monkeypatch.setattr("minipipe.advice.advising.SECONDS", 0.1)
+
+
 @pytest.fixture
 def program(tmp_path):
     (tmp_path / "beside.py").write_text("WIDTH = 6\n")
