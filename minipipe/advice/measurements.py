@@ -22,6 +22,9 @@ from minipipe.profiling.layers import MeasuredLayers
 from minipipe.profiling.measuring import measured_layers
 from minipipe.simulation.costs import Costs
 
+KNOWS_CORES = any(field.name == "cores" for field in fields(Costs))
+"""Whether the simulator can let ranks share cores."""
+
 
 class Call(NamedTuple):
     """The seconds that F, I and W of a stage take whatever its layers: what each layer has, measured as a stage."""
@@ -91,8 +94,7 @@ def _less(times: Any, more: list[int], call: float) -> list[float]:
 
 def _sharing(cores: int | None) -> dict[str, Any]:
     """Return the argument of Costs by which ranks share cores, where there is such a cost."""
-    is_known = any(field.name == "cores" for field in fields(Costs))
-    return {"cores": cores} if is_known and cores is not None else {}
+    return {"cores": cores} if KNOWS_CORES and cores is not None else {}
 
 
 def measure_sizes(
