@@ -71,7 +71,8 @@ def _about_microbatches(best: Choice, choices: Sequence[Choice], measured: Measu
         share = sum(measured.layers[2 * count].times) / sum(measured.layers[count].times)
         sizes = measured.samples_of(2 * count), measured.samples_of(count)
         loss = "would shrink them below what one core does efficiently" if share > 0.5 + _LITTLE else "gain nothing"
-        yield f"More microbatches {loss}: {sizes[0]} samples take {share:.2f} of the time of {sizes[1]}."
+        takes = "sample takes" if sizes[0] == 1 else "samples take"
+        yield f"More microbatches {loss}: {sizes[0]} {takes} {share:.2f} of the time of {sizes[1]}."
 
 
 def _limit(choices: Sequence[Choice]) -> Iterator[str]:
