@@ -7,7 +7,7 @@ of 1, 1/2, 1/4 … of it, one of each, which takes little more than the whole ba
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -21,9 +21,6 @@ from minipipe.pipeline.plan import Plan
 from minipipe.profiling.layers import MeasuredLayers
 from minipipe.profiling.measuring import measured_layers
 from minipipe.simulation.costs import Costs
-
-KNOWS_CORES = any(field.name == "cores" for field in fields(Costs))
-"""Whether the simulator can let ranks share cores."""
 
 
 class Call(NamedTuple):
@@ -84,17 +81,12 @@ class Measurements(NamedTuple):
             "backward_weight": _less(costs.backward_weight, more, self.call.backward_weight),
         }
         latency, bandwidth, overhead, _ = self.messages
-        changed |= {"latency": latency, "bandwidth": bandwidth, "overhead": overhead, **_sharing(self.cores)}
+        changed |= {"latency": latency, "bandwidth": bandwidth, "overhead": overhead, "cores": self.cores}
         return replace(costs, **changed)
 
 
 def _less(times: Any, more: list[int], call: float) -> list[float]:
     return [max(0.0, time - count * call) for time, count in zip(times, more)]
-
-
-def _sharing(cores: int | None) -> dict[str, Any]:
-    """Return the argument of Costs by which ranks share cores, where there is such a cost."""
-    return {"cores": cores} if KNOWS_CORES and cores is not None else {}
 
 
 def measure_sizes(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from minipipe.advice.measurements import KNOWS_CORES, Measurements
+from minipipe.advice.measurements import Measurements
 from minipipe.advice.reasons import reason
 from minipipe.advice.weighing import Choice, best_of, by_worth
 from minipipe.render.descriptions import format_memory
@@ -108,8 +108,7 @@ class Advice:
 
     def _measured_on(self) -> str:
         messages, cores = self.measured.messages, self.measured.cores
-        is_modelled = ", which is not predicted" * (not KNOWS_CORES)
-        shared = "" if cores is None else f"; the ranks share {cores} core{'s' * (cores != 1)}{is_modelled}"
+        shared = "" if cores is None else f"; the ranks share {cores} core{'s' * (cores != 1)}"
         speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
         return f"A message takes {1e6 * messages.latency:.3g} µs{speed} ({messages.measured_on}){shared}."
 

@@ -216,7 +216,7 @@ class Weighing:
             idle[slot.cause.value] = idle.get(slot.cause.value, 0.0) + share
         memory = tuple(own.total for own in self._memory(plan, candidate.recompute))
         workload = costs.workload(plan.placement, candidate.num_microbatches)
-        bound, bound_by = least_makespan(workload, getattr(costs, "cores", None))
+        bound, bound_by = least_makespan(workload, self.measured.cores)
         is_within_limit = all(fits(own, self.memory_limit) for own in memory)
         time, bubble = timeline.makespan, timeline.bubble_fraction
         return Choice(candidate, schedule, plan.partition, time, bubble, idle, memory, bound, bound_by, is_within_limit)

@@ -9,7 +9,7 @@ import pytest
 from minipipe import Plan, simulate
 from minipipe.advice import Advice, Candidate, Messages
 from minipipe.advice.advising import weighed
-from minipipe.advice.measurements import KNOWS_CORES, Call
+from minipipe.advice.measurements import Call
 from minipipe.advice.weighing import Weighing
 from minipipe.errors import ScheduleError
 from tests.advice.invented import measured, model
@@ -109,7 +109,6 @@ def test_searched_schedules_keep_the_bits_of_one_process_and_the_best_the_limit(
     assert found.best.time <= named * (1 + 1e-12)
 
 
-@pytest.mark.skipif(not KNOWS_CORES, reason="needs Costs(cores=…)")
 def test_ranks_that_share_cores_are_not_below_all_their_work():
     alone, shared = (advice(cores=cores).best for cores in (None, 1))
     assert shared.bound > alone.bound and shared.time >= shared.bound * (1 - 1e-9) and shared.time > alone.time
