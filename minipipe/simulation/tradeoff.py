@@ -32,7 +32,7 @@ class Choice(NamedTuple):
     memory : float
         The peak of the fullest rank, in the memory unit of the costs.
     bubble : float
-        The idle fraction of total rank time.
+        The fraction of total rank time that is not work: idle, or lost where ranks share cores.
     makespan : float
         In the time unit of the costs.
     is_searched : bool
@@ -82,7 +82,8 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for fewer than two ranks or a count below 1; ``costs``, where activations take no memory.
+        Code ``parameters``, for fewer than two ranks or a count below 1; ``costs``, where activations take no memory
+        or actions no time.
 
     Notes
     -----
@@ -106,7 +107,10 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     if not any(costs.memory(num_ranks).activation):
         raise ScheduleError.of(ScheduleCode.COSTS, "activation is 0; expected memory, to compare it with time.")
     rows = [row for row in table(num_ranks, num_microbatches, costs) if row["error"] is None]
-    choices = [_choice(row["schedule"], row) for row in rows if row["schedule"] != "forward-only"]
+    work = _work(costs, num_ranks, num_microbatches)
+    if not work:
+        raise ScheduleError.of(ScheduleCode.COSTS, "F, I and W take no time; expected some, to compare it with memory.")
+    choices = [_choice(row["schedule"], row, work) for row in rows if row["schedule"] != "forward-only"]
     most = max(choice.memory for choice in choices)
     bounds = {
         name: tuple(_bound(costs, placed(num_ranks), num_microbatches, most)) for name, placed in PLACEMENTS.items()
@@ -128,7 +132,8 @@ def searched_choice(schedule: Schedule, costs: Costs) -> Choice:
     >>> searched_choice(schedules.v_half(4, 8), Costs())[:3]
     ('v-half', 'V', 3.0)
     """
-    return _choice(schedule.name, figures(schedule, costs), is_searched=True)
+    work = _work(costs, schedule.num_ranks, schedule.num_microbatches)
+    return _choice(schedule.name, figures(schedule, costs), work, is_searched=True)
 
 
 def pareto_front(choices: Iterable[Choice]) -> list[Choice]:
@@ -149,9 +154,15 @@ def pareto_front(choices: Iterable[Choice]) -> list[Choice]:
     return best
 
 
-def _choice(name: str, found: Mapping[str, Any], is_searched: bool = False) -> Choice:
-    memory = max(found["peak_memory"])
-    return Choice(name, found["placement"], memory, found["bubble_fraction"], found["makespan"], is_searched)
+def _choice(name: str, found: Mapping[str, Any], work: float, is_searched: bool = False) -> Choice:
+    memory, makespan = max(found["peak_memory"]), found["makespan"]
+    return Choice(name, found["placement"], memory, 1 - work / makespan, makespan, is_searched)
+
+
+def _work(costs: Costs, num_ranks: int, num_microbatches: int) -> float:
+    """Return the time of the work of a rank by itself, the mean over all ranks."""
+    workload = costs.workload(range(num_ranks), num_microbatches)
+    return sum(map(workload.work, range(num_ranks))) / num_ranks
 
 
 def _bound(costs: Costs, placement: Sequence[int], num_microbatches: int, most: float) -> Iterator[tuple[float, float]]:
@@ -162,20 +173,20 @@ def _bound(costs: Costs, placement: Sequence[int], num_microbatches: int, most: 
     is_whole = len({*footprint.activation, *footprint.weight_activation}) == 1 and not any(footprint.transient)
     # Where all amounts are alike, only their multiples are ever held. Otherwise a step has the height of its right end.
     step, holds = (footprint.activation[0], 0.0) if is_whole else (share / _PIECES, (1 - _ROUNDING) * share / _PIECES)
-    unlimited = _least_bubble(own.workload(placement, num_microbatches))
+    work = _work(costs, num_ranks, num_microbatches)
+    unlimited = _least_bubble(work, own.workload(placement, num_microbatches))
     last, memory = inf, share
     while fits(memory, most) and last > unlimited:
         with suppress(ScheduleError):  # not even one microbatch fits
-            bubble = _least_bubble(own.workload(placement, num_microbatches, memory + holds))
+            bubble = _least_bubble(work, own.workload(placement, num_microbatches, memory + holds))
             if bubble < last:
                 yield memory, bubble
             last = min(last, bubble)
         memory += step
 
 
-def _least_bubble(workload: Workload) -> float:
-    work = sum(map(workload.work, range(workload.num_ranks)))
-    return 1 - work / (workload.num_ranks * lower_bound(workload, Objective.MAKESPAN).value)
+def _least_bubble(work: float, workload: Workload) -> float:
+    return 1 - work / lower_bound(workload, Objective.MAKESPAN).value
 
 
 def _counts_microbatches(costs: Costs) -> bool:
