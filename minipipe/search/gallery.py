@@ -86,27 +86,6 @@ def proved_optimum(workload: Workload, objective: Objective) -> float | None:
     return None
 
 
-def describe_optimum(workload: Workload, objective: Objective) -> str:
-    """Return the optimum of a workload in words, or nothing where the gallery has none.
-
-    Raises
-    ------
-    FileError
-        Code ``damaged``, as :func:`proved_optimum`.
-
-    Examples
-    --------
-    >>> from minipipe import Costs
-    >>> print(describe_optimum(Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=4), Objective.MAKESPAN))
-    the least makespan for 4 ranks, 8 microbatches and this memory is 27: proved
-    """
-    best = proved_optimum(workload, objective)
-    if best is None:
-        return ""
-    sizes = f"{workload.num_ranks} ranks, {workload.num_microbatches} microbatches"
-    return f"the least {objective} for {sizes} and this memory is {best:g}: proved"
-
-
 def gallery_from(text: str) -> Optima:
     """Return the lines of a gallery.
 

@@ -19,15 +19,15 @@ class Gap(NamedTuple):
     Attributes
     ----------
     objective : Objective
-    memory : float
-        The most that a rank of the schedule holds, and each rank of the others may hold.
+    workload : Workload
+        What all schedules have to do. Each rank may hold as much as the rank of this one that holds most.
     value : float
         Makespan or longest own span, in the unit of the times.
     bound : Bound
     """
 
     objective: Objective
-    memory: float
+    workload: Workload
     value: float
     bound: Bound
 
@@ -66,7 +66,9 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
     memory = max(timeline.peak_memory or (inf,))
     workload = _workload_of(schedule, costs, memory)
     values = {Objective.MAKESPAN: timeline.makespan, Objective.SPAN: timeline.cost}
-    return tuple(Gap(objective, memory, value, lower_bound(workload, objective)) for objective, value in values.items())
+    return tuple(
+        Gap(objective, workload, value, lower_bound(workload, objective)) for objective, value in values.items()
+    )
 
 
 def _workload_of(schedule: ActionTable, costs: Costs, memory_limit: float) -> Workload:
