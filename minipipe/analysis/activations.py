@@ -16,11 +16,8 @@ A stage that has no W and no B gives its activation back with I, and one that ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_range
 
@@ -223,25 +220,3 @@ def lifetimes(actions: Sequence[Action]) -> list[Lifetime]:
     ends = endings(actions)
     last = {(s, k): at for at, (s, kind, k) in enumerate(actions) if (s, kind) in ends}
     return [Lifetime(s, k, at, last.get((s, k))) for at, (s, kind, k) in enumerate(actions) if kind is F]
-
-
-def per_rank(name: str, given: float | Sequence[float], num_ranks: int) -> tuple[int, ...]:
-    """Return a limit for each rank: one whole number for all alike, or those given.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``.
-
-    Examples
-    --------
-    >>> per_rank("memory_limit", 4, num_ranks=3)
-    (4, 4, 4)
-    """
-    values: tuple = tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
-    if len(values) != num_ranks or not all(isinstance(value, Integral) and int(value) >= 1 for value in values):
-        message = (
-            f"{name} is {quoted(given)}; expected a whole number, at least 1, or one for each of {num_ranks} ranks."
-        )
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
-    return tuple(map(int, values))

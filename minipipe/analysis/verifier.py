@@ -18,11 +18,11 @@ written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 
-from minipipe.analysis.activations import Footprint, Level, held_counts, held_memory, per_rank
+from minipipe.analysis.activations import Footprint, held_memory
 from minipipe.analysis.dependencies import Dependencies, Value
 from minipipe.analysis.walk import Blocked, walk
 from minipipe.analysis.workload import amount_per_rank, check_footprint, fits
@@ -50,8 +50,8 @@ def verify(
     schedule : Schedule or Program
         A program is checked as written, a schedule with the messages that :func:`minipipe.schedules.lower` adds.
     memory_limit : int or float, or a sequence of them, optional
-        The most that a rank may hold at once: one limit for all ranks, or one for each. Without ``memory`` it is a
-        whole number of (stage, microbatch) pairs, with it an amount.
+        The most that a rank may hold at once: one limit for all ranks, or one for each. Without ``memory`` it
+        counts (stage, microbatch) pairs.
     memory : Footprint, optional
         By stage, what one microbatch holds, in the unit of the limits: ``costs.memory(num_stages)`` of a
         :class:`minipipe.Costs`.
@@ -275,18 +275,13 @@ def _memory_problems(
     """Report, for each rank, the first action that exceeds its memory limit."""
     if memory_limit is None:
         return []
-    limits: tuple[float, ...]
-    levels: Iterable[Iterator[Level]]
-    if memory is None:
-        limits, unit = per_rank("memory_limit", memory_limit, schedule.num_ranks), " (stage, microbatch) pairs"
-        levels = map(held_counts, schedule.actions)
-    else:
-        check_footprint(memory, schedule.num_stages)
-        limits, unit = amount_per_rank(memory_limit, schedule.num_ranks), ""
-        levels = (held_memory(row, memory) for row in schedule.actions)
+    unit = " (stage, microbatch) pairs" if memory is None else ""
+    ones, nothing = (1,) * schedule.num_stages, (0,) * schedule.num_stages
+    memory = Footprint(ones, ones, nothing) if memory is None else memory
+    check_footprint(memory, schedule.num_stages)
     problems = []
-    for rank, (limit, row) in enumerate(zip(limits, levels)):
-        for position, (held, _) in enumerate(row):
+    for rank, limit in enumerate(amount_per_rank(memory_limit, schedule.num_ranks)):
+        for position, (held, _) in enumerate(held_memory(schedule.actions[rank], memory)):
             if not fits(held, limit):
                 action = schedule.actions[rank][position]
                 sentence = (

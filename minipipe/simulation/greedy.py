@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from numbers import Integral
 
-from minipipe.analysis.activations import per_rank
 from minipipe.analysis.dependencies import Dependencies, Value
+from minipipe.analysis.workload import amount_per_rank
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.printable import quoted
 from minipipe.schedules.action import Action, ActionKind
@@ -22,7 +22,7 @@ def greedy(
     num_microbatches: int,
     costs: Costs,
     placement: Sequence[int],
-    memory_limit: int | Sequence[int] | None = None,
+    memory_limit: float | Sequence[float] | None = None,
     priority: str = "BF",
 ) -> Schedule:
     """Return a greedy schedule: no rank waits while it could work (list scheduling).
@@ -41,7 +41,7 @@ def greedy(
         The costs of the simulation that builds the schedule.
     placement : sequence of int
         The rank of each stage.
-    memory_limit : int or sequence of int, optional
+    memory_limit : float or sequence of float, optional
         The largest number of (stage, microbatch) pairs that a rank may hold: one limit for all ranks, or one for each.
         It is at least the number of stages of the rank.
     priority : str
@@ -89,13 +89,13 @@ def greedy(
         )
     stages = stages_by_rank(placement, num_ranks)
     no_limit = num_microbatches * len(placement)
-    limits = per_rank("memory_limit", no_limit if memory_limit is None else memory_limit, num_ranks)
+    limits = amount_per_rank(no_limit if memory_limit is None else memory_limit, num_ranks)
     for rank, (own, limit) in enumerate(zip(stages, limits)):
         if limit < len(own):
             raise ScheduleError.of(
                 ScheduleCode.PARAMETERS,
-                f"memory_limit is {limit} on rank {rank}, but one microbatch takes {len(own)} pairs on its {len(own)} "
-                f"stages; expected at least {len(own)}.",
+                f"memory_limit is {limit:g} on rank {rank}, but one microbatch takes {len(own)} pairs on its "
+                f"{len(own)} stages; expected at least {len(own)}.",
             )
     ranks = [_Rank(own, num_microbatches, limit, priority) for own, limit in zip(stages, limits)]
     blank = Schedule("greedy", placement, num_microbatches, ((),) * num_ranks)
@@ -106,7 +106,7 @@ def greedy(
 class _Rank:
     """The state of one rank: ready actions, activations held, and actions started."""
 
-    def __init__(self, stages: list[int], num_microbatches: int, limit: int, priority: str) -> None:
+    def __init__(self, stages: list[int], num_microbatches: int, limit: float, priority: str) -> None:
         self.limit = limit
         self.kinds = [ActionKind(letter) for letter in priority]
         self.ready: dict[ActionKind, list[tuple[int, int]]] = {kind: [] for kind in self.kinds}

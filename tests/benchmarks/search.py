@@ -87,7 +87,7 @@ def measure(row, times, options):
         "seconds": search.progress[-1][0],
         "variables": 3 * workload.num_stages * workload.num_microbatches,
         **{"found_by": found_by, "proved_by": proved_by},
-        "progress": [(round(seconds, 2), value / bound.value - 1) for seconds, value in search.progress],
+        "progress": [(round(seconds, 2), max(value / bound.value - 1, 0.0)) for seconds, value in search.progress],
     }
 
 

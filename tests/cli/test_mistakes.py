@@ -48,7 +48,7 @@ from tests.launch import ROOT, run
         ),
         (["simulate", "gpipe", "--costs", "F=1:2"], "forward has 2 values for 4 stages"),
         (["simulate", "gpipe", "--costs", "speed=9"], "'speed=9' is not a cost; expected one of F, I, W, latency"),
-        (["check", "gpipe", "--memory-limit", "0"], "memory_limit is 0; expected a whole number, at least 1"),
+        (["check", "gpipe", "--memory-limit", "0"], "memory_limit is 0; expected an amount above 0"),
     ],
 )
 def test_a_question_that_is_wrong_exits_2_and_says_what_would_be_right(arguments, words, ask):
