@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import inf
 from numbers import Real
+from sys import float_info
 from typing import Any, NamedTuple, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError
@@ -70,13 +71,17 @@ def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
     """
     of_rank = (0,) * num_ranks if hosts is None else _host_numbers(hosts, num_ranks)
     counts = _numbers(inf if cores is None else cores, 1 + max(of_rank))
-    if not all(isinstance(count, Real) and float(count) > 0 for count in counts):
+    if not all(isinstance(count, Real) and _is_above_0(count) for count in counts):
         message = f"cores is {quoted(cores)}; expected a number above 0, such as 2, or one for each host."
         raise ScheduleError.of(ScheduleCode.COSTS, message)
     if len(counts) != 1 + max(of_rank):
         message = f"cores has {len(counts)} values, and there are {1 + max(of_rank)} hosts; expected one for each."
         raise ScheduleError.of(ScheduleCode.COSTS, message)
     return Hosts(of_rank, tuple(map(float, counts)))
+
+
+def _is_above_0(count: Any) -> bool:
+    return count == inf or 0 < count <= float_info.max
 
 
 def _host_numbers(hosts: object, num_ranks: int) -> tuple[int, ...]:
@@ -92,7 +97,7 @@ def _host_numbers(hosts: object, num_ranks: int) -> tuple[int, ...]:
 
 def _numbers(given: Any, count: int) -> list[Any]:
     """Return the items of a sequence; of anything else, as many of it as are wanted."""
-    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given] * count
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given] * count
 
 
 def fair_rates(links_of: Mapping[M, Sequence[Link]]) -> dict[M, float]:

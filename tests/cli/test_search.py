@@ -56,7 +56,7 @@ def test_a_wrong_question_is_refused(ask, options, complaint):
 def test_simulate_quotes_the_gallery_where_no_formula_reaches_the_optimum(ask, tmp_path):
     """With memory for three microbatches the formulas prove 30; the optimum is 31."""
     file = tmp_path / "found.csv"
-    ask(*QUESTION[:-1], 3, "--memory-limit", 3, "--objective", "makespan", "-o", file)
+    ask(*QUESTION, "--memory-limit", 3, "--objective", "makespan", "-o", file)
     _, printed, _ = ask("simulate", file, "--json")
     found = json.loads(printed)
     assert (found["bound"], found["bound_by"]) == (31, "gallery")

@@ -105,7 +105,7 @@ except OSError as error:
 LOOK_AROUND = r'''
 import gc, inspect, re, types
 
-def words_in(start, most=200_000):
+def words_in(start, most=1_000_000):
     """Return what looks like a secret word in whatever can be reached from some objects."""
     found, seen, left = set(), set(), list(start)
     while left and len(seen) < most:

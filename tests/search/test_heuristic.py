@@ -99,6 +99,7 @@ def test_the_search_is_as_good_as_the_named_schedules_in_a_v(m, chunks, best):
     assert best_found(Costs().workload(v_placement(4), m, chunks), "makespan", best) == best
 
 
+@pytest.mark.slow
 def test_a_v_is_found_without_the_named_schedules(monkeypatch):
     monkeypatch.setattr("minipipe.search.heuristic.REGISTRY", {})
     assert best_found(Costs().workload(v_placement(4), 8, 4), "makespan", 59) == 59
