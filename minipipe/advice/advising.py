@@ -159,7 +159,7 @@ def measurements(
 ) -> Measurements:
     """Measure layers for each number of microbatches, with as many BLAS threads as there are now. Local."""
     layers = measure_sizes(model, inputs, targets, loss, counts, repeats, seed, xp)
-    cores = num_cores() if num_cores() < num_ranks else None
+    cores = (messages.cores or num_cores()) if num_cores() < num_ranks else None
     return Measurements(layers, samples(inputs, "inputs").num_samples, messages, cores, measure_call(repeats, xp))
 
 

@@ -41,8 +41,8 @@ class Measurements(NamedTuple):
     num_samples : int
         In the batch.
     messages : Messages
-    cores : int, optional
-        How many cores the ranks share; None where each has its own.
+    cores : float, optional
+        How much of the cores the ranks share; None where each has its own.
     call : Call
         What a stage costs beside its layers.
 
@@ -55,7 +55,7 @@ class Measurements(NamedTuple):
     layers: Mapping[int, MeasuredLayers]
     num_samples: int
     messages: Messages
-    cores: int | None = None
+    cores: float | None = None
     call: Call = Call()
 
     def samples_of(self, microbatches: int) -> int:
@@ -80,8 +80,8 @@ class Measurements(NamedTuple):
             "backward_input": _less(costs.backward_input, more, self.call.backward_input + again),
             "backward_weight": _less(costs.backward_weight, more, self.call.backward_weight),
         }
-        latency, bandwidth, overhead, _ = self.messages
-        changed |= {"latency": latency, "bandwidth": bandwidth, "overhead": overhead, "cores": self.cores}
+        known = self.messages._asdict()
+        changed |= {name: known[name] for name in ("latency", "bandwidth", "overhead")} | {"cores": self.cores}
         return replace(costs, **changed)
 
 

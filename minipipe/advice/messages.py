@@ -1,4 +1,7 @@
-"""What messages between ranks cost, measured by ping-pong: on the ranks at hand, or on those that mpirun starts.
+"""What messages between ranks cost: measured on the ranks at hand, or on those that mpirun starts.
+
+Ping-pong tells the bandwidth. The rest is that of ranks at work, which look for messages between their actions and may
+share cores: of a small pipeline over all of them.
 
 ``mpirun -n 4 python -m minipipe.advice.messages`` prints it as JSON.
 """
@@ -18,13 +21,13 @@ from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.errors import LaunchError
 from minipipe.job.launcher import num_ranks as ranks_of_launcher
 from minipipe.nn import Linear, MSELoss, Sequential
-from minipipe.pipeline import Pipeline, Plan
+from minipipe.pipeline import Pipeline
 from minipipe.simulation.costs import Costs
 from minipipe.simulation.fitting import fit_messages
 from minipipe.supervision.launching import find_mpirun
 
 _SIZES, _REPEATS = (1 << 10, 1 << 18), 40  # bytes; the cost is a line through these two
-_STAGES, _MICROBATCHES, _STEPS = 4, 16, 5  # of the pipeline that does next to nothing
+_WIDTH, _SAMPLES, _MICROBATCHES, _STEPS = 64, 16, 16, 10  # of the small pipeline: a layer on each rank
 _THREADS, _MPI = "thread ranks", "MPI ranks"
 
 
@@ -39,6 +42,8 @@ class Messages(NamedTuple):
         Bytes per second.
     overhead : float
         Seconds of a rank between two actions.
+    cores : float, optional
+        Where ranks outnumber the cores of one host: how much of the cores they get.
     measured_on : str
         Between which ranks.
 
@@ -51,11 +56,12 @@ class Messages(NamedTuple):
     latency: float = 0.0
     bandwidth: float = float("inf")
     overhead: float = 0.0
+    cores: float | None = None
     measured_on: str = "assumed"
 
 
 def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
-    """Measure messages between neighbours, one pair after another, while the other ranks wait.
+    """Measure messages between neighbours, one pair after another, and then in a pipeline of all ranks.
 
     Collective. Only rank 0 has the result of all pairs; the others return an empty one.
 
@@ -67,10 +73,12 @@ def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
     """
     samples = np.array([sample for rank in range(group.size - 1) for sample in _pair(group, rank)]).reshape(-1, 2)
     gathered = group.all_gather(samples, what="the times of messages, which are measured for schedule='auto',")
+    at_work = _costs_at_work(group)
     if group.rank:
         return Messages()
     latency, bandwidth = fit_messages([(size, time) for own in gathered for size, time in own.tolist()])
-    return Messages(latency, bandwidth, _overhead(), measured_on)
+    cores = at_work.cores if isinstance(at_work.cores, float) else None
+    return Messages(max(latency, at_work.latency), bandwidth, at_work.overhead, cores, measured_on)
 
 
 def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
@@ -93,20 +101,12 @@ def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
     return found
 
 
-def _overhead() -> float:
-    """Return the seconds between two actions of a rank: of a pipeline on this rank alone, whose layers are tiny."""
-
-    def measure(group: ProcessGroup) -> Costs:
-        model = Sequential(*(Linear(1, 1) for _ in range(_STAGES)))
-        plan = Plan(model, num_ranks=1, num_microbatches=_MICROBATCHES, chunks_per_rank=_STAGES)
-        pipeline = Pipeline(plan, group, loss=MSELoss())
-        ones, timelines = np.ones((_MICROBATCHES, 1), np.float32), []
-        for _ in range(_STEPS):
-            pipeline.step(ones, ones)
-            timelines.append(pipeline.timeline())
-        return Costs.measured(*timelines[1:])
-
-    return spawn(measure, num_ranks=1)[0].overhead
+def _costs_at_work(group: ProcessGroup) -> Costs:
+    """Return the costs of a pipeline with small layers, one on each rank. Collective."""
+    model = Sequential(*(Linear(_WIDTH, _WIDTH) for _ in range(group.size)))
+    pipeline = Pipeline(model, group, loss=MSELoss(), num_microbatches=_MICROBATCHES)
+    ones = np.ones((_MICROBATCHES * _SAMPLES, _WIDTH), np.float32)
+    return pipeline.measure_costs(ones, ones, num_steps=_STEPS)
 
 
 def messages_of_this_machine(num_ranks: int) -> Messages:

@@ -108,7 +108,7 @@ class Advice:
 
     def _measured_on(self) -> str:
         messages, cores = self.measured.messages, self.measured.cores
-        shared = "" if cores is None else f"; the ranks share {cores} core{'s' * (cores != 1)}"
+        shared = "" if cores is None else f"; the ranks share {cores:.3g} core{'s' * (cores != 1)}"
         speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
         return f"A message takes {1e6 * messages.latency:.3g} µs{speed} ({messages.measured_on}){shared}."
 

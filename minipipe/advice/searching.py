@@ -32,14 +32,14 @@ def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
         return None
 
 
-def least_makespan(workload: Workload, cores: int | None) -> tuple[float, str]:
+def least_makespan(workload: Workload, cores: float | None) -> tuple[float, str]:
     """Return a time below which no schedule of a workload is, and the reason.
 
     Parameters
     ----------
     workload : Workload
-    cores : int, optional
-        How many cores the ranks share.
+    cores : float, optional
+        How much of the cores the ranks share.
 
     Examples
     --------
