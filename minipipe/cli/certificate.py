@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from minipipe.analysis.workload import ROUNDING
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError
 from minipipe.files import read_text
@@ -31,7 +32,7 @@ def check_certificate(path: str, seconds: float | None, as_json: bool) -> ExitSt
     if not is_unchanged:
         raise changed()
     proof = _proof(certificate, seconds) if seconds is not None and not finding.is_proved else None
-    is_proved = finding.is_proved or (proof is not None and proof.bound >= certificate.bound * (1 - 1e-9))
+    is_proved = finding.is_proved or (proof is not None and proof.bound >= certificate.bound * (1 - ROUNDING))
     if as_json:
         print(json.dumps({"legal": True, **claim._asdict(), "gap": certificate.gap, "is_proved_here": is_proved}))
     else:
@@ -49,7 +50,7 @@ def _proof(certificate: Certificate, seconds: float) -> Certificate:
         found = solve(workload, objective, seconds, certificate.schedule)
     except ArgumentError:
         found = solve_by_branch_and_bound(workload, objective, seconds)
-    if found.value < certificate.bound * (1 - 1e-9):
+    if found.value < certificate.bound * (1 - ROUNDING):
         message = f"The certificate says that no schedule is below {certificate.bound:.12g}; {found.found_by} found"
         raise ScheduleError.of(ScheduleCode.CERTIFICATE, f"{message} one with {found.value:.12g}.")
     return found
@@ -63,7 +64,9 @@ def _about_the_bound(certificate: Certificate, finding: Finding, proof: Certific
     if proof is None:
         best = f"the best formula gives {formula.value:g}. --prove SECONDS searches again"
         return f"{by}, which is not repeated here; {best}"
-    again = "proved again" if proof.bound >= certificate.bound * (1 - 1e-9) else f"not repeated: proved {proof.bound:g}"
+    again = (
+        "proved again" if proof.bound >= certificate.bound * (1 - ROUNDING) else f"not repeated: proved {proof.bound:g}"
+    )
     return f"{by}; {again} by {proof.bound_by} in {proof.seconds:.1f} s"
 
 

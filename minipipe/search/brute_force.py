@@ -28,7 +28,7 @@ from math import inf, isinf
 from time import perf_counter
 from typing import NamedTuple
 
-from minipipe.analysis.workload import Objective, Workload, fits
+from minipipe.analysis.workload import ROUNDING, Objective, Workload, fits
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.placement import stages_by_rank
@@ -38,7 +38,6 @@ from minipipe.search.first_schedule import one_after_another
 from minipipe.simulation.evaluation import evaluate
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
-_ROUNDING = 1e-9  # relative: what is better by less is the same
 NAME = "branch and bound"
 Kind = tuple[int, ActionKind]  # (stage, kind): its next microbatch follows from how many are done
 
@@ -136,7 +135,7 @@ class _Search:
         """Look at all schedules that go on from what is placed."""
         self.is_late = self.is_late or perf_counter() > self.deadline
         bound = self.bound()
-        if self.is_late or bound >= self.best * (1 - _ROUNDING):  # [1]
+        if self.is_late or bound >= self.best * (1 - ROUNDING):  # [1]
             return
         if all(len(ends) == self.workload.num_microbatches for ends in self.ends.values()):
             self.best, self.rows = bound, [list(row) for row in self.placed]  # nothing is left: the bound is the value

@@ -87,7 +87,7 @@ def solve(
     >>> find_spec("ortools") is None or solve(workload, Objective.MAKESPAN, seconds=10)[3:5] == (27.0, 27.0)
     True
     """
-    cp_model, began = _solver_module(), perf_counter()
+    cp_model, began = solver_module(), perf_counter()
     best = hint or one_after_another(workload)
     value, found_by = evaluate(best, workload, objective), best.name
     formula, formula_name, _ = lower_bound(workload, objective)
@@ -117,7 +117,14 @@ def solve(
     return Certificate(best, workload, objective, value, bound, bound_by, found_by, perf_counter() - began)
 
 
-def _solver_module() -> Any:
+def solver_module() -> Any:
+    """Return the module of CP-SAT.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, if OR-tools are not installed.
+    """
     try:
         from ortools.sat.python import cp_model
     except ImportError:

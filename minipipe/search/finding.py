@@ -10,7 +10,7 @@ from minipipe.analysis.workload import Objective, Workload
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.printable import quoted
 from minipipe.search.certificate import Certificate
-from minipipe.search.exact import solve
+from minipipe.search.exact import solve, solver_module
 from minipipe.search.heuristic import Search
 from minipipe.search.list_scheduling import schedule_of
 from minipipe.simulation.evaluation import evaluate
@@ -51,7 +51,7 @@ def find_schedule(
         Code ``parameters``, if there is no such objective, the time is not above 0, or a limit of memory is too small
         for one microbatch.
     ArgumentError
-        Code ``missing``, without OR-tools where ``exact`` needs it.
+        Code ``value``, if ``exact`` is wanted and OR-tools are not installed.
 
     Examples
     --------
@@ -68,6 +68,8 @@ def find_schedule(
         message = f"objective is {quoted(objective)}; expected {' or '.join(repr(str(known)) for known in Objective)}."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     objective = Objective(objective)
+    if exact:
+        solver_module()  # which refuses at once, not after half of the time
     bound = lower_bound(workload, objective)
     best = Search(workload, objective, bound.value, seconds / 2 if exact else seconds, seed).run()
     schedule = schedule_of(best.run.words, workload, "found")

@@ -22,7 +22,7 @@ from random import Random
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from minipipe.analysis.workload import Objective, Workload
+from minipipe.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.errors import ScheduleError
 from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.split_backward import split_backward
@@ -30,7 +30,6 @@ from minipipe.search.list_scheduling import Facts, ListScheduler, Policy, Word, 
 from minipipe.search.reordering import TimedOrder, is_possible, with_any_move, without_delay
 
 _WAITS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)  # parts of an action's time
-_ROUNDING = 1e-9  # relative: a value this close to the bound has reached it
 
 
 class Candidate(NamedTuple):
@@ -91,7 +90,7 @@ class Search:
     def is_over(self, part: float) -> bool:
         """Tell whether that part of the time has passed, or nothing better can be found."""
         assert self.best is not None
-        if self.best.value <= self.bound * (1 + _ROUNDING):
+        if self.best.value <= self.bound * (1 + ROUNDING):
             return True
         return perf_counter() - self.begun >= part * self.seconds
 

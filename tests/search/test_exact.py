@@ -115,6 +115,8 @@ def test_without_or_tools_it_says_how_to_install_them(monkeypatch):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ArgumentError, match=r"pip install 'minipipe-mpi\[search\]'"):
         solve(Costs().workload((0, 1), 2), MAKESPAN, seconds=1)
+    with pytest.raises(ArgumentError, match="not installed"):  # before the search, also where it would need no solver
+        find_schedule(Costs().workload((0, 1), 2), exact=True)
 
 
 def test_a_search_lets_the_solver_prove_what_no_formula_does(solver):
