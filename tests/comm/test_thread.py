@@ -185,15 +185,15 @@ def test_a_thread_rank_that_keeps_the_others_waiting_is_named_with_its_line():
 
     def chain(group):
         if group.rank == 2:
-            let_go.wait(1)  # the culprit
+            let_go.wait(2)  # the culprit
         else:
             group.recv(group.rank + 1)
 
     try:
         with pytest.raises(MessageError) as caught:
-            spawn(chain, num_ranks=3, timeout=0.3)
+            spawn(chain, num_ranks=3, timeout=1.0)  # 0.3 is shorter than a busy machine takes to start a thread
     finally:
         let_go.set()
     last = str(caught.value).splitlines()[-1]
     assert last.startswith("Rank 2 is busy in its own code: test_thread.py, line ")
-    assert last.endswith("let_go.wait(1)  # the culprit")
+    assert last.endswith("let_go.wait(2)  # the culprit")

@@ -124,7 +124,8 @@ def test_a_collective_call_that_one_rank_makes_alone_is_named(call, words):
         f"        if step == 1 and group.rank == 0: {call}\n"
     )
     done = mpirun(3, "-c", program, limit=20)
-    assert done.code == 1 and words in done.err.splitlines()[-2], done.err
+    # The launcher may say that it ended the job, or be ended before it does.
+    assert done.code == 1 and any(words in line for line in done.err.splitlines()[-2:]), done.err
 
 
 @needs_mpi
