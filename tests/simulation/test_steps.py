@@ -139,15 +139,16 @@ def test_drawings_show_where_a_rank_begins_another_step(capsys):
 
 def test_a_timeline_of_steps_that_waited_says_for_whom():
     def train(group):
-        model = nn.Sequential(nn.Linear(2, 400), nn.Tanh(), nn.Linear(400, 400), nn.Linear(400, 1))
-        parts = [range(1), range(1, 4)]
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule="zb-h2", num_microbatches=4, partition=parts)
+        model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        # A frozen stage has no backward: whatever the machine does, it ends each step before the last stage.
+        model[0].freeze()
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, partition=[range(1), range(1, 3)])
         for _ in range(3):
-            pipeline.step(np.ones((256, 2)), np.ones((256, 1)))
+            pipeline.step(np.ones((8, 2)), np.ones((8, 1)))
         return pipeline.timeline(3).step_changes
 
     changes = spawn(train, 2)[0]
-    assert {change.after for row in changes for change in row} == {1}
+    assert [[change.after for change in row] for row in changes] == [[1, 1], [1, 1]]
 
 
 def test_after_an_error_no_older_step_is_shown_for_the_one_that_failed():
