@@ -17,6 +17,8 @@ from minipipe.search.heuristic import Search
 from minipipe.search.list_scheduling import Facts, ListScheduler, Policy, schedule_of
 from minipipe.search.reordering import TimedOrder, is_possible, with_any_move
 from minipipe.simulation.evaluation import check_answer, costs_of, evaluate
+from tests.analysis.test_bounds import TABLE_5
+from tests.launch import slowly
 from tests.search.workloads import any_workloads
 from tests.strategies import examples
 
@@ -92,6 +94,18 @@ def test_known_optima_of_four_ranks_and_eight_microbatches_are_reached(objective
 @pytest.mark.parametrize("limit, best", [(4, 49), (5, 48), (6, 47), (7, 46)])
 def test_known_optima_with_cheap_weight_gradients_are_reached(limit, best):
     assert best_found(Costs(2, 2, 1).workload(range(4), 8, limit), "makespan", best) == best
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "times", "sizes", "rate"), [TABLE_5[0][:5], *(slowly(*row[:5]) for row in TABLE_5[1:])]
+)
+def test_the_published_zb_1p_is_reached_in_its_memory(p, m, times, sizes, rate):
+    """It is the best there is, so the search ends when it has it: in seconds, of the minute that it is given."""
+    heads, width, length = sizes
+    held = 34 * width + 5 * heads * length
+    workload = Costs(*times, activation=held, weight_activation=32 * width).workload(range(p), m, p * held)
+    found = find_schedule(workload, Objective.SPAN, 60)
+    assert 1 - m * sum(times[:3]) / found.value == pytest.approx(rate, abs=0.00006)
 
 
 @pytest.mark.parametrize("m, chunks, best", [(8, 4, 59), (8, 6, 53), (8, 8, 51), (16, 4, 107), (16, 6, 101)])
