@@ -64,15 +64,29 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
     if timeline.num_steps > 1 or schedule.is_forward_only or schedule.frozen:
         return ()
     memory = max(timeline.peak_memory or (inf,))
-    workload = _workload_of(schedule, costs, memory)
+    workload = workload_of(schedule, costs, memory)
     values = {Objective.MAKESPAN: timeline.makespan, Objective.SPAN: timeline.cost}
     return tuple(
         Gap(objective, workload, value, lower_bound(workload, objective)) for objective, value in values.items()
     )
 
 
-def _workload_of(schedule: ActionTable, costs: Costs, memory_limit: float) -> Workload:
-    """Return what a schedule does. A whole backward is I and W without overhead, and never holds what only W needs."""
+def workload_of(schedule: ActionTable, costs: Costs, memory_limit: float = inf) -> Workload:
+    """Return what a schedule does. A whole backward is I and W without overhead, and never holds what only W needs.
+
+    Parameters
+    ----------
+    schedule : ActionTable
+    costs : Costs
+    memory_limit : float
+        Of each rank.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> workload_of(schedules.gpipe(2, 4), Costs(overhead=0.5)).overhead
+    0.0
+    """
     workload = costs.workload(schedule.placement, schedule.num_microbatches)
     workload = workload._replace(memory_limit=(memory_limit,) * schedule.num_ranks)
     if ActionKind.BACKWARD not in schedule.kinds:
