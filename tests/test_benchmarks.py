@@ -47,7 +47,7 @@ BY_RANKS = [
     ("memory.py", ["--width", "8", "--length", "4", "--blocks", "2", "--vocabulary", "16", "--json"], ['"traced"']),
     (
         "advice.py",
-        ["--case", "one slow layer", "--rounds", "1", "--most", "2"],
+        ["--case", "one slow layer", "--rounds", "1", "--most", "2", "--seconds", "1"],
         ["one slow layer: 2 choices", "chosen over fastest"],
     ),
     ("finite.py", ["--width", "8", "--layers", "1", "--rounds", "1", "--steps", "1"], ["d=8", "stop / off"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import inf
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,7 @@ from minipipe.advice.candidates import Candidate, candidates, numbers_of_microba
 from minipipe.advice.measurements import Measurements, measure_call, measure_sizes
 from minipipe.advice.memory_size import memory_size
 from minipipe.advice.messages import Messages, messages_of_this_machine
-from minipipe.advice.program import PLANNED, FirstStep
+from minipipe.advice.question import Question
 from minipipe.advice.report import Advice
 from minipipe.advice.weighing import Weighing
 from minipipe.batch.objective import Loss
@@ -100,8 +99,9 @@ def advise(
 
     Notes
     -----
-    Predicted is the time of forward and backward of a batch; the optimiser takes as long with any choice. Ranks that
-    share a memory bus are slower than a layer that is measured alone.
+    Predicted is the time of forward and backward of a batch; the optimiser takes as long with any choice. The model
+    does not run on several ranks here, where its actions may take longer than alone: ``minipipe advise`` and
+    ``Pipeline(…, schedule="auto")`` measure that, too, and let the best choices race.
 
     Examples
     --------
@@ -123,103 +123,120 @@ def advise(
     if messages is not None and messages != "assumed" and not isinstance(messages, Messages):
         raise ArgumentError("type", f"messages is {messages!r}; expected Messages(latency, bandwidth), or 'assumed'.")
     limit = inf if memory_limit is None else memory_size(memory_limit)
-    partition_evenly(len(model.flat_layers), num_ranks)  # which refuses fewer layers than ranks
-    counts = counts_of(inputs, num_ranks, num_microbatches)
+    options = {"loss": loss, "seed": seed, "device": device}
+    chosen = num_microbatches, chunks_per_rank, None, recompute
+    question = Question(model, inputs, targets, options, optimiser, limit, *chosen)
+    check_sizes(question, num_ranks)
     if messages is None:
         messages = messages_of_this_machine(num_ranks)
     known = Messages() if isinstance(messages, str) else messages
-    xp = backend.module_for(device)
-    run = (model, inputs, targets, loss, counts, repeats, seed, xp)
-    measured = spawn(lambda group: measurements(*run, known, num_ranks), num_ranks=1)[0]
-    weighing = Weighing(model, num_ranks, measured, limit, optimiser)
-    return weighed(weighing, chunks_per_rank, recompute, seconds)
+    measured = spawn(lambda group: measure(question, num_ranks, known, repeats=repeats), num_ranks=1)[0]
+    return weigh(question, num_ranks, measured, seconds)
 
 
-def counts_of(inputs: Any, num_ranks: int, wanted: int | None, own: int = NUM_MICROBATCHES) -> list[int]:
-    """Return the numbers of microbatches to measure: the one that is wanted, or the given ones, or those worth it."""
-    given = samples(inputs, "inputs")
-    if wanted is not None:
-        return [wanted]
-    if isinstance(given, Pieces):
-        return [len(given.parts)]
-    return numbers_of_microbatches(given.num_samples, num_ranks, own)
+def check_sizes(question: Question, num_ranks: int) -> None:
+    """Refuse fewer layers than ranks.
+
+    Raises
+    ------
+    PartitionError
+        Code ``too-few-layers``.
+    """
+    check_model(question.model)
+    partition_evenly(len(question.model.flat_layers), num_ranks)
 
 
-def measurements(
-    model: Sequential,
-    inputs: Any,
-    targets: Any,
-    loss: Loss | None,
-    counts: Iterable[int],
-    repeats: int,
-    seed: int,
-    xp: ModuleType,
-    messages: Messages,
-    num_ranks: int,
+def checked_seconds(seconds: float | None, default: float) -> float:
+    """Return how long something may take.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, for less than nothing, and for ever.
+    """
+    if seconds is not None and not 0 <= seconds < inf:
+        raise ArgumentError("value", f"seconds is {seconds!r}; expected a finite time, at least 0.")
+    return default if seconds is None else seconds
+
+
+def measure(
+    question: Question, num_ranks: int, messages: Messages, rank: int = 0, repeats: int = REPEATS, shares: bool = True
 ) -> Measurements:
-    """Measure layers for each number of microbatches, with as many BLAS threads as there are now. Local."""
-    layers = measure_sizes(model, inputs, targets, loss, counts, repeats, seed, xp)
-    cores = (messages.cores or num_cores()) if num_cores() < num_ranks else None
-    return Measurements(layers, samples(inputs, "inputs").num_samples, messages, cores, measure_call(repeats, xp))
-
-
-def weighed(
-    weighing: Weighing,
-    chunks_per_rank: int | None = None,
-    recompute: bool | None = None,
-    seconds: float | None = None,
-) -> Advice:
-    """Weigh every candidate; then search schedules for the forms of the best. Parameters are those of advise."""
-    seconds = SECONDS if seconds is None else seconds
-    if not seconds >= 0:
-        raise ArgumentError("value", f"seconds is {seconds!r}; expected a time, at least 0.")
-    is_limited = weighing.memory_limit < inf
-    cuts = ["given"] if weighing.partition is not None else ["time", "memory"] if is_limited else ["time"]
-    again = ([False, True] if is_limited else [False]) if recompute is None else [recompute]
-    forms = [(cut, computed_again) for computed_again in again for cut in cuts]
-    found = candidates(weighing.num_ranks, len(weighing.model.flat_layers), weighing.measured.layers, chunks_per_rank)
-    choices = list(weighing.named(found, forms))
-    if choices and chunks_per_rank is None and seconds > 0:
-        choices += weighing.searched(choices, seconds)
-    if not choices:
-        sizes = f"{len(weighing.model.flat_layers)} layers on {weighing.num_ranks} rank{'s' * (weighing.num_ranks > 1)}"
-        given = f"chunks_per_rank={chunks_per_rank} and partition={weighing.partition}"
-        raise ArgumentError("value", f"No schedule fits {sizes} with {given}; leave one of these out.")
-    return Advice(choices, weighing.measured, weighing.memory_limit)
-
-
-def advise_step(
-    step: FirstStep, num_ranks: int, memory_limit: float = inf, num_microbatches: int | None = None
-) -> Advice:
-    """Return advice for a program, of which the first step is known; with the program's own choice beside the others.
-
-    Local; it starts ``mpirun`` to measure messages. Parameters and errors are those of :func:`advise`, but that the
-    limit is in bytes.
+    """Measure the layers for each number of microbatches, with as many BLAS threads as there are now. Local.
 
     Parameters
     ----------
-    step : FirstStep
+    question : Question
     num_ranks : int
-    memory_limit : float
-    num_microbatches : int, optional
+    messages : Messages
+    rank : int
+        Of this process among those of its host, each of which has a device of its own.
+    repeats : int
+    shares : bool
+        Whether all ranks share the cores of this host.
     """
-    options = step.options
-    planned = {name: options[name] for name in (*PLANNED, "inputs_require_grad") if name in options}
-    partition_evenly(len(step.model.flat_layers), num_ranks)
-    is_known = planned.get("schedule") != "auto" and str(planned.get("partition")) != "measured"
-    own = Plan(step.model, num_ranks=num_ranks, **planned) if is_known else None
+    options, given = question.options, samples(question.inputs, "inputs")
+    xp: ModuleType = backend.module_for(options.get("device", "cpu"), rank)
+    batch = question.model, question.inputs, question.targets, options.get("loss")
+    layers = measure_sizes(*batch, counts_of(question, num_ranks), repeats, options.get("seed", 0), xp)
+    cores = (messages.cores or num_cores()) if shares and num_cores() < num_ranks else None
+    return Measurements(layers, given.num_samples, messages, cores, measure_call(repeats, xp))
+
+
+def counts_of(question: Question, num_ranks: int) -> list[int]:
+    """Return the numbers of microbatches to measure: the one that is wanted, or the given ones, or those worth it."""
+    given = samples(question.inputs, "inputs")
+    if question.num_microbatches is not None:
+        return [question.num_microbatches]
+    if isinstance(given, Pieces):
+        return [len(given.parts)]
+    own = own_plan(question, num_ranks)
     usual = NUM_MICROBATCHES if own is None else own.schedule.num_microbatches
-    counts = counts_of(step.inputs, num_ranks, num_microbatches, usual)
-    messages, seed = messages_of_this_machine(num_ranks), options.get("seed", 0)
-    xp = backend.module_for(options.get("device", "cpu"))
-    run = (step.model, step.inputs, step.targets, options.get("loss"), counts, REPEATS, seed, xp)
-    measured = spawn(lambda group: measurements(*run, messages, num_ranks), num_ranks=1)[0]
-    grad = options.get("inputs_require_grad", False)
-    weighing = Weighing(step.model, num_ranks, measured, memory_limit, step.optimiser, inputs_require_grad=grad)
-    advice = weighed(weighing, recompute=True if options.get("recompute") else None)
-    if own is None or usual not in measured.layers:
-        return advice
-    chunks, again = own.schedule.num_stages // num_ranks, bool(options.get("recompute"))
-    cut = "given" if "partition" in planned or "layer_costs" in planned else "parameters"
-    choice = weighing.plan(Candidate(own.schedule.name, usual, chunks, cut, again), own, own.schedule)
-    return Advice(advice.choices, measured, memory_limit, choice)
+    return numbers_of_microbatches(given.num_samples, num_ranks, usual)
+
+
+def own_plan(question: Question, num_ranks: int) -> Plan | None:
+    """Return the plan of the choice that was made already, if there is one."""
+    if question.own is None:
+        return None
+    grad = question.options.get("inputs_require_grad", False)
+    return Plan(question.model, num_ranks=num_ranks, inputs_require_grad=grad, **question.own)
+
+
+def weigh(question: Question, num_ranks: int, measured: Measurements, seconds: float | None = None) -> Advice:
+    """Weigh every candidate; then search schedules for the forms of the best. Pure, but for the time of the search.
+
+    Parameters
+    ----------
+    question : Question
+    num_ranks : int
+    measured : Measurements
+    seconds : float, optional
+        As for :func:`advise`.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+    """
+    seconds = checked_seconds(seconds, SECONDS)
+    weighing, limit, chunks = Weighing(question, num_ranks, measured), question.memory_limit, question.chunks_per_rank
+    cuts = ["given"] if question.partition is not None else ["time", "memory"] if limit < inf else ["time"]
+    both = [False, True] if limit < inf else [False]
+    again = both if question.recompute is None else [question.recompute]
+    forms = [(cut, computed_again) for computed_again in again for cut in cuts]
+    num_layers = len(question.model.flat_layers)
+    choices = list(weighing.named(candidates(num_ranks, num_layers, measured.layers, chunks), forms))
+    if choices and chunks is None and seconds > 0:
+        choices += weighing.searched(choices, seconds)
+    if not choices:
+        sizes = f"{num_layers} layers on {num_ranks} rank{'s' * (num_ranks > 1)}"
+        given = f"chunks_per_rank={chunks} and partition={question.partition}"
+        raise ArgumentError("value", f"No schedule fits {sizes} with {given}; leave one of these out.")
+    own = own_plan(question, num_ranks)
+    if own is None or own.schedule.num_microbatches not in measured.layers:
+        return Advice(choices, measured, limit)
+    cut = "given" if {"partition", "layer_costs"} & {*(question.own or ())} else "parameters"
+    of_rank = own.schedule.num_stages // num_ranks
+    named = Candidate(own.schedule.name, own.schedule.num_microbatches, of_rank, cut, bool(question.recompute))
+    return Advice(choices, measured, limit, weighing.plan(named, own, own.schedule))

@@ -1,32 +1,32 @@
-"""What the ranks of a pipeline leave to measurements: rank 0 measures and decides for all."""
+"""What the ranks of a pipeline leave to measurements: they measure together, and rank 0 decides for all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from math import inf
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from minipipe import backend
-from minipipe.advice.advising import REPEATS, counts_of, measurements, weighed
+from minipipe.advice.advising import check_sizes, checked_seconds, measure, weigh
 from minipipe.advice.memory_size import memory_size
 from minipipe.advice.messages import measure_messages
+from minipipe.advice.question import ABOUT_CHOOSING, PLANNED, Question
 from minipipe.advice.report import Advice
-from minipipe.advice.text import options_of_text, text_of
-from minipipe.advice.weighing import Weighing
+from minipipe.advice.text import choices_of_rank_0
+from minipipe.advice.trial import Trial
+from minipipe.advice.weighing import Choice
 from minipipe.batch.objective import Loss
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError
 from minipipe.job.launcher import LOCAL_SIZE, told
-from minipipe.nn import Sequential
-from minipipe.partition.layers import partition_evenly
-from minipipe.pipeline.plan import check_model
+from minipipe.pipeline.plan import Plan
 from minipipe.profiling.balancing import measured_partition
+from minipipe.simulation.costs import Costs
 
-_CONSUMED = ("schedule", "partition", "num_microbatches", "chunks_per_rank", "sample", "memory_limit", "optimiser")
+RACE_SECONDS = 20.0
+_RUNNERS = 32  # how many choices race at most
+_PROBES, _OF_PROBES = 3, 0.25  # how many choices run before, to measure costs at work; the time, of that of the race
 
 
 def decided(
@@ -37,11 +37,12 @@ def decided(
     seed: int,
     device: str | ModuleType,
     recompute: bool,
+    **others: Any,
 ) -> tuple[dict[str, Any], bool]:
     """Return the options of a pipeline with what was left to measurements, and whether to recompute.
 
-    Collective. With ``schedule="auto"`` messages are measured between all ranks; then rank 0 measures layers and weighs
-    choices, while the others wait, as long as the group allows. Otherwise it measures for ``partition="measured"``.
+    Collective. With ``schedule="auto"`` as :func:`advice_on_ranks` says; otherwise rank 0 measures for
+    ``partition="measured"``.
 
     Parameters
     ----------
@@ -54,11 +55,13 @@ def decided(
     seed : int
     device : str or module
     recompute : bool
+    **others
+        Further options of the pipeline, such as ``loss_weight``.
 
     Raises
     ------
     ArgumentError
-        Code ``value``: without a sample on rank 0, or with costs of layers.
+        Code ``value``: without a sample, or with costs of layers.
     PartitionError
         Code ``too-few-layers``, when there are fewer layers than ranks.
     ScheduleError
@@ -69,47 +72,111 @@ def decided(
         return {name: value for name, value in options.items() if name != "sample"} | {
             "partition": partition
         }, recompute
-    check_model(model)
     if options.get("layer_costs") is not None:
         message = 'schedule="auto" balances times that it measures; expected no layer_costs beside it.'
         raise ArgumentError("value", message)
-    partition_evenly(len(model.flat_layers), group.size)  # which refuses fewer layers than ranks, on every rank
-    messages = measure_messages(group, "the ranks of this job")
-    found = None
-    if group.rank == 0:
-        xp = backend.module_for(device, group.local_rank)
-        inputs, targets = _sample(options)
-        counts = counts_of(inputs, group.size, options.get("num_microbatches"))
-        is_one_host = told(os.environ, LOCAL_SIZE, group.size) == group.size
-        run = (model, inputs, targets, loss, counts, REPEATS, seed, xp)
-        measured = measurements(*run, messages, group.size if is_one_host else 0)
-        best = _advice(model, group.size, options, measured, recompute).best
-        found = np.frombuffer(text_of(best).encode(), np.uint8)
-    said = group.broadcast(found, what='the choice, which rank 0 makes for schedule="auto",')
-    choice = options_of_text(said.tobytes().decode())
-    kept = {name: value for name, value in options.items() if name not in _CONSUMED}
+    sample = (None, None) if options.get("sample") is None else options["sample"]
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise ArgumentError("value", 'schedule="auto" needs a batch to measure: sample=(inputs, targets).')
+    inputs, targets = sample
+    limit = inf if options.get("memory_limit") is None else memory_size(options["memory_limit"])
+    kept = {name: value for name, value in options.items() if name not in (*PLANNED, *ABOUT_CHOOSING)}
+    if kept.keys() - {"inputs_require_grad"}:  # no such options: the plan refuses them, and before anything is measured
+        return kept, recompute
+    others = {**others, "loss": loss, "seed": seed, "device": device, **kept}
+    asked = {name: options.get(name) for name in ("optimiser", "num_microbatches", "chunks_per_rank", "partition")}
+    if str(asked["partition"]) == "measured":
+        asked["partition"] = None
+    question = Question(
+        model, inputs, targets, others, memory_limit=limit, recompute=True if recompute else None, **asked
+    )
+    advice = advice_on_ranks(question, group, "the ranks of this job")
+    choice = choices_of_rank_0(group, None if advice is None else [advice.best])[0]
     again = choice.pop("recompute")
     return {**kept, **choice}, again
 
 
-def _sample(options: Mapping[str, Any]) -> tuple[Any, Any]:
-    sample = options.get("sample")
-    if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise ArgumentError("value", 'schedule="auto" needs a batch to measure: sample=(inputs, targets).')
-    inputs, targets = sample
-    return inputs, targets
+def advice_on_ranks(question: Question, group: ProcessGroup, where: str, seconds: float | None = None) -> Advice | None:
+    """Return advice from measurements on the ranks at hand, on rank 0; None on the others.
+
+    Collective. Messages are measured between all ranks, layers on rank 0. The best choices of a few numbers of
+    microbatches then run, to tell what actions and messages cost where all ranks work; all choices are weighed again by
+    that, and the best ones race.
+
+    Parameters
+    ----------
+    question : Question
+        Of the batch one rank needs some.
+    group : ProcessGroup
+    where : str
+        On which ranks, for the report.
+    seconds : float, optional
+        Of the race: 20 by default. With 0, or without a loss, no choice runs.
+
+    Raises
+    ------
+    PartitionError, ArgumentError, ScheduleError
+        As for :func:`minipipe.advise`: on every rank for sizes, ``seconds`` and where there is no batch, otherwise on
+        rank 0.
+    """
+    seconds = checked_seconds(seconds, RACE_SECONDS)
+    check_sizes(question, group.size)
+    trial = Trial(question, group)
+    question, may_run = trial.question, trial.trains and seconds > 0
+    messages, advice = measure_messages(group, where), None
+    if group.rank == 0:
+        is_one_host = told(os.environ, LOCAL_SIZE, group.size) == group.size
+        measured = measure(question, group.size, messages, group.local_rank, shares=is_one_host)
+        advice = weigh(question, group.size, measured, 0 if may_run else None)
+    if not may_run:
+        return advice
+    probes = None if advice is None else _probes(advice)
+    costs = trial.probes(choices_of_rank_0(group, probes), _OF_PROBES * seconds)
+    if advice is not None and probes is not None:
+        runs: dict[int, list[tuple[Costs, Costs]]] = {}
+        for number, found in costs:
+            choice = probes[number]
+            expected = measured.costs(_plan(question, choice), choice.candidate.recompute)
+            runs.setdefault(choice.candidate.num_microbatches, []).append((expected, found))
+        advice = weigh(question, group.size, measured.with_runs(runs))
+    return _raced(trial, advice, seconds)
 
 
-def _advice(model: Sequential, num_ranks: int, options: Mapping[str, Any], measured: Any, recompute: bool) -> Advice:
-    limit = inf if options.get("memory_limit") is None else memory_size(options["memory_limit"])
-    partition = options.get("partition")
-    weighing = Weighing(
-        model,
-        num_ranks,
-        measured,
-        limit,
-        options.get("optimiser"),
-        None if str(partition) == "measured" else partition,
-        options.get("inputs_require_grad", False),
-    )
-    return weighed(weighing, options.get("chunks_per_rank"), True if recompute else None)
+def _raced(trial: Trial, advice: Advice | None, seconds: float) -> Advice | None:
+    """Return advice whose best choices ran, and the own one. Collective."""
+    programs, num_kept = dict[Hashable, Choice](), 0
+    if advice is not None:
+        own = [] if advice.own is None else _allowed([advice.own])
+        num_kept = len(own)
+        for choice in (*own, *_allowed(advice.choices)):
+            programs.setdefault(choice.program, choice)
+    field = None if advice is None else list(programs.values())[: _RUNNERS + num_kept]
+    runs = trial.race(choices_of_rank_0(trial.group, field), seconds, kept=range(num_kept))
+    if advice is None:
+        return None
+    by_program = dict(zip(programs, map(runs.get, range(len(programs)))))
+
+    def with_run(choice: Choice) -> Choice:
+        run = by_program.get(choice.program)
+        return choice if run is None else choice._replace(**run._asdict())
+
+    own_choice = None if advice.own is None else with_run(advice.own)
+    return Advice(list(map(with_run, advice.choices)), advice.measured, advice.memory_limit, own_choice)
+
+
+def _allowed(choices: Iterable[Choice]) -> list[Choice]:
+    return [choice for choice in choices if choice.is_within_limit]
+
+
+def _probes(advice: Advice) -> list[Choice]:
+    """Return the best choices, of different numbers of microbatches, and the own one."""
+    best: dict[int, Choice] = {}
+    for choice in _allowed(advice.choices):
+        if len(best) < _PROBES:
+            best.setdefault(choice.candidate.num_microbatches, choice)
+    own = [] if advice.own is None else _allowed([advice.own])
+    return [*best.values(), *own]
+
+
+def _plan(question: Question, choice: Choice) -> Plan:
+    return Plan(question.model, choice.schedule, partition=choice.partition)

@@ -1,14 +1,16 @@
 """What advice is based on: layers measured with microbatches of several sizes, and messages.
 
-Nothing is interpolated: every number of microbatches that is weighed is measured. A batch is measured in microbatches
-of 1, 1/2, 1/4 … of it, one of each, which takes little more than the whole batch.
+No time of a layer is interpolated: every number of microbatches that is weighed is measured. A batch is measured in
+microbatches of 1, 1/2, 1/4 … of it, one of each, which takes little more than the whole batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType
+from math import isnan, log2
+from statistics import mean
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +33,25 @@ class Call(NamedTuple):
     backward_weight: float = 0.0
 
 
+class AtWork(NamedTuple):
+    """What holds where all ranks work.
+
+    Attributes
+    ----------
+    slowdown : float
+        How many times as long as alone an action takes.
+    latency, overhead : float
+        As in :class:`~minipipe.advice.messages.Messages`.
+    cores : float or None
+        How much of the cores the ranks share; None where each has its own.
+    """
+
+    slowdown: float
+    latency: float
+    overhead: float
+    cores: float | None
+
+
 class Measurements(NamedTuple):
     """What was measured, on one rank and between ranks.
 
@@ -45,6 +66,8 @@ class Measurements(NamedTuple):
         How much of the cores the ranks share; None where each has its own.
     call : Call
         What a stage costs beside its layers.
+    at_work : mapping of int to AtWork
+        By the number of microbatches of pipelines that ran. Where none did, messages and cores hold.
 
     Examples
     --------
@@ -57,6 +80,7 @@ class Measurements(NamedTuple):
     messages: Messages
     cores: float | None = None
     call: Call = Call()
+    at_work: Mapping[int, AtWork] = MappingProxyType({})
 
     def samples_of(self, microbatches: int) -> int:
         """Return the samples of the largest microbatch."""
@@ -75,18 +99,53 @@ class Measurements(NamedTuple):
         more = [len(part) - 1 for part in plan.partition]  # calls than the one of the stage
         more[-1] += layers.loss is not None
         again = self.call.forward if recompute else 0.0
-        changed: dict[str, Any] = {
-            "forward": _less(costs.forward, more, self.call.forward),
-            "backward_input": _less(costs.backward_input, more, self.call.backward_input + again),
-            "backward_weight": _less(costs.backward_weight, more, self.call.backward_weight),
-        }
-        known = self.messages._asdict()
-        changed |= {name: known[name] for name in ("latency", "bandwidth", "overhead")} | {"cores": self.cores}
-        return replace(costs, **changed)
+        slowdown, latency, overhead, cores = self.conditions(plan.schedule.num_microbatches)
+
+        def at_work(times: Any, call: float) -> list[float]:
+            return [slowdown * max(0.0, time - count * call) for time, count in zip(times, more)]
+
+        return replace(
+            costs,
+            forward=at_work(costs.forward, self.call.forward),
+            backward_input=at_work(costs.backward_input, self.call.backward_input + again),
+            backward_weight=at_work(costs.backward_weight, self.call.backward_weight),
+            latency=latency,
+            bandwidth=self.messages.bandwidth,
+            overhead=overhead,
+            cores=cores,
+        )
+
+    def conditions(self, microbatches: int) -> AtWork:
+        """Return what holds for a number of microbatches: on a line between those that ran, over its logarithm."""
+        if not self.at_work:
+            return AtWork(1.0, self.messages.latency, self.messages.overhead, self.cores)
+        known = sorted(self.at_work)
+        found = np.array([self.at_work[k] for k in known], float)
+        columns = (np.interp(log2(microbatches), np.log2(known), column) for column in found.T)
+        slowdown, latency, overhead, cores = map(float, columns)
+        return AtWork(slowdown, latency, overhead, None if isnan(cores) else cores)
+
+    def with_runs(self, runs: Mapping[int, Sequence[tuple[Costs, Costs]]]) -> Measurements:
+        """Return measurements that know how pipelines ran, the means of several runs.
+
+        Parameters
+        ----------
+        runs : mapping of int to sequence of (Costs, Costs)
+            By the number of microbatches, what was expected of each run, and what it cost.
+        """
+        return self._replace(at_work={number: self._mean(pairs) for number, pairs in runs.items()})
+
+    def _mean(self, runs: Sequence[tuple[Costs, Costs]]) -> AtWork:
+        work = [(_work(expected), _work(found)) for expected, found in runs]
+        slowdown = mean(found / expected if found and expected else 1.0 for expected, found in work)
+        cores = [found.cores for _, found in runs if isinstance(found.cores, float)]  # of one host
+        latency, overhead = (mean(getattr(found, name) for _, found in runs) for name in ("latency", "overhead"))
+        return AtWork(slowdown, latency, overhead, mean(cores) if cores else None)
 
 
-def _less(times: Any, more: list[int], call: float) -> list[float]:
-    return [max(0.0, time - count * call) for time, count in zip(times, more)]
+def _work(costs: Costs) -> float:
+    """Return what all stages together cost for a microbatch."""
+    return float(sum(map(np.sum, (costs.forward, costs.backward_input, costs.backward_weight))))
 
 
 def measure_sizes(

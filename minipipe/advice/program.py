@@ -1,6 +1,6 @@
 """The first training step of any program: its model, loss, batch and optimiser, without a word changed in it.
 
-The program runs on one rank. Where it calls ``Pipeline.step`` for the first time, it is left.
+The program runs as it is. Where it calls ``Pipeline.step`` for the first time, it is left.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from minipipe.advice.question import ABOUT_CHOOSING, PLANNED, Question
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, LaunchError
 from minipipe.nn import Sequential
@@ -20,10 +21,6 @@ from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
 from minipipe.printable import quoted
 from minipipe.profiling.layers import MakeOptimiser
-
-# What a pipeline of several ranks may be given, and one rank cannot run.
-PLANNED = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
-_AUTO = ("sample", "memory_limit", "optimiser")
 
 
 class FirstStep(NamedTuple):
@@ -73,26 +70,14 @@ def first_step_of(program: str, arguments: Sequence[str] = ()) -> FirstStep:
     ArgumentError
         Code ``value``: a program that ends or fails before its first step, or makes ranks of its own.
     """
-    pipelines: dict[int, tuple[Sequential, dict[str, Any]]] = {}
-    optimisers: list[Optimiser] = []
-    initialise, make_optimiser = Pipeline.__init__, Optimiser.__init__
 
-    def begin(self: Pipeline, model: Any, group: ProcessGroup, **options: Any) -> None:
-        if group.size != 1:
-            raise ArgumentError("value", f"{program} makes {group.size} ranks itself; expected init_process_group().")
-        model = model.model if isinstance(model, Plan) else model
-        pipelines[id(self)] = model, options
-        initialise(self, model, group, **{k: v for k, v in options.items() if k not in (*PLANNED, *_AUTO)})
+    def leave(pipeline: Pipeline, step: FirstStep) -> NoReturn:
+        if pipeline.group.size != 1:
+            size = pipeline.group.size
+            raise ArgumentError("value", f"{program} makes {size} ranks itself; expected init_process_group().")
+        raise _Left(step)
 
-    def note(self: Optimiser, *given: Any, **defaults: Any) -> None:
-        make_optimiser(self, *given, **defaults)
-        optimisers.append(self)
-
-    def leave(self: Pipeline, inputs: Any, targets: Any, **_: Any) -> NoReturn:
-        model, options = pipelines[id(self)]
-        raise _Left(FirstStep(model, inputs, targets, options, _like(optimisers)))
-
-    with replaced((Pipeline, "__init__", begin), (Pipeline, "step", leave), (Optimiser, "__init__", note)):
+    with at_first_step(leave):
         try:
             with redirect_stdout(sys.stderr):
                 run(program, arguments)
@@ -102,6 +87,67 @@ def first_step_of(program: str, arguments: Sequence[str] = ()) -> FirstStep:
             _refuse(program, error)
     raise ArgumentError(
         "value", f"{program} came to its end without a training step; expected a call of Pipeline.step."
+    )
+
+
+@contextmanager
+def at_first_step(leave: Callable[[Pipeline, FirstStep], NoReturn]) -> Iterator[None]:
+    """Inside this block, have a function called instead of any training step; it leaves the program.
+
+    Pipelines are made without what they were planned with, which may be for another number of ranks.
+
+    Parameters
+    ----------
+    leave : function
+        Of the pipeline, and of what was given to its first step.
+    """
+    pipelines: dict[int, tuple[Sequential, dict[str, Any]]] = {}
+    optimisers: list[Optimiser] = []
+    initialise, make_optimiser = Pipeline.__init__, Optimiser.__init__
+
+    def begin(self: Pipeline, model: Any, group: ProcessGroup, **options: Any) -> None:
+        model = model.model if isinstance(model, Plan) else model
+        pipelines[id(self)] = model, options
+        initialise(self, model, group, **{k: v for k, v in options.items() if k not in (*PLANNED, *ABOUT_CHOOSING)})
+
+    def note(self: Optimiser, *given: Any, **defaults: Any) -> None:
+        make_optimiser(self, *given, **defaults)
+        optimisers.append(self)
+
+    def step(self: Pipeline, inputs: Any, targets: Any, **_: Any) -> NoReturn:
+        model, options = pipelines[id(self)]
+        with replaced(*as_they_were):  # pipelines of its own step
+            leave(self, FirstStep(model, inputs, targets, options, _like(optimisers)))
+
+    methods = ((Pipeline, "__init__", begin), (Pipeline, "step", step), (Optimiser, "__init__", note))
+    as_they_were = [(kind, name, getattr(kind, name)) for kind, name, _ in methods]
+    with replaced(*methods):
+        yield
+
+
+def question_of(step: FirstStep, memory_limit: float, num_microbatches: int | None) -> Question:
+    """Return what to ask about a program, with its own choice if it has made one.
+
+    Parameters
+    ----------
+    step : FirstStep
+    memory_limit : float
+        Bytes of each rank.
+    num_microbatches : int or None
+    """
+    own = {name: step.options[name] for name in PLANNED if name in step.options}
+    is_made = own.get("schedule") != "auto" and str(own.get("partition")) != "measured"
+    rest = {name: value for name, value in step.options.items() if name not in (*PLANNED, *ABOUT_CHOOSING, "recompute")}
+    return Question(
+        step.model,
+        step.inputs,
+        step.targets,
+        rest,
+        step.optimiser,
+        memory_limit,
+        num_microbatches,
+        recompute=True if step.options.get("recompute") else None,
+        own=own if is_made else None,
     )
 
 

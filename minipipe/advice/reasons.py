@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from minipipe.advice.measurements import Measurements
-from minipipe.advice.weighing import Choice, described
+from minipipe.advice.weighing import Choice, by_worth, described
 from minipipe.render.descriptions import format_memory
 from minipipe.schedules.action import ActionKind
 
@@ -39,8 +39,8 @@ def _against_others(best: Choice, choices: Sequence[Choice]) -> Iterator[str]:
     known = [c for c in others if c.candidate.schedule == "1f1b"]
     if not others:
         return
-    other = min(known or others, key=lambda choice: choice.time)
-    less = 1 - best.time / other.time
+    other = min(known or others, key=by_worth)
+    less = 1 - (best.measured / other.measured if best.measured and other.measured else best.time / other.time)
     if less < _LITTLE:
         yield f"{own.schedule} is as fast as {other.candidate.schedule}."
         return
@@ -63,7 +63,7 @@ def _about_microbatches(best: Choice, choices: Sequence[Choice], measured: Measu
     count = best.candidate.num_microbatches
     fewer = [c for c in choices if c.candidate.num_microbatches * 2 == count and c.is_within_limit]
     if fewer:
-        other = min(fewer, key=lambda choice: choice.time)
+        other = min(fewer, key=by_worth)
         bubbles = f"{100 * other.bubble_fraction:.0f} % instead of {100 * best.bubble_fraction:.0f} %"
         if other.bubble_fraction > best.bubble_fraction:
             yield f"Half as many microbatches would leave a bubble of {bubbles}."

@@ -13,7 +13,8 @@ from minipipe.render.descriptions import format_memory
 from minipipe.render.table import html_table, text_table
 
 _IDLE = {"fill": ("warm-up",), "wait": ("waiting", "sending", "overhead"), "drain": ("drain",)}
-_HEAD = ("schedule", "v", "microbatches", "cut by", "recompute", "step ms", "bubble", *_IDLE, "memory", "over bound")
+_TIMES = ("predicted ms", "measured ms")
+_HEAD = ("schedule", "v", "microbatches", "cut by", "recompute", *_TIMES, "bubble", *_IDLE, "memory", "over bound")
 _LEFT = {0, 3, 4}
 _ON_THE_RIGHT = set(range(len(_HEAD))) - _LEFT
 _SHOWN = 10
@@ -27,8 +28,9 @@ class Advice:
     Attributes
     ----------
     choices : tuple of Choice
-        Those within the memory limit first, the fastest first.
+        Those within the memory limit first, the fastest first; those that ran before those that are only predicted.
     best : Choice
+        The first of them.
     own : Choice or None
         What a program had chosen itself.
     measured : Measurements
@@ -71,7 +73,10 @@ class Advice:
     @property
     def reason(self) -> str:
         """Why the best is the best, in a few sentences."""
-        return reason(self.best, self.choices, self.measured)
+        found, own = reason(self.best, self.choices, self.measured), self.own
+        if own is None or own.measured is None or self.best.measured is None or own.measured > self.best.measured:
+            return found
+        return f"{found} Yours ran as fast: keep it.".strip()
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a plain dictionary for each choice: for csv, JSON or a data frame. Times are in seconds.
@@ -97,6 +102,11 @@ class Advice:
     def _repr_html_(self) -> str:
         return html_table(self._table(), _ON_THE_RIGHT)
 
+    @property
+    def _num_run(self) -> int:
+        """How many of the choices ran."""
+        return sum(choice.measured is not None for choice in self.choices)
+
     def _table(self) -> list[tuple[str, ...]]:
         """Return the head, and the best choice of each schedule; the program's own choice is marked."""
         best_by_name: dict[str, Choice] = {}
@@ -104,13 +114,18 @@ class Advice:
             if choice.is_within_limit:
                 best_by_name.setdefault(choice.candidate.schedule, choice)
         shown = [_cells(choice) for choice in list(best_by_name.values())[:_SHOWN]]
-        return [_HEAD, *shown, *([] if self.own is None else [_cells(self.own, "yours: ")])]
+        rows = [_HEAD, *shown, *([] if self.own is None else [_cells(self.own, "yours: ")])]
+        left_out = _HEAD.index("measured ms") if not self._num_run else len(_HEAD)
+        return [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
 
     def _measured_on(self) -> str:
-        messages, cores = self.measured.messages, self.measured.cores
+        messages = self.measured.messages
+        slowdown, latency, _, cores = self.measured.conditions(self.best.candidate.num_microbatches)
         shared = "" if cores is None else f"; the ranks share {cores:.3g} core{'s' * (cores != 1)}"
         speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
-        return f"A message takes {1e6 * messages.latency:.3g} µs{speed} ({messages.measured_on}){shared}."
+        at_work = f"; an action takes {slowdown:.2f} times as long as alone" if self.measured.at_work else ""
+        ran = f" {self._num_run} of {len(self.choices)} choices ran in turns." if self._num_run else ""
+        return f"A message takes {1e6 * latency:.3g} µs{speed} ({messages.measured_on}){shared}{at_work}.{ran}"
 
 
 def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
@@ -124,6 +139,7 @@ def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
         candidate.cut,
         "yes" if candidate.recompute else "no",
         f"{1e3 * choice.time:.3f}",
+        "" if choice.measured is None else f"{1e3 * choice.measured:.3f}",
         f"{100 * choice.bubble_fraction:.1f} %",
         *idle,
         format_memory(max(choice.memory), "bytes") + " !" * (not choice.is_within_limit),

@@ -1,99 +1,168 @@
-"""A program's own steps, measured on ranks that mpirun starts: with its own choice, or with another one.
+"""Advice for a program, measured on ranks that mpirun starts; or on thread ranks, where there is no mpirun.
 
-``mpirun -n 4 python -m minipipe.advice.running RESULT PROGRAM …`` is what each rank runs. It reads the choice, if there
-is one, from its environment, and leaves the program after some steps.
+``mpirun -n 4 python -m minipipe.advice.running PROGRAM …`` is what each rank runs. The program runs until its first
+training step: there its ranks measure its model together, and leave it. Rank 0 writes the report to a file. What is
+asked stands in a variable: mpirun cannot pass braces on.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple, NoReturn, cast
 
-from minipipe.advice.program import PLANNED, replaced, run
-from minipipe.advice.text import options_of_text, text_of
-from minipipe.advice.weighing import Choice
-from minipipe.comm import ProcessGroup
-from minipipe.errors import LaunchError
-from minipipe.pipeline import Pipeline, Plan
+from minipipe import errors
+from minipipe.advice.advising import check_sizes, checked_seconds
+from minipipe.advice.deciding import RACE_SECONDS, advice_on_ranks
+from minipipe.advice.program import FirstStep, at_first_step, first_step_of, question_of, run
+from minipipe.advice.report import Advice
+from minipipe.comm import spawn
+from minipipe.errors import ArgumentError, LaunchError, MinipipeError, ScheduleCode, ScheduleError
+from minipipe.job.launcher import num_ranks as ranks_of_launcher
+from minipipe.pipeline import Pipeline
 from minipipe.supervision.launching import find_mpirun
 
-STEPS = 20
-_WARM_UP = 3
-_CHOICE, _STEPS = "MINIPIPE_ADVICE_CHOICE", "MINIPIPE_ADVICE_STEPS"
+_ASKED = "MINIPIPE_ADVICE"
 
 
-def measured_step(
-    program: str, arguments: Sequence[str], num_ranks: int, choice: Choice | None = None, num_steps: int = STEPS
-) -> float:
-    """Run a program under mpirun for some training steps; return the median time of forward and backward, in seconds.
+class Report(NamedTuple):
+    """Advice for a program.
 
-    Local; it starts processes of its own, and ends when they do. Files that the program writes are written.
+    Attributes
+    ----------
+    text : str
+        A table, the reason, and what was predicted and measured.
+    data : dict
+        The same as plain data.
+    """
+
+    text: str
+    data: dict[str, Any]
+
+    @classmethod
+    def of(cls, advice: Advice) -> Report:
+        """Return the report of some advice."""
+        lines, measured = [str(advice)], {}
+        for name, choice in (("the best", advice.best), ("yours", advice.own)):
+            if choice is not None and choice.measured is not None:
+                measured[name] = choice.measured
+                error = choice.time / choice.measured - 1
+                times = f"predicted {1e3 * choice.time:.3f} ms, measured {1e3 * choice.measured:.3f} ms"
+                lines.append(f"{name}: {times} ({100 * error:+.1f} %)")
+        own = None if advice.own is None else advice.own.row()
+        data = {"best": advice.best.row(), "own": own, "reason": advice.reason, "measured": measured}
+        return cls("\n".join(lines), {**data, "choices": advice.rows()})
+
+
+def program_report(
+    program: str,
+    arguments: Sequence[str],
+    num_ranks: int,
+    memory_limit: float = inf,
+    num_microbatches: int | None = None,
+    seconds: float | None = None,
+) -> Report:
+    """Return advice for a program: its ranks run until its first training step, and measure there.
+
+    Local; it starts processes of its own, and ends when they do. Before that the program runs in this process, as on
+    one rank, until the same step: what is wrong with it is told best there.
 
     Parameters
     ----------
     program : str
     arguments : sequence of str
     num_ranks : int
-    choice : Choice, optional
-        Replaces what the program chose itself.
-    num_steps : int
-        After some that are not measured.
+    memory_limit : float
+        Bytes of each rank.
+    num_microbatches : int, optional
+    seconds : float, optional
+        As for :func:`minipipe.advice.deciding.advice_on_ranks`.
 
     Raises
     ------
     LaunchError
-        Code ``no-launcher``: no mpirun, or the program failed under it.
+        Code ``no-launcher``, where the program fails under mpirun; ``no-script``.
+    MinipipeError
+        As for :func:`minipipe.advise` and :func:`minipipe.advice.program.first_step_of`.
     """
-    launcher = find_mpirun()
-    if launcher is None:
-        raise LaunchError("no-launcher", "There is no mpirun here to run the choice; pip install -e '.[mpi]'.")
+    checked_seconds(seconds, RACE_SECONDS)
+    step, launcher = first_step_of(program, arguments), find_mpirun()
+    asked = memory_limit, num_microbatches
+    question = question_of(step, *asked)
+    check_sizes(question, num_ranks)
+    if launcher is None or ranks_of_launcher(os.environ) != 1:  # or this is a rank itself, which can start no others
+        found = spawn(lambda group: advice_on_ranks(question, group, "thread ranks", seconds), num_ranks)[0]
+        return Report.of(cast(Advice, found))
     with tempfile.TemporaryDirectory(prefix="minipipe-advice-") as folder:
-        result = Path(folder) / "seconds"
-        told = {_STEPS: str(num_steps), **({} if choice is None else {_CHOICE: str(Path(folder) / "choice")})}
-        if choice is not None:
-            (Path(folder) / "choice").write_text(text_of(choice))
-        command = [launcher, "-n", str(num_ranks), sys.executable, "-m", "minipipe.advice.running", str(result)]
+        file = Path(folder) / "report"
+        variable = json.dumps({"file": str(file), "question": asked, "seconds": seconds, "ranks": num_ranks})
+        command = [launcher, "-n", str(num_ranks), sys.executable, "-m", "minipipe.advice.running"]
         done = subprocess.run(
-            [*command, program, *arguments], capture_output=True, text=True, check=False, env={**os.environ, **told}
+            [*command, program, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, _ASKED: variable},
         )
-        if not result.exists():
+        if not file.exists():
             said = (done.stderr.strip() or done.stdout.strip() or "not a word").splitlines()[-1]
-            message = f"{program} has not taken {num_steps} steps under mpirun -n {num_ranks}: {said}"
-            raise LaunchError("no-launcher", message)
-        return float(result.read_text())
+            raise LaunchError(
+                "no-launcher", f"{program} has not come through its first step under mpirun -n {num_ranks}: {said}"
+            )
+        told = json.loads(file.read_text())
+    if "error" in told:
+        _raise(*told["error"])
+    return Report(**told)
+
+
+def _raise(name: str, code: str, message: str) -> NoReturn:
+    """Raise an error of another process.
+
+    Raises
+    ------
+    MinipipeError
+        What it raised.
+    """
+    if name == "ScheduleError":
+        raise ScheduleError.of(ScheduleCode(code), message)
+    kind: type[MinipipeError] = getattr(errors, name)
+    raise kind(code, message)
 
 
 def main() -> None:
-    """Run the program as one rank, until enough steps were measured."""
-    result, program, *arguments = sys.argv[1:]
-    choice = options_of_text(Path(os.environ[_CHOICE]).read_text()) if _CHOICE in os.environ else None
-    makespans: list[float] = []
-    initialise, take_step = Pipeline.__init__, Pipeline.step
+    """Run the program as one rank until its first step, and measure there."""
+    program, *arguments = sys.argv[1:]
+    asked = json.loads(os.environ[_ASKED])
 
-    def begin(self: Pipeline, model: Any, group: ProcessGroup, **options: Any) -> None:
-        if choice is not None:
-            model = model.model if isinstance(model, Plan) else model
-            options = {name: value for name, value in options.items() if name not in PLANNED} | choice
-        initialise(self, model, group, **options)
+    def write(found: dict[str, Any]) -> None:
+        Path(asked["file"]).write_text(json.dumps(found))
 
-    def step(self: Pipeline, *batch: Any, **asked: Any) -> Any:
-        self.group.barrier()
-        loss = take_step(self, *batch, **asked)
-        makespans.append(self.timeline().makespan)
-        if len(makespans) == _WARM_UP + int(os.environ[_STEPS]):
-            if self.group.rank == 0:
-                Path(result).write_text(str(median(makespans[_WARM_UP:])))
-            self.group.barrier()
-            sys.exit(0)
-        return loss
+    def leave(pipeline: Pipeline, step: FirstStep) -> NoReturn:
+        try:
+            if pipeline.group.size != asked["ranks"]:
+                given = f"{program} makes {pipeline.group.size} ranks itself, of {asked['ranks']} that were started"
+                raise ArgumentError("value", f"{given}; expected init_process_group().")
+            question = question_of(step, *asked["question"])
+            advice = advice_on_ranks(question, pipeline.group, "MPI ranks", asked["seconds"])
+        except Exception as error:
+            if pipeline.group.rank == 0 and isinstance(error, MinipipeError):
+                message = error.problems[0].message if isinstance(error, ScheduleError) else str(error)
+                write({"error": [type(error).__name__, str(error.code), message]})
+            traceback.print_exception(error)
+            sys.exit(1)  # which no ``except Exception`` of the program stops
+        if advice is not None:
+            write(Report.of(advice)._asdict())
+        pipeline.group.barrier()
+        sys.exit(0)
 
-    with replaced((Pipeline, "__init__", begin), (Pipeline, "step", step)):
+    with at_first_step(leave):
         run(program, arguments)
 
 

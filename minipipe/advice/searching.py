@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+
 from minipipe.analysis.bounds import lower_bound
 from minipipe.analysis.workload import Objective, Workload
 from minipipe.errors import ScheduleError
@@ -32,14 +37,14 @@ def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
         return None
 
 
-def least_makespan(workload: Workload, cores: float | None) -> tuple[float, str]:
+def least_makespan(workload: Workload, cores: float | Sequence[float] | None) -> tuple[float, str]:
     """Return a time below which no schedule of a workload is, and the reason.
 
     Parameters
     ----------
     workload : Workload
-    cores : float, optional
-        How much of the cores the ranks share.
+    cores : float or sequence of float, optional
+        How much of the cores the ranks share; by host, if there are several.
 
     Examples
     --------
@@ -50,6 +55,7 @@ def least_makespan(workload: Workload, cores: float | None) -> tuple[float, str]
     """
     bound = lower_bound(workload, Objective.MAKESPAN)
     work = sum(map(workload.work, range(workload.num_ranks)))
-    if cores is not None and work / cores > bound.value:
-        return work / cores, f"All ranks together compute for {work:g} on cores that they share."
+    shared = float(np.sum(cores)) if cores is not None else inf
+    if work / shared > bound.value:
+        return work / shared, f"All ranks together compute for {work:g} on cores that they share."
     return bound.value, bound.reason

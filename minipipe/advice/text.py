@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from minipipe.advice.weighing import Choice
+from minipipe.comm import ProcessGroup
 from minipipe.schedules.schedule import Schedule
 
 
@@ -13,6 +18,7 @@ def text_of(choice: Choice) -> str:
     """Return what a pipeline needs of a choice, as one line."""
     ends, again = [part.stop for part in choice.partition], choice.candidate.recompute
     found = {"name": choice.schedule.name, "csv": choice.schedule.to_csv(), "ends": ends, "recompute": again}
+    found["frozen"] = sorted(choice.schedule.frozen)
     return json.dumps(found)
 
 
@@ -21,11 +27,27 @@ def options_of_text(text: str) -> dict[str, Any]:
 
     Examples
     --------
-    >>> found = options_of_text('{"name": "mine", "csv": "0F0,0B0", "ends": [3], "recompute": false}')
+    >>> found = options_of_text('{"name": "mine", "csv": "0F0,0B0", "ends": [3], "recompute": false, "frozen": []}')
     >>> found["partition"], found["recompute"]
     ([range(0, 3)], False)
     """
     found = json.loads(text)
     parts = [range(start, end) for start, end in zip([0, *found["ends"]], found["ends"])]
-    schedule = Schedule.from_csv(found["csv"], found["name"])
+    schedule = replace(Schedule.from_csv(found["csv"], found["name"]), frozen=frozenset(found["frozen"]))
     return {"schedule": schedule, "partition": parts, "recompute": found["recompute"]}
+
+
+def choices_of_rank_0(group: ProcessGroup, choices: Sequence[Choice] | None) -> list[dict[str, Any]]:
+    """Return the choices of rank 0 on every rank, as arguments for :class:`minipipe.Pipeline`.
+
+    Collective.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    choices : sequence of Choice
+        None on other ranks.
+    """
+    own = None if choices is None else np.frombuffer("\n".join(map(text_of, choices)).encode(), np.uint8)
+    lines = group.broadcast(own, what="choices, which rank 0 makes from measurements,").tobytes().decode().splitlines()
+    return list(map(options_of_text, lines))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
 from minipipe.advice.candidates import SEARCHED, Candidate, models_for_search
 from minipipe.advice.measurements import Measurements
+from minipipe.advice.question import Question
 from minipipe.advice.searching import least_makespan, searched_schedule
 from minipipe.analysis.workload import fits
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.nn import Sequential
 from minipipe.pipeline.plan import Plan
-from minipipe.profiling.layers import MakeOptimiser
 from minipipe.profiling.memory import MemoryPrediction, predict_memory
 from minipipe.render.descriptions import format_memory
 from minipipe.schedules.schedule import Schedule
+from minipipe.simulation.gap import workload_of
 from minipipe.simulation.simulator import simulate
 
 _FORMS = 2  # numbers of microbatches, with their cuts, for which schedules are searched: those of the best named ones
@@ -47,6 +47,10 @@ class Choice(NamedTuple):
         The reason.
     is_within_limit : bool
         Whether every rank's memory is.
+    measured : float or None
+        The median seconds of a step, where the choice ran; None where it is only predicted.
+    num_steps : int
+        Of which it is the median. Choices race: the longer one ran, the faster it was.
 
     Examples
     --------
@@ -68,6 +72,8 @@ class Choice(NamedTuple):
     bound: float
     bound_by: str
     is_within_limit: bool
+    measured: float | None = None
+    num_steps: int = 0
 
     @property
     def gap(self) -> float:
@@ -83,6 +89,11 @@ class Choice(NamedTuple):
             "recompute": self.candidate.recompute,
         }
 
+    @property
+    def program(self) -> Hashable:
+        """What is the same for choices that run the same: with one microbatch, say, 1F1B is GPipe."""
+        return self.schedule.actions, self.schedule.placement, self.partition, self.candidate.recompute
+
     def row(self) -> dict[str, Any]:
         """Return it as plain data: strings, numbers and lists."""
         return {
@@ -96,6 +107,8 @@ class Choice(NamedTuple):
             "bound_by": self.bound_by,
             "gap": self.gap,
             "is_within_limit": self.is_within_limit,
+            "measured": self.measured,
+            "num_steps": self.num_steps,
         }
 
 
@@ -104,30 +117,15 @@ class Weighing:
 
     Parameters
     ----------
-    model : Sequential
+    question : Question
     num_ranks : int
     measured : Measurements
-    memory_limit : float
-        Bytes of each rank; infinite where there is no limit.
-    optimiser : function, optional
-        ``parameters -> Optimiser``, for its state.
-    partition : sequence of range, optional
-        The layers of each stage, where they are given.
-    inputs_require_grad : bool
     """
 
-    def __init__(
-        self,
-        model: Sequential,
-        num_ranks: int,
-        measured: Measurements,
-        memory_limit: float = inf,
-        optimiser: MakeOptimiser | None = None,
-        partition: Sequence[range] | None = None,
-        inputs_require_grad: bool = False,
-    ) -> None:
-        self.model, self.num_ranks, self.measured, self.memory_limit = model, num_ranks, measured, memory_limit
-        self.optimiser, self.partition, self.inputs_require_grad = optimiser, partition, inputs_require_grad
+    def __init__(self, question: Question, num_ranks: int, measured: Measurements) -> None:
+        self.model, self.memory_limit, self.optimiser = question.model, question.memory_limit, question.optimiser
+        self.num_ranks, self.measured, self.partition = num_ranks, measured, question.partition
+        self.inputs_require_grad = question.options.get("inputs_require_grad", False)
 
     def named(self, candidates: Iterable[Candidate], forms: Sequence[Form] = (("time", False),)) -> Iterator[Choice]:
         """Yield candidates with named schedules, weighed, each in the first form that is within the limit.
@@ -215,15 +213,14 @@ class Weighing:
             share = (slot.end - slot.start) / (self.num_ranks * timeline.makespan)
             idle[slot.cause.value] = idle.get(slot.cause.value, 0.0) + share
         memory = tuple(own.total for own in self._memory(plan, candidate.recompute))
-        workload = costs.workload(plan.placement, candidate.num_microbatches)
-        bound, bound_by = least_makespan(workload, self.measured.cores)
+        bound, bound_by = least_makespan(workload_of(plan.schedule, costs), costs.cores)
         is_within_limit = all(fits(own, self.memory_limit) for own in memory)
         time, bubble = timeline.makespan, timeline.bubble_fraction
         return Choice(candidate, schedule, plan.partition, time, bubble, idle, memory, bound, bound_by, is_within_limit)
 
 
 def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
-    """Return the fastest choice within the limit; of equally fast ones one with a name, and with least memory.
+    """Return the best choice within the limit, as :func:`by_worth` has it.
 
     Raises
     ------
@@ -242,9 +239,14 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
     )
 
 
-def by_worth(choice: Choice) -> tuple[bool, float, bool, int]:
-    """Return the key by which choices are sorted, the best first; of equally fast ones those with a name."""
-    return not choice.is_within_limit, choice.time, choice.candidate.schedule == SEARCHED, max(choice.memory)
+def by_worth(choice: Choice) -> tuple[bool, int, float, bool, int]:
+    """Return the key by which choices are sorted, the best first; of equally fast ones those with a name.
+
+    Those that ran come before those that did not: these were predicted to be slower.
+    """
+    time = choice.time if choice.measured is None else choice.measured
+    is_searched = choice.candidate.schedule == SEARCHED
+    return not choice.is_within_limit, -choice.num_steps, time, is_searched, max(choice.memory)
 
 
 def described(candidate: Candidate) -> str:

@@ -102,8 +102,9 @@ class Pipeline:
         ``partition``, ``layer_costs`` and ``inputs_require_grad``. With ``partition="measured"`` rank 0 first measures
         each layer with the batch ``sample=(inputs, targets)``, which only it needs, and all ranks take the partition
         that balances the times. With ``schedule="auto"`` it also weighs schedules, chunks, numbers of microbatches and
-        recomputation, as :func:`minipipe.advise` does, and all ranks take the fastest choice within ``memory_limit``
-        (``"500 MB"``, with the state of ``optimiser``); what other options say is taken as given.
+        recomputation, as :func:`minipipe.advise` does; the best choices within ``memory_limit`` (``"500 MB"``, with the
+        state of ``optimiser``) then race on all ranks, for 20 seconds, and all take the fastest. What other options say
+        is taken as given.
 
     Attributes
     ----------
@@ -171,11 +172,11 @@ class Pipeline:
     ) -> None:
         from minipipe.diagnosis.finite import FiniteCheck  # a door to a room above
 
-        plan, recompute = planned(model, group, options, loss=loss, seed=seed, device=device, recompute=recompute)
-        check_loss(loss)
-        self._loss, self._loss_weight = loss, loss_weight
         given: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
         given["stack_weight_gradients"] = stack_weight_gradients
+        plan, recompute = planned(model, group, options, device=device, recompute=recompute, **given)
+        check_loss(loss)
+        self._loss, self._loss_weight = loss, loss_weight
         compares = check_program(group, check_agreement, {**plan.description, **given})
         warn_of_another_order(plan.schedule, group)
         self._plan, self._group, self.seed = plan, group, seed

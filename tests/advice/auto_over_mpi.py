@@ -1,12 +1,14 @@
 """All ranks take the choice of rank 0, and train with the bits of one process. Run under mpirun."""
 
 from minipipe import Pipeline, init_process_group, nn, optim
+from minipipe.advice import deciding
 from minipipe.testing import one_process_step, same_bits
 from tests.pipeline.small_pipelines import mlp
 from tests.strategies import batch
 
 
 def main():
+    deciding.RACE_SECONDS = 1.0
     inputs, targets = batch(8, 4)
     with init_process_group(timeout=60) as group:
         sample = (inputs, targets) if group.rank == 0 else None

@@ -2,6 +2,7 @@
 
 from minipipe import nn
 from minipipe.advice import Measurements, Messages
+from minipipe.advice.question import Question
 from minipipe.profiling.holding import Holding, Passed
 from minipipe.profiling.layers import Measured, MeasuredLayers
 
@@ -10,6 +11,11 @@ SAMPLES = 32
 
 def model(num_layers):
     return nn.Sequential(*(nn.Linear(4, 4) for _ in range(num_layers)))
+
+
+def asked(**kept):
+    """Return a question about a model of four layers, without a batch."""
+    return Question(model(4), None, None, {}, **kept)
 
 
 def measured(num_layers, counts, time=lambda layer, samples: samples * 1e-3, held=100, messages=None, **others):

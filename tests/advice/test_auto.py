@@ -1,11 +1,11 @@
 """``Pipeline(…, schedule="auto")``: rank 0 measures and decides, all ranks run the same."""
 
-from functools import partial
+from dataclasses import replace
 
 import pytest
 
 from minipipe import Pipeline, Plan, nn, schedules, spawn
-from minipipe.advice import deciding
+from minipipe.advice import advising, deciding
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, ModelError, PartitionError, ScheduleError
 from minipipe.testing import same_bits
@@ -19,6 +19,7 @@ X, Y = batch(8, 4)
 @pytest.fixture(autouse=True)
 def searches_are_short(monkeypatch):
     monkeypatch.setattr("minipipe.advice.advising.SECONDS", 0.1)
+    monkeypatch.setattr(deciding, "RACE_SECONDS", 0.2)
 
 
 def stepped(group, **options):
@@ -46,8 +47,9 @@ def test_it_has_the_bits_of_the_same_schedule_by_name():
 
 def test_a_choice_that_computes_activations_again_reaches_every_rank(monkeypatch):
     """Which choice that is depends on times. So here it is the only one."""
-    only = partial(deciding._advice, recompute=True)
-    monkeypatch.setattr(deciding, "_advice", lambda *given: only(*given[:-1]))
+    monkeypatch.setattr(
+        deciding, "weigh", lambda question, *given: advising.weigh(replace(question, recompute=True), *given)
+    )
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4), nn.GELU(), nn.Tanh())))
 
     def step(group, **options):
@@ -79,6 +81,12 @@ def test_a_choice_that_computes_activations_again_reaches_every_rank(monkeypatch
 def test_what_cannot_be_decided_is_refused(model, options, error, words):
     with pytest.raises(error, match=words):
         Pipeline(model, OneRankGroup(), loss=nn.MSELoss(), schedule="auto", **options)
+
+
+def test_a_misspelt_option_is_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(deciding, "advice_on_ranks", lambda *given: pytest.fail("it has measured"))
+    with pytest.raises(ArgumentError, match="Pipeline takes no memory_limt="):
+        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), schedule="auto", sample=(X, Y), memory_limt="1 MB")
 
 
 def test_a_limit_without_auto_is_refused():

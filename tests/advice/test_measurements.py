@@ -80,7 +80,7 @@ def test_given_microbatches_are_taken_as_they_are():
         (None, {"loss": nn.MSELoss()}, ArgumentError, "advise has a loss, but no targets"),
         (None, {"messages": "fast"}, ArgumentError, r"messages is 'fast'; expected Messages\(latency, bandwidth\)"),
         (None, {"num_microbatches": 99}, MicrobatchError, "cannot make 99 microbatches"),
-        (None, {"seconds": -1}, ArgumentError, "seconds is -1; expected a time, at least 0"),
+        (None, {"seconds": -1}, ArgumentError, "seconds is -1; expected a finite time, at least 0"),
         (None, {"memory_limit": "1"}, ValueError, "No choice needs at most 1 B on every rank"),
     ],
 )

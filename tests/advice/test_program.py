@@ -8,7 +8,7 @@ import pytest
 
 from minipipe import Pipeline, nn, optim
 from minipipe.advice.program import first_step_of
-from minipipe.advice.running import measured_step
+from minipipe.advice.running import program_report
 from minipipe.cli.main import main
 from minipipe.errors import ArgumentError, LaunchError
 from minipipe.optim.state_size import state_bytes
@@ -40,6 +40,7 @@ with init_process_group() as group:
 @pytest.fixture(autouse=True)
 def searches_are_short(monkeypatch):
     monkeypatch.setattr("minipipe.advice.advising.SECONDS", 0.1)
+    monkeypatch.setattr("minipipe.advice.deciding.RACE_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_a_program_for_several_ranks_is_left_before_it_would_need_them(tmp_path)
         (
             "from minipipe import Pipeline, nn, spawn\n"
             "model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))\n"
-            "spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss()), 2)",
+            "spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss()).step([[1]] * 8, [[1]] * 8), 2)",
             r"makes 2 ranks itself; expected init_process_group\(\)",
         ),
     ],
@@ -108,6 +109,8 @@ def test_a_program_that_is_not_there_is_refused():
         ([], "There is no program; expected one behind the options"),
         (["--ranks", "0", "x.py"], "--ranks is 0; expected 1 to 4096."),
         (["--memory-limit", "much", "x.py"], "memory_limit is 'much'; expected an amount above 0"),
+        (["--seconds", "-1", "x.py"], "seconds is -1.0; expected a finite time, at least 0."),
+        (["--seconds", "inf", "x.py"], "seconds is inf; expected a finite time, at least 0."),
         (["nope.py"], "There is no program 'nope.py'"),
     ],
 )
@@ -117,16 +120,18 @@ def test_the_command_refuses_what_it_cannot_carry_out(words, said, capsys):
 
 
 def test_the_command_prints_its_table_and_the_reason_last(program, capsys, monkeypatch):
-    monkeypatch.setattr("minipipe.advice.messages.find_mpirun", lambda: None)  # thread ranks start faster
+    monkeypatch.setattr("minipipe.advice.running.find_mpirun", lambda: None)  # thread ranks start faster
     assert main(["advise", "--ranks", "2", "--microbatches", "4", program, "8"]) == 0
     table, told = capsys.readouterr().out.split("\n\n")
     rows = table.splitlines()
     assert rows[0].startswith("schedule") and rows[-1].startswith("yours: gpipe") and "parameters" in rows[-1]
-    assert told.splitlines()[-1].startswith("A message takes ") and "thread ranks" in told
+    *_, about_messages, best, yours = told.splitlines()
+    assert about_messages.startswith("A message takes ") and "thread ranks" in about_messages
+    assert best.startswith("the best: predicted ") and yours.startswith("yours: predicted ")
 
 
 def test_a_limit_that_nothing_keeps_is_the_answer_no(program, capsys, monkeypatch):
-    monkeypatch.setattr("minipipe.advice.messages.find_mpirun", lambda: None)
+    monkeypatch.setattr("minipipe.advice.running.find_mpirun", lambda: None)
     words = ["--ranks", "2", "--microbatches", "4", "--memory-limit", "1 kB", "--json", program, "8"]
     assert main(["advise", *words]) == 1
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -141,15 +146,29 @@ def test_a_limit_that_nothing_keeps_is_the_answer_no(program, capsys, monkeypatc
 )
 def test_a_training_program_is_advised_and_run(name, arguments, capsys):
     program = str(ROOT / "tutorials" / name)
-    assert main(["advise", "--ranks", "2", "--memory-limit", "100 MB", "--run", "--json", program, *arguments]) == 0
+    words = ["--ranks", "2", "--memory-limit", "100 MB", "--seconds", "1", "--json"]
+    assert main(["advise", *words, program, *arguments]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["best"] == found["choices"][0] and found["own"]["schedule"] == "1f1b"
-    assert found["measured"].keys() == {"the best", "yours"} and all(time > 0 for time in found["measured"].values())
+    assert found["measured"] == {"the best": found["best"]["measured"], "yours": found["own"]["measured"]}
+    assert all(time > 0 for time in found["measured"].values())
 
 
 @needs_mpi
 @pytest.mark.slow
-def test_a_program_that_fails_under_mpirun_is_reported(program):
-    with pytest.raises(LaunchError, match="has not taken 20 steps under mpirun -n 2") as caught:
-        measured_step(program, ["2"], 2)  # fewer samples than microbatches
+def test_the_answer_no_comes_back_from_ranks_of_mpirun(program, capsys):
+    words = ["--ranks", "2", "--microbatches", "4", "--memory-limit", "1 kB", "--json"]
+    assert main(["advise", *words, program, "8"]) == 1
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["error"] == "memory" and "The least is" in said["message"]
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_program_that_fails_under_mpirun_is_reported(tmp_path):
+    """On one rank it comes to its step; on two it stops before."""
+    text = PROGRAM.replace('    print("before")', "    assert group.size == 1, 'not for two'")
+    (tmp_path / "alone.py").write_text(text.replace("from beside import WIDTH", "WIDTH = 2"))
+    with pytest.raises(LaunchError, match="has not come through its first step under mpirun -n 2") as caught:
+        program_report(str(tmp_path / "alone.py"), ["8"], 2)
     assert caught.value.code == "no-launcher"
