@@ -8,7 +8,7 @@ from typing import Any
 
 
 def names_on_demand(
-    package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = ()
+    package: str, names: Mapping[str, Sequence[str]], modules: Sequence[str] = (), at_once: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and the list of names for a package.
 
@@ -20,6 +20,8 @@ def names_on_demand(
         By module, the public names that it defines.
     modules : sequence of str
         The modules that are public themselves, each by the last part of its name.
+    at_once : sequence of str
+        The names that the package has imported already.
 
     Examples
     --------
@@ -37,5 +39,5 @@ def names_on_demand(
             return getattr(import_module(home_of[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    public = sorted({*home_of, *module_of})
+    public = sorted({*home_of, *module_of, *at_once})
     return load, lambda: public, public

@@ -12,10 +12,8 @@ from itertools import product
 from math import factorial
 
 from minipipe import Costs, render, schedules, simulate, verify
-from minipipe.analysis.bounds import lower_bound, lower_bounds
-from minipipe.analysis.workload import Objective
 from minipipe.errors import ScheduleError
-from minipipe.search.finding import find_schedule
+from minipipe.schedules import Objective, find_schedule, lower_bound, lower_bounds
 
 # %% [markdown]
 # ## The question

@@ -17,7 +17,13 @@ ROUNDING = 1e-9  # sums of floating-point amounts may differ by so much, relativ
 
 
 class Objective(StrEnum):
-    """What a good schedule makes small."""
+    """What a good schedule makes small.
+
+    Examples
+    --------
+    >>> Objective("span") is Objective.SPAN
+    True
+    """
 
     MAKESPAN = "makespan"  # from the first start to the last end, all ranks together
     SPAN = "span"  # the longest time of any rank from its own first start to its own last end

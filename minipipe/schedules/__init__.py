@@ -1,33 +1,42 @@
 """Schedules as data: actions, schedules, programs, their text format, and the builders of the named schedules.
 
 This package needs no NumPy. To add a schedule, write a function ``(num_ranks, num_microbatches, …) -> Schedule`` and
-enter it in ``registry.py``. The names of ``analysis`` and ``simulation`` are available here, too; they load on demand.
+enter it in ``registry.py``. The names of ``analysis``, ``simulation`` and ``search`` are available here, too. Names
+load on demand.
 """
 
 from typing import TYPE_CHECKING
 
 from minipipe.lazy import names_on_demand
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.controllable_memory import v_half, v_min
-from minipipe.schedules.frozen import freeze_stages
+
+# Once a file is imported it would hide the function that is called like it; so these load first.
 from minipipe.schedules.gpipe import gpipe
-from minipipe.schedules.interleaved import interleaved_1f1b, interleaved_zb, looped_bfs
-from minipipe.schedules.one_f_one_b import eager_1f1b, one_f_one_b
-from minipipe.schedules.program import Program, read_schedule, schedule_of_text
-from minipipe.schedules.registry import REGISTRY, TRADES, build
-from minipipe.schedules.repeated import repeat
-from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.sequential import forward_only, forward_only_over, one_microbatch, sequential
+from minipipe.schedules.one_f_one_b import one_f_one_b
+from minipipe.schedules.sequential import sequential
 from minipipe.schedules.split_backward import split_backward
-from minipipe.schedules.v_shaped import dualpipe_v, zb_v
-from minipipe.schedules.zero_bubble import zb_h1, zb_h2
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from minipipe.analysis import theory
     from minipipe.analysis.activations import peak_activations
+    from minipipe.analysis.bounds import lower_bound, lower_bounds
     from minipipe.analysis.lowering import lower
     from minipipe.analysis.tick_grid import tick_grid
     from minipipe.analysis.verifier import verify
+    from minipipe.analysis.workload import Objective
+    from minipipe.schedules.action import Action, ActionKind
+    from minipipe.schedules.controllable_memory import v_half, v_min
+    from minipipe.schedules.frozen import freeze_stages
+    from minipipe.schedules.interleaved import interleaved_1f1b, interleaved_zb, looped_bfs
+    from minipipe.schedules.one_f_one_b import eager_1f1b
+    from minipipe.schedules.program import Program, read_schedule, schedule_of_text
+    from minipipe.schedules.registry import REGISTRY, TRADES, build
+    from minipipe.schedules.repeated import repeat
+    from minipipe.schedules.schedule import Schedule
+    from minipipe.schedules.sequential import forward_only, forward_only_over, one_microbatch
+    from minipipe.schedules.v_shaped import dualpipe_v, zb_v
+    from minipipe.schedules.zero_bubble import zb_h1, zb_h2
+    from minipipe.search.certificate import Certificate
+    from minipipe.search.finding import find_schedule
     from minipipe.simulation.comparison import sweep, table
     from minipipe.simulation.costs import Costs
     from minipipe.simulation.explanation import explain
@@ -37,13 +46,29 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from minipipe.simulation.span import Idle, IdleCause, Span, StepChange
     from minipipe.simulation.timeline import Timeline
 
-__getattr__ = names_on_demand(
+__getattr__, __dir__, __all__ = names_on_demand(
     __name__,
     {
         "minipipe.analysis.activations": ["peak_activations"],
+        "minipipe.analysis.bounds": ["lower_bound", "lower_bounds"],
         "minipipe.analysis.lowering": ["lower"],
         "minipipe.analysis.tick_grid": ["tick_grid"],
         "minipipe.analysis.verifier": ["verify"],
+        "minipipe.analysis.workload": ["Objective"],
+        "minipipe.schedules.action": ["Action", "ActionKind"],
+        "minipipe.schedules.controllable_memory": ["v_half", "v_min"],
+        "minipipe.schedules.frozen": ["freeze_stages"],
+        "minipipe.schedules.interleaved": ["interleaved_1f1b", "interleaved_zb", "looped_bfs"],
+        "minipipe.schedules.one_f_one_b": ["eager_1f1b"],
+        "minipipe.schedules.program": ["Program", "read_schedule", "schedule_of_text"],
+        "minipipe.schedules.registry": ["REGISTRY", "TRADES", "build"],
+        "minipipe.schedules.repeated": ["repeat"],
+        "minipipe.schedules.schedule": ["Schedule"],
+        "minipipe.schedules.sequential": ["forward_only", "forward_only_over", "one_microbatch"],
+        "minipipe.schedules.v_shaped": ["dualpipe_v", "zb_v"],
+        "minipipe.schedules.zero_bubble": ["zb_h1", "zb_h2"],
+        "minipipe.search.certificate": ["Certificate"],
+        "minipipe.search.finding": ["find_schedule"],
         "minipipe.simulation.comparison": ["sweep", "table"],
         "minipipe.simulation.costs": ["Costs"],
         "minipipe.simulation.explanation": ["explain"],
@@ -54,57 +79,5 @@ __getattr__ = names_on_demand(
         "minipipe.simulation.timeline": ["Timeline"],
     },
     modules=["minipipe.analysis.theory"],
-)[0]
-
-__all__ = [
-    "REGISTRY",
-    "TRADES",
-    "Action",
-    "ActionKind",
-    "Costs",
-    "Idle",
-    "IdleCause",
-    "Message",
-    "Program",
-    "Schedule",
-    "Span",
-    "StepChange",
-    "Timeline",
-    "build",
-    "dualpipe_v",
-    "eager_1f1b",
-    "explain",
-    "forward_only",
-    "forward_only_over",
-    "freeze_stages",
-    "gpipe",
-    "greedy",
-    "interleaved_1f1b",
-    "interleaved_zb",
-    "looped_bfs",
-    "lower",
-    "one_f_one_b",
-    "one_microbatch",
-    "peak_activations",
-    "peak_memory",
-    "read_schedule",
-    "repeat",
-    "schedule_of_text",
-    "sequential",
-    "simulate",
-    "split_backward",
-    "sweep",
-    "table",
-    "theory",
-    "tick_grid",
-    "v_half",
-    "v_min",
-    "verify",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+    at_once=["gpipe", "one_f_one_b", "sequential", "split_backward"],
+)

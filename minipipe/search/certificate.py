@@ -43,6 +43,14 @@ class Certificate(NamedTuple):
         What found the schedule.
     seconds : float
         The time that the search took.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> workload = Costs().workload((0, 1), num_microbatches=4)
+    >>> found = Certificate(schedules.zb_h1(2, 4), workload, Objective.SPAN, 13.0, 12.0, "work", "zb-h1", 0.0)
+    >>> f"{found.gap:.3f}"
+    '0.083'
     """
 
     schedule: Schedule
