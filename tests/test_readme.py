@@ -24,7 +24,7 @@ def test_it_opens_with_two_commands_of_one_line():
         assert line.count("\n") == 1
         assert line.startswith("python3 -m venv .venv && . .venv/bin/activate && pip install -e '.[mpi")
     assert run_line.strip().endswith("mpirun -n 4 python tutorials/train.py")
-    assert test_line.strip().endswith("pytest")
+    assert test_line.strip().endswith("pytest -n 2")
 
 
 @pytest.fixture
