@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from weakref import ref
 from zlib import crc32
 
 from minipipe.agreement.description import description
@@ -44,6 +45,7 @@ class Updates:
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         self._num_steps = self._digest = self._loaded = 0
         self._rate: float | None = None
+        self._last: Callable[[], Optimiser | None] = lambda: None
         self._numbers: list[Any] = []
         self._described = b""
         self._is_trained = False
@@ -54,9 +56,11 @@ class Updates:
 
     def note(self, optimiser: Optimiser) -> None:
         """Note a step, before it is taken. Local; what it costs does not grow with the parameters."""
-        numbers = list(map(vars, optimiser.groups))
-        if numbers != self._numbers:  # seldom: the learning rate has changed, or another optimiser has its turn
-            self._numbers = list(map(dict, numbers))  # with the parameters, so no other optimiser has the same
+        numbers = [{**vars(group), "parameters": None} for group in optimiser.groups]
+        # Seldom: another optimiser has its turn, or the learning rate has changed.
+        if optimiser is not self._last() or numbers != self._numbers:
+            # It keeps the parameters, and they keep this: without the weak reference, all stay after the last use.
+            self._last, self._numbers = ref(optimiser), numbers
             self._described = description(optimiser.settings, "optimiser").encode()
             self._rate = optimiser.settings.get("learning_rate")
         self._num_steps += 1

@@ -27,7 +27,8 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.program import Program
 from minipipe.schedules.split_backward import neighbouring_weights
 
-Step = Callable[[Batch], None]
+# It is given the executor: a step that knew its own would keep it, and all parameters, after the last use.
+Step = Callable[["Executor", Batch], None]
 
 
 class Executor:
@@ -91,7 +92,7 @@ class Executor:
         try:
             with no_grad() if self.program.is_forward_only else enable_grad(), at(place):
                 for step in self._steps:
-                    step(batch)
+                    step(self, batch)
                     activity.position += 1
             for send in (*self._earlier_sends, *(self._sends if finishes_sends else ())):
                 send.wait()
@@ -121,7 +122,7 @@ class Executor:
         stage, k = self.stages[action.stage], action.microbatch
         consumed, produced = cast(Value, Value.consumed_by(action)), cast(Value, Value.produced_by(action))
 
-        def run(batch: Batch) -> None:
+        def run(self: Executor, batch: Batch) -> None:
             received = batch.input(k) if stage.is_first else self._take(consumed)
             start = perf_counter()
             current_place().begin(k)
@@ -138,7 +139,7 @@ class Executor:
         consumed, produced = cast(Value, Value.consumed_by(action)), cast(Value, Value.produced_by(action))
         compute = stage.backward if action.kind is ActionKind.BACKWARD else stage.backward_input
 
-        def run(batch: Batch) -> None:
+        def run(self: Executor, batch: Batch) -> None:
             received = None if stage.is_last else self._take(consumed)
             start = perf_counter()
             if self._meter is not None:  # the bytes of a recomputation count, too
@@ -155,7 +156,7 @@ class Executor:
     def _backward_weight(self, action: Action) -> Step:
         stage, microbatches = self.stages[action.stage], self._stacked.get(action, [action.microbatch])
 
-        def run(batch: Batch) -> None:
+        def run(self: Executor, batch: Batch) -> None:
             start = perf_counter()
             if microbatches:
                 stage.backward_weight(*microbatches)
@@ -190,7 +191,7 @@ class Executor:
         value = Value.carried_by(action)
         destination, tag = self.program.placement[value.consumer_stage], self._tag(value)
 
-        def run(batch: Batch) -> None:
+        def run(self: Executor, batch: Batch) -> None:
             array = self._box.pop(value).to_message(self.group.takes_device_arrays)  # [2]
             self._record.sent[value] = perf_counter()
             self._sends.append(self.group.isend(array, destination, tag, step=batch.step))
@@ -203,7 +204,7 @@ class Executor:
         words = f"the {noun} of microbatch {value.microbatch} from stage {value.stage}"
         source, tag = self.program.placement[value.stage], self._tag(value)
 
-        def run(batch: Batch) -> None:  # [3]
+        def run(self: Executor, batch: Batch) -> None:  # [3]
             self._box[value] = self.group.irecv(source, tag, step=batch.step, what=words, allocate=self._allocate)
 
         return run

@@ -14,7 +14,7 @@ from minipipe.comm import ProcessGroup
 from minipipe.schedules.action import Action
 from minipipe.schedules.program import Program
 
-Step = Callable[[Any], None]
+Step = Callable[[Any, Any], None]
 
 
 def told(steps: list[Step], group: ProcessGroup) -> list[Step]:
@@ -28,11 +28,11 @@ def told(steps: list[Step], group: ProcessGroup) -> list[Step]:
 
 
 def _told(step: Step, group: ProcessGroup) -> Step:
-    def tell_and_run(batch: Any) -> None:
+    def tell_and_run(executor: Any, batch: Any) -> None:
         now, rank = datetime.now().strftime("%H:%M:%S.%f"), group.name()
         with suppress(Exception):  # closed, full, or None
             sys.stderr.write(f"[rank {rank}] {now} {group.activity.words()}\n")
-        step(batch)
+        step(executor, batch)
 
     return tell_and_run
 

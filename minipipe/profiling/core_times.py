@@ -11,12 +11,12 @@ measured take as long as they took.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from time import thread_time
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from minipipe.analysis.dependencies import Value
 from minipipe.comm import ProcessGroup
 from minipipe.job.host import cores
 from minipipe.pipeline.consistency import part_of
-from minipipe.pipeline.executor import Executor
+from minipipe.pipeline.executor import Executor, Step
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.payload import Payload
 from minipipe.pipeline.record import Record
@@ -44,7 +44,6 @@ _ROUNDS = 30  # of bisection: more than the times are worth
 # predicted makespans was 3 and 11 % for 4 and 8 ranks on two cores with none of it, 6 and 7 % with half, 8 and 9 % with
 # all. Measured with half: 6.7 and 4.1 %.
 _OF_WAITS = 0.5
-Step = Callable[[Batch], None]
 
 
 def crowded_hosts(group: ProcessGroup, xp: ModuleType) -> Hosts | None:
@@ -98,7 +97,7 @@ class CoreTimedExecutor(Executor):
 
     def __init__(self, plain: Executor) -> None:
         super().__init__(plain.program, plain.stages, plain.group, plain.xp)
-        self._steps = [self._timed(step) for step in self._steps]
+        self._steps = list(map(_timed, self._steps))
         self._begun = self._between = 0.0
 
     def run(self, batch: Batch, finishes_sends: bool = True) -> Record:
@@ -114,13 +113,6 @@ class CoreTimedExecutor(Executor):
         mine = np.stack([self._spent, self._ran, np.full_like(self._spent, self._between)])
         spent, ran, between = np.add.reduce(self.group.all_gather(mine, what=part_of("measure_costs")))
         return CoreTimes(spent / np.maximum(ran, 1), float(between[0, 0] / ran.sum()))
-
-    def _timed(self, step: Step) -> Step:
-        def run(batch: Batch) -> None:
-            self._begun = thread_time()
-            step(batch)
-
-        return run
 
     def _take(self, value: Value) -> Payload:
         start = thread_time()
@@ -202,3 +194,11 @@ def _with_cores(costs: Costs, hosts: Hosts, program: Program, makespan: float) -
         else:
             high = middle
     return with_part(high)
+
+
+def _timed(step: Step) -> Step:
+    def run(executor: Any, batch: Batch) -> None:
+        executor._begun = thread_time()
+        step(executor, batch)
+
+    return run

@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, nn, schedules, simulate, spawn
+from minipipe import Pipeline, nn, optim, schedules, simulate, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import (
     ScheduleError,
@@ -135,6 +135,40 @@ def test_nothing_of_a_batch_is_kept_after_its_step():
     del inputs, targets
     gc.collect()
     assert [ref() for ref in watched] == [None, None]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v", "interleaved-1f1b"])
+@pytest.mark.parametrize("options", [{}, {"recompute": True}], ids=["", "recompute"])
+def test_a_pipeline_that_nobody_keeps_gives_its_memory_back_at_once(schedule, options):
+    """The story: an executor and its steps knew each other, and so did parameters and their last optimiser.
+
+    In a notebook that makes one pipeline after another, all of them stayed until Python looked for circles.
+    """
+
+    def alive(group):
+        pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), schedule=schedule, num_microbatches=4, **options)
+        optimiser = optim.Adam(pipeline.parameters(), 0.1)
+        inputs, targets = batch(8, 4)
+        for wait in (True, False):
+            pipeline.step(inputs, targets, wait=wait)
+            pipeline.clip_grad_norm(1.0)
+            optimiser.step()
+        pipeline.evaluate(inputs, targets)
+        pipeline.predict(inputs)
+        pipeline.load_state_dict(pipeline.state_dict())
+        pipeline.timeline()
+        pipeline.measure_costs(inputs, targets, 2)
+        watched = [*map(weakref.ref, pipeline.parameters()), weakref.ref(pipeline)]
+        del pipeline, optimiser
+        return [ref() for ref in watched]
+
+    gc.collect()
+    gc.disable()
+    try:
+        found = spawn(alive, 2)
+    finally:
+        gc.enable()
+    assert all(set(values) == {None} for values in found)
 
 
 def test_an_array_that_neighbouring_stages_on_one_rank_hold_counts_for_both():
