@@ -15,6 +15,7 @@ from random import Random
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from minipipe.advice.question import Question
 from minipipe.batch.samples import Microbatches, Pieces, Replicated, Samples, samples
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError
+from minipipe.nn import Parameter
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.payload import Payload
 from minipipe.simulation.costs import Costs
@@ -74,6 +76,7 @@ class Trial:
             message = 'schedule="auto" needs a batch to measure: sample=(inputs, targets), on one rank at least.'
             raise ArgumentError("value", message)
         self.question, self.group = replace(question, inputs=inputs, targets=targets), group
+        self._last_parameters: list[ref[Parameter]] = []
 
     @property
     def trains(self) -> bool:
@@ -142,15 +145,17 @@ class Trial:
             own = np.array(next(coming, _END)) if self.group.rank == 0 else None
             number = int(self.group.broadcast(own, what="whose turn it is in the race of choices"))
             if number == _END:
-                gc.collect()
                 return {number: Run(median(found), len(found)) for number, found in times.items()}
             times.setdefault(number, []).extend(self.turn(choices[number]))
 
     def _pipeline(self, choice: Mapping[str, Any]) -> Pipeline:
         """Make a pipeline of a choice, where the last one is no more."""
-        gc.collect()  # an executor and its steps know each other: nothing else frees them, and the parameters with them
+        if any(parameter() is not None for parameter in self._last_parameters):
+            gc.collect()  # a layer of the user's knows itself
         given = {**self.question.options, **choice, "check_agreement": False, "check_finite": "off"}
-        return Pipeline(self.question.model, self.group, **given)
+        pipeline = Pipeline(self.question.model, self.group, **given)
+        self._last_parameters = list(map(ref, pipeline.parameters()))
+        return pipeline
 
 
 def turns(
