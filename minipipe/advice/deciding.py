@@ -24,7 +24,7 @@ from minipipe.pipeline.plan import Plan
 from minipipe.profiling.balancing import measured_partition
 from minipipe.simulation.costs import Costs
 
-RACE_SECONDS = 20.0
+RACE_SECONDS = 40.0  # with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at most 1.00
 _RUNNERS = 32  # how many choices race at most
 _PROBES, _OF_PROBES = 3, 0.25  # how many choices run before, to measure costs at work; the time, of that of the race
 
@@ -111,7 +111,7 @@ def advice_on_ranks(question: Question, group: ProcessGroup, where: str, seconds
     where : str
         On which ranks, for the report.
     seconds : float, optional
-        Of the race: 20 by default. With 0, or without a loss, no choice runs.
+        Of the race: 40 by default. With 0, or without a loss, no choice runs.
 
     Raises
     ------

@@ -14,7 +14,7 @@ from minipipe.limits import MOST_STAGES
 EPILOG = """examples:
   minipipe advise tutorials/train.py
   minipipe advise --ranks 2 --memory-limit "500 MB" tutorials/train_lm.py --width 128
-  minipipe advise --seconds 60 tutorials/train.py --hidden 512
+  minipipe advise --seconds 90 tutorials/train.py --hidden 512
 
 What stands behind PROGRAM belongs to the program. It runs under mpirun until its first Pipeline.step, where its ranks
 measure its model, loss, batch and optimiser, and messages. Every choice is simulated; the best of them, and the
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-limit", metavar="SIZE", help='most that a rank may take: "500 MB", "2 GiB"')
     parser.add_argument("--microbatches", type=int, metavar="M", help="only this number (default: all worth weighing)")
     parser.add_argument(
-        "--seconds", type=float, metavar="S", help="how long to run the best in turns (default: 20; 0: only predict)"
+        "--seconds", type=float, metavar="S", help="how long to run the best in turns (default: 40; 0: only predict)"
     )
     parser.add_argument("program", nargs="?", metavar="PROGRAM", help="a Python program that trains with a Pipeline")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the program's own")

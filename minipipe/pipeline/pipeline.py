@@ -103,7 +103,7 @@ class Pipeline:
         each layer with the batch ``sample=(inputs, targets)``, which only it needs, and all ranks take the partition
         that balances the times. With ``schedule="auto"`` it also weighs schedules, chunks, numbers of microbatches and
         recomputation, as :func:`minipipe.advise` does; the best choices within ``memory_limit`` (``"500 MB"``, with the
-        state of ``optimiser``) then race on all ranks, for 20 seconds, and all take the fastest. What other options say
+        state of ``optimiser``) then race on all ranks, for 40 seconds, and all take the fastest. What other options say
         is taken as given.
 
     Attributes
