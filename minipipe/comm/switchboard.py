@@ -112,7 +112,6 @@ class Switchboard:
     def fail(self, rank: int, error: BaseException) -> None:
         """Note that a rank has failed; the others end at their next communication."""
         with self.changed:
-            if self.failure is None:
-                self.failure = (rank, error)
+            self.failure = self.failure or (rank, error)
             self.turn = None
             self.changed.notify_all()

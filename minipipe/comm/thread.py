@@ -140,6 +140,7 @@ def spawn(
         except Cancelled:
             pass
         except BaseException as error:
+            switchboard.activities[rank].has_ended = True  # at once: fail() may have to wait for the lock
             if exit_code_of(error):  # as under MPI, a rank that leaves with 0 has returned
                 switchboard.fail(rank, error)
         finally:

@@ -10,6 +10,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from minipipe import Tensor, init_process_group, no_grad, spawn
+from minipipe.comm.switchboard import Switchboard
 from minipipe.errors import MessageError, RankError
 
 
@@ -197,3 +198,29 @@ def test_a_thread_rank_that_keeps_the_others_waiting_is_named_with_its_line():
     last = str(caught.value).splitlines()[-1]
     assert last.startswith("Rank 2 is busy in its own code: test_thread.py, line ")
     assert last.endswith("let_go.wait(2)  # the culprit")
+
+
+def test_a_rank_that_has_given_up_is_not_called_busy(monkeypatch):
+    """The story: of two ranks that gave up together, the second blamed the first, which waited for a lock to say so."""
+    let_go, second_has_failed, fail = threading.Event(), threading.Event(), Switchboard.fail
+
+    def fail_slowly(switchboard, rank, error):
+        if rank == 0:
+            second_has_failed.wait(10)
+        fail(switchboard, rank, error)
+        second_has_failed.set()
+
+    def chain(group):
+        if group.rank == 2:
+            let_go.wait(2)  # the culprit
+        else:
+            group.recv(group.rank + 1, timeout=0.1 + 0.4 * group.rank)
+
+    monkeypatch.setattr(Switchboard, "fail", fail_slowly)
+    try:
+        with pytest.raises(MessageError) as caught:
+            spawn(chain, num_ranks=3)
+    finally:
+        let_go.set()
+    assert str(caught.value).startswith("Rank 1 has waited 0.5 s")
+    assert str(caught.value).splitlines()[-1].startswith("Rank 2 is busy in its own code: test_thread.py, line ")
