@@ -376,7 +376,7 @@ class FileCode(StrEnum):
 
     UNREADABLE = "unreadable"
     UNWRITABLE = "unwritable"
-    NOT_A_FILE = "not-a-file"  # a directory, a device or a socket
+    NOT_A_FILE = "not-a-file"  # a directory, a device or a socket; a pipe or a link where those are refused
     TOO_LARGE = "too-large"
     NOT_TEXT = "not-text"
     DAMAGED = "damaged"  # not what was written there

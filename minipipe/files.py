@@ -18,10 +18,10 @@ from minipipe.printable import quoted
 _MOST_OF_A_NAME = 200  # characters of a path in a message
 
 
-def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
+def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, links: bool = True) -> bytes:
     """Return the content of a file.
 
-    Its kind and size are checked before a byte is read. A pipe is read until its writers have closed it.
+    It is opened once; its kind and size are checked before a byte is read.
 
     Parameters
     ----------
@@ -29,12 +29,19 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
         A file or a pipe.
     most : int
         The largest size, in bytes.
+    pipes : bool
+        Whether a pipe is read, until its writers have closed it. A person who types ``<(command)`` means one; in a
+        folder that somebody else has filled, nobody does.
+    links : bool
+        Whether the last part of the path may be a symbolic link. It leads wherever its author wishes, and is read with
+        the rights of this process: refuse it in a folder of somebody else.
 
     Raises
     ------
     FileError
-        Code ``not-a-file``, for a directory, a device or a socket; ``too-large``; ``unreadable``, where the system
-        refuses, or a pipe is silent for ``limits.PIPE_PATIENCE`` seconds.
+        Code ``not-a-file``, for a directory, a device or a socket, and for a pipe or a link that is refused;
+        ``too-large``; ``unreadable``, where the system refuses, or a pipe is silent for ``limits.PIPE_PATIENCE``
+        seconds.
 
     Examples
     --------
@@ -43,17 +50,20 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
         ...
     minipipe.errors.FileError: '/dev/zero' cannot be read: it is a device; expected a file.
     """
+    # Without waiting: a pipe that nobody writes to would never be opened.
+    flags = ["O_NONBLOCK", "O_BINARY", *([] if links else ["O_NOFOLLOW"])]
     with _named(path, "read", FileCode.UNREADABLE):
-        # Without waiting: a pipe that nobody writes to would never be opened.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        if not links and os.path.islink(path):  # the flag refuses one that is made meanwhile, in other words
+            raise _refusal(path, FileCode.NOT_A_FILE, "it is a link; expected a file")
+        descriptor = os.open(path, sum((getattr(os, flag, 0) for flag in flags), os.O_RDONLY))
         try:
-            _check_kind(path, os.fstat(descriptor), most)
+            _check_kind(path, os.fstat(descriptor), most, pipes)
             return b"".join(_pieces(path, descriptor, most))
         finally:
             os.close(descriptor)
 
 
-def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
+def read_text(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, links: bool = True) -> str:
     """Return the content of a file of text in UTF-8, read as by :func:`read_bytes`.
 
     Raises
@@ -68,7 +78,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
         ...
     minipipe.errors.FileError: '/no/such/file' cannot be read: No such file or directory.
     """
-    content = read_bytes(path, most)
+    content = read_bytes(path, most, pipes=pipes, links=links)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -112,11 +122,14 @@ def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str
     return text
 
 
-def _check_kind(path: str | Path, status: os.stat_result, most: int) -> None:
-    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
-    for is_kind, noun in (*kinds, (stat.S_ISSOCK, "a socket")):
-        if is_kind(status.st_mode):
-            raise _refusal(path, FileCode.NOT_A_FILE, f"it is {noun}; expected a file")
+_KINDS = {stat.S_IFDIR: "directory", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFIFO: "pipe"}
+
+
+def _check_kind(path: str | Path, status: os.stat_result, most: int, pipes: bool) -> None:
+    kind = stat.S_IFMT(status.st_mode)
+    if kind != stat.S_IFREG and not (pipes and kind == stat.S_IFIFO):
+        noun = _KINDS.get(kind, "socket")
+        raise _refusal(path, FileCode.NOT_A_FILE, f"it is a {noun}; expected a file")
     if status.st_size > most:
         raise _refusal(path, FileCode.TOO_LARGE, f"it has {status.st_size:,} bytes; the limit is {most:,}")
 

@@ -104,6 +104,27 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path, monkeypatch):
     assert "nothing has come out of the pipe for 0.05 s" in str(refusal(files.read_text, tmp_path / "pipe"))
 
 
+def test_in_a_folder_of_somebody_else_only_a_regular_file_is_read_and_a_pipe_is_not_waited_for(tmp_path):
+    """The story: a pipe, a link to /dev/zero or to another's file in a student's folder, and a pipe in place of
+    weights, were opened as the file that they stood for: they hung, filled the memory, or showed what the reader alone
+    may read."""
+    (tmp_path / "file").write_text("text")
+    os.mkfifo(tmp_path / "pipe")
+    for name, target in {"link": "file", "to-zero": "/dev/zero", "to-pipe": "pipe", "broken": "nothing"}.items():
+        (tmp_path / name).symlink_to(target)
+        error = refusal(files.read_text, tmp_path / name, links=False)
+        assert error.code == "not-a-file" and "it is a link; expected a file" in str(error)
+    assert files.read_text(tmp_path / "link") == files.read_text(tmp_path / "file", pipes=False, links=False) == "text"
+    for name in ("pipe", "to-pipe"):
+        assert "it is a pipe; expected a file" in str(refusal(files.read_bytes, tmp_path / name, pipes=False))
+
+
+def test_a_file_that_becomes_a_link_between_look_and_opening_is_refused_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to("/etc/hostname")
+    monkeypatch.setattr(os.path, "islink", lambda path: False)
+    assert refusal(files.read_bytes, tmp_path / "link", links=False).code == "unreadable"
+
+
 @pytest.mark.parametrize(
     ("stream", "code"),
     [

@@ -175,9 +175,7 @@ def read(path: Path, size: int) -> bytes:
     FileError
         Codes ``not-a-file``, ``too-large`` and ``unreadable``.
     """
-    if path.is_fifo():  # which would be waited for
-        raise FileError("not-a-file", f"{path.name} is a pipe; expected a file.")
-    return read_bytes(path, most=size)
+    return read_bytes(path, most=size, pipes=False)
 
 
 def _sync_folder(path: Path) -> None:
