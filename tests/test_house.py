@@ -56,7 +56,7 @@ ROOMS = {
     "elastic": {"numpy", "errors", "backend", "batch", "checkpoint", "optim", "job", "comm", "pipeline"},
     "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},
-    "coursework": {"numpy", "errors", "system_calls", "autograd", "schedules", "analysis"},
+    "coursework": {"numpy", "errors", "files", "system_calls", "autograd", "schedules", "analysis"},
     "supervision": {"errors", "printable", "files", "system_calls"},
     "cli": {
         *("errors", "version", "limits", "printable", "files", "schedules", "analysis", "simulation", "render"),

@@ -28,6 +28,7 @@ suspicious solution; grade in a virtual machine where the kernel itself must not
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,10 +40,14 @@ from minipipe.coursework.containment import Containment, weakest
 from minipipe.coursework.exercise import Exercise, exercises_in, find_source, named
 from minipipe.coursework.process import LONGEST_OUTPUT, run_tests
 from minipipe.coursework.report import Report, TaskReport
-from minipipe.errors import CourseworkError
+from minipipe.errors import CourseworkError, FileError
+from minipipe.files import read_text
 
 TIME_LIMIT = 30.0
 """Seconds that all tests of one task may take together."""
+
+LONGEST_FILE = 1 << 20
+"""Bytes of a student's file; the solutions have 5,000 at most."""
 
 _LATE = "it was stopped after {:g} s; does a loop never end, or is there far too much to try?"
 
@@ -108,7 +113,7 @@ def _check_directory(directory: Path, exercises: Sequence[Exercise]) -> None:
         raise CourseworkError("wrong-directory", f"{what}; {how}.")
     files = [f"{exercise.name}.py" for exercise in exercises]
     around = [directory, *sorted(filter(Path.is_dir, directory.iterdir())), directory.absolute().parent]
-    right = next((place for place in around if any((place / file).exists() for file in files)), None)
+    right = next((place for place in around if any(os.path.lexists(place / file) for file in files)), None)
     if right != directory:
         where = f"'{right}' does: grade that" if right else "`minipipe coursework DIR` writes a directory that does"
         raise CourseworkError("wrong-directory", f"'{directory}' holds none of {files[0]} … {files[-1]}; {where}.")
@@ -116,13 +121,15 @@ def _check_directory(directory: Path, exercises: Sequence[Exercise]) -> None:
 
 def _grade_task(directory: Path, exercise: Exercise, time_limit: float) -> TaskReport:
     path = directory / f"{exercise.name}.py"
-    try:
-        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return _refused(exercise, f"{path.name} is missing{_renamed(path)}")
-    except (OSError, UnicodeDecodeError) as error:
-        return _refused(exercise, f"{path.name} cannot be read: {error}")
-    return _report(exercise, text, time_limit, directory)
+    try:
+        # The student chose what stands there, and it is read with the rights of the one who grades.
+        text = read_text(path, LONGEST_FILE, pipes=False, links=False)
+    except FileError as error:
+        return _refused(exercise, error.message)
+    # Some editors begin a file with a mark, and end lines in two characters.
+    return _report(exercise, text.removeprefix("\ufeff").replace("\r\n", "\n"), time_limit, directory)
 
 
 def _report(exercise: Exercise, text: str, time_limit: float, directory: Path) -> TaskReport:

@@ -207,10 +207,10 @@ class Report:
     def __str__(self) -> str:
         done = sum(task.passed for task in self.tasks)
         lines = [*map(str, self.tasks), "", *filter(None, [str(self.containment or "")])]
-        left = next((task for task in self.tasks if not task.passed), None)
-        if left is not None:
-            title = left.exercise.subject
-            lines.append(f"next: {left.exercise.name} (lesson {left.exercise.lesson}), {title}")
+        left = [task.exercise for task in self.tasks if not task.passed]
+        if left:
+            nearest = min(left, key=lambda exercise: exercise.lesson)
+            lines.append(f"next: {nearest.name} (lesson {nearest.lesson}), {nearest.subject}")
         plural = "" if len(self.tasks) == 1 else "s"
         lines.append(f"{self.points} of {self.possible} points, {done} of {len(self.tasks)} task{plural} done")
         return "\n".join(lines)

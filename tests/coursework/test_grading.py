@@ -9,8 +9,9 @@ import pytest
 
 from minipipe.cli import main
 from minipipe.coursework import grade
-from minipipe.coursework.checking import load, run_test
+from minipipe.coursework.checking import Outcome, load, run_test
 from minipipe.coursework.exercise import exercises_in, find_source
+from minipipe.coursework.report import Report, TaskReport
 from minipipe.errors import CourseworkError
 from tests.coursework.small_course import CHECKS, SOLUTION, double, reasons
 from tests.launch import slowly
@@ -101,7 +102,9 @@ def test_a_file_that_is_no_text_is_said(course, tmp_path):
     course(SOLUTION)
     (tmp_path / "mine" / "01_double.py").write_bytes(b"\xff\xfe")
     (task,) = grade(tmp_path / "mine", source=tmp_path / "source").tasks
-    assert task.points == 0 and task.problem.startswith("01_double.py cannot be read: 'utf-8' codec")
+    assert task.points == 0 and task.problem.endswith(
+        "01_double.py' cannot be read: byte 0 is not UTF-8, so it is not text."
+    )
 
 
 def test_a_function_that_is_gone_is_missed():
@@ -225,6 +228,17 @@ def test_the_table_ends_in_the_sum_and_names_what_comes_next(almost_solved, caps
     ]
     assert main(["grade", str(almost_solved), "--only", "05_bubble"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "7 of 7 points, 1 of 1 task done"
+
+
+def test_the_next_task_is_that_of_the_earliest_lesson_left():
+    """The story: with the tasks of lessons 05 and 11 left, a student was sent to 14_puzzle of lesson 11 first, since
+    15_gpipe_time of lesson 05 has a larger number."""
+    tasks = [_graded(exercise, exercise.name not in ("14_puzzle", "15_gpipe_time")) for exercise in EXERCISES]
+    assert "\nnext: 15_gpipe_time (lesson 05), find the bug;" in str(Report("mine", tuple(tasks)))
+
+
+def _graded(exercise, passed):
+    return TaskReport(exercise, tuple((test, Outcome(passed)) for test in exercise.tests))
 
 
 def test_json_is_what_the_docstring_says(course, capsys, tmp_path):

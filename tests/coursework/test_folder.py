@@ -1,0 +1,59 @@
+"""A student's folder holds what its author wishes; it is read with the rights of the one who grades."""
+
+import os
+
+import pytest
+
+from minipipe.coursework import grade
+from tests.coursework.small_course import SOLUTION, double
+
+
+@pytest.fixture
+def folder(course, tmp_path):
+    """Return a function that makes 01_double.py of a student, by a function of its path, and grades it."""
+
+    def graded(make):
+        course(SOLUTION)
+        path = tmp_path / "mine" / "01_double.py"
+        path.unlink()
+        make(path)
+        (task,) = grade(tmp_path / "mine", source=tmp_path / "source").tasks
+        return task
+
+    return graded
+
+
+def large(path):
+    """Make a file of 3 GiB that takes no space."""
+    with open(path, "wb") as file:
+        file.truncate(3 << 30)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "it is a pipe; expected a file"),
+        (os.mkdir, "it is a directory; expected a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a link; expected a file"),
+        (lambda path: path.symlink_to("nowhere"), "it is a link; expected a file"),
+        (large, "it has 3,221,225,472 bytes; the limit is 1,048,576"),
+    ],
+    ids=["pipe", "folder", "endless device", "broken link", "sparse file"],
+)
+def test_what_is_no_file_of_usual_size_is_neither_waited_for_nor_read(folder, make, reason):
+    """The story: a pipe, a link to /dev/zero and a sparse file of 3 GiB stopped the grader before any time limit was
+    in force, and there was no report of anybody."""
+    task = folder(make)
+    assert task.points == 0 and task.problem.endswith(f"01_double.py' cannot be read: {reason}.")
+
+
+@pytest.mark.parametrize("target", ["source/01_double.py", "other/01_double.py", "secret.txt"])
+def test_no_link_out_of_the_folder_is_followed(folder, tmp_path, target):
+    """The story: a link to the solution, or to another student's file, earned every point, and one to a file that the
+    instructor alone may read put a line of it into the report."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "01_double.py").write_text(double("return 2 * number"))
+    (tmp_path / "secret.txt").write_text("root:$6$secret")
+    task = folder(lambda path: path.symlink_to(tmp_path / target))
+    assert task.points == 0 and "it is a link" in task.problem and "secret.txt" not in str(task)
+    assert "$6$" not in str(task.as_json())
