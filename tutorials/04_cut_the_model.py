@@ -152,6 +152,47 @@ assert sum(held) == make_model().num_parameters == 4522
 assert all(f"{number:,}" in tables[0] for number in held)
 
 # %% [markdown]
+# ## A layer of your own
+#
+# A layer is a module: parameters and modules as attributes, and `forward`. A parameter is declared with its shape and
+# an *initialiser*, which draws its first values on the rank that gets the layer. The initialiser is required, because
+# there is no default that learns. Take a layer whose weight is a product of two thin matrices. The gradient of each
+# factor is a product with the other factor. Where both begin with zeros, both gradients are zero, and stay so.
+
+
+# %%
+class LowRank(nn.Module):
+    def __init__(self, in_features, out_features, rank, initialiser=None):
+        self.down = nn.Parameter((in_features, rank), initialiser or nn.initialisers.lecun_normal(in_features))
+        self.up = nn.Parameter((rank, out_features), initialiser or nn.initialisers.lecun_normal(rank))
+
+    def forward(self, x):
+        return x @ self.down @ self.up
+
+
+def losses_of(first, last):
+    def train(group):
+        pipeline = Pipeline(nn.Sequential(nn.Flatten(), first, nn.Tanh(), last), group, loss=loss_of, seed=0)
+        optimiser = optim.Adam(pipeline.parameters(), learning_rate=0.01)
+        losses = []
+        for _ in range(30):
+            losses.append(pipeline.step(inputs, targets))
+            optimiser.step()
+        return losses
+
+    return spawn(train, num_ranks=2)[0]
+
+
+zeros = nn.initialisers.constant(0.0)
+drawn = losses_of(LowRank(64, 32, 8), LowRank(32, 10, 8))
+dead = losses_of(LowRank(64, 32, 8, zeros), LowRank(32, 10, 8, zeros))
+print(f"drawn: loss {drawn[0]:.2f} to {drawn[-1]:.2f}, parameters {LowRank(64, 32, 8).num_parameters} for {64 * 32}")
+print(f"zeros: loss {dead[0]:.2f} to {dead[-1]:.2f}")
+assert drawn[-1] < drawn[0] / 2
+assert abs(dead[-1] - np.log(10)) < 1e-6  # guessing, for ever
+assert LowRank(64, 32, 8).num_parameters == 8 * (64 + 32)
+
+# %% [markdown]
 # ## Who works when?
 #
 # So memory is divided. What about time? Below, each rank has a row, and time runs from left to right. `F0` is a

@@ -33,9 +33,8 @@ class Updates:
     Examples
     --------
     >>> from minipipe import nn, optim
-    >>> weight = nn.Parameter((2,))
+    >>> weight = nn.Parameter([0.0, 0.0])
     >>> updates = Updates([weight])
-    >>> weight.fill(0, "weight")
     >>> weight.grad = weight.data
     >>> optim.SGD([weight], learning_rate=0.5).step()
     >>> updates.marks()["number of optimiser steps"], updates.marks()["learning rate"]

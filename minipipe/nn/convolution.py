@@ -11,7 +11,7 @@ from minipipe import functional
 from minipipe.backend import prod
 from minipipe.functional.convolution import check_groups, check_padding
 from minipipe.functional.windows import per_axis
-from minipipe.nn.initialisers import Initialiser, he_uniform
+from minipipe.nn.initialisers import Initialiser, constant, he_uniform
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.tensor import Tensor
@@ -45,7 +45,7 @@ class _Convolution(Module):
         self.groups = check_groups(name, groups, ins, outs)
         met = (ins // self.groups, *kernel)  # what each output meets at each position
         self.weight = Parameter((outs, *met), initialiser or he_uniform(prod(met)), dtype)
-        self.bias = Parameter((outs,), dtype=dtype) if bias else None
+        self.bias = Parameter((outs,), constant(0.0), dtype) if bias else None
 
     def describe(self) -> str:
         """Name channels, kernel, and the options that differ from the default."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from minipipe import functional
 from minipipe.errors import ArgumentError
-from minipipe.nn.initialisers import Initialiser, he_uniform
+from minipipe.nn.initialisers import Initialiser, constant, he_uniform
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
 from minipipe.tensor import Tensor
@@ -51,7 +51,7 @@ class Linear(Module):
     ) -> None:
         check_lengths("Linear", in_features=in_features, out_features=out_features)
         self.weight = Parameter((in_features, out_features), initialiser or he_uniform(in_features), dtype)
-        self.bias = Parameter((out_features,), dtype=dtype) if bias else None
+        self.bias = Parameter((out_features,), constant(0.0), dtype) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor of shape (..., in_features) to (..., out_features)."""

@@ -61,9 +61,9 @@ class Parameter(Tensor):
     Parameters
     ----------
     shape : tuple of int, or array
-        The shape; or values, which fill it at once.
-    initialiser : function, optional
-        ``(generator, shape) -> values``; zeros by default.
+        The shape; or values, which fill it at once: ``initialise`` leaves those as they are.
+    initialiser : function
+        ``(generator, shape) -> values``, such as ``nn.initialisers.he_uniform(fan_in)``; with values, none.
     dtype : dtype
         float32 by default. Of a parameter in half precision, ``numpy.float16`` or ``ml_dtypes.bfloat16``, the gradient
         is float32: it adds up in that, and an optimiser keeps a copy of the values in that.
@@ -71,7 +71,8 @@ class Parameter(Tensor):
     Raises
     ------
     ParameterError
-        Codes ``uninitialised``, when the values are read before they are there; ``shape``.
+        Codes ``uninitialised``, when the values are read before they are there, or a shape comes without an
+        initialiser; ``shape``.
 
     Examples
     --------
@@ -94,10 +95,16 @@ class Parameter(Tensor):
             raise ParameterError(
                 "shape", f"The shape is {shape}; expected whole numbers, or values as a list or array."
             )
+        if isinstance(shape, tuple) and initialiser is None:
+            raise ParameterError(
+                "uninitialised",
+                f"nn.Parameter({shape}) has no initialiser, and zeros may never learn (both factors of a product). "
+                f"Give one: nn.Parameter({shape}, nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
+            )
         values = None if isinstance(shape, tuple) else Tensor(shape, requires_grad=True, dtype=dtype).data
         self.declared_shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
         self.declared_dtype = np.dtype(dtype or np.float32) if values is None else values.dtype
-        self.initialiser = initialiser or constant(0.0)
+        self.initialiser = initialiser
         self.xp = np if values is None else backend.array_module(values)
         self.node: Leaf = _leaf(self.declared_shape, self.declared_dtype)
         self.leaves: MutableMapping[int, Leaf] = {0: self.node}  # by use
@@ -219,9 +226,9 @@ class Parameter(Tensor):
     # -- values ---------------------------------------------------------------------------------------------
 
     def fill(self, seed: int, name: str) -> None:
-        """Draw first values, which depend on the seed and the parameter's qualified name alone."""
-        values = np.asarray(self.initialiser(generator_for(seed, name), self.shape))
-        self.load(values, name)
+        """Draw first values, which depend on the seed and the parameter's qualified name alone; keep given ones."""
+        if self.initialiser is not None:
+            self.load(np.asarray(self.initialiser(generator_for(seed, name), self.shape)), name)
 
     def load(self, values: Array, name: str) -> None:
         """Take a copy of values of the same shape, in this parameter's dtype; the gradient is forgotten.
@@ -245,7 +252,8 @@ class Parameter(Tensor):
             self.zero_grad()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        twin = Parameter(self.declared_shape, self.initialiser, self.declared_dtype)
+        twin = Parameter(self.declared_shape, self.initialiser or constant(0.0), self.declared_dtype)
+        twin.initialiser = self.initialiser
         twin.xp, twin.node.needs_gradient = self.xp, self.requires_grad
         twin.num_uses, twin.is_placed = self.num_uses, self.is_placed
         if self.is_filled:

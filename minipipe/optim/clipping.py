@@ -48,7 +48,7 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     --------
     >>> import numpy as np
     >>> from minipipe import nn, optim
-    >>> p, q = nn.Parameter((1,)), nn.Parameter((1,))
+    >>> p, q = nn.Parameter([0.0]), nn.Parameter([0.0])
     >>> p.grad, q.grad = np.array([3.0]), np.array([4.0])
     >>> optim.clip_grad_norm([p, q], max_norm=2.5)
     5.0
@@ -68,7 +68,7 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
     --------
     >>> import numpy as np
     >>> from minipipe import nn, optim
-    >>> p, q = nn.Parameter((1,)), nn.Parameter((1,))
+    >>> p, q = nn.Parameter([0.0]), nn.Parameter([0.0])
     >>> p.grad, q.grad = np.array([3.0]), np.array([4.0])
     >>> optim.gradient_norm([p, q])
     5.0
@@ -85,7 +85,7 @@ def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
     --------
     >>> import numpy as np
     >>> from minipipe import nn, optim
-    >>> p, q = nn.Parameter((2,)), nn.Parameter((2,))
+    >>> p, q = nn.Parameter([0.0, 0.0]), nn.Parameter([0.0, 0.0])
     >>> p.grad = np.array([3.0, 4.0])
     >>> optim.squared_norms([p, q])
     [25.0]
@@ -138,7 +138,7 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
 
     >>> import numpy as np
     >>> from minipipe import nn, optim
-    >>> p = nn.Parameter((1,))
+    >>> p = nn.Parameter([0.0])
     >>> p.grad = np.array([3.0])
     >>> optim.clip_gradients([p], norm=5.0, max_norm=2.5)
     >>> p.grad

@@ -121,7 +121,7 @@ class LossScale:
         --------
         >>> import numpy as np
         >>> from minipipe import nn, optim
-        >>> weight, scale = nn.Parameter((1,), dtype=np.float16), optim.LossScale(initial=8.0)
+        >>> weight, scale = nn.Parameter(np.ones(1, np.float16)), optim.LossScale(initial=8.0)
         >>> weight.grad = np.array([2.0], np.float32)
         >>> scale.unscale([weight]), weight.grad
         (True, array([0.25], dtype=float32))
@@ -188,7 +188,7 @@ def gradients_are_finite(parameters: Iterable[Parameter]) -> bool:
     --------
     >>> import numpy as np
     >>> from minipipe import nn, optim
-    >>> weight = nn.Parameter((2,))
+    >>> weight = nn.Parameter(np.ones(2))
     >>> weight.grad = np.array([1.0, np.nan])
     >>> optim.gradients_are_finite([weight])
     False

@@ -32,9 +32,10 @@ def state_bytes(make_optimiser: Callable[[list[Parameter]], Optimiser] | None, p
     Examples
     --------
     >>> from minipipe import nn, optim
-    >>> state_bytes(optim.Adam, [nn.Parameter((1000, 1000))])
+    >>> layer = nn.Linear(1000, 1000, bias=False)
+    >>> state_bytes(optim.Adam, layer.parameters())
     8000000
-    >>> state_bytes(lambda parameters: optim.SGD(parameters, learning_rate=0.1), [nn.Parameter((1000, 1000))])
+    >>> state_bytes(lambda parameters: optim.SGD(parameters, learning_rate=0.1), layer.parameters())
     0
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -67,7 +68,7 @@ def gradient_bytes(parameters: Iterable[Parameter]) -> int:
     Examples
     --------
     >>> from minipipe import nn
-    >>> gradient_bytes([nn.Parameter((10,)), nn.Parameter((10,), dtype=np.float16)])
+    >>> gradient_bytes([nn.Parameter(np.ones(10, np.float32)), nn.Parameter(np.ones(10, np.float16))])
     80
     """
     return sum(p.size * max(4, p.nbytes // max(1, p.size)) for p in parameters if p.requires_grad)

@@ -13,7 +13,7 @@ class Block(nn.Module):
     def __init__(self) -> None:
         self.scale = nn.Parameter(np.ones(3, np.float32))
         self.inner = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-        self.branches = [nn.Linear(3, 3, bias=False), nn.Parameter((2, 2))]
+        self.branches = [nn.Linear(3, 3, bias=False), nn.Parameter((2, 2), nn.initialisers.constant(0.0))]
         self.pair = (nn.Identity(), nn.Linear(3, 1))
         self.width = 3
 

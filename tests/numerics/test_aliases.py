@@ -204,7 +204,7 @@ def test_parameters_are_told_apart_by_identity_in_lists():
     decayed = [layer.weight for layer in model]
     assert [p.shape for p in model.parameters() if p not in decayed] == [(4,), (4,)]
     assert (nn.Parameter([1.0, 2.0]) == 1).numpy().tolist() == [True, False]
-    assert (nn.Parameter((2,)) == None) is False  # noqa: E711
+    assert (nn.Parameter([1.0, 2.0]) == None) is False  # noqa: E711
 
 
 def test_a_state_of_tensors_is_a_state():

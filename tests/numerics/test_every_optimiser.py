@@ -122,7 +122,11 @@ def test_a_new_rule_is_one_method():
 
 @every_kind
 def test_the_size_of_its_state_is_known_before_there_are_values(kind):
-    declared = [nn.Parameter(shape, dtype=dtype) for shape in SHAPES for dtype in (np.float32, np.float64)]
+    declared = [
+        nn.Parameter(shape, nn.initialisers.constant(0.0), dtype)
+        for shape in SHAPES
+        for dtype in (np.float32, np.float64)
+    ]
     declared[0].requires_grad = False
     predicted = state_bytes(kind, declared)
     assert not any(parameter.is_filled for parameter in declared)
@@ -137,5 +141,5 @@ def test_the_size_of_its_state_is_known_before_there_are_values(kind):
 
 def test_what_makes_no_optimiser_has_no_state():
     with pytest.raises(ArgumentError, match="optimiser is 3; expected a function that makes one") as caught:
-        state_bytes(3, [nn.Parameter((2,))])
-    assert caught.value.code == "type" and state_bytes(None, [nn.Parameter((2,))]) == 0
+        state_bytes(3, [nn.Parameter([0.0, 0.0])])
+    assert caught.value.code == "type" and state_bytes(None, [nn.Parameter([0.0, 0.0])]) == 0

@@ -210,13 +210,13 @@ def test_what_is_no_function_or_a_layer_already_is_refused(wrong):
 TRAINED = {
     "a module in a closure": times(nn.Linear(2, 2)),
     "modules in a list": times([nn.Linear(2, 2)]),
-    "a parameter": times(nn.Parameter((2,))),
+    "a parameter": times(nn.Parameter([0.0, 0.0])),
     "a tensor that keeps a gradient": times(Tensor([1.0], requires_grad=True)),
     "a global module": lambda x: LAYER(x),
     "a global module inside": lambda x: functional.stack([LAYER(part) for part in x]),
     "a global module in a function with a name": through_a_layer,
     "a method of a module": nn.Linear(2, 2).forward,
-    "a partial argument": partial(functional.linear, weight=nn.Parameter((2, 2))),
+    "a partial argument": partial(functional.linear, weight=nn.Parameter(np.zeros((2, 2)))),
     "a default": lambda x, layer=nn.Tanh(): layer(x),  # noqa: B008
 }
 

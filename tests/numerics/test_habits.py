@@ -16,8 +16,8 @@ X = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
 @pytest.mark.parametrize(
     ("make", "hint"),
     [
-        (lambda: optim.SGD([nn.Parameter((2,))], lr=0.1), r"SGD takes no lr=; here it is learning_rate="),
-        (lambda: optim.AdamW([nn.Parameter((2,))], eps=0.1), r"AdamW takes no eps=; here it is epsilon="),
+        (lambda: optim.SGD([nn.Parameter([0.0, 0.0])], lr=0.1), r"SGD takes no lr=; here it is learning_rate="),
+        (lambda: optim.AdamW([nn.Parameter([0.0, 0.0])], eps=0.1), r"AdamW takes no eps=; here it is epsilon="),
         (lambda: nn.Dropout(p=0.5), r"Dropout takes no p=; here it is probability="),
         (lambda: nn.LayerNorm(normalized_shape=3), "here it is width="),
         (lambda: nn.Linear(in_feature=3, out_features=2), "here it is in_features="),
@@ -127,7 +127,10 @@ def test_values_that_were_taken_for_a_shape_are_refused_at_once():
         with pytest.raises(ParameterError, match="expected whole numbers, or values as a list or array") as caught:
             nn.Parameter(wrong)
         assert caught.value.code == "shape"
-    assert nn.Parameter([0.5, 0.5]).numpy().tolist() == [0.5, 0.5] and nn.Parameter(()).shape == ()
+    assert (
+        nn.Parameter([0.5, 0.5]).numpy().tolist() == [0.5, 0.5]
+        and nn.Parameter((), nn.initialisers.constant(1.0)).shape == ()
+    )
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_so_it_is_for_every_use_of_a_shared_parameter_and_for_a_copy(half):
 
 def test_other_parameters_have_the_leaf_that_they_had():
     for dtype in (np.float32, np.float64):
-        weight = nn.Parameter((2,), dtype=dtype)
+        weight = nn.Parameter(np.zeros(2, dtype))
         assert type(weight.node) is not HalfLeaf and type(weight.alias().node) is not HalfLeaf
 
 

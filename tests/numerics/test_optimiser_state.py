@@ -107,7 +107,7 @@ def test_a_learning_rate_schedule_goes_on_where_it_stood():
 
 def test_a_loss_scale_goes_on_where_it_stood():
     one, other = (optim.LossScale(initial, growth_interval=3) for initial in (64.0, 2.0))
-    weight = nn.Parameter((1,), dtype=np.float16)
+    weight = nn.Parameter(np.zeros(1, np.float16))
     for number in range(8):
         if number == 4:
             other.load_state_dict(one.state_dict())

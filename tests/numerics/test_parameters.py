@@ -50,7 +50,7 @@ def _holding(parameter: nn.Parameter) -> nn.Module:
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_reading_a_parameter_without_values_raises_uninitialised_and_says_what_to_do(read):
-    parameter = nn.Parameter((2, 3))
+    parameter = nn.Parameter((2, 3), nn.initialisers.constant(0.0))
     with pytest.raises(ParameterError, match=r"\(2, 3\).*initialise\(seed\)") as caught:
         read(parameter)
     assert caught.value.code == "uninitialised"
@@ -77,7 +77,7 @@ def test_a_parameter_refuses_whole_numbers_as_values(not_a_shape):
 
 def test_a_missing_attribute_of_a_parameter_is_an_attribute_error():
     with pytest.raises(AttributeError, match="Parameter has no attribute 'gradient'"):
-        _ = nn.Parameter((2,)).gradient
+        _ = nn.Parameter([0.0]).gradient
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 5), (5, 1), (2, 3, 4)])
@@ -86,7 +86,7 @@ def test_loaded_and_drawn_values_are_kept_in_c_order(shape):
     array = np.random.default_rng(0).normal(size=shape[::-1]).astype(np.float32).T
     plain = np.empty(shape, np.float32).strides
     assert array.strides != plain
-    loaded = nn.Parameter(shape)
+    loaded = nn.Parameter(shape, nn.initialisers.constant(0.0))
     loaded.load(array, "loaded")
     drawn = nn.Parameter(shape, lambda generator, shape: array)
     drawn.fill(0, "drawn")
@@ -193,8 +193,25 @@ def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(damage
     assert values(model) == before
 
 
+def test_a_shape_needs_an_initialiser():
+    """The story: ``nn.Parameter((8, 2))`` was zeros without a word, so the product of two of them was 0, the gradient
+    of each, which is a product with the other, too, and the layer never learnt."""
+    for shape in ((8, 2), (3,), ()):
+        with pytest.raises(ParameterError, match=r"has no initialiser.* nn\.initialisers\.normal\(0\.02\)") as caught:
+            nn.Parameter(shape)
+        assert caught.value.code == "uninitialised" and f"nn.Parameter({shape}, " in str(caught.value)
+
+
+def test_given_values_stay_what_they_are_when_a_model_is_initialised():
+    """The story: ``initialise`` made zeros of a parameter that was given as values, such as a table of positions."""
+    model = nn.Sequential(_holding(nn.Parameter([1.0, 2.0])), nn.Linear(2, 2))
+    for one in (model, copy.deepcopy(model)):
+        one.initialise(3)
+        assert one[0].parameter.numpy().tolist() == [1.0, 2.0] and one[1].weight.numpy().any()
+
+
 def test_a_parameter_prints_with_and_without_values():
-    parameter = nn.Parameter((2,))
+    parameter = nn.Parameter((2,), nn.initialisers.constant(0.0))
     assert repr(parameter) == "Parameter(shape=(2,), dtype=float32, no values yet)"
     parameter.fill(0, "bias")
     assert repr(parameter) == "Parameter([0., 0.], requires_grad=True)"

@@ -81,7 +81,7 @@ class SquareRoot(nn.Module):
     """Its gradient is infinite at 0."""
 
     def __init__(self):
-        self.weight = nn.Parameter((4,))
+        self.weight = nn.Parameter((4,), nn.initialisers.constant(0.0))
 
     def forward(self, x):
         return x + self.weight.sqrt()
@@ -278,7 +278,7 @@ def test_what_a_second_run_does_not_show_is_said():
 def test_gradients_of_steps_and_of_uses_whose_sum_overflows_are_refused_too():
     class Large(nn.Module):
         def __init__(self):
-            self.weight = nn.Parameter((1,))
+            self.weight = nn.Parameter((1,), nn.initialisers.constant(0.0))
 
         def forward(self, x):
             return record_large(x, self.weight)

@@ -112,7 +112,7 @@ def test_a_step_against_an_evaluate_is_told():
 def test_a_loss_with_parameters_is_refused():
     class Weighted(nn.MSELoss):
         def __init__(self):
-            self.weight = nn.Parameter((1,))
+            self.weight = nn.Parameter([0.0])
 
     with pytest.raises(ModelError) as caught:
         Pipeline(mlp(), OneRankGroup(), loss=Weighted())
