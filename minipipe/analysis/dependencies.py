@@ -253,11 +253,6 @@ class Dependencies:
         value = Value.carried_by(message)
         return value.receive if message == value.send else value.send
 
-    def consumer_of(self, action: Action) -> Action | None:
-        """Return the action of the neighbouring stage that consumes the value of an action, or of its SEND."""
-        value = Value.carried_by(action) if action.kind in (SEND_F, SEND_B) else Value.produced_by(action)
-        return self.as_written(value.consumer) if value is not None and self.exists(value) else None
-
     def as_written(self, action: Action) -> Action:
         """Return the action as the table writes it: I in place of a B whose backward is split."""
         split = action._replace(kind=I)
