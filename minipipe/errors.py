@@ -271,6 +271,7 @@ class RankCode(StrEnum):
     OUT_OF_RANGE = "out-of-range"
     WRONG_NUMBER = "wrong-number"
     DISAGREEMENT = "disagreement"  # ranks run different programs
+    NOT_ALL_RANKS = "not-all-ranks"  # one rank's part, where a decision depends on all of them
 
 
 class RankError(MinipipeError, ValueError):

@@ -110,7 +110,7 @@ class Parameter(Tensor):
         self.leaves: MutableMapping[int, Leaf] = {0: self.node}  # by use
         self.num_uses = 1
         self.is_placed = False  # whether a module has it: wherever else it is put, that is another use
-        self.updates: Any = None  # of the pipeline that has it: what an optimiser tells of its steps
+        self.updates: Any = None  # of the pipeline over several ranks that has it: what is told of its updates
         if values is not None:
             self.data = backend.copy(values)
 

@@ -11,7 +11,7 @@ from math import fsum, isfinite, sqrt
 
 from minipipe import backend
 from minipipe.backend import Array
-from minipipe.errors import ArgumentError, ParameterError
+from minipipe.errors import ArgumentError, ParameterError, RankError
 from minipipe.nn.parameter import Parameter
 
 
@@ -19,7 +19,8 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     """Scale all gradients by the same factor, in place, so that their norm is at most ``max_norm``, up to rounding.
 
     Local; no messages. The parameters of one rank of a pipeline are not all of them: there, call
-    :meth:`minipipe.Pipeline.clip_grad_norm`.
+    :meth:`minipipe.Pipeline.clip_grad_norm`. A limit for each element needs no norm, and is local on any rank:
+    ``p.grad = p.grad.clip(-1, 1)``.
 
     Parameters
     ----------
@@ -39,6 +40,8 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
         Code ``value``: when max_norm is not above 0.
     ParameterError
         Code ``not-finite``, when the norm is infinite or not a number. The gradients are as they were.
+    RankError
+        Code ``not-all-ranks``, for parameters of a pipeline over several ranks.
 
     References
     ----------
@@ -64,6 +67,11 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
 def gradient_norm(parameters: Iterable[Parameter]) -> float:
     """Return the Euclidean norm of all gradients, as if they were one vector. Local.
 
+    Raises
+    ------
+    RankError
+        Code ``not-all-ranks``, for parameters of a pipeline over several ranks: each has the norm of its own only.
+
     Examples
     --------
     >>> import numpy as np
@@ -73,7 +81,29 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
     >>> optim.gradient_norm([p, q])
     5.0
     """
+    parameters = list(parameters)
+    check_all_ranks(
+        parameters,
+        "the norm of all gradients",
+        "pipeline.clip_grad_norm(max_norm), on every rank; with max_norm=inf it only measures. "
+        "The norm of these alone is total_norm(squared_norms(parameters))",
+    )
     return total_norm(squared_norms(parameters))
+
+
+def check_all_ranks(parameters: Iterable[Parameter], wanted: str, advice: str) -> None:
+    """Refuse parameters of a pipeline over several ranks where a decision is to be made from all gradients. Local.
+
+    Raises
+    ------
+    RankError
+        Code ``not-all-ranks``.
+    """
+    if any(parameter.updates is not None for parameter in parameters):
+        raise RankError(
+            "not-all-ranks",
+            f"These parameters are one rank's part of a pipeline, and {wanted} depends on all ranks. Call {advice}.",
+        )
 
 
 def squared_norms(parameters: Iterable[Parameter]) -> list[float]:

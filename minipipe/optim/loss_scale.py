@@ -9,6 +9,7 @@ from minipipe import backend
 from minipipe.backend import Array
 from minipipe.errors import ArgumentError, ParameterError
 from minipipe.nn.parameter import Parameter
+from minipipe.optim.clipping import check_all_ranks
 from minipipe.tensor import Tensor
 
 
@@ -116,6 +117,8 @@ class LossScale:
         ------
         ParameterError
             Code ``not-finite``, when the value would fall below the minimum.
+        RankError
+            Code ``not-all-ranks``, for parameters of a pipeline over several ranks, without ``are_finite``.
 
         Examples
         --------
@@ -130,7 +133,10 @@ class LossScale:
         (False, 4.0)
         """
         gradients = _gradients(parameters)
-        if not (_are_finite(gradients.values()) if are_finite is None else are_finite):
+        if are_finite is None:
+            check_all_ranks(gradients, "whether to update", "pipeline.unscale_gradients(scale), on every rank")
+            are_finite = _are_finite(gradients.values())
+        if not are_finite:
             self._shrink()
             return False
         for parameter, gradient in gradients.items():

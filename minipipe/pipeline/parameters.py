@@ -47,9 +47,10 @@ class AllParameters:
     ) -> None:
         self._plan, self._group, self._calls = plan, group, calls
         self.own = {name: p for stage in stages.values() for name, p in stage.parameters.items()}
+        updates = Updates(self.own.values()) if group.size > 1 else None
         if compares:
             check_first_values(group, {**dict(plan.model.named_parameters()), **self.own})
-            calls.updates = Updates(self.own.values())
+            calls.updates = updates
         self.shared = SharedParameters(plan.shared, group, self.own)
         self.shared.take_first_values()
 
