@@ -345,7 +345,8 @@ assert crowded.makespan >= 4 * M * 3 / 2  # all the work, on two cores that neve
 # measures how long each action had a core, and fits `costs.cores`, the cores that the ranks got.
 #
 # `mpirun -n 4 python tutorials/train.py --trace step.html` draws the last step of a real training run, measured above
-# predicted, as a page that you can step through.
+# predicted, as a page that you can step through. Where ranks share cores, `step.html` is the order of the step with the
+# time for which each action had a core, and `step.measured.html` what was measured.
 #
 # ## Exercise
 #

@@ -19,6 +19,7 @@ from training_program import (
     Checkpoints,
     make_parser,
     num_microbatches,
+    order_of_step,
     predict,
     print_json,
     read_options,
@@ -67,11 +68,11 @@ def make_pipeline(options, group):
 
 
 def train(pipeline, examples, test, options, speaks):
-    """Train for all epochs, and return the time of each step in seconds."""
+    """Train for all epochs, and return the time of each step in seconds, and the last batch."""
     optimiser = optim.SGD(pipeline.parameters(), options.learning_rate, momentum=0.9, weight_decay=1e-3)
     per_epoch = data.num_batches(len(examples[0]), options.batch_size)
     checkpoints = Checkpoints(options, pipeline, optimiser, options.epochs * per_epoch, speaks)
-    times, step = [], checkpoints.step
+    times, batch, step = [], None, checkpoints.step
     losses = checkpoints.extra["losses"] if step % per_epoch else []  # of an epoch that was broken off
     generator = np.random.default_rng(options.seed)
     generator.bit_generator.state = checkpoints.extra.get("noise", generator.bit_generator.state)
@@ -80,7 +81,8 @@ def train(pipeline, examples, test, options, speaks):
         for epoch in epochs:
             optimiser.learning_rate = options.learning_rate * (1 - epoch / options.epochs)
             order = {"seed": options.seed, "epoch": epoch, "start": step % per_epoch}
-            for inputs, targets in data.batches(*examples, options.batch_size, **order, needs=pipeline.needs):
+            for batch in data.batches(*examples, options.batch_size, **order, needs=pipeline.needs):
+                inputs, targets = batch
                 if inputs is not None:  # noise keeps the network from memorising a small data set
                     inputs += 0.25 * generator.standard_normal(inputs.shape, dtype=np.float32)
                 start = time.perf_counter()
@@ -98,7 +100,7 @@ def train(pipeline, examples, test, options, speaks):
                     checkpoints.keep_if_best(pipeline.evaluate(*test))
                 if speaks and not has_bar:
                     print(f"epoch {epoch + 1:3d} of {options.epochs}, loss {loss:.4f}", flush=True)
-    return times
+    return times, batch
 
 
 def main():
@@ -114,7 +116,7 @@ def main():
             print(pipeline, end="\n\n", flush=True)
 
         start = time.perf_counter()
-        times = train(pipeline, training, test, options, speaks)
+        times, batch = train(pipeline, training, test, options, speaks)
         seconds = time.perf_counter() - start
 
         loss = pipeline.evaluate(*test, metrics={"accuracy": accuracy})
@@ -122,8 +124,8 @@ def main():
             report_nothing_left(speaks, "test", loss)
             return 0
         timeline = pipeline.timeline()
-        predicted = predict(pipeline, timeline)
-        is_written = not speaks or report(options, group, loss, seconds, times, timeline, predicted)
+        predicted, order = predict(pipeline, timeline), order_of_step(pipeline, batch)
+        is_written = not speaks or report(options, group, loss, seconds, times, timeline, predicted, order)
     return 0 if is_written else 1
 
 
@@ -132,11 +134,11 @@ def accuracy(scores, labels):
     return np.mean(scores.argmax(axis=1) == labels)
 
 
-def report(options, group, loss, seconds, times, timeline, predicted):
+def report(options, group, loss, seconds, times, timeline, predicted, order):
     print(f"\ntest loss {loss!r}\ntest accuracy {100 * loss.metrics['accuracy']:.2f} %")
     print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n")
     model = f"{options.layers} linear layers, {options.hidden} wide; batches of {options.batch_size}"
-    is_written = report_last_step(timeline, predicted, group.size, options.trace, model)
+    is_written = report_last_step(timeline, predicted, order, group.size, options.trace, model)
     if options.json:
         print_json(times, timeline, predicted, group.size, loss=loss, **loss.metrics, seconds=seconds)
     return is_written

@@ -22,6 +22,7 @@ from training_program import (
     Checkpoints,
     make_parser,
     num_microbatches,
+    order_of_step,
     predict,
     print_json,
     read_options,
@@ -93,18 +94,18 @@ def make_pipeline(num_characters, options, group):
 
 
 def train(pipeline, training, validation, options, speaks):
-    """Train for all steps, and return the time of each step in seconds."""
+    """Train for all steps, and return the time of each step in seconds, and the last batch."""
     optimiser = optim.AdamW(pipeline.parameters(), options.learning_rate, betas=(0.9, 0.99), weight_decay=0.1)
     falling = optim.LearningRateSchedule(optimiser, optim.cosine(options.steps, warmup_steps=options.steps // 20))
     checkpoints = Checkpoints(options, pipeline, optimiser, options.steps, speaks)
     if checkpoints.step:
         falling.load_state_dict(checkpoints.extra["falling"])
-    times, has_bar = [], speaks and sys.stderr.isatty()
+    times, batch, has_bar = [], None, speaks and sys.stderr.isatty()
     with tqdm(range(checkpoints.step, options.steps), unit="step", disable=not has_bar) as steps:
         for step in steps:
-            inputs, targets = windows(training, options, TRAINING, step)
+            batch = windows(training, options, TRAINING, step)
             start = time.perf_counter()
-            pending = pipeline.step(inputs, targets, wait=False)
+            pending = pipeline.step(*batch, wait=False)
             pipeline.clip_grad_norm(1.0)  # all ranks wait for each other here, for the norm is that of all
             optimiser.step()
             falling.step()
@@ -119,7 +120,7 @@ def train(pipeline, training, validation, options, speaks):
                     sys.stdout.flush()
             if checkpoints.is_due(step + 1):
                 checkpoints.save(step + 1, falling=falling.state_dict())
-    return times
+    return times, batch
 
 
 def windows(numbers, options, purpose, step=0, batches=1):
@@ -170,14 +171,14 @@ def main():
             print(pipeline, end="\n\n", flush=True)
 
         start = time.perf_counter()
-        times = train(pipeline, training, validation, options, speaks)
+        times, batch = train(pipeline, training, validation, options, speaks)
         seconds = time.perf_counter() - start
         if not times:
             report_nothing_left(speaks, "validation", evaluate(pipeline, validation, options))
             return 0
 
         timeline = pipeline.timeline()
-        predicted = predict(pipeline, timeline)
+        predicted, order = predict(pipeline, timeline), order_of_step(pipeline, batch)
         loss = evaluate(pipeline, validation, options)
         written = write_text(pipeline, alphabet, options)
         is_written = True
@@ -185,7 +186,7 @@ def main():
             print(f"\nvalidation loss {loss!r} nats per character")
             print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n\nWhat it writes:\n{written}\n")
             model = f"{options.layers} transformer blocks, {options.width} wide; batches of {options.batch_size}"
-            is_written = report_last_step(timeline, predicted, group.size, options.trace, model)
+            is_written = report_last_step(timeline, predicted, order, group.size, options.trace, model)
             if options.json:
                 print_json(times, timeline, predicted, group.size, loss=loss, seconds=seconds, text=written)
     return 0 if is_written else 1

@@ -7,6 +7,8 @@ import os
 import platform
 import socket
 import sys
+import warnings
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -39,7 +41,8 @@ def make_parser(description, microbatches, batch_size, learning_rate, layers, la
         "--trace",
         type=Path,
         metavar="FILE",
-        help=f"draw the last step, measured and predicted, on the host of rank 0: {endings}",
+        help=f"draw the last step, measured and predicted, on the host of rank 0: {endings}; where ranks share cores "
+        "its order, and the measured one in NAME.measured",
     )
     add("--json", action="store_true", help="print one line of JSON last")
     add("--checkpoint", type=Path, metavar="DIR", help="save checkpoints there, the last one at the end")
@@ -161,28 +164,63 @@ def predict(pipeline, timeline):
     return simulate(pipeline.schedule, Costs.measured(timeline))
 
 
+def order_of_step(pipeline, batch):
+    """Return the step as it would be with a core for each rank; None, where each has one. Collective.
+
+    An action takes the time for which it had a core, as measured in further steps of the batch. Messages, and what
+    ranks do between actions, take none: where ranks share cores, their times are mostly waiting for a core.
+    """
+    is_crowded = np.array(float(pipeline.group.size > num_cores()))
+    if not pipeline.group.all_reduce(is_crowded, "max"):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # other programs on the cores: the times of a core are without them
+        costs = pipeline.measure_costs(*batch, num_steps=4)
+    if costs.cores is None:
+        return None
+    alone = replace(costs, cores=None, hosts=None, latency=0.0, bandwidth=float("inf"), overhead=0.0)
+    return replace(simulate(pipeline.schedule, alone), name=f"{pipeline.schedule.name}, a core for each rank")
+
+
 def report_nothing_left(speaks, noun, loss):
     """Say what a program has to say that went on from the checkpoint of its last step."""
     if speaks:
         print(f"Nothing is left to train.\n{noun} loss {loss!r}")
 
 
-def report_last_step(timeline, predicted, num_ranks, trace, model):
+def report_last_step(timeline, predicted, order, num_ranks, trace, model):
     """Print the last step of every rank, measured and predicted; draw both into the file ``trace``, if there is one.
 
-    ``model`` describes the model in a few words, for the file. Return whether the file was written, if there was to be
-    one.
+    Where ranks share cores, most of a measured step is waiting for a core. Then the ``order`` of the step is printed
+    and drawn instead, beside the measured figures, and the measured step has a file of its own. ``model`` describes the
+    model in a few words, for the file. Return whether the files were written, if there were to be some.
     """
-    print("The last step, as measured, and as predicted from its own mean times:\n")
-    print(draw_text(timeline, predicted, colour=has_colour()))
-    comparison = compare(timeline, predicted)
+    comparison, drawn = compare(timeline, predicted), [timeline, predicted]
+    if order is None:
+        print("The last step, as measured, and as predicted from its own mean times:\n")
+    else:
+        comparison += compare_with_order(order, num_ranks)
+        drawn = [order]
+        print(f"The order of the last step, if each of the {num_ranks} ranks had a core to itself:\n")
+    print(draw_text(*drawn, colour=has_colour()))
     print("", *comparison, sep="\n")
     notes = [*comparison, *describe_run(timeline, model)]
-    is_written = trace is None or write_trace(trace, timeline, predicted, notes)
-    cores = num_cores()
-    if num_ranks > cores:
-        print(f"{num_ranks} ranks share {cores} cores: much of the measured bubble is waiting for a core.")
+    is_written = trace is None or write_trace(trace, drawn, notes)
+    if order is not None and trace is not None:
+        measured = trace.with_stem(f"{trace.stem}.measured")
+        is_written = write_trace(measured, [timeline, predicted], notes) and is_written
     return is_written
+
+
+def compare_with_order(order, num_ranks):
+    """Return what the figures mean where ranks share cores, as lines of text."""
+    return [
+        f"with a core for each rank: makespan predicted to be at least {1000 * order.makespan:.2f} ms, "
+        f"bubble {100 * order.bubble_fraction:.1f} %",
+        "  (from the time for which each action had a core; messages, and the time between actions, are left out)",
+        f"{num_ranks} ranks share {num_cores()} core{'s' * (num_cores() > 1)}: the rest of the measured step is "
+        "waiting, for a core or a message.",
+    ]
 
 
 def compare(timeline, predicted):
@@ -222,11 +260,11 @@ def num_cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def write_trace(path, timeline, predicted, notes):
-    """Draw both timelines into a file of this host. If that fails at last, the results of the training are not lost."""
+def write_trace(path, timelines, notes):
+    """Draw timelines into a file of this host. If that fails at last, the results of the training are not lost."""
     host = socket.gethostname()
     try:
-        print(f"wrote {save(path, timeline, predicted, notes=notes)} on {host}")
+        print(f"wrote {save(path, *timelines, notes=notes)} on {host}")
         return True
     except FileError as error:  # a full disk, perhaps: then there is no file, rather than half of one
         print(f"--trace: on {host}, {error}", file=sys.stderr)

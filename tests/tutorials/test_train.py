@@ -67,7 +67,7 @@ def test_it_shows_progress_the_result_and_a_timeline():
 @pytest.mark.parametrize("ending", [slowly("svg"), slowly("html"), "json"])
 def test_the_numbers_in_the_trace_are_those_that_are_printed(ending, tmp_path):
     path = tmp_path / f"step.{ending}"
-    done = mpirun(2, TRAIN, "--epochs", "1", "--hidden", "16", "--trace", path, "--json")
+    done = mpirun(2, TRAIN, "--epochs", "1", "--hidden", "16", "--trace", path, "--json")  # on two cores
     found, drawn = result(done), path.read_text(encoding="utf-8")
     assert f"wrote {path} on {socket.gethostname()}\n" in done.out and done.err == ""
     makespans = found["makespan_ms"], found["predicted_makespan_ms"]
@@ -89,6 +89,27 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(ending, tmp_path):
         assert fact in drawn, fact
     if ending == "html":
         assert float(re.search('"duration":([0-9.e-]+)', drawn)[1]) == max(makespans) / 1000
+
+
+@needs_mpi
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system takes no cores from a process")
+def test_where_ranks_share_a_core_the_order_of_the_step_is_drawn_with_the_times_of_a_core(tmp_path):
+    """The story: the first command's picture on a laptop with two cores was dots, 82 % of it waiting for a core."""
+    path, cores = tmp_path / "step.json", os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        done = mpirun(2, TRAIN, "--epochs", "1", "--hidden", "16", "--trace", path, "--json")
+    finally:
+        os.sched_setaffinity(0, cores)
+    found, (order,) = result(done), json.loads(path.read_text())["otherData"]["timelines"]
+    measured, predicted = json.loads((tmp_path / "step.measured.json").read_text())["otherData"]["timelines"]
+    assert (measured["origin"], predicted["origin"], order["origin"]) == ("measured", "predicted", "predicted")
+    assert order["makespan"] < measured["makespan"] == found["makespan_ms"] / 1000
+    assert f"with a core for each rank: makespan predicted to be at least {1000 * order['makespan']:.2f} ms" in done.out
+    assert "2 ranks share 1 core: the rest of the measured step is waiting" in done.out
+    assert f"makespan: measured {found['makespan_ms']:.2f} ms" in done.out
+    captions = [line for line in done.out.splitlines() if "1f1b, " in line and "makespan" in line]
+    assert len(captions) == 1 and captions[0].startswith("1f1b, a core for each rank: makespan")
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no folder here that takes no files, whoever asks")
