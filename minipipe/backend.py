@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.errors import LaunchError
+from minipipe.errors import LaunchError, TensorError
 
 Array = Any
 """An array of whichever module: ``numpy.ndarray``, ``cupy.ndarray`` or array-api-strict's."""
@@ -41,7 +41,17 @@ def is_array(value: object) -> bool:
 
 
 def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
-    """Return ``data`` as an array: an array stays in its module, anything else goes to the module of ``like``."""
+    """Return ``data`` as an array: an array stays in its module, anything else goes to the module of ``like``.
+
+    Raises
+    ------
+    TensorError
+        Code ``dtype``, for a matrix, a masked array and other classes whose sums and products are not an array's:
+        a message would carry the bare values, so the results would depend on the number of ranks.
+    """
+    if isinstance(data, np.ndarray) and type(data) not in (np.ndarray, np.memmap):
+        advice = "give numpy.asarray(x), or x.filled(value) where values are masked"
+        raise TensorError("dtype", f"A {type(data).__name__} computes by other rules than an array; {advice}.")
     if is_array(data):
         return data if dtype is None or data.dtype == dtype else array_module(data).astype(data, dtype)
     return (np if like is None else array_module(like)).asarray(data, dtype=dtype)

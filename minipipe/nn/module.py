@@ -189,7 +189,7 @@ class Module:
         parameters = dict(self.named_parameters())
         check_state(parameters, state)
         for name, parameter in parameters.items():
-            parameter.load(np.asarray(state[name]), name)
+            parameter.load(backend.as_array(state[name]), name)
 
     # -- looks ----------------------------------------------------------------------------------------------
 
@@ -296,6 +296,6 @@ def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndar
             listed = ", ".join(sorted(names))
             raise ParameterError(code, f"The state does not fit the model; {code}: {listed}.")
     for name, parameter in parameters.items():
-        given = np.asarray(state[name]).shape
+        given = backend.as_array(state[name]).shape
         if given != parameter.shape:
             raise ParameterError("shape", f"{name} has shape {parameter.shape}; the state holds {given}.")

@@ -228,7 +228,7 @@ class Parameter(Tensor):
     def fill(self, seed: int, name: str) -> None:
         """Draw first values, which depend on the seed and the parameter's qualified name alone; keep given ones."""
         if self.initialiser is not None:
-            self.load(np.asarray(self.initialiser(generator_for(seed, name), self.shape)), name)
+            self.load(backend.as_array(self.initialiser(generator_for(seed, name), self.shape)), name)
 
     def load(self, values: Array, name: str) -> None:
         """Take a copy of values of the same shape, in this parameter's dtype; the gradient is forgotten.

@@ -69,7 +69,7 @@ class AllParameters:
         if self._calls.updates:
             self._calls.updates.note_state(state)
         for name, parameter in self.own.items():
-            parameter.load(np.asarray(state[name]), name)
+            parameter.load(backend.as_array(state[name]), name)
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Limit the norm of the gradients of all ranks, and return the norm before. Collective."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minipipe import Tensor
+from minipipe import Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import TensorError
 
 
@@ -42,6 +42,58 @@ def test_arrays_keep_their_dtype_and_are_not_copied(dtype):
 
 
 # -- looks ---------------------------------------------------------------------------------------------------
+
+
+class Unit(np.ndarray):
+    """An array with a rule of its own, as packages for physical units have."""
+
+
+OTHER_RULES = {"matrix": np.matrix, "MaskedArray": np.ma.masked_array, "Unit": lambda array: array.view(Unit)}
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+@pytest.mark.parametrize("name", OTHER_RULES)
+def test_an_array_that_computes_by_other_rules_is_refused_wherever_arrays_enter(name):
+    """The story: a matrix and a masked array gave one result or error on one rank and another on two, since a message
+    carries the bare values; and a mask was dropped without a word where values were loaded."""
+    plain = np.ones((4, 4), np.float32)
+    odd, model = OTHER_RULES[name](plain), nn.Sequential(nn.Linear(4, 4, bias=False)).initialise()
+    entrances = {
+        "a tensor": lambda: Tensor(odd),
+        "an operand": lambda: Tensor(plain) + odd,
+        "a parameter": lambda: nn.Parameter(odd),
+        "first values": lambda: nn.Parameter((4, 4), lambda generator, shape: odd).fill(0, "weight"),
+        "a state": lambda: model.load_state_dict({"0.weight": odd}),
+        "a mask": lambda: functional.where(odd, Tensor(plain), Tensor(plain)),
+        "a gradient": lambda: Tensor(plain, requires_grad=True).backward(odd),
+    }
+    for entrance in entrances.values():
+        with pytest.raises(
+            TensorError, match=rf"A {name} computes by other rules .* give numpy\.asarray\(x\)"
+        ) as caught:
+            entrance()
+        assert caught.value.code == "dtype"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+@pytest.mark.parametrize("name", OTHER_RULES)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_batch_that_computes_by_other_rules_is_refused_on_any_number_of_ranks(name, num_ranks, place):
+    batch = [np.ones((4, 4), np.float32), np.ones((4, 4), np.float32)]
+    batch[place] = OTHER_RULES[name](batch[place])
+
+    def step(group):
+        Pipeline(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), group, loss=nn.MSELoss(), num_microbatches=2).step(*batch)
+
+    with pytest.raises(TensorError, match=f"A {name} computes by other rules"):
+        spawn(step, num_ranks)
+
+
+def test_a_file_in_memory_is_an_array_as_any(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones(3))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    assert Tensor(mapped).dtype == np.float64 and (Tensor(mapped) + mapped).numpy().tolist() == [2, 2, 2]
 
 
 def test_a_tensor_prints_its_values_and_whether_it_requires_a_gradient():
