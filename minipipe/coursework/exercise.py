@@ -1,7 +1,8 @@
 """An exercise: one file with statement, solution and stub, and beside it one with tests and wrong answers.
 
-``tutorials/exercises/05_bubble.py`` runs as the solution. Between markers stands what the student does not get, and
-what stands there instead::
+``tutorials/exercises/05_bubble.py`` runs as the solution. Its docstring is the statement: the first line is ``05 title:
+subject.``, and a paragraph begins with ``Lesson 05``, the lesson that it belongs to. Between markers stands what the
+student does not get, and what stands there instead::
 
     # SOLUTION
     return (num_ranks - 1) / (num_microbatches + num_ranks - 1)
@@ -84,7 +85,8 @@ class Exercise:
         """The number of the lesson that it belongs to."""
         found = re.search(r"^Lesson (\d\d)", self.statement, re.MULTILINE)
         if found is None:
-            raise CourseworkError("markers", f"The statement of {self.name} names no lesson; expected 'Lesson 05'.")
+            how = "begin a paragraph of its docstring with 'Lesson 05', two digits"
+            raise CourseworkError("markers", f"The statement of {self.name} names no lesson; {how}.")
         return found[1]
 
     @cached_property

@@ -9,10 +9,10 @@ Write two functions. `shares(labels, ignored)` gets the labels of each microbatc
 (texts, places), and returns the share of each. A place whose label is `ignored` is padding and holds no token.
 
 `train_step(model, inputs, labels, ignored)` runs the forward and the backward of each microbatch, in order. Afterwards
-the parameters of the model have the gradients of the mean over all tokens of the batch, and it returns this mean. Begin
-with `model.zero_grad()`. `functional.cross_entropy(model(x), y, ignore_index=ignored)` is the mean over the tokens of a
-microbatch, a tensor (and 0, if there are none). `loss.backward(weight)` starts from a weight instead of from 1, and
-adds to the gradients that are there.
+the parameters of the model have the gradients of the mean over all tokens of the batch, and it returns this mean. Its
+first line, which clears the gradients, is given. `functional.cross_entropy(model(x), y, ignore_index=ignored)` is the
+mean over the tokens of a microbatch, a tensor (and 0, if there are none). `loss.backward(weight)` starts from a weight
+instead of from 1, and adds to the gradients that are there.
 
 At least one label of the batch is a token. Microbatches may differ in texts and in places, and any whole number can
 mark padding: often -100, but also 0.

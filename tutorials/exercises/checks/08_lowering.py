@@ -35,7 +35,8 @@ def test_gpipe(task):
 def test_1f1b_although_sends_block(task):
     """In 1F1B neighbours send to each other at the same time; one of them has to receive first.
 
-    Hint: do not insert the RECV just before the consumer. Insert it when the value is produced.
+    Hint: visit the actions in global_order(schedule). Right after an action whose value goes to another rank, append
+    the SEND to the program of this rank and, at the same visit, the RECV to the program of the other one.
     """
     check(task, "1f1b", 4, 8)
 
@@ -56,7 +57,8 @@ def test_a_backward_in_two_halves(task):
 def test_neighbouring_stages_on_one_rank(task):
     """A value that stays on its rank needs no message: in a V the last rank has two neighbouring stages.
 
-    Hint: schedule.crosses_ranks(s) says whether s and s + 1 are on different ranks.
+    Hint: an activation goes from s to s + 1, so ask schedule.crosses_ranks(s); a gradient goes from s to s - 1, so ask
+    schedule.crosses_ranks(s - 1), unless s is 0.
     """
     check(task, "zb-v", 3, 6)
     check(task, "dualpipe-v", 2, 4)

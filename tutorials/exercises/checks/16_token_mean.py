@@ -76,7 +76,8 @@ def test_the_loss_and_the_gradients_are_those_of_the_whole_batch(task):
 def test_two_steps_in_a_row(task):
     """The gradients are those of the last step alone.
 
-    Hint: clear the gradients once, before the first microbatch.
+    Hint: the first line of train_step, which is given, clears the gradients. From there on backward adds to them, so
+    clear nothing between microbatches.
     """
     check_step(task, [[4, 1], [2, 2]], seed=1, num_steps=2)
 
@@ -98,7 +99,7 @@ def test_microbatches_of_unequal_shapes(task):
 def test_a_microbatch_of_padding_alone(task):
     """It has the share 0, and adds nothing.
 
-    Hint: never divide by the tokens of a single microbatch.
+    Hint: divide by the tokens of the whole batch alone. For a microbatch without tokens cross_entropy returns 0.
     """
     inputs, labels = cut_batch([[3, 2], [1, 1]], -100, seed=5)
     empty = np.full((2, 3), -100)
