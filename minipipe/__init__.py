@@ -6,9 +6,9 @@ simulator times it, the executor runs it on real ranks, the renderer draws it, a
 Public names load when they are first asked for: schedules, their pictures and the command line need no NumPy.
 """
 
-from typing import TYPE_CHECKING
-
 from minipipe.lazy import names_on_demand
+
+TYPE_CHECKING = False  # not imported: `python -m minipipe` gets here before __main__ leaves the current folder
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from minipipe import (

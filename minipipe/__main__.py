@@ -2,6 +2,11 @@
 
 import sys
 
+if not sys.flags.safe_path:
+    # `python -m` looks for modules in the current folder first. In a student's folder a file json.py would run here,
+    # with the rights of the one who grades. What was imported until now was there when Python had started.
+    del sys.path[0]
+
 from minipipe.cli import main
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
-"""Public names that a package loads when they are first asked for (PEP 562)."""
+"""Public names that a package loads when they are first asked for (PEP 562).
+
+It imports only what Python itself has imported when it starts; ``minipipe.__main__`` says why.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def names_on_demand(

@@ -90,7 +90,7 @@ def run_tests(exercise: Exercise, text: str, tests: Sequence[str], seconds: floa
     }
     # What the student's code leaves there may be hard to delete; that is no reason to fail.
     with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
-        process = _started(folder)
+        process = _started(folder, directory)
         results, printed = _Reader(process.stdout, _MOST_RESULTS), _Reader(process.stderr, 4 * LONGEST_OUTPUT)
         run = Run()
         try:
@@ -107,23 +107,25 @@ def run_tests(exercise: Exercise, text: str, tests: Sequence[str], seconds: floa
     return run
 
 
-def _started(folder: str) -> subprocess.Popen:
+def _started(folder: str, directory: Path) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "minipipe.coursework.child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=folder,
-        env=_environment(folder),
+        env=_environment(folder, directory),
         start_new_session=True,
     )
 
 
-def _environment(folder: str) -> dict[str, str]:
-    """Return a small environment in which minipipe is found, and BLAS starts no threads."""
+def _environment(folder: str, directory: Path) -> dict[str, str]:
+    """Return a small environment in which minipipe is found, no module of the student's is, and BLAS has one thread."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     package = str(Path(__file__).resolve().parent.parent.parent)
-    paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    # An entry within the student's folder would be imported from before the process is contained.
+    paths = [package, *(path for path in given if not Path(path).resolve().is_relative_to(directory.resolve()))]
     own = {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": os.pathsep.join(paths)}
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
     return {**kept, **own, **python, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -20,4 +20,5 @@ def course(tmp_path):
         (task,) = grade(directory, source=tmp_path / "source", time_limit=time_limit).tasks
         return task
 
+    graded.directory = directory
     return graded

@@ -1,6 +1,8 @@
 """A student's folder holds what its author wishes; it is read with the rights of the one who grades."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -57,3 +59,44 @@ def test_no_link_out_of_the_folder_is_followed(folder, tmp_path, target):
     task = folder(lambda path: path.symlink_to(tmp_path / target))
     assert task.points == 0 and "it is a link" in task.problem and "secret.txt" not in str(task)
     assert "$6$" not in str(task.as_json())
+
+
+# -- modules in the folder --------------------------------------------------------------------------------------------
+
+HIJACKED = "import os\nos.write(1, b'hijacked by ' + __name__.encode() + b'\\n')\n"
+PYTHONS_OWN = sorted(name for name in sys.stdlib_module_names if not name.startswith("_"))
+
+
+def in_the_folder(folder, names, *command):
+    """Grade a solution among files with names of modules, from within its folder; return what was printed."""
+    (folder / "01_double.py").write_text(SOLUTION)
+    for name in names:
+        (folder / name).write_text(HIJACKED)
+    words = [sys.executable, *command, "grade", ".", "--source", str(folder.parent / "source")]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout + done.stderr
+
+
+def test_no_module_in_the_folder_is_run_by_who_grades_from_within_it(course):
+    """The story: `python -m minipipe grade .` looked for every module in the current folder first, and so ran the
+    student's json.py outside of all containment."""
+    names = [f"{name}.py" for name in [*PYTHONS_OWN, "numpy", "threadpoolctl", "sitecustomize", "conftest"]]
+    out = in_the_folder(course.directory, names, "-m", "minipipe")
+    assert "3 of 3 points" in out and "hijacked" not in out
+
+
+@pytest.mark.slow
+def test_without_the_removal_the_modules_of_the_folder_are_run(course):
+    command = "import sys; sys.path.insert(0, ''); from minipipe.cli import main; main()"
+    assert "hijacked by json" in in_the_folder(course.directory, ["json.py"], "-P", "-c", command)
+
+
+def test_a_python_path_into_the_folder_does_not_reach_the_process_of_the_student(course, tmp_path):
+    """The story: entries of PYTHONPATH are handed on, so that packages are found; one that is the student's folder
+    would bring his files into the process before it is contained."""
+    (course.directory / "json.py").write_text(HIJACKED)
+    (course.directory / "01_double.py").write_text(SOLUTION)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(course.directory))
+        (task,) = grade(course.directory, source=tmp_path / "source").tasks
+    assert task.passed and not task.output
