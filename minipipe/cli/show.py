@@ -26,8 +26,8 @@ from minipipe.cli.output import sizes_as_data
 from minipipe.errors import ScheduleCode
 from minipipe.files import write_whole
 from minipipe.printable import printable
+from minipipe.render.panel import shares
 from minipipe.schedules.action_table import ActionTable
-from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.timeline import Timeline
 
@@ -79,8 +79,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
     else:
         for schedule in schedules:
             verify(all_steps(schedule, options))
-        on_one_scale = zip(schedules, _on_one_scale(schedules, costs))
-        timelines = [simulate(schedule, own, options.steps, options.wait) for schedule, own in on_one_scale]
+        timelines = [
+            simulate(schedule, costs.cut(share), options.steps, options.wait)
+            for schedule, share in zip(schedules, shares(schedules))
+        ]
         content = _drawing(timelines, options)
     if options.output is None:
         print(content, end="")
@@ -89,14 +91,6 @@ def run(options: argparse.Namespace) -> ExitStatus:
     wrote = str(options.output)
     print(json.dumps({"wrote": wrote}) if options.json else f"wrote {printable(wrote)}")
     return ExitStatus.YES
-
-
-def _on_one_scale(schedules: Sequence[ActionTable], costs: Costs) -> list[Costs]:
-    """Return the costs of each schedule's stages: where ranks hold different numbers, parts of one rank's share."""
-    chunks = [schedule.num_stages / schedule.num_ranks for schedule in schedules]
-    if len(set(chunks)) == 1 or not all(count.is_integer() for count in chunks):
-        return [costs] * len(schedules)
-    return [costs.cut(int(count)) for count in chunks]
 
 
 # -- the formats ------------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from minipipe.render.panel import Panel
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.simulation.duration import format_time
 from minipipe.simulation.message import Message
 from minipipe.simulation.span import Idle, IdleCause
-from minipipe.simulation.timeline import Timeline
+from minipipe.simulation.timeline import ONE_UNIT, Timeline
 
 KIND_NAMES = {
     ActionKind.FORWARD: "forward",
@@ -29,16 +31,19 @@ _CARRIES = {
 }
 
 
-def held_words(is_memory: bool, has_recomputation: bool) -> str:
+def held_words(is_memory: bool, panels: Sequence[Panel]) -> str:
     """Return the name of a strip or bar that shows what a rank holds.
 
     Examples
     --------
-    >>> held_words(is_memory=False, has_recomputation=False)
+    >>> from minipipe import schedules
+    >>> from minipipe.render.panel import panels_of
+    >>> held_words(is_memory=False, panels=panels_of([schedules.gpipe(2, 2)]))
     'activations held'
     """
     if not is_memory:
-        return "activations held"
+        return "activations held" + (f", in {ONE_UNIT}" if any(panel.pairs for panel in panels) else "")
+    has_recomputation = any(panel.recomputes for panel in panels)
     return "memory held; in a backward also what it computes again" if has_recomputation else "memory held"
 
 
@@ -128,33 +133,32 @@ def title(timeline: Timeline) -> str:
     return f"{timeline.name}, {origin(timeline)}"
 
 
-def caption(timeline: Timeline) -> str:
+def caption(panel: Panel) -> str:
     """Return the caption of a drawing as one line: name, origin and figures.
 
     Examples
     --------
-    >>> from minipipe import schedules, simulate
-    >>> caption(simulate(schedules.gpipe(2, 2)))
+    >>> from minipipe import schedules
+    >>> from minipipe.render.panel import panels_of
+    >>> caption(*panels_of([schedules.gpipe(2, 2)]))
     'gpipe, predicted: makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2'
     """
-    listed = ", ".join(f"{name} {value}" for name, value in figures(timeline))
-    return f"{title(timeline)}: {listed}"
+    return f"{title(panel.timeline)}: {figures(panel)}"
 
 
-def figures(timeline: Timeline) -> tuple[tuple[str, str], ...]:
-    """Return the figures of a caption, each with its name: makespan, bubble and peak activations.
+def figures(panel: Panel) -> str:
+    """Return the figures of a caption, in the unit that the panel shares with those beside it.
 
     Examples
     --------
-    >>> from minipipe import schedules, simulate
-    >>> figures(simulate(schedules.gpipe(2, 2)))
-    (('makespan', '9 units'), ('bubble', '33.3 %'), ('peak activations by rank', '2, 2'))
+    >>> from minipipe import schedules
+    >>> from minipipe.render.panel import panels_of
+    >>> for panel in panels_of([schedules.one_f_one_b(4, 8), schedules.zb_v(4, 8)]):
+    ...     print(figures(panel))
+    makespan 33 units, bubble 27.3 %, peak activations by rank 4, 3, 2, 1 microbatches of all its layers
+    makespan 25.5 units, bubble 5.9 %, peak activations by rank 4, 4, 4, 4 microbatches of all its layers
     """
-    return (
-        ("makespan", format_time(timeline.makespan, timeline.unit)),
-        ("bubble", f"{100 * timeline.bubble_fraction:.1f} %"),
-        ("peak activations by rank", ", ".join(map(str, timeline.peak_activations))),
-    )
+    return ", ".join(f"{name} {value}" for name, value in panel.figures)
 
 
 def origin(timeline: Timeline) -> str:

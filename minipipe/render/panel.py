@@ -18,6 +18,9 @@ class Panel:
     Parameters
     ----------
     timeline : Timeline
+    pairs : int, optional
+        How many (stage, microbatch) pairs count as one microbatch: the stages of a rank, beside timelines with other
+        numbers of them. By default each pair counts.
 
     Attributes
     ----------
@@ -25,8 +28,8 @@ class Panel:
         The stages of each rank in ascending order: its chunks.
     """
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline = timeline
+    def __init__(self, timeline: Timeline, pairs: int | None = None) -> None:
+        self.timeline, self.pairs = timeline, pairs
         self.stages = tuple(tuple(sorted({span.action.stage for span in row})) for row in timeline.spans)
 
     def chunk_of(self, rank: int, stage: int) -> int:
@@ -38,13 +41,30 @@ class Panel:
         return len(self.stages[rank]) > 1
 
     @property
+    def figures(self) -> tuple[tuple[str, str], ...]:
+        """The figures of a caption, each with its name."""
+        return self.timeline.figures(self.pairs)
+
+    @property
+    def held_activations(self) -> tuple[tuple[float, ...], ...]:
+        """By rank, the activations held after each of its spans."""
+        return tuple(tuple(self._counted(held) for held in row) for row in self.timeline.held_activations)
+
+    def activations_over_time(self, rank: int) -> list[tuple[float, float]]:
+        """Return (time, activations held) at the start and at the end of each span of a rank: a curve of steps."""
+        return [(time, self._counted(held)) for time, held in self.timeline.activations_over_time(rank)]
+
+    def _counted(self, pairs: float) -> float:
+        return pairs / (self.pairs or 1)
+
+    @property
     def tells_memory(self) -> bool:
         """Whether the memory is known and is not just the number of activations."""
         timeline = self.timeline
         return timeline.memory is not None and (
             timeline.memory_unit == "bytes"
-            or timeline.memory != timeline.held_activations
-            or timeline.peak_memory != timeline.peak_activations
+            or timeline.memory != self.held_activations
+            or timeline.peak_memory != tuple(map(self._counted, timeline.peak_activations))
         )
 
     @property
@@ -69,8 +89,34 @@ class Panel:
         return [{stage: chunk for chunk, stage in enumerate(stages)} for stages in self.stages]
 
 
+def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
+    """Return how many stages of each count as one: those of a rank where ranks hold different numbers, otherwise one.
+
+    Then all compare: a model cut into more stages has the same layers on each rank, and smaller stages. Ranks that hold
+    no whole number of stages on average share no such unit.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> shares([schedules.gpipe(4, 8), schedules.zb_v(4, 8)]), shares([schedules.zb_v(4, 8), schedules.v_min(4, 8)])
+    ([1, 2], [1, 1])
+    """
+    counts = [_num_stages(item) / max(1, item.num_ranks) for item in drawn]
+    are_alike = len(set(counts)) == 1 or not all(count >= 1 and count.is_integer() for count in counts)
+    return [1] * len(counts) if are_alike else list(map(int, counts))
+
+
+def _num_stages(item: ActionTable | Timeline) -> int:
+    if isinstance(item, ActionTable):
+        return item.num_stages
+    return len({span.action.stage for row in item.spans for span in row})
+
+
 def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     """Return a panel for each schedule (F, I and W one unit each) or timeline.
+
+    Where ranks hold different numbers of stages, F, I and W of a rank are one unit each, and an activation is a
+    microbatch of all layers of its rank: see :func:`shares`.
 
     Raises
     ------
@@ -83,9 +129,12 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     for item in drawn:
         if not isinstance(item, ActionTable | Timeline):
             raise ArgumentError("type", f"{item!r:.60} is neither a Schedule nor a Timeline, so it cannot be drawn.")
-    timelines = [item if isinstance(item, Timeline) else simulate(item, Costs()) for item in drawn]
+    pairs = shares(drawn)
+    timelines = [
+        item if isinstance(item, Timeline) else simulate(item, Costs().cut(share)) for item, share in zip(drawn, pairs)
+    ]
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
         message = f"These timelines are in {' and in '.join(units)}, so one axis cannot show them together."
         raise ArgumentError("value", f"{message} Give the predicted one Costs(unit='s') with times in seconds.")
-    return tuple(map(Panel, timelines))
+    return tuple(map(Panel, timelines, pairs if max(pairs) > 1 else [None] * len(pairs)))

@@ -21,11 +21,12 @@ from typing import Any
 
 from minipipe.errors import ArgumentError
 from minipipe.printable import printable
-from minipipe.render.descriptions import KIND_NAMES, describe_idle, describe_message, format_time, origin, short_label
+from minipipe.render.descriptions import KIND_NAMES, describe_idle, describe_message, origin, short_label
 from minipipe.render.lettering import note_lines
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
+from minipipe.simulation.duration import format_time
 from minipipe.simulation.message import Message
 from minipipe.simulation.span import Span
 from minipipe.simulation.timeline import Timeline
@@ -169,7 +170,7 @@ class _Process:
             "stage": action.stage,
             "microbatch": action.microbatch,
             "kind": KIND_NAMES[action.kind],
-            "held activations after it": timeline.held_activations[rank][index],
+            "held activations after it": self.panel.held_activations[rank][index],
             "on the critical path": action in self.critical,
         }
         if timeline.memory:
@@ -184,7 +185,7 @@ class _Process:
 
     def held(self, rank: int) -> Iterator[Event]:
         timeline = self.timeline
-        curve = timeline.memory_over_time(rank) if timeline.memory else timeline.activations_over_time(rank)
+        curve = timeline.memory_over_time(rank) if timeline.memory else self.panel.activations_over_time(rank)
         name, series = ("memory", timeline.memory_unit) if timeline.memory else ("held", "activations")
         values: dict[float, float] = {0.0: 0}
         values.update((self.time(time), value) for time, value in curve)

@@ -164,7 +164,7 @@ def _band(
 
 def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
     for panel in panels:
-        yield caption(panel.timeline) if len(panels) > 1 else str(panel.timeline)
+        yield caption(panel) if len(panels) > 1 else str(panel.timeline)
         if panel.timeline.note:
             yield f"({panel.timeline.note})"
     if not columns.names_stages and any(len(stages) == 2 for panel in panels for stages in panel.stages):

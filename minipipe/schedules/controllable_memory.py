@@ -1,4 +1,4 @@
-"""Controllable memory: V-shaped zero-bubble schedules with a half or a third of 1F1B's activation memory.
+"""Controllable memory: V-shaped zero-bubble schedules that approach a half or a third of 1F1B's activation memory.
 
 All microbatches follow the same pattern of slots, each six slots after the previous one. The pattern fixes the slots of
 F and I of both chunks, and W takes the slots left empty. The distance from F to I determines the activation memory. A
@@ -24,7 +24,7 @@ _PERIOD = 6
 
 
 def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
-    """Return V-Half: half of 1F1B's memory, the same on all ranks, and about half of its bubble.
+    """Return V-Half: half of 1F1B's memory plus one microbatch, alike on all ranks, and about half of its bubble.
 
     ::
 
@@ -68,7 +68,7 @@ def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
 
 
 def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
-    """Return V-Min: a third of 1F1B's memory, the same on all ranks, and about its bubble.
+    """Return V-Min: a third of 1F1B's memory plus one microbatch, alike on all ranks, and about its bubble.
 
     ::
 

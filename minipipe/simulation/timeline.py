@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,10 @@ from minipipe.printable import printable
 from minipipe.simulation.duration import format_time
 from minipipe.simulation.message import Message
 from minipipe.simulation.span import Idle, Span, StepChange
+
+_MOST_LISTED = 16  # ranks: of more, the most and the least say more than a list
+ONE_UNIT = "microbatches of all its layers"
+"""The unit of what a rank holds where others hold other numbers of stages."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -273,9 +278,31 @@ class Timeline:
 
     def describe(self) -> str:
         """Return the main figures in words, without the name."""
-        peaks = ", ".join(map(str, self.peak_activations))
-        makespan, bubble = format_time(self.makespan, self.unit), f"{100 * self.bubble_fraction:.1f} %"
-        return f"makespan {makespan}, bubble {bubble}, peak activations by rank {peaks}"
+        return ", ".join(f"{name} {value}" for name, value in self.figures())
+
+    def figures(self, pairs: int | None = None) -> tuple[tuple[str, str], ...]:
+        """Return the main figures as text, each with its name: makespan, bubble and peak activations.
+
+        Parameters
+        ----------
+        pairs : int, optional
+            How many (stage, microbatch) pairs count as one microbatch: the stages of a rank, beside timelines with
+            other numbers of them.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> simulate(schedules.gpipe(2, 2)).figures()
+        (('makespan', '9 units'), ('bubble', '33.3 %'), ('peak activations by rank', '2, 2'))
+        >>> simulate(schedules.zb_v(2, 4)).figures(pairs=2)[-1]
+        ('peak activations by rank', '2, 2 microbatches of all its layers')
+        """
+        peaks = by_rank([peak / (pairs or 1) for peak in self.peak_activations])
+        return (
+            ("makespan", format_time(self.makespan, self.unit)),
+            ("bubble", f"{100 * self.bubble_fraction:.1f} %"),
+            ("peak activations by rank", peaks if pairs is None else f"{peaks} {ONE_UNIT}"),
+        )
 
     def __str__(self) -> str:
         return f"{self.name}: {self.describe()}"
@@ -288,3 +315,20 @@ class Timeline:
         from minipipe.render.notebook import picture_or_text  # a door to the room above, like those to explanation.py
 
         return picture_or_text(self)
+
+
+def by_rank(amounts: Sequence[float], write: Callable[[float], str] = "{:.9g}".format) -> str:
+    """Return amounts by rank as text: all of them, or of many ranks the most and the least.
+
+    Examples
+    --------
+    >>> by_rank([4, 3, 2.5]), by_rank([128] * 64), by_rank(range(64, 0, -1))
+    ('4, 3, 2.5', '128 on each', 'at most 64 (rank 0), at least 1 (rank 63)')
+    """
+    if len(amounts) <= _MOST_LISTED:
+        return ", ".join(map(write, amounts))
+    most, least = max(amounts), min(amounts)
+    if most == least:
+        return f"{write(most)} on each"
+    ends = (f"{word} {write(x)} (rank {amounts.index(x)})" for word, x in (("at most", most), ("at least", least)))
+    return ", ".join(ends)

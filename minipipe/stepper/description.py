@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from minipipe.render.descriptions import describe_action, format_time
+from minipipe.render.descriptions import describe_action
 from minipipe.schedules.action import Action
-from minipipe.simulation.duration import format_number
+from minipipe.simulation.duration import format_number, format_time
 from minipipe.simulation.message import Message
 from minipipe.stepper.snapshot import Activity, RankState, Snapshot
 from minipipe.stepper.walkthrough import Walkthrough

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minipipe import Action, ActionKind, Costs, Schedule, Timeline, schedules, simulate
 from minipipe.errors import ScheduleError
 from minipipe.render import draw_svg, palette
-from minipipe.render.descriptions import LATE_RECEIPTS, describe_message, figures, title
+from minipipe.render.descriptions import LATE_RECEIPTS, describe_message, title
 from minipipe.render.html import draw_html
 from minipipe.simulation.message import Message
 from minipipe.simulation.span import IdleCause, Span
@@ -191,7 +191,7 @@ def test_panels_share_one_axis_and_each_begins_at_its_start():
     words = [words for words, _ in picture.texts]
     assert words.count("0") == 1
     assert [title(predicted), title(measured)] == [line for line in words if line.startswith("1f1b, ")]
-    listed = [", ".join(map(" ".join, figures(timeline))) for timeline in (predicted, measured)]
+    listed = [", ".join(map(" ".join, timeline.figures())) for timeline in (predicted, measured)]
     assert [line for line in words if line.startswith("makespan ")] == listed
     assert words.count("a slow machine") == 1
 

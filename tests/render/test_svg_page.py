@@ -11,6 +11,7 @@ from minipipe import ActionKind, schedules, simulate
 from minipipe.render import draw_svg, palette
 from minipipe.render.descriptions import KIND_NAMES, caption
 from minipipe.render.lettering import text_width
+from minipipe.render.panel import Panel
 from tests.render.picture import CAUSES, NAMESPACE, Picture, timelines
 from tests.strategies import examples
 
@@ -147,7 +148,7 @@ def test_it_says_what_it_shows_to_those_who_cannot_see_it():
     named = root.get("aria-labelledby").split()
     assert [root.find(f"*[@id='{name}']").text for name in named] == [
         "Timeline of gpipe",
-        f"{caption(timeline)}. a note",
+        f"{caption(Panel(timeline))}. a note",
     ]
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from minipipe import schedules
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.render import descriptions, draw_text
+from minipipe.render.panel import Panel
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.costs import Costs
@@ -283,7 +284,9 @@ def test_a_schedule_of_twice_the_length_takes_twice_the_columns_and_each_has_its
     a, b = found.values()
     assert len(a[0]) * 2 == len(b[0])
     assert [row.index("B0") * 2 for row in a] == [row.index("B0") for row in b]
-    assert captions == [descriptions.caption(short), descriptions.caption(replace(long, name="slow", is_measured=True))]
+    assert captions == [
+        descriptions.caption(Panel(item)) for item in (short, replace(long, name="slow", is_measured=True))
+    ]
 
 
 @examples(60)

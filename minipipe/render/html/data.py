@@ -96,6 +96,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "name": timeline.name,
         "memoryUnit": timeline.memory_unit,
+        "pairs": panel.pairs or 1,
         "ranks": [_rank(panel, rank) for rank in range(timeline.num_ranks)],
         "messages": [_message(timeline, message) for message in sorted(timeline.messages, key=_SENT)],
         "criticalPath": [[rank, places[rank][span]] for rank, span in timeline.critical_path],

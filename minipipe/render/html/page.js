@@ -44,14 +44,15 @@ class MomentTable {
     const { doing, beside } = this.sentences.rank(rank, state);
     write(row.doing, doing);
     write(row.beside, beside);
-    write(row.count, `${state.holds.length}`);
+    const held = state.holds.length / rank.pairs;
+    write(row.count, `${rounded(held, 10)}`);
     write(row.holds, this.sentences.holds(rank, state));
     if (rank.memory) write(row.memory, state.memory);
     const isRunning = state.action >= 0;
     const kind = isRunning ? rank.kinds[state.action] : "";
     row.swatch.dataset.idle = state.idle >= 0 ? rank.idleParts[state.idle][2] : isRunning ? "" : "drain";
     row.swatch.style.backgroundColor = isRunning ? look.fill(kind, rank.chunkOf(state.action))[0] : "";
-    row.bar.style.inlineSize = `${(100 * state.holds.length) / this.mostHeld}%`;
+    row.bar.style.inlineSize = `${(100 * held) / this.mostHeld}%`;
   }
 }
 

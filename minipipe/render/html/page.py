@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.resources import files
 from string import Template
 
-from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, figures, format_memory, held_words, origin
+from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, format_memory, held_words, origin
 from minipipe.render.html.data import player_data
 from minipipe.render.lettering import escaped, note_lines
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
@@ -16,7 +16,7 @@ from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.span import IdleCause
-from minipipe.simulation.timeline import Timeline
+from minipipe.simulation.timeline import Timeline, by_rank
 
 # The files of the script, in the order of their dependencies.
 _SCRIPTS = (
@@ -87,7 +87,7 @@ def _shown(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
     """Leave memory out if it only repeats the number of activations."""
     if any(panel.tells_memory for panel in panels):
         return panels
-    return tuple(Panel(replace(panel.timeline, memory=None, peak_memory=None)) for panel in panels)
+    return tuple(Panel(replace(panel.timeline, memory=None, peak_memory=None), panel.pairs) for panel in panels)
 
 
 def _resource(name: str) -> str:
@@ -143,9 +143,7 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     causes = {idle.cause for panel in panels for row in panel.timeline.idle for idle in row}
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
-    yield _entry(
-        '<i class="swatch level"></i>', held_words(_is_memory(panels), any(panel.recomputes for panel in panels))
-    )
+    yield _entry('<i class="swatch level"></i>', held_words(_is_memory(panels), panels))
     sent = {message.value.kind is ActionKind.FORWARD for panel in panels for message in panel.timeline.messages}
     if True in sent:
         yield _entry('<i class="line message"></i>', "activation sent")
@@ -176,7 +174,7 @@ def _entry(picture: str, text: str) -> str:
 
 
 def _chart(panel: Panel, is_headed: bool) -> str:
-    facts = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in _facts(panel.timeline))
+    facts = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in _facts(panel))
     note = f'<p class="notice">{escaped(panel.timeline.note)}</p>' if panel.timeline.note else ""
     return (
         f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl class='facts'>{facts}</dl>{note}</figcaption>"
@@ -189,11 +187,12 @@ def _heading(panel: Panel) -> str:
     return f'<h2>{escaped(panel.timeline.name)} <span class="origin">{origin(panel.timeline)}</span></h2>'
 
 
-def _facts(timeline: Timeline) -> Iterable[tuple[str, str]]:
-    yield from figures(timeline)
-    if timeline.peak_memory is not None:
-        peaks = ", ".join(format_memory(peak, timeline.memory_unit) for peak in timeline.peak_memory)
-        yield "peak memory by rank", peaks if timeline.memory_unit == "bytes" else f"{peaks} {timeline.memory_unit}"
+def _facts(panel: Panel) -> Iterable[tuple[str, str]]:
+    yield from panel.figures
+    if panel.timeline.peak_memory is not None:
+        unit = panel.timeline.memory_unit
+        peaks = by_rank(panel.timeline.peak_memory, lambda peak: format_memory(peak, unit))
+        yield "peak memory by rank", peaks if unit == "bytes" else f"{peaks} {unit}"
 
 
 def _moment(panel: Panel, is_headed: bool) -> str:

@@ -2,7 +2,7 @@
 
 /** One rank: its actions, its idle times, and the activations that it holds. */
 class Rank {
-  constructor(data, snap) {
+  constructor(data, snap, pairs) {
     this.stages = data.stages;
     this.namesStage = data.namesStage;
     this.kinds = data.actions.map((action) => action[1]);
@@ -15,7 +15,8 @@ class Rank {
       data.holds.map((hold) => snap(hold[2])),
       data.holds.map((hold) => (hold[3] === null ? Infinity : snap(hold[3]))),
     );
-    this.held = countSteps(this.holds);
+    this.pairs = pairs; // of stage and microbatch that count as one
+    this.held = countSteps(this.holds, pairs);
     this.memory = data.memory && new Steps(data.memory.map(([time, ...level]) => [snap(time), ...level]));
     this.busy = sumsByKind(this);
   }
@@ -55,12 +56,12 @@ class Steps {
   }
 }
 
-/** Returns how many stretches overlap, over time. */
-function countSteps(stretches) {
+/** Returns how many stretches overlap, over time; so many `pairs` of them count as one. */
+function countSteps(stretches, pairs) {
   const starts = stretches.starts;
   const ends = stretches.ends.slice().sort();
   const times = [...new Set([...starts, ...ends])].filter(Number.isFinite).sort((a, b) => a - b);
-  return new Steps(times.map((time) => [time, countUpTo(starts, time) - countUpTo(ends, time)]));
+  return new Steps(times.map((time) => [time, (countUpTo(starts, time) - countUpTo(ends, time)) / pairs]));
 }
 
 /** Returns, by kind, the time spent on it before each action of a rank. */
@@ -81,7 +82,7 @@ class Timeline {
   constructor(data, snap) {
     this.name = data.name;
     this.memoryUnit = data.memoryUnit;
-    this.ranks = data.ranks.map((rank) => new Rank(rank, snap));
+    this.ranks = data.ranks.map((rank) => new Rank(rank, snap, data.pairs));
     this.messageParts = data.messages; // [value, used by, source, destination, sent, arrived]
     this.messages = new Stretches(data.messages.map((m) => snap(m[4])), data.messages.map((m) => snap(m[5])));
     this.criticalPath = data.criticalPath; // [rank, index of the action]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from minipipe.render.axis import Axis
-from minipipe.render.descriptions import describe_action, describe_idle, format_time
+from minipipe.render.descriptions import describe_action, describe_idle
 from minipipe.render.lettering import escaped, number
 from minipipe.render.panel import Panel
 from minipipe.render.svg.hatching import hatch_path
@@ -15,7 +15,7 @@ from minipipe.render.svg.letters import Letters
 from minipipe.render.svg.strip import Strip, strip_path
 from minipipe.render.svg.style import box_paint, paint
 from minipipe.schedules.action import ActionKind
-from minipipe.simulation.duration import format_number
+from minipipe.simulation.duration import format_number, format_time
 from minipipe.simulation.span import Idle, Span
 
 _NARROWEST = 1.0  # pixels: the narrowest single box, and the narrowest idle slot

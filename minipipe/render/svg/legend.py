@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, held_words
+from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS
 from minipipe.render.lettering import number, wrapped
 from minipipe.render.svg.hatching import hatch_path
 from minipipe.render.svg.letters import Letters
@@ -73,14 +73,14 @@ class Legend:
         """Return the entry of the bands that merge many short actions."""
         return Entry("", "bands: many short actions, each kind by its share of the time")
 
-    def strip(self, is_memory: bool, has_recomputation: bool) -> Entry:
+    def strip(self, words: str) -> Entry:
         """Return the entry of the strips under the ranks."""
         right, bottom = self.width, self.height
         steps = ((0.25, 0.6), (0.5, 0.3), (0.75, 0.1), (1.0, 0.6))
         outline = "".join(f"V{number(y * bottom)}H{number(x * right)}" for x, y in steps)
         path = f"M0 {bottom}{outline}V{bottom}"
         picture = f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
-        return Entry(picture, held_words(is_memory, has_recomputation))
+        return Entry(picture, words)
 
     def arrows(self, ways: Iterable[str], has_late_receipts: bool) -> Iterator[Entry]:
         """Yield the two kinds of message, ``"forward"`` and ``"backward"``, and the limit of measured arrows."""

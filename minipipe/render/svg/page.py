@@ -7,7 +7,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from minipipe.render.axis import Axis
-from minipipe.render.descriptions import caption, figures
+from minipipe.render.descriptions import caption, figures, held_words
 from minipipe.render.descriptions import title as title_of
 from minipipe.render.lettering import escaped, number, wrapped
 from minipipe.render.panel import Panel
@@ -28,7 +28,6 @@ from minipipe.render.svg.messages import WAYS, draw_messages, way_of
 from minipipe.render.svg.strip import Strip, strip_of
 from minipipe.render.svg.style import FONT_FAMILY, paint, style_sheet
 from minipipe.simulation.span import IdleCause
-from minipipe.simulation.timeline import Timeline
 
 _MARGIN = 18  # pixels on each side, at the default font size
 _BASELINE = 0.72  # of the height of a line
@@ -60,7 +59,7 @@ class Page:
         timelines = [panel.timeline for panel in panels]
         self.margin = letters.scaled(_MARGIN)
         self.size = LaneSize.of(sum(timeline.num_ranks for timeline in timelines), options.memory, letters)
-        self.strips = [strip_of(timeline) for timeline in timelines] if options.memory else []
+        self.strips = [strip_of(panel) for panel in panels] if options.memory else []
         left, right = self._margins()
         duration, room = max(timeline.makespan for timeline in timelines), options.width - left - right
         self.axis = Axis(duration, timelines[0].unit, left, room, letters.size_of("tick"))
@@ -111,10 +110,10 @@ class Page:
         parts, y = self._text(lines, float(self.margin))
         return parts, y + (self.letters.scaled(8) if lines else 0)
 
-    def _caption(self, timeline: Timeline, y: float) -> tuple[list[str], float]:
+    def _caption(self, panel: Panel, y: float) -> tuple[list[str], float]:
         """Draw the caption of a panel, and its note."""
-        listed = ", ".join(f"{name} {value}" for name, value in figures(timeline))
-        parts, y = self._text([("name", title_of(timeline)), ("figures", listed), ("note", timeline.note)], y)
+        lines = [("name", title_of(panel.timeline)), ("figures", figures(panel)), ("note", panel.timeline.note)]
+        parts, y = self._text(lines, y)
         return parts, y + self.letters.scaled(8)
 
     def _text(self, lines: Iterable[tuple[str, str]], y: float) -> tuple[list[str], float]:
@@ -132,7 +131,7 @@ class Page:
     def _panel(self, index: int, y: float) -> tuple[list[str], float]:
         """Draw a panel from ``y`` downwards; return it and its lower edge."""
         panel, size = self.panels[index], self.size
-        parts, top = self._caption(panel.timeline, y)
+        parts, top = self._caption(panel, y)
         tops = [top + rank * size.pitch for rank in range(panel.timeline.num_ranks)]
         bottom = top + len(tops) * size.pitch
         parts.append(self._grid(top - 4, bottom))
@@ -186,7 +185,7 @@ class Page:
         if any(panel.timeline.num_steps > 1 for panel in self.panels):
             yield legend.step()
         for is_memory in sorted({strip.is_memory for strip in self.strips if any(strip.curves)}):
-            yield legend.strip(is_memory, any(panel.recomputes for panel in self.panels))
+            yield legend.strip(held_words(is_memory, self.panels))
         if self.options.messages:
             ways = {way_of(message) for panel in self.panels for message in panel.timeline.messages}
             has_late_receipts = any(panel.has_late_receipts for panel in self.panels)
@@ -195,7 +194,7 @@ class Page:
     def _document(self, body: str, height: int) -> str:
         """Return the whole file: its description for screen readers, its style sheet, and the drawing."""
         name, width = f"minipipe-{crc32(body.encode()):08x}", self.options.width
-        captions = (f"{caption(panel.timeline)}. {panel.timeline.note}".strip() for panel in self.panels)
+        captions = (f"{caption(panel)}. {panel.timeline.note}".strip() for panel in self.panels)
         described = " ".join([*captions, *self.options.notes])
         title = self.options.title or f"Timeline of {', above '.join(self._names())}"
         return (

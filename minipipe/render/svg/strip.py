@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from minipipe.render.axis import Axis
 from minipipe.render.descriptions import format_memory
 from minipipe.render.lettering import number
+from minipipe.render.panel import Panel
 from minipipe.simulation.timeline import Timeline
 
 
@@ -19,7 +20,7 @@ class Strip:
     curves : tuple of list of (float, float)
         ``curves[rank]`` is a curve of steps: (time, amount held).
     is_memory : bool
-        Whether the amounts are bytes. Otherwise they count (stage, microbatch) pairs.
+        Whether the amounts are bytes. Otherwise they count activations as the panel does.
     """
 
     curves: tuple[list[tuple[float, float]], ...]
@@ -27,7 +28,7 @@ class Strip:
 
     @property
     def unit(self) -> str:
-        """``"bytes"``, or ``"activations"`` for counts of pairs."""
+        """``"bytes"``, or ``"activations"`` for counts."""
         return "bytes" if self.is_memory else "activations"
 
     def peak(self, rank: int) -> float:
@@ -39,19 +40,19 @@ class Strip:
         return f"peak {format_memory(self.peak(rank), self.unit)}"
 
 
-def strip_of(timeline: Timeline) -> Strip:
+def strip_of(panel: Panel) -> Strip:
     """Return the bytes that the ranks hold, if the timeline knows them, and otherwise their held activations.
 
     Examples
     --------
     >>> from minipipe import schedules, simulate
-    >>> strip_of(simulate(schedules.gpipe(1, 1))).curves
-    ([(0.0, 1), (1.0, 1), (1.0, 1), (3.0, 0)],)
+    >>> strip_of(Panel(simulate(schedules.gpipe(1, 1)))).curves
+    ([(0.0, 1.0), (1.0, 1.0), (1.0, 1.0), (3.0, 0.0)],)
     """
-    ranks = range(timeline.num_ranks)
+    timeline, ranks = panel.timeline, range(panel.timeline.num_ranks)
     if timeline.memory is not None and timeline.memory_unit != "units":
         return Strip(tuple(map(timeline.memory_over_time, ranks)), is_memory=True)
-    return Strip(tuple(map(timeline.activations_over_time, ranks)), is_memory=False)
+    return Strip(tuple(map(panel.activations_over_time, ranks)), is_memory=False)
 
 
 def strip_path(timeline: Timeline, strip: Strip, rank: int, axis: Axis, height: float, most: float) -> str:
