@@ -134,6 +134,7 @@ class ParameterCode(StrEnum):
     MISSING = "missing"  # in a state
     UNEXPECTED = "unexpected"  # in a state
     SHAPE = "shape"
+    DTYPE = "dtype"  # of values in a file, which the parameter's cannot hold
     NOT_FINITE = "not-finite"  # a gradient
 
 

@@ -20,7 +20,7 @@ _DTYPES = {
     },
 }
 _NAMES = {ours: theirs for theirs, ours in _DTYPES.items()}
-_MOST_OF_A_HEADER = 2**24  # bytes: of some hundred thousand arrays, which take twelve times as much memory
+MOST_OF_A_HEADER = 2**24  # bytes: of some hundred thousand arrays, which take twelve times as much memory
 
 
 def pieces(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
@@ -78,8 +78,8 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
     minipipe.errors.CheckpointError: it is no safetensors file: Error while deserializing: header too large
     """
     length = int.from_bytes(content[:8], "little")
-    if _MOST_OF_A_HEADER < length <= len(content):
-        message = f"its header has {length:,} bytes; the limit is {_MOST_OF_A_HEADER:,}"
+    if MOST_OF_A_HEADER < length <= len(content):
+        message = f"its header has {length:,} bytes; the limit is {MOST_OF_A_HEADER:,}"
         raise CheckpointError("damaged", message)
     try:
         tensors = safetensors.deserialize(content)

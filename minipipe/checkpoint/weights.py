@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from minipipe import backend
 from minipipe.checkpoint.exchange import raise_first, tell
-from minipipe.checkpoint.tensors import pieces, unpacked
-from minipipe.errors import CheckpointError, FileError
+from minipipe.checkpoint.tensors import MOST_OF_A_HEADER, pieces, unpacked
+from minipipe.errors import CheckpointError, FileCode, FileError, ParameterError
 from minipipe.files import read_bytes, write_whole
 from minipipe.nn import Module
 from minipipe.pipeline import Pipeline
+
+_MOST_OF_A_NUMBER = 8  # bytes: float64
 
 
 def export(path: str | Path, pipeline: Pipeline) -> None:
@@ -71,17 +73,18 @@ def load_weights(path: str | Path, model: Module) -> None:
     Parameters
     ----------
     path : str or Path
-        Written by :func:`export`, or by another program with the same names and shapes.
+        A regular file, written by :func:`export`, or by another program with the same names and shapes. Real numbers of
+        fewer bits than the parameter's, such as bfloat16 for float32, are the same numbers there; others are refused.
     model : Module
 
     Raises
     ------
     FileError
-        When it cannot be read.
+        When it cannot be read, is no regular file, or is larger than any file of this model's parameters.
     CheckpointError
         Codes ``damaged``, when it is no safetensors file; ``value``.
     ParameterError
-        Codes ``missing``, ``unexpected`` and ``shape``; then nothing has changed.
+        Codes ``missing``, ``unexpected``, ``shape`` and ``dtype``; then nothing has changed.
 
     Examples
     --------
@@ -94,7 +97,18 @@ def load_weights(path: str | Path, model: Module) -> None:
     minipipe.errors.FileError: '/no/such/file' cannot be read: No such file or directory.
     """
     try:
-        state = unpacked(read_bytes(path, most=sys.maxsize))
+        most = MOST_OF_A_HEADER + _MOST_OF_A_NUMBER * model.num_parameters
+        state = unpacked(read_bytes(path, most, pipes=False))
+    except FileError as error:
+        why = f" This model has {model.num_parameters:,} numbers." if error.code == FileCode.TOO_LARGE else ""
+        raise FileError(error.code, error.message + why) from None
     except CheckpointError as error:
         raise CheckpointError(error.code, f"{path} cannot be taken: {error.message}") from None
+    for name, parameter in model.named_parameters():
+        given, own = (backend.numpy_dtype(one.dtype) for one in (state.get(name, parameter), parameter))
+        if given != own and not (backend.is_floating(given) and given.itemsize < own.itemsize):
+            here = (
+                f"its {name} has dtype {given.name}, and the model's has {own.name}, which cannot hold the same numbers"
+            )
+            raise ParameterError("dtype", f"{path} cannot be taken: {here}. Convert it, or give the layer that dtype.")
     model.load_state_dict(state)

@@ -1,5 +1,6 @@
 """The model alone, in one file: names and bits of pipeline.state_dict(), to any model and from other programs."""
 
+import os
 import struct
 
 import numpy as np
@@ -95,6 +96,45 @@ def test_the_file_of_another_model_changes_nothing(tmp_path, code):
     same(model.state_dict(), before)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "bool", "float64", "int8"])
+def test_numbers_that_a_parameter_cannot_hold_are_refused(tmp_path, dtype):
+    """The story: whole numbers, truth values and float64 became float32 without a word."""
+    model = small_model().initialise(1)
+    before = {name: array.copy() for name, array in model.state_dict().items()}
+    save_file({**before, "0.bias": before["0.bias"].astype(dtype)}, tmp_path / "a")
+    with pytest.raises(ParameterError, match=rf"its 0\.bias has dtype {dtype}, and the model's has float32") as caught:
+        checkpoint.load_weights(tmp_path / "a", model)
+    assert caught.value.code == "dtype"
+    same(model.state_dict(), before)
+
+
+@every_half
+def test_halves_are_taken_as_the_same_numbers_by_a_wider_model_alone(tmp_path, half):
+    state = exported(tmp_path / "a", nn.Sequential(nn.Linear(3, 2, dtype=half)), 1)
+    wide = nn.Sequential(nn.Linear(3, 2))
+    checkpoint.load_weights(tmp_path / "a", wide)
+    assert all((wide.state_dict()[name] == array.astype(np.float32)).all() for name, array in state.items())
+    other = np.float16 if half != np.float16 else np.float32
+    exported(tmp_path / "b", nn.Sequential(nn.Linear(3, 2, dtype=other)), 1)
+    with pytest.raises(ParameterError, match=f"has dtype {np.dtype(other).name}, and the model's has"):
+        checkpoint.load_weights(tmp_path / "b", nn.Sequential(nn.Linear(3, 2, dtype=half)))
+
+
+def test_what_is_no_regular_file_of_the_models_size_is_refused_before_it_is_read(tmp_path):
+    """The story: 50 GB of holes were read, and a pipe was waited for."""
+    with open(tmp_path / "holes", "wb") as file:
+        file.truncate(50 * 10**9)
+    with pytest.raises(
+        FileError, match=r"50,000,000,000 bytes; the limit is [0-9,]+\. This model has 31 numbers"
+    ) as caught:
+        checkpoint.load_weights(tmp_path / "holes", small_model())
+    assert caught.value.code == "too-large"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match="it is a pipe; expected a file") as caught:
+        checkpoint.load_weights(tmp_path / "pipe", small_model())
+    assert caught.value.code == "not-a-file"
+
+
 def test_what_is_no_safetensors_file_is_refused(tmp_path):
     path = tmp_path / "a"
     for content, words in ((b"PK\3\4" + bytes(99), "invalid header length"), (b"", "header too small")):
@@ -104,8 +144,8 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path):
         ) as caught:
             checkpoint.load_weights(path, small_model())
         assert caught.value.code == "damaged"
-    path.write_bytes(struct.pack("<Q", 2**25) + bytes(2**25))
-    with pytest.raises(CheckpointError, match="its header has 33,554,432 bytes; the limit is 16,777,216"):
+    path.write_bytes(struct.pack("<Q", 2**24 + 8) + bytes(2**24 + 8))
+    with pytest.raises(CheckpointError, match="its header has 16,777,224 bytes; the limit is 16,777,216"):
         checkpoint.load_weights(path, small_model())
     for place in (tmp_path, "/dev/zero", tmp_path / "none"):
         with pytest.raises(FileError):
