@@ -50,9 +50,7 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
         a message would carry the bare values, so the results would depend on the number of ranks.
     """
     if isinstance(data, np.ndarray) and type(data) not in (np.ndarray, np.memmap):
-        raise TensorError(
-            "dtype", f"A {type(data).__name__} is no plain array; give numpy.asarray(x), or x.filled(value)."
-        )
+        raise TensorError("dtype", f"A {type(data).__name__} is no plain array; give numpy.asarray(x) or x.filled(0).")
     if is_array(data):
         return data if dtype is None or data.dtype == dtype else array_module(data).astype(data, dtype)
     return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
