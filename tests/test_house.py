@@ -44,7 +44,7 @@ ROOMS = {
     # both together
     "job": {"errors", "threadpoolctl", "mpi4py"},
     "comm": {"numpy", "errors", "backend", "job"},
-    "agreement": {"numpy", "errors", "version", "backend", "tensor", "pytree", "batch", "nn", "optim", "comm"},
+    "agreement": {"numpy", "errors", "version", "backend", "tensor", "pytree", "data", "batch", "nn", "optim", "comm"},
     "pipeline": {
         *("numpy", "errors", "agreement", "backend", "autograd", "tensor", "pytree", "partition", "batch"),
         *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm"),

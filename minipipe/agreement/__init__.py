@@ -9,12 +9,13 @@ from minipipe.agreement.comparison import (
     numbers_that_came,
 )
 from minipipe.agreement.description import description, digest
-from minipipe.agreement.fingerprint import fingerprint
+from minipipe.agreement.fingerprint import batch_marks, fingerprint
 from minipipe.agreement.program import check_program, program
 from minipipe.agreement.updates import Updates
 
 __all__ = [
     "Updates",
+    "batch_marks",
     "check_agreement",
     "check_first_values",
     "check_marks",

@@ -145,6 +145,11 @@ _TO_DO = {
     "number of optimiser steps": "Every rank must call optimiser.step() equally often.",
     "learning rate": "Every rank must set the same one, and change it alike.",
     "optimiser": "Every rank must make the same one, and change its numbers alike.",
+    "number of training steps": "Every rank must set pipeline.num_steps alike.",
+    "batch of data": "Every rank must draw the same one: the same seed, epoch, size and start of data.batches(), the "
+    "same key of data.text_windows().",
+    "state of the gradients": "Every rank must call zero_grad(), or set p.grad = None, between the same calls of the "
+    "pipeline. A parameter that is not to be trained has requires_grad = False, or is not given to the optimiser.",
     "loaded state": "Every rank must call pipeline.load_state_dict() equally often, with the same state.",
 }
 
@@ -232,8 +237,8 @@ def check_marks(
 
 def _shown(name: str, mark: float) -> str:
     """Return a value for people, from its mark; nothing for a number that is made of others."""
-    if name == "mode":
-        return f" ({('eval()', 'train()')[int(mark)]})"
-    if name == "number of optimiser steps":
+    if words := {"mode": ("eval()", "train()"), "state of the gradients": ("forgotten", "kept")}.get(name):
+        return f" ({words[int(mark)]})"
+    if name.startswith("number of "):
         return f" ({mark:g})"
     return f" ({mark})" if name in ("scale", "max_norm", "learning rate") else ""

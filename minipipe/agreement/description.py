@@ -91,6 +91,7 @@ class _Walk:
             yield path, _shown(value)
         elif isinstance(value, type | ModuleType | BuiltinFunctionType | np.ufunc):
             yield path, _name_of(value)
+            yield from self._class(path, value) if isinstance(value, type) else ()
         elif isinstance(value, tuple | list | dict | set | frozenset):
             yield from self._container(path, value)
         elif isinstance(value, Parameter):
@@ -177,16 +178,17 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     if isinstance(value, Module):
         yield "is_training", value.is_training
-    slots = [name for each in kind.__mro__ for name in _names(vars(each).get("__slots__", ()))]
+    slots = [name for each in kind.__mro__ for name in names_of(vars(each).get("__slots__", ()))]
     found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     found.update(getattr(value, "__dict__", {}))
-    for name in sorted(found.keys() - _LEFT_OUT - _OF_A_RANK - set(_names(getattr(kind, "not_compared", ())))):
+    for name in sorted(found.keys() - _LEFT_OUT - _OF_A_RANK - set(names_of(getattr(kind, "not_compared", ())))):
         is_cache = isinstance(getattr(kind, name, None), cached_property)
         if not is_cache and (not name.startswith("_") or _counts_though_private(found[name])):
             yield name, found[name]
 
 
-def _names(given: str | Iterable[str]) -> tuple[str, ...]:
+def names_of(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names that a class gives as ``not_compared`` or ``__slots__``: one, or several."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from minipipe.backend import is_array
 from minipipe.batch.samples import Microbatches, Replicated
+from minipipe.data.draws import take_last_draw
 from minipipe.pytree import flattened
 from minipipe.tensor import Tensor
 
@@ -58,6 +59,20 @@ def fingerprint(batch: Any) -> int | None:
     except (TypeError, ValueError, IndexError):  # it is no batch, and this rank need not give one
         return None
     return found or 1
+
+
+def batch_marks(inputs: Any, targets: Any) -> dict[str, int | None]:
+    """Return what of a batch all ranks must have alike, None where this rank does not know it. Local.
+
+    Where a rank has only the inputs and another only the targets, it is the draw that tells whether they belong
+    together.
+
+    Examples
+    --------
+    >>> list(batch_marks(np.ones(2), None)), batch_marks(None, None)["inputs"]
+    (['inputs', 'targets', 'batch of data'], None)
+    """
+    return {"inputs": fingerprint(inputs), "targets": fingerprint(targets), "batch of data": take_last_draw()}
 
 
 def _of_leaf(leaf: Any, before: int) -> int:

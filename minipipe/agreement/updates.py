@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
+from numbers import Number
+from types import FunctionType
 from typing import Any
-from weakref import ref
 from zlib import crc32
 
-from minipipe.agreement.description import description
+from minipipe.agreement.description import description, names_of
 from minipipe.agreement.fingerprint import fingerprint
 from minipipe.nn import Parameter
 from minipipe.optim import Optimiser
 from minipipe.optim.optimiser import num_steps_over_nothing
 
 _NUM_STEPS, _RATE, _SETTINGS = "number of optimiser steps", "learning rate", "optimiser"
-_STATE = "loaded state"
+_STATE, _GRADIENTS = "loaded state", "state of the gradients"
 
 
 class Updates:
     """The steps of the optimisers over a pipeline's parameters on this rank, as the next collective call compares them.
 
-    Compared are how many steps there were and, for each, the optimiser's class, the numbers that its constructor got,
-    and those that it used, such as the learning rate; the latter not where the parameters were given in several groups,
-    which may differ from rank to rank. Not compared is a rank on which nothing is trained, or that has taken a step
-    with an optimiser over no parameters: of two optimisers for two parts of a model, that rank has one only.
+    Compared are how many steps there were and, for each, the optimiser's class with its code, the numbers that its
+    constructor got, and those that it used, such as the learning rate; the latter not where the parameters were given
+    in several groups, which may differ from rank to rank. Of a class of your own, its attributes count that are
+    numbers, texts, functions, or tuples of them, but for those that it names in ``not_compared``. So do the steps that
+    this object took before, and the states that it loaded: another one in its place would go on without what it kept.
+    And whether gradients were forgotten since the last call. Not compared is a rank on which nothing is trained, or
+    that has taken a step with an optimiser over no parameters: of two optimisers for two parts of a model, that rank
+    has one only.
 
     Parameters
     ----------
     parameters : iterable of Parameter
         Of one pipeline on this rank; each learns whom to tell of its steps.
+
+    Attributes
+    ----------
+    are_gradients_kept : bool
+        Whether none was forgotten, by ``zero_grad()`` or ``grad = None``, since the last collective call.
 
     Examples
     --------
@@ -44,9 +55,9 @@ class Updates:
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         self._num_steps = self._digest = self._loaded = 0
         self._rate: float | None = None
-        self._last: Callable[[], Optimiser | None] = lambda: None
-        self._numbers: list[Any] = []
-        self._described = b""
+        self._settings: dict[str, Any] = {}
+        self._described, self._history = "", (0, 0)
+        self.are_gradients_kept = True
         self._is_trained = False
         self._over_nothing = num_steps_over_nothing()
         for parameter in parameters:
@@ -55,15 +66,13 @@ class Updates:
 
     def note(self, optimiser: Optimiser) -> None:
         """Note a step, before it is taken. Local; what it costs does not grow with the parameters."""
-        numbers = [{**vars(group), "parameters": None} for group in optimiser.groups]
-        # Seldom: another optimiser has its turn, or the learning rate has changed.
-        if optimiser is not self._last() or numbers != self._numbers:
-            # It keeps the parameters, and they keep this: without the weak reference, all stay after the last use.
-            self._last, self._numbers = ref(optimiser), numbers
-            self._described = description(optimiser.settings, "optimiser").encode()
-            self._rate = optimiser.settings.get("learning_rate")
+        settings = {**optimiser.settings, **_own(optimiser)}
+        if settings != self._settings:  # seldom: another optimiser has its turn, or the learning rate has changed
+            self._settings, self._described = settings, description(settings, "optimiser")
+            self._rate = settings.get("learning_rate")
         self._num_steps += 1
-        self._digest = crc32(self._described, self._digest)
+        self._history = optimiser.history
+        self._digest = crc32(f"{self._described} {self._history}".encode(), self._digest)
 
     def note_state(self, state: Mapping[str, Any]) -> None:
         """Note that values were loaded, by some elements of each array. Local."""
@@ -73,12 +82,28 @@ class Updates:
         """Return what is to be compared, None where nothing is: the number of steps, and a digest of their settings.
 
         The learning rate of the last one stands apart, so that it can be shown: it is what differs most often.
+        Gradients that are forgotten from now on count for the next call.
         """
         is_known = (self._is_trained or self._num_steps) and num_steps_over_nothing() == self._over_nothing
-        known = (self._num_steps, self._rate, self._digest) if is_known else (None, None, None)
-        return {**dict(zip((_NUM_STEPS, _RATE, _SETTINGS), known)), _STATE: self._loaded}
+        found = {_NUM_STEPS: self._num_steps, _RATE: self._rate, _SETTINGS: self._digest}
+        found[_GRADIENTS], self.are_gradients_kept = self.are_gradients_kept, True
+        return {**(found if is_known else dict.fromkeys(found)), _STATE: self._loaded}
 
     def words(self) -> dict[str, str]:
         """Return what no number shows: the settings of the last step."""
-        lines = [line.removeprefix("optimiser.") for line in self._described.decode().splitlines()[1:]]
-        return {_SETTINGS: ", ".join(lines) or "no step yet"}
+        lines = [line.removeprefix("optimiser.") for line in self._described.splitlines()[1:]]
+        before = "its steps before: {}, states loaded: {}".format(*self._history)
+        return {_SETTINGS: ", ".join([*lines, before]) if lines else "no step yet"}
+
+
+def _own(optimiser: Optimiser) -> dict[str, Any]:
+    """Return the attributes of an optimiser of one's own that are the same on all ranks: not arrays, or lists."""
+    left_out = names_of(getattr(optimiser, "not_compared", ()))
+    given = getattr(optimiser, "__dict__", {})
+    return {name: value for name, value in given.items() if _is_alike(value) and name not in left_out}
+
+
+def _is_alike(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_alike, value))
+    return value is None or isinstance(value, Number | str | FunctionType | partial)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.data.draws import note_draw
 from minipipe.errors import ArgumentError
 from minipipe.pytree import flattened, rebuilt
 
@@ -79,7 +80,8 @@ def batches(
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the examples in a new order, batch after batch; every example comes once.
 
-    The sizes of the batches differ by at most one, so there is no small last one.
+    The sizes of the batches differ by at most one, so there is no small last one. A pipeline compares on all ranks
+    which batch was drawn last before a call.
 
     Parameters
     ----------
@@ -114,7 +116,9 @@ def batches(
         message = f"The inputs and targets have {lengths} samples, and num_samples is {num_samples}"
         raise ArgumentError("value", f"batches: {message}; expected one number, at least 1.")
     order = np.random.Generator(np.random.Philox([seed, epoch])).permutation(lengths[0])
-    for part in np.array_split(order, num_batches(lengths[0], batch_size))[start:]:
+    parts = np.array_split(order, num_batches(lengths[0], batch_size))
+    for position, part in list(enumerate(parts))[start:]:
+        note_draw("batches", lengths[0], len(parts), seed, epoch, position)
         yield (
             _rows(inputs, part) if needs[0] and inputs is not None else None,
             _rows(targets, part) if needs[1] and targets is not None else None,

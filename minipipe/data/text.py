@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from minipipe.data.draws import note_draw
 from minipipe.errors import ArgumentError
 
 
@@ -94,6 +95,7 @@ def text_windows(
         )
     if num_windows < 1:
         raise ArgumentError("value", f"num_windows is {num_windows}; expected at least 1.")
+    note_draw("text_windows", len(numbers), context, num_windows, *map(int, key))
     generator = np.random.Generator(np.random.Philox(list(key)))
     starts = generator.integers(0, len(numbers) - context, num_windows)
     places = starts[:, None] + np.arange(context)

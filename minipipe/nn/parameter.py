@@ -168,7 +168,7 @@ class Parameter(Tensor):
             raise ArgumentError("type", f"requires_grad is {is_trained!r:.40}; expected True or False.")
         for leaf in self.leaves.values():
             leaf.needs_gradient = is_trained
-        self.zero_grad()
+        self._drop_grad()
 
     def alias(self) -> Alias:
         """Return the same parameter for another place, with a leaf of its own."""
@@ -190,11 +190,25 @@ class Parameter(Tensor):
     def grad(self, gradient: Array | None) -> None:
         if gradient is not None and gradient.shape != self.shape:
             raise TensorError("shape", f"The gradient has shape {gradient.shape}; the parameter has {self.shape}.")
-        self.zero_grad()
-        self.leaves[min(self.leaves)].grad = gradient
+        if gradient is None:
+            self.zero_grad()
+        else:
+            self._drop_grad()
+            self.leaves[min(self.leaves)].grad = gradient
 
     def zero_grad(self) -> None:
-        """Forget the gradient."""
+        """Forget the gradient. In a pipeline every rank must do so between the same calls."""
+        if self.updates is not None and any(leaf.grad is not None for leaf in self.leaves.values()):
+            self.updates.are_gradients_kept = False
+        self._drop_grad()
+
+    def take_grad(self) -> Array | None:
+        """Return the gradient, which is gone then."""
+        gradient = self.grad
+        self._drop_grad()
+        return gradient
+
+    def _drop_grad(self) -> None:
         for leaf in self.leaves.values():
             leaf.grad = None
 
@@ -241,7 +255,7 @@ class Parameter(Tensor):
         if values.shape != self.shape:
             raise ParameterError("shape", f"{name} has shape {self.shape}; the values given have {values.shape}.")
         self.data = backend.copy(backend.moved(values, self.xp, self.declared_dtype))
-        self.zero_grad()
+        self._drop_grad()
         self.note_change()
 
     def move(self, xp: ModuleType) -> None:
@@ -249,7 +263,7 @@ class Parameter(Tensor):
         self.xp = xp
         if self.is_filled and backend.array_module(self.data) is not xp:
             self.data = backend.moved(self.data, xp)
-            self.zero_grad()
+            self._drop_grad()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         twin = Parameter(self.declared_shape, self.initialiser or constant(0.0), self.declared_dtype)

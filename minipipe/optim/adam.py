@@ -64,6 +64,8 @@ class Adam(Optimiser):
     array([0.5, 2.5])
     """
 
+    __slots__ = ()
+
     def __init__(
         self,
         parameters: Iterable[Parameter] | Iterable[Mapping[str, Any]],
@@ -119,6 +121,8 @@ class AdamW(Adam):
     >>> weight.data
     array([0.95, 1.9 ])
     """
+
+    __slots__ = ()
 
     def __init__(
         self,

@@ -46,6 +46,8 @@ class LearningRateSchedule:
     2 0.16666666666666666
     """
 
+    __slots__ = ("_factor", "_first_rates", "_last_step", "_optimiser")
+
     def __init__(self, optimiser: Optimiser, factor: Factor) -> None:
         if not callable(factor):
             raise ArgumentError(

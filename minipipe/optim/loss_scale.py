@@ -71,6 +71,8 @@ class LossScale:
     LossScale(2048.0)
     """
 
+    __slots__ = ("_factor", "_growth_interval", "_minimum", "num_good_steps", "value")
+
     def __init__(
         self, initial: float = 2.0**15, factor: float = 2.0, growth_interval: int = 2000, minimum: float = 1.0
     ) -> None:

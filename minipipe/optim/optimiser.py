@@ -46,7 +46,10 @@ class Optimiser(ABC):
     Attributes
     ----------
     groups : list of ParameterGroup
-        Their hyper-parameters may be changed between steps: ``optimiser.groups[0].learning_rate = 0.01``.
+        Their hyper-parameters may be changed between steps: ``optimiser.groups[0].learning_rate = 0.01``. Nothing else
+        can be set, but for attributes of a rule of your own.
+    history : (int, int)
+        How many steps this optimiser took, and how often a state was loaded; all ranks of a pipeline have the same.
 
     Raises
     ------
@@ -75,6 +78,8 @@ class Optimiser(ABC):
     array([0.5, 2.5])
     """
 
+    __slots__ = ("__weakref__", "_defaults", "_followers", "_is_one_group", "_masters", "_states", "groups", "history")
+
     def __new__(cls, *positional: Any, **given: Any) -> Self:
         """Refuse keywords that the optimiser does not take; PyTorch's are often called otherwise here."""
         check_keywords(cls, positional, given)
@@ -90,6 +95,7 @@ class Optimiser(ABC):
         self._followers = tuple(follower for follower in followers.values() if follower is not None)
         self._states: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in self.parameters}
         self._masters: dict[int, Array] = {}  # of parameters in half precision
+        self.history = (0, 0)
 
     def _group(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> ParameterGroup:
         own = dict(given)
@@ -150,6 +156,7 @@ class Optimiser(ABC):
         """
         for follower in self._followers:
             follower.note(self)
+        self.history = (self.history[0] + 1, self.history[1])
         now, has_changed = next_order(), False
         for group in self.groups:
             for parameter in group.parameters:
@@ -197,9 +204,9 @@ class Optimiser(ABC):
         Returns
         -------
         dict
-            ``"groups"``: for each group its hyper-parameters. ``"states"``: for each parameter, in the order of
-            :attr:`parameters`, what is kept for it, by name: arrays of NumPy, and numbers. The master values of a
-            parameter in half precision are there as ``"master"``.
+            ``"num_steps"``: how many were taken. ``"groups"``: for each group its hyper-parameters. ``"states"``: for
+            each parameter, in the order of :attr:`parameters`, what is kept for it, by name: arrays of NumPy, and
+            numbers. The master values of a parameter in half precision are there as ``"master"``.
 
         Examples
         --------
@@ -218,7 +225,8 @@ class Optimiser(ABC):
             if id(parameter) in self._masters:
                 kept["master"] = self._masters[id(parameter)]
             states.append({name: _copied(value) for name, value in kept.items()})
-        return {"groups": [dict(group.hyper_parameters) for group in self.groups], "states": states}
+        groups = [dict(group.hyper_parameters) for group in self.groups]
+        return {"num_steps": self.history[0], "groups": groups, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the result of :meth:`state_dict`: steps go on as those of the optimiser that it came from. Local.
@@ -240,6 +248,7 @@ class Optimiser(ABC):
             if "master" in kept:
                 self._masters[id(parameter)] = kept.pop("master")
             self._states[id(parameter)] = kept
+        self.history = (state.get("num_steps", 0), self.history[1] + 1)
 
     def zero_grad(self) -> None:
         """Forget every gradient. After ``pipeline.step`` this is not needed: it overwrites them."""

@@ -46,6 +46,8 @@ class SGD(Optimiser):
     array([0.5, 4. ])
     """
 
+    __slots__ = ()
+
     def __init__(
         self,
         parameters: Iterable[Parameter] | Iterable[Mapping[str, Any]],

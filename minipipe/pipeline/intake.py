@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from minipipe.agreement import fingerprint
+from minipipe.agreement import batch_marks
 from minipipe.batch.division import divided
 from minipipe.batch.objective import Objective
 from minipipe.batch.samples import Pieces, Samples, samples
@@ -59,8 +59,8 @@ class Intake:
             self.calls.count += 1  # so that no later call is taken for this one
             raise
         size, own_layout = (0, 0) if own_inputs is None else (own_inputs.num_samples, own_inputs.layout)
-        batch = {"inputs": fingerprint(inputs), "targets": fingerprint(targets)} if self._compares else {}
-        alike = {"mode": bool(is_training), **objective.alike, **batch}
+        batch = batch_marks(inputs, targets) if self._compares else {}
+        alike = {"mode": bool(is_training), "number of training steps": training_step, **objective.alike, **batch}
         num_samples, layout = self.calls.begin(call, alike, size, own_layout)
         if own_targets is not None:
             self._check_alike(own_targets, objective.noun, num_samples, layout)

@@ -134,9 +134,11 @@ class Pipeline:
     script, the model with its layers' attributes and functions, the loss and ``loss_weight`` likewise
     (:func:`minipipe.agreement.description` says how), schedule, partition and the options that change numbers, and the
     first values of all parameters. In every collective call: the mode, the scale, the norm to clip to, the batch by a
-    few elements where ranks were given one that they do not need, what ``load_state_dict`` got, and the optimisers'
-    steps with their class and numbers (:class:`minipipe.agreement.Updates`). Not compared: what one rank alone was
-    given, such as the targets; values that are changed by hand; random numbers of NumPy's own; the environment.
+    few elements where ranks were given one that they do not need, and by seed, epoch, size and start where
+    :func:`minipipe.data.batches` drew it; ``num_steps``, what ``load_state_dict`` got, and whether gradients were
+    forgotten; and the optimisers' steps with their class, numbers and age (:class:`minipipe.agreement.Updates`). Not
+    compared: what one rank alone was given, such as the targets; values and gradients that are changed by hand; random
+    numbers of NumPy's own; the environment.
 
     Examples
     --------

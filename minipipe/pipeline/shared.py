@@ -58,11 +58,7 @@ class SharedParameters:
 
     def take_gradients(self) -> dict[str, Array | None]:
         """Return the gradients of these parameters, which are gone then. Local."""
-        mine = {name: self._parameters[name] for name in self._users if name in self._parameters}
-        gradients = {name: parameter.grad for name, parameter in mine.items()}
-        for parameter in mine.values():
-            parameter.zero_grad()
-        return gradients
+        return {name: self._parameters[name].take_grad() for name in self._users if name in self._parameters}
 
     def exchange_gradients(self, step: int, first_tag: int, before: Mapping[str, Array | None]) -> None:
         """Give every copy the sum over all of them.

@@ -7,9 +7,21 @@ import numpy as np
 
 from minipipe import Microbatches, Pipeline, Replicated, functional, init_process_group, nn, optim
 from minipipe.errors import RankError
+from tests.agreement.changes import (
+    Powers,
+    Renamed,
+    X,
+    Y,
+    another,
+    drawn,
+    forgets_all,
+    forgets_one,
+    goes_back,
+    read_from,
+    sets_power,
+    window,
+)
 
-GENERATOR = np.random.default_rng(0)
-X, Y = (GENERATOR.standard_normal((8, k)).astype(np.float32) for k in (4, 2))
 SLOW = partial(optim.SGD, learning_rate=0.1)
 LABELS = np.arange(8) % 2
 
@@ -76,26 +88,33 @@ def program(
     optimiser=None,
     rate=None,
     begin=None,
+    update=lambda pipeline, rule, number: rule,
     evaluation=None,
     step=None,
     max_norm=1.0,
     num_optimiser_steps=1,
     num_batches=3,
 ):
-    """Train, evaluate, and return the values: what every case changes one argument of, on one rank."""
+    """Train, evaluate, and return the values: what every case changes one argument of, on one rank.
+
+    ``update`` is called before each update, and returns the optimiser; ``batch`` may be a function of pipeline and
+    number.
+    """
     pipeline = Pipeline(model(), group, loss=loss(), **{"num_microbatches": 4, **(options or {})})
     if begin is not None:
         begin(pipeline)
     rule = (optimiser or SLOW)(pipeline.parameters())
     falls = None if rate is None else optim.LearningRateSchedule(rule, rate)
-    for _ in range(num_batches):
-        pipeline.step(*batch, **(step or {}))
+    batch_of = batch if callable(batch) else lambda pipeline, number: batch
+    for number in range(num_batches):
+        pipeline.step(*batch_of(pipeline, number), **(step or {}))
         pipeline.clip_grad_norm(max_norm)
+        rule = update(pipeline, rule, number)
         for _ in range(num_optimiser_steps):
             rule.step()
         if falls is not None:
             falls.step()
-    pipeline.evaluate(*batch, **(evaluation or {}))
+    pipeline.evaluate(*batch_of(pipeline, 0), **(evaluation or {}))
     return pipeline.state_dict()
 
 
@@ -105,6 +124,9 @@ def freed(model):
 
 def raised(model):
     model[0].weight.data[1, 2] += 1e-3
+
+
+ADAM = partial(optim.Adam, learning_rate=0.1)
 
 
 STATE = model_of().initialise(5).state_dict()
@@ -236,7 +258,32 @@ CASES = {
     "outputs everywhere": ("request for metrics and outputs", {"step": {"outputs": "everywhere"}}, {}),
     "eval() of the pipeline": ("mode", {"begin": lambda pipeline: pipeline.eval()}, {}),
     "evaluate as in training": ("mode", {"evaluation": {"is_training": True}}, {}),
+    "the epoch of a batch": ("batch of data", {"batch": drawn(epoch=1)}, {"batch": drawn()}),
+    "the seed of a batch": ("batch of data", {"batch": drawn(seed=1)}, {"batch": drawn()}),
+    "the size of a batch": ("batch of data", {"batch": drawn(8)}, {"batch": drawn()}),
+    "the start of a batch": ("batch of data", {"batch": read_from(1)}, {"batch": read_from(0)}),
+    "the key of a text": ("batch of data", {"batch": window(1)}, {"batch": window(0)}),
+    # what changes between the calls
+    "number of steps": ("number of training steps", {"begin": lambda pipeline: setattr(pipeline, "num_steps", 5)}, {}),
+    "forgotten gradients": ("state of the gradients", {"update": forgets_all}, {}),
+    "one forgotten gradient": ("state of the gradients", {"update": forgets_one}, {}),
+    "a new optimiser": ("optimiser", {"optimiser": ADAM, "update": another}, {"optimiser": ADAM}),
+    "a new optimiser without a state": ("optimiser", {"update": another}, {}),
+    "a state of the optimiser": ("optimiser", {"optimiser": ADAM, "update": goes_back(to=0)}, {"optimiser": ADAM}),
+    "another state of the optimiser": (
+        "optimiser",
+        {"optimiser": ADAM, "update": goes_back(to=0)},
+        {"optimiser": ADAM, "update": goes_back(to=1)},
+    ),
     # optimisers
+    "a number of one's own rule": ("optimiser", {"optimiser": partial(Powers, power=0.6)}, {"optimiser": Powers}),
+    "a pair of one's own rule": ("optimiser", {"optimiser": partial(Powers, ranges=(0, 2))}, {"optimiser": Powers}),
+    "a number of one's own rule, later": (
+        "optimiser",
+        {"optimiser": Powers, "update": sets_power(0.6)},
+        {"optimiser": Powers},
+    ),
+    "the code of one's own rule": ("optimiser", {"optimiser": Renamed}, {"optimiser": Powers}),
     "learning rate": ("learning rate", {"optimiser": partial(optim.SGD, learning_rate=0.2)}, {}),
     "momentum": ("optimiser", {"optimiser": partial(optim.SGD, learning_rate=0.1, momentum=0.9)}, {}),
     "weight decay": ("optimiser", {"optimiser": partial(optim.SGD, learning_rate=0.1, weight_decay=0.1)}, {}),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, nn, optim, spawn
+from minipipe import Pipeline, data, nn, optim, spawn
 from minipipe.errors import MessageError, MinipipeError, RankError
 from tests.agreement.programs import CASES, X, Y, model_of, program, run_on
 from tests.launch import mpirun, needs_mpi, slowly
@@ -245,3 +245,52 @@ def test_a_rank_without_parameters_takes_steps_of_its_own_kind():
         return pipeline.step(X, Y)
 
     assert len(set(spawn(train, 2))) == 1
+
+
+def test_a_batch_that_one_rank_draws_beside_the_pipeline_does_not_count():
+    """A model of its own, between the calls; and one that reads its batches in another way."""
+
+    def train(group):
+        pipeline, losses = Pipeline(model_of(), group, loss=nn.MSELoss(), num_microbatches=4), []
+        for number in range(3):
+            if group.rank == number % group.size:
+                next(data.batches(X, Y, 2, seed=9))
+            losses.append(pipeline.step(X, Y))
+        for x, y in data.batches(X, Y, 4, needs=pipeline.needs) if group.rank else [(X[:4], Y[:4])] * 2:
+            losses.append(pipeline.step(x, None if group.rank == 0 else y))
+        return losses
+
+    assert len(set(map(tuple, spawn(train, 2)))) == 1
+
+
+def test_one_parameter_that_is_frozen_by_name_is_no_difference():
+    """The rank that has it stands alone with it, as a program of one process would."""
+
+    def train(group):
+        pipeline = Pipeline(model_of(), group, loss=nn.MSELoss(), num_microbatches=4)
+        optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1)
+        for _ in range(3):
+            pipeline.step(X, Y)
+            for name, parameter in pipeline.named_parameters():
+                if name == "0.weight":
+                    parameter.requires_grad = False
+            optimiser.step()
+        return pipeline.state_dict()
+
+    one, two = spawn(train, 1)[0], spawn(train, 2)[0]
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_what_all_ranks_do_alike_between_the_calls_is_no_difference():
+    def train(group):
+        pipeline = Pipeline(model_of(), group, loss=nn.MSELoss(), num_microbatches=4)
+        losses = []
+        for number in range(4):
+            optimiser = optim.Adam(pipeline.parameters(), learning_rate=0.1)
+            losses.append(pipeline.step(X, Y, accumulate=number == 2))
+            optimiser.zero_grad() if number == 1 else optimiser.step()
+            optimiser.load_state_dict(optimiser.state_dict())
+            pipeline.num_steps = 7
+        return losses
+
+    assert len(set(map(tuple, spawn(train, 3)))) == 1
