@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from minipipe.advice.measurements import Measurements
-from minipipe.advice.reasons import reason
+from minipipe.advice.reasons import Reason, reasons
 from minipipe.advice.weighing import Choice, best_of, by_worth
 from minipipe.render.descriptions import format_memory
 from minipipe.render.table import html_table, text_table
@@ -72,11 +72,15 @@ class Advice:
 
     @property
     def reason(self) -> str:
-        """Why the best is the best, in a few sentences."""
-        found, own = reason(self.best, self.choices, self.measured), self.own
-        if own is None or own.measured is None or self.best.measured is None or own.measured > self.best.measured:
-            return found
-        return f"{found} Yours ran as fast: keep it.".strip()
+        """Why the best is the best: sentences about rows of the table, each true of the figures there."""
+        found, own = [each.text for each in self._reasons], self.own
+        if own is not None and own.measured is not None and self.best.measured is not None:
+            found += ["Yours ran as fast: keep it."] if own.measured <= self.best.measured else []
+        return " ".join(found)
+
+    @property
+    def _reasons(self) -> list[Reason]:
+        return reasons(self.best, self.choices, self.measured)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a plain dictionary for each choice: for csv, JSON or a data frame. Times are in seconds.
@@ -108,12 +112,13 @@ class Advice:
         return sum(choice.measured is not None for choice in self.choices)
 
     def _table(self) -> list[tuple[str, ...]]:
-        """Return the head, and the best choice of each schedule; the program's own choice is marked."""
+        """Return the head, the best choice of each schedule, and those of the reasons; the program's own is marked."""
         best_by_name: dict[str, Choice] = {}
         for choice in self.choices:
             if choice.is_within_limit:
                 best_by_name.setdefault(choice.candidate.schedule, choice)
-        shown = [_cells(choice) for choice in list(best_by_name.values())[:_SHOWN]]
+        named = [*list(best_by_name.values())[:_SHOWN], *(each.other for each in self._reasons)]
+        shown = [_cells(choice) for choice in self.choices if any(choice is each for each in named)]
         rows = [_HEAD, *shown, *([] if self.own is None else [_cells(self.own, "yours: ")])]
         left_out = _HEAD.index("measured ms") if not self._num_run else len(_HEAD)
         return [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
@@ -121,11 +126,13 @@ class Advice:
     def _measured_on(self) -> str:
         messages = self.measured.messages
         slowdown, latency, _, cores = self.measured.conditions(self.best.candidate.num_microbatches)
-        shared = "" if cores is None else f"; the ranks share {cores:.3g} core{'s' * (cores != 1)}"
+        shared = "" if cores is None else f"; the ranks share {cores:.3g} core{'s' * (cores != 1)}, as fitted"
         speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
         at_work = f"; an action takes {slowdown:.2f} times as long as alone" if self.measured.at_work else ""
         ran = f" {self._num_run} of {len(self.choices)} choices ran in turns." if self._num_run else ""
-        return f"A message takes {1e6 * latency:.3g} µs{speed} ({messages.measured_on}){shared}{at_work}.{ran}"
+        half = f" Half of the best one's {self.best.num_steps} steps differed by up to {100 * self.best.spread:.1f} %."
+        noise = half if self.best.measured is not None else ""
+        return f"A message takes {1e6 * latency:.3g} µs{speed} ({messages.measured_on}){shared}{at_work}.{ran}{noise}"
 
 
 def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:

@@ -45,10 +45,25 @@ class Run(NamedTuple):
         The median step, in seconds: forward and backward, from the first start to the last end on any rank.
     num_steps : int
         Of which it is the median: the more, the longer the choice stayed in the race.
+    spread : float
+        By what part of the median the middle half of these steps differed.
+
+    Examples
+    --------
+    >>> Run.of([2.0, 9.0, 2.25, 1.75, 2.0])
+    Run(measured=2.0, num_steps=5, spread=0.125)
     """
 
     measured: float
     num_steps: int
+    spread: float
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Run:
+        """Return what some steps took together."""
+        ordered, middle = sorted(times), median(times)
+        spread = (ordered[3 * len(times) // 4] - ordered[len(times) // 4]) / middle
+        return cls(middle, len(times), spread)
 
 
 class Trial:
@@ -145,7 +160,7 @@ class Trial:
             own = np.array(next(coming, _END)) if self.group.rank == 0 else None
             number = int(self.group.broadcast(own, what="whose turn it is in the race of choices"))
             if number == _END:
-                return {number: Run(median(found), len(found)) for number, found in times.items()}
+                return {number: Run.of(found) for number, found in times.items()}
             times.setdefault(number, []).extend(self.turn(choices[number]))
 
     def _pipeline(self, choice: Mapping[str, Any]) -> Pipeline:

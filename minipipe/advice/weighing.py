@@ -51,6 +51,8 @@ class Choice(NamedTuple):
         The median seconds of a step, where the choice ran; None where it is only predicted.
     num_steps : int
         Of which it is the median. Choices race: the longer one ran, the faster it was.
+    spread : float
+        How noisy the machine was: by what part of the median the middle half of these steps differed.
 
     Examples
     --------
@@ -74,6 +76,7 @@ class Choice(NamedTuple):
     is_within_limit: bool
     measured: float | None = None
     num_steps: int = 0
+    spread: float = 0.0
 
     @property
     def gap(self) -> float:
@@ -109,6 +112,7 @@ class Choice(NamedTuple):
             "is_within_limit": self.is_within_limit,
             "measured": self.measured,
             "num_steps": self.num_steps,
+            "spread": self.spread,
         }
 
 
