@@ -17,7 +17,7 @@ RUNS = [
     ("step_time.py", ["--width", "8", "--layers", "2", "--steps", "2"], ["pipeline, 1 rank"]),
     ("prediction.py", ["--width", "8", "--layers", "4", "--steps", "1", "--rounds", "1"], ["zb-v", "median error"]),
     ("stacking.py", ["--rounds", "1", "--widest", "32"], ["divided", "stacked"]),
-    ("search.py", ["--rows", "1", "--seconds", "0.5"], ["published", "warm-up and drain"]),
+    ("search.py", ["--rows", "1", "--part", "0.01"], ["published", "warm-up and drain"]),
     ("startup.py", ["--rounds", "1", "--ranks"], ["times numpy"]),
     ("schedule_scale.py", ["--sizes", "1", "--repeats", "1"], ["1f1b", "growth"]),
 ]

@@ -46,9 +46,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=str(Objective.SPAN),
         help="span, the longest time between a rank's own first start and last end (default), or makespan, of all",
     )
-    parser.add_argument("--seconds", type=float, default=20.0, metavar="N", help="how long to search (default: 20)")
+    parser.add_argument(
+        "--evaluations", type=int, metavar="N", help="try so many schedules (default: of 10,000,000 actions together)"
+    )
+    parser.add_argument("--seconds", type=float, metavar="N", help="end after so long, whatever is left to try")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: 0)")
-    parser.add_argument("--exact", action="store_true", help="let CP-SAT prove it in the second half of that time")
+    parser.add_argument("--exact", action="store_true", help="let CP-SAT go on, for half of the seconds (or 20)")
     parser.add_argument(
         "-o",
         "--output",
@@ -66,7 +69,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         raise misuse(ScheduleCode.PARAMETERS, message)
     costs = costs_of(options)
     workload = costs.workload(PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit)
-    found = find_schedule(workload, Objective(options.objective), options.seconds, options.seed, options.exact)
+    limits = options.seconds, options.seed, options.exact, options.evaluations
+    found = find_schedule(workload, Objective(options.objective), *limits)
     timeline = simulate(found.schedule, costs)
     if options.output is not None:
         write_whole(options.output, _WRITERS[options.output.suffix](found))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-from minipipe.analysis.bounds import Bound
 from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_schedule, add_sizes, add_wait, all_steps, costs_of, schedule_of
@@ -13,7 +12,7 @@ from minipipe.cli.output import figures, gaps_as_data
 from minipipe.render.table import text_table
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
-from minipipe.search.gallery import proved_optimum
+from minipipe.search.gallery import known_bound
 from minipipe.simulation.gap import Gap, gaps
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.span import IdleCause
@@ -44,7 +43,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
     verify(schedule)
     costs = costs_of(options)
     timeline = simulate(one_step, costs, options.steps, options.wait)
-    found = tuple(map(_with_proof, gaps(one_step, costs, timeline)))
+    found = tuple(
+        gap._replace(bound=known_bound(gap.workload, gap.objective)) for gap in gaps(one_step, costs, timeline)
+    )
     idle_by_cause = _idle_by_cause(timeline)
     if options.json:
         path = [str(span.action) for _, span in timeline.critical_path]
@@ -99,14 +100,6 @@ def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
         f"makespan: {_above(makespan)} the best possible for this memory",
         f"{below}: {makespan.bound.reason}",
     ]
-
-
-def _with_proof(gap: Gap) -> Gap:
-    """Return a gap to the proved optimum, where the gallery of small ones has it and no formula reaches it."""
-    best = proved_optimum(gap.workload, gap.objective)
-    if best is None or best <= gap.bound.value:
-        return gap
-    return gap._replace(bound=Bound(best, "gallery", "An exact search of all schedules proved it."))
 
 
 def _above(gap: Gap) -> str:

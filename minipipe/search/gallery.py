@@ -14,6 +14,7 @@ from importlib.resources import files
 from math import floor, isinf
 from typing import NamedTuple
 
+from minipipe.analysis.bounds import Bound, lower_bound
 from minipipe.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.errors import FileError
 from minipipe.schedules.placement import looped_placement, v_placement
@@ -84,6 +85,21 @@ def proved_optimum(workload: Workload, objective: Objective) -> float | None:
             best = optima[min(units, len(optima)) - 1]
             return None if best is None else best * unit
     return None
+
+
+def known_bound(workload: Workload, objective: Objective) -> Bound:
+    """Return the largest lower bound that is known: that of a formula, or the gallery's, which is the optimum.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> known_bound(Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=3), Objective.MAKESPAN)[:2]
+    (31.0, 'gallery')
+    """
+    formula, best = lower_bound(workload, objective), proved_optimum(workload, objective)
+    if best is None or best <= formula.value:
+        return formula
+    return Bound(best, "gallery", "An exact search of all schedules proved it.")
 
 
 def gallery_from(text: str) -> Optima:

@@ -1,11 +1,12 @@
 """The heuristic: many list schedules, then many small changes, first of policies and then of the order itself.
 
-1. Seeds. The list scheduler under a grid of policies, and the named schedules that fit.
+1. Seeds. Sweeps, the list scheduler under a grid of policies, and the named schedules that fit.
 2. Policies. Change those of a few ranks at a time.
 3. Orders. Move one action, or a few, and time the new order.
 
-A change is kept if it makes the schedule better or, with a small probability, slightly worse (simulated annealing). All
-of it is deterministic but for the time at which it ends.
+A change is kept if it makes the schedule better or, with a small probability, slightly worse (simulated annealing).
+Work is counted in evaluations, of one schedule each. A clock may end a search, but chooses nothing: what is found is
+what as many evaluations find on any machine.
 
 References
 ----------
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
-from math import exp
+from math import exp, inf
 from random import Random
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.split_backward import split_backward
 from minipipe.search.list_scheduling import Facts, ListScheduler, Policy, Word, schedule_of
 from minipipe.search.reordering import TimedOrder, is_possible, with_any_move, without_delay
+from minipipe.search.sweeps import Sweeps
 
 _WAITS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)  # parts of an action's time
 
@@ -59,46 +61,55 @@ class Candidate(NamedTuple):
 
 
 class Search:
-    """A search for one workload and objective, until the bound is reached or the time is over.
+    """A search for one workload and objective: a sequence of candidates, the same on every machine, and its best.
+
+    How many candidates are evaluated depends on the limits of :meth:`run` alone; which they are, on the seed.
 
     Attributes
     ----------
     best : Candidate or None
-    progress : list of (float, float)
-        When something better was found, in seconds, and its value.
+    evaluations : int
+        How many candidates were evaluated.
+    progress : list of (int, float)
+        After how many evaluations something better was found, and its value.
     """
 
-    def __init__(self, workload: Workload, objective: Objective, bound: float, seconds: float, seed: int) -> None:
-        self.facts, self.objective, self.bound = Facts(workload), objective, bound
-        self.random, self.begun, self.seconds = Random(seed), perf_counter(), seconds
+    def __init__(self, workload: Workload, objective: Objective, bound: float, seed: int) -> None:
+        self.facts, self.objective, self.bound, self.random = Facts(workload), objective, bound, Random(seed)
         actions = 3 * workload.num_stages * workload.num_microbatches
         self.mean_time = sum(map(workload.work, range(workload.num_ranks))) / actions
         self.best: Candidate | None = None
-        self.progress: list[tuple[float, float]] = []
+        self.evaluations = 0
+        self.progress: list[tuple[int, float]] = []
 
-    def run(self) -> Candidate:
-        """Run all three phases; return the best candidate."""
-        for seed in self.seeds():
-            self.note(seed)
-            if self.is_over(1.0):
+    def run(self, evaluations: float, seconds: float = inf) -> Candidate:
+        """Evaluate so many candidates, at least one; fewer if one reaches the bound, or if the time is over."""
+        begun = perf_counter()
+        for candidate in self.candidates():
+            self.evaluations += 1
+            self.note(candidate)
+            if self.best is not None and (
+                self.best.value <= self.bound * (1 + ROUNDING)
+                or self.evaluations >= evaluations
+                or perf_counter() - begun >= seconds
+            ):
                 break
-        for until, change, heat in _PHASES:
-            self.anneal(change, until, heat * self.mean_time)
         assert self.best is not None
         return self.best
 
-    def is_over(self, part: float) -> bool:
-        """Tell whether that part of the time has passed, or nothing better can be found."""
-        assert self.best is not None
-        if self.best.value <= self.bound * (1 + ROUNDING):
-            return True
-        return perf_counter() - self.begun >= part * self.seconds
+    def candidates(self) -> Iterator[Candidate | None]:
+        """Yield candidates for ever; None stands for an order that is not possible."""
+        yield from self.seeds()
+        for change, number, heat in _PHASES:
+            yield from self.anneal(change, number, heat * self.mean_time)
 
-    def note(self, candidate: Candidate) -> None:
+    def note(self, candidate: Candidate | None) -> None:
         """Keep a candidate that is better than the best so far."""
+        if candidate is None:
+            return
         if self.best is None or (candidate.value, candidate.energy) < (self.best.value, self.best.energy):
             if self.best is None or candidate.value < self.best.value:
-                self.progress.append((perf_counter() - self.begun, candidate.value))
+                self.progress.append((self.evaluations, candidate.value))
             self.best = candidate
 
     def candidate(self, run: ListScheduler | TimedOrder, found_by: str, policies: tuple[Policy, ...] = ()) -> Candidate:
@@ -108,23 +119,27 @@ class Search:
         value = max(times)
         return Candidate(value + sum(times) / len(times) / 2, value, times.index(value), run, policies, found_by)
 
-    def anneal(self, change: Change, until: float, temperature: float) -> None:
-        """Walk from candidate to candidate, from the best one on."""
-        assert self.best is not None
+    def anneal(self, change: Change, number: float, temperature: float) -> Iterator[Candidate | None]:
+        """Walk from candidate to candidate, from the best one on, and yield them."""
         now = self.best
-        while not self.is_over(until):
+        while number > 0:
+            assert now is not None
             other = change(self, now)
-            if other is None:
-                continue
-            rise = other.energy - now.energy
-            if rise <= 0 or self.random.random() < exp(-rise / temperature):
-                now = other
-                self.note(now)
+            if other is not None:
+                rise = other.energy - now.energy
+                if rise <= 0 or self.random.random() < exp(-rise / temperature):
+                    now = other
+            yield other
+            number -= 1
 
     # -- seeds ---------------------------------------------------------------------------------------------------
 
-    def seeds(self) -> Iterator[Candidate]:
+    def seeds(self) -> Iterator[Candidate | None]:
         """Yield the schedules to start from."""
+        for decisions in product((True, False), repeat=3):
+            sweeps = Sweeps(self.facts, *decisions)
+            order = self.order_of(sweeps.words, range(len(sweeps.words))) if sweeps.is_complete else None
+            yield None if order is None else self.candidate(order, "sweeps")
         for policies in self.grid():
             yield self.candidate(ListScheduler(self.facts, policies), "list scheduling", policies)
         yield from self.named()
@@ -204,7 +219,7 @@ class Search:
 
 
 Change = Callable[[Search, Candidate], Candidate | None]
-_PHASES: tuple[tuple[float, Change, float], ...] = (
-    (0.2, Search.with_other_policies, 1 / 16),
-    (1.0, Search.with_other_order, 1 / 16),
-)  # until which part of the time, what changes, and the temperature in mean times of an action
+_PHASES: tuple[tuple[Change, float, float], ...] = (
+    (Search.with_other_policies, 2000, 1 / 16),
+    (Search.with_other_order, inf, 1 / 16),
+)  # what changes, for how many evaluations, and the temperature in mean times of an action

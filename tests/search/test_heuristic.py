@@ -61,7 +61,7 @@ def test_an_order_is_timed_as_the_simulator_times_it_and_refused_where_the_verif
 @examples(40)
 @given(workload=any_workloads(), objective=st.sampled_from(Objective))
 def test_what_is_found_is_an_answer_and_never_below_a_bound(workload, objective):
-    found = find_schedule(workload, objective, seconds=0.05)
+    found = find_schedule(workload, objective, evaluations=500)
     assert found.value == evaluate(found.schedule, workload, objective)
     assert found.value >= lower_bound(workload, objective).value * (1 - 1e-9)
     assert found.gap >= -1e-9
@@ -70,7 +70,7 @@ def test_what_is_found_is_an_answer_and_never_below_a_bound(workload, objective)
 def test_the_memory_limit_of_every_rank_is_kept():
     costs = Costs(weight_activation=0.4)
     limits = [4.0, 3.5, 2.9, 1.0]
-    found = find_schedule(costs.workload(range(4), 8, limits), seconds=0.2)
+    found = find_schedule(costs.workload(range(4), 8, limits), evaluations=1000)
     verify(found.schedule)
     assert all(peak <= limit for peak, limit in zip(simulate(found.schedule, costs).peak_memory, limits))
 
@@ -81,8 +81,8 @@ UNIT += [("span", limit, best) for limit, best in zip(range(4, 8), (27, 26, 25, 
 
 
 def best_found(workload, objective, known):
-    """Return what the search finds in 30 s at most; it ends where it reaches what is known to be the best."""
-    return Search(workload, Objective(objective), known, 30, 0).run().value
+    """Return what the search finds; it ends where it reaches what is known to be the best."""
+    return Search(workload, Objective(objective), known, 0).run(evaluations=50_000).value
 
 
 @pytest.mark.parametrize("objective, limit, best", UNIT)
@@ -103,20 +103,14 @@ def question_of(p, m, times, sizes, microbatches):
     return Costs(*times, activation=held, weight_activation=32 * width).workload(range(p), m, microbatches * held)
 
 
-@pytest.mark.parametrize(
-    ("p", "m", "times", "sizes", "rate"), [TABLE_5[0][:5], *(slowly(*row[:5]) for row in TABLE_5[1:])]
-)
-def test_the_published_zb_1p_is_reached_in_its_memory(p, m, times, sizes, rate):
-    """It is the best there is, so the search ends when it has it: in seconds, of the minute that it is given."""
-    found = find_schedule(question_of(p, m, times, sizes, p), Objective.SPAN, 60)
-    assert 1 - m * sum(times[:3]) / found.value == pytest.approx(rate, abs=0.00006)
-
-
-@pytest.mark.parametrize(("p", "m", "times", "sizes", "rate"), [slowly(*row[:4], row[5]) for row in TABLE_5])
-def test_the_published_zb_2p_is_reached_in_its_memory(p, m, times, sizes, rate):
-    """No bound proves it the best, and better ones are found: the search ends with one that is as good."""
-    published = m * sum(times[:3]) / (1 - rate - 0.00005)
-    assert Search(question_of(p, m, times, sizes, 2 * p), Objective.SPAN, published, 60, 0).run().value <= published
+@pytest.mark.parametrize("row", [*TABLE_5[:9], *map(slowly, TABLE_5[9:])])
+@pytest.mark.parametrize("times", [1, 2])
+def test_eight_evaluations_reach_every_row_of_the_published_table(row, times):
+    """With half of a core 0.0554 became 0.0656: what reaches the published schedules was not tried first."""
+    p, m, costs, sizes, *rates = row
+    question = question_of(p, m, costs, sizes, times * p)
+    found = Search(question, Objective.SPAN, lower_bound(question).value, 0).run(evaluations=8)
+    assert 1 - m * sum(costs[:3]) / found.value <= rates[times - 1] + 0.00005
 
 
 @pytest.mark.parametrize("m, chunks, best", [(8, 4, 59), (8, 6, 53), (8, 8, 51), (16, 4, 107), (16, 6, 101)])
@@ -140,10 +134,12 @@ def test_a_v_is_found_without_the_named_schedules(monkeypatch):
         ({"memory_limit": [4, 4]}, r"memory_limit is \[4, 4\]; expected an amount above 0, or one for each of 4 ranks"),
         ({"seconds": 0}, "seconds is 0; expected a time above 0"),
         ({"seconds": "long"}, "seconds is 'long'; expected a time above 0"),
+        ({"evaluations": 0}, "evaluations is 0; expected a whole number above 0"),
+        ({"evaluations": 2.5}, "evaluations is 2.5; expected a whole number above 0"),
         ({"objective": "speed"}, "objective is 'speed'; expected 'makespan' or 'span'"),
     ],
 )
 def test_a_question_without_an_answer_is_refused(options, message):
     limit = options.pop("memory_limit", None)
     with pytest.raises(ScheduleError, match=message):
-        find_schedule(Costs().workload(range(4), 8, limit), **{"seconds": 0.1, **options})
+        find_schedule(Costs().workload(range(4), 8, limit), **options)
