@@ -122,7 +122,7 @@ def mismatch(sentence: str) -> CheckpointError:
 def _checked(found: Mapping[str, Any]) -> Manifest:
     """Return a manifest whose every part has the right kind, or raise ValueError, TypeError or KeyError."""
     numbers = {name: _whole(found[name], quoted(name)) for name in ("step", "num_steps", "num_microbatches")}
-    if not isinstance(found["seed"], int):  # any, also below 0
+    if not isinstance(found["seed"], int) or isinstance(found["seed"], bool):  # any, also below 0
         raise ArgumentError("type", f"'seed' is {quoted(found['seed'])}, expected a whole number")
     files = {}
     for name, (size, sha256) in _mapping(found, "files").items():

@@ -13,7 +13,7 @@ from minipipe.agreement import digest
 from minipipe.checkpoint import storage
 from minipipe.checkpoint.exchange import gather, tell
 from minipipe.checkpoint.manifest import Manifest, damage, mismatch, read_manifest
-from minipipe.checkpoint.state import Arrays, by_name, check, check_given, put
+from minipipe.checkpoint.state import Arrays, Told, by_name, check, check_given, put, states
 from minipipe.checkpoint.tensors import unpacked
 from minipipe.comm import ProcessGroup
 from minipipe.errors import CheckpointCode, CheckpointError, RankError
@@ -199,7 +199,7 @@ def _candidates(folder: Path) -> tuple[list[str], str, bool]:
     return [str(path.relative_to(folder)) for path in found], "no checkpoint in it was finished", not found
 
 
-def _read(path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> tuple[Manifest, Arrays]:
+def _read(path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> tuple[Manifest, Arrays, Told]:
     """Read what this rank needs of a checkpoint, and check all of it. Local."""
     manifest = read_manifest(path)
     _check_model(manifest, pipeline)
@@ -216,7 +216,7 @@ def _read(path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -
         array = arrays.get(f"parameters/{name}")
         if array is None or (array.dtype.name, array.shape) != (dtype, shape):
             raise damage(path, f"its files do not hold {name} as {storage.MANIFEST} says.")
-    return manifest, arrays
+    return manifest, arrays, states(pipeline, optimisers, arrays, manifest.optimisers)
 
 
 def _arrays(path: Path, file: str, manifest: Manifest, own: set[str]) -> Arrays:
@@ -279,10 +279,11 @@ def _taken(
     optimisers: Mapping[str, Optimiser],
     manifest: Manifest,
     arrays: Arrays,
+    found: Told,
     problems: list[str],
 ) -> Restored:
     """Put everything in its place; say on rank 0 what is not as one might expect. Local."""
-    put(pipeline, optimisers, arrays, manifest.optimisers)
+    put(pipeline, optimisers, arrays, found)
     pipeline.num_steps = manifest.num_steps
     now = pipeline.schedule.num_microbatches
     if pipeline.group.rank == 0 and problems:

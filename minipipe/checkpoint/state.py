@@ -129,21 +129,10 @@ def check(pipeline: Pipeline, optimisers: Optimisers, told: Told) -> None:
             there = quoted(told[key]["class"])[1:-1]
             raise mismatch(f"its {key} is of the class {there}, and this one of the class {name}")
         _check_trained(pipeline, key, optimiser, told[key])
-        for place, (group, given) in enumerate(zip(optimiser.groups, _groups(pipeline, optimiser, told[key]))):
-            expected = sorted(group.hyper_parameters)
-            if sorted(given) != expected:
-                there = quoted(sorted(given))
-                raise mismatch(f"its {key} has the hyper-parameters {there} in group {place}, and this one {expected}")
-            try:
-                type(group)((), given)
-            except ArgumentError as error:
-                raise mismatch(f"in group {place} of its {key}, {error.message.rstrip('.')}") from None
 
 
-def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndarray], told: Told) -> None:
-    """Take all of this rank's parameters, and what its optimisers keep for them, from what :func:`take` returned.
-
-    Local.
+def states(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndarray], told: Told) -> Told:
+    """Return the state of each optimiser on this rank, from what :func:`take` returned. Local.
 
     Parameters
     ----------
@@ -153,10 +142,13 @@ def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndar
         From any ranks, as long as everything of this rank's parameters is among them.
     told : dict of str to dict
         Of all ranks, merged by :func:`merged`.
+
+    Raises
+    ------
+    CheckpointError
+        Code ``mismatch``, for one that its optimiser would not take.
     """
-    own = dict(pipeline.named_parameters())
-    for name, parameter in own.items():
-        parameter.load(arrays[f"parameters/{name}"], name)
+    own, found = dict(pipeline.named_parameters()), {}
     kept: dict[tuple[str, str], dict[str, Any]] = {}
     for key, array in arrays.items():
         optimiser_key, _, rest = key.partition("/")
@@ -165,8 +157,21 @@ def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndar
             kept.setdefault((optimiser_key, name), {})[what] = array
     for key, optimiser in optimisers.items():
         names = [name for name, _ in named(own, optimiser, optimiser.parameters)]
-        states = [{**kept.get((key, name), {}), **told[key]["kept"].get(name, {})} for name in names]
-        optimiser.load_state_dict({"groups": _groups(pipeline, optimiser, told[key]), "states": states})
+        of_each = [{**kept.get((key, name), {}), **told[key]["kept"].get(name, {})} for name in names]
+        found[key] = {"groups": _groups(pipeline, optimiser, told[key]), "states": of_each}
+        try:
+            optimiser.check_state(found[key])
+        except ArgumentError as error:
+            raise mismatch(f"its {key} cannot be taken. {error.message.rstrip('.')}") from None
+    return found
+
+
+def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndarray], found: Told) -> None:
+    """Take all of this rank's parameters, and the states that :func:`states` found. Local."""
+    for name, parameter in pipeline.named_parameters():
+        parameter.load(arrays[f"parameters/{name}"], name)
+    for key, optimiser in optimisers.items():
+        optimiser.load_state_dict(found[key])
 
 
 def _check_trained(pipeline: Pipeline, key: str, optimiser: Optimiser, told: dict[str, Any]) -> None:

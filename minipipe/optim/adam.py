@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import sqrt
-from typing import Any
+from math import inf, sqrt
+from typing import Any, ClassVar
 
 from minipipe.backend import Array, array_module
 from minipipe.nn.parameter import Parameter
@@ -65,6 +65,7 @@ class Adam(Optimiser):
     """
 
     __slots__ = ()
+    kept: ClassVar[Mapping[str, float]] = {"num_steps": 1, "mean": -inf, "mean_square": 0.0}
 
     def __init__(
         self,

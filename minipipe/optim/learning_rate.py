@@ -9,6 +9,7 @@ from typing import Any
 
 from minipipe.errors import ArgumentError
 from minipipe.optim.optimiser import Optimiser
+from minipipe.optim.parameter_group import checked
 
 Factor = Callable[[int], float]
 """From the step, counted from 0, to the factor of the learning rate."""
@@ -86,13 +87,15 @@ class LearningRateSchedule:
         Raises
         ------
         ArgumentError
-            Code ``value``: when it is of another number of groups, or no such state.
+            Code ``value``: when it is of another number of groups, or no such state; then nothing has changed.
         """
-        first_rates = state.get("first_rates") if isinstance(state, Mapping) else None
-        if not isinstance(first_rates, list) or len(first_rates) != len(self._first_rates):
-            message = f"the state is {state!r:.80}; expected one of state_dict(), with {len(self._first_rates)} rates."
+        names, own = {"last_step", "first_rates"}, self._first_rates
+        rates = state["first_rates"] if isinstance(state, Mapping) and state.keys() == names else None
+        if not isinstance(rates, list) or len(rates) != len(own):
+            message = f"the state is {state!r:.80}; expected one of state_dict(), with {len(own)} rates."
             raise ArgumentError("value", f"LearningRateSchedule: {message}")
-        self._first_rates = list(first_rates)
+        _check_steps("last_step", state["last_step"], 0)
+        self._first_rates = [checked("learning_rate", rate) for rate in rates]
         self._set(state["last_step"])
 
     def _set(self, step: int) -> None:
@@ -202,7 +205,8 @@ def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int,
 
 
 def _check_steps(name: str, number: Any, at_least: int, at_most: int | None = None) -> None:
-    if not isinstance(number, Integral) or int(number) < at_least or (at_most is not None and int(number) > at_most):
+    is_whole = isinstance(number, Integral) and not isinstance(number, bool)
+    if not is_whole or int(number) < at_least or (at_most is not None and int(number) > at_most):
         most = "" if at_most is None else f" and at most num_steps, {at_most}"
         raise ArgumentError(
             "value", f"{name} is {number!r}; expected a whole number of steps, at least {at_least}{most}."

@@ -164,12 +164,13 @@ class LossScale:
         Raises
         ------
         ArgumentError
-            Code ``value``: when it is no such state.
+            Code ``value``: when it is no such state; then nothing has changed.
         """
-        if not isinstance(state, Mapping) or state.keys() != self.state_dict().keys():
-            message = f"the state is {state!r:.80}; expected that of state_dict(), {self.state_dict()}."
+        value, steps = map(state.get, self.state_dict()) if isinstance(state, Mapping) else (None, None)
+        if type(value) is not float or not self._minimum <= value < inf or type(steps) is not int or steps < 0:
+            message = f"the state is {state!r:.80}; expected that of state_dict(), such as {self.state_dict()}."
             raise ArgumentError("value", f"LossScale: {message}")
-        self.value, self.num_good_steps = float(state["value"]), int(state["num_good_steps"])
+        self.value, self.num_good_steps = value, steps
 
     def _shrink(self) -> None:
         if self.value / self._factor < self._minimum:

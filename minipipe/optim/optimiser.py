@@ -6,7 +6,8 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from typing import Any, Self
+from math import inf
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -45,6 +46,10 @@ class Optimiser(ABC):
 
     Attributes
     ----------
+    kept : dict of str to number, or None
+        Of a class: what its rule keeps for a parameter from the first change on, with the least value; an int for a
+        count, a float for the elements of an array of the parameter's shape. A state is compared with it before it is
+        taken. None for a rule that does not say: its states are taken as they are.
     groups : list of ParameterGroup
         Their hyper-parameters may be changed between steps: ``optimiser.groups[0].learning_rate = 0.01``. Nothing else
         can be set, but for attributes of a rule of your own.
@@ -79,6 +84,7 @@ class Optimiser(ABC):
     """
 
     __slots__ = ("__weakref__", "_defaults", "_followers", "_is_one_group", "_masters", "_states", "groups", "history")
+    kept: ClassVar[Mapping[str, float] | None] = None
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
         """Refuse keywords that the optimiser does not take; PyTorch's are often called otherwise here."""
@@ -234,10 +240,9 @@ class Optimiser(ABC):
         Raises
         ------
         ArgumentError
-            Code ``value``: when there are other groups, other hyper-parameters or other parameters; then nothing has
-            changed.
+            Code ``value``, as of :meth:`check_state`; then nothing has changed.
         """
-        _check_state(self, state)
+        self.check_state(state)
         for group, numbers in zip(self.groups, state["groups"]):
             for name, value in numbers.items():
                 setattr(group, name, value)
@@ -249,6 +254,46 @@ class Optimiser(ABC):
                 self._masters[id(parameter)] = kept.pop("master")
             self._states[id(parameter)] = kept
         self.history = (state.get("num_steps", 0), self.history[1] + 1)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state that is not one of such an optimiser over such parameters. Local.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``: when there are other groups, hyper-parameters or parameters, or a number or an array is not
+            one that the rule leaves behind.
+        """
+        name = type(self).__name__
+        if not isinstance(state, Mapping) or {"groups", "states"} - state.keys():
+            found = ", ".join(map(str, state)) if isinstance(state, Mapping) else f"a {type(state).__name__}"
+            message = f'the state is {found or "empty"}; expected that of state_dict(), with "groups" and "states".'
+            raise ArgumentError("value", f"{name}: {message}")
+        known = [sorted(group.hyper_parameters) for group in self.groups]
+        given = [sorted(numbers) for numbers in state["groups"]]
+        if known != given:
+            raise ArgumentError("value", f"{name}: the state's groups have {given}, and this optimiser's {known}.")
+        if len(state["states"]) != len(self.parameters):
+            message = f"the state is of {len(state['states'])} parameters; this optimiser has {len(self.parameters)}."
+            raise ArgumentError("value", f"{name}: {message}")
+        for numbers in state["groups"]:
+            ParameterGroup((), numbers)
+        for number, (parameter, kept) in enumerate(zip(self.parameters, state["states"])):
+            if problem := self._problem_with(kept, parameter):
+                raise ArgumentError("value", f"{name}: for parameter {number}, the state keeps {problem}.")
+
+    def _problem_with(self, kept: Mapping[str, Any], parameter: Parameter) -> str | None:
+        """Say what is wrong with what is kept for a parameter; None if nothing is."""
+        is_half = backend.is_half(parameter.dtype)
+        dtype = np.dtype(np.float32) if is_half else backend.numpy_dtype(parameter.dtype)
+        master = {"master": -inf} if is_half else {}
+        own = kept.keys() - master.keys()
+        if self.kept is not None and own and own != self.kept.keys():
+            return f"{', '.join(sorted(map(repr, own)))}; expected {', '.join(self.kept)}"
+        for name, least in {**master, **(self.kept or {})}.items():
+            if name in kept and (problem := _problem(kept[name], least, parameter.shape, dtype)):
+                return f"{name} = {problem}"
+        return None
 
     def zero_grad(self) -> None:
         """Forget every gradient. After ``pipeline.step`` this is not needed: it overwrites them."""
@@ -293,20 +338,18 @@ def _copied(value: Any) -> Any:
     return np.array(backend.to_numpy(value)) if backend.is_array(value) else value
 
 
-def _check_state(optimiser: Optimiser, state: Any) -> None:
-    """Refuse a state that is not one of such an optimiser over such parameters."""
-    name = type(optimiser).__name__
-    if not isinstance(state, Mapping) or {"groups", "states"} - state.keys():
-        found = ", ".join(map(str, state)) if isinstance(state, Mapping) else f"a {type(state).__name__}"
-        message = f'the state is {found or "empty"}; expected that of state_dict(), with "groups" and "states".'
-        raise ArgumentError("value", f"{name}: {message}")
-    known = [sorted(group.hyper_parameters) for group in optimiser.groups]
-    given = [sorted(numbers) for numbers in state["groups"]]
-    if known != given:
-        raise ArgumentError("value", f"{name}: the state's groups have {given}, and this optimiser's {known}.")
-    if len(state["states"]) != len(optimiser.parameters):
-        message = f"the state is of {len(state['states'])} parameters; this optimiser has {len(optimiser.parameters)}."
-        raise ArgumentError("value", f"{name}: {message}")
+def _problem(value: Any, least: float, shape: tuple[int, ...], dtype: np.dtype) -> str | None:
+    """Say what is wrong with a number, or with an array, of which the least value is known; None if nothing is."""
+    if isinstance(least, int):
+        is_right = type(value) is int and least <= value < 2**63
+        return None if is_right else f"{value!r:.40}; expected a whole number, at least {least}"
+    if not backend.is_array(value) or (value.shape, backend.numpy_dtype(value.dtype)) != (shape, dtype):
+        looks = (
+            f"an array of shape {value.shape} and dtype {value.dtype}" if backend.is_array(value) else f"{value!r:.40}"
+        )
+        return f"{looks}; expected an array of shape {shape} and dtype {dtype}"
+    is_right = least == -inf or not backend.array_module(value).any(value < least)
+    return None if is_right else f"an array with elements below {least}"
 
 
 def _check_and_warn(parameters: list[Parameter]) -> None:

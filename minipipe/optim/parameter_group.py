@@ -44,14 +44,14 @@ class ParameterGroup(SimpleNamespace):
     """
 
     def __init__(self, parameters: Iterable[Parameter], hyper_parameters: Mapping[str, Any]) -> None:
-        numbers = {name: _checked(name, value) for name, value in hyper_parameters.items()}
+        numbers = {name: checked(name, value) for name, value in hyper_parameters.items()}
         super().__init__(parameters=tuple(map(_as_parameter, parameters)), **numbers)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.hyper_parameters:
             known = ", ".join(self.hyper_parameters)
             raise AttributeError(f"{name} cannot be set in this group of parameters; expected one of {known}.")
-        super().__setattr__(name, _checked(name, value))
+        super().__setattr__(name, checked(name, value))
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
@@ -72,14 +72,15 @@ _RANGES = {
 }
 
 
-def _checked(name: str, value: Any) -> Any:
+def checked(name: str, value: Any) -> Any:
     """Return a hyper-parameter as a Python float, or as a pair of them. Names without a range pass as they are."""
     if name not in _RANGES:
         return value
     is_in_range, expected = _RANGES[name]
     is_pair = name == "betas"
     given = value if is_pair and isinstance(value, Sequence) else (value,)
-    numbers = tuple(float(x) if isinstance(x, Real) else nan for x in given)  # nan lies in no range
+    # True is no number here, and nan lies in no range.
+    numbers = tuple(float(x) if isinstance(x, Real) and not isinstance(x, bool) else nan for x in given)
     if len(numbers) != (2 if is_pair else 1) or not all(map(is_in_range, numbers)):
         raise ArgumentError("value", f"{name} is {value!r}; expected {expected}.")
     return numbers if is_pair else numbers[0]

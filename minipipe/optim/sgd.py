@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from math import inf
+from typing import Any, ClassVar
 
 from minipipe.backend import Array, array_module
 from minipipe.nn.parameter import Parameter
@@ -47,6 +48,7 @@ class SGD(Optimiser):
     """
 
     __slots__ = ()
+    kept: ClassVar[Mapping[str, float]] = {"velocity": -inf}
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minipipe.checkpoint.tensors import pieces, unpacked
 from minipipe.errors import CheckpointError, MinipipeError
 from tests.checkpoint import small
 from tests.checkpoint.forging import JUNK, PART, Forge, changed, places
@@ -92,6 +93,57 @@ def test_a_manifest_of_something_else_is_refused(forge, change, words, code):
     assert words in refused(forge, forge.restore, {**forge.manifest, **change}, code=code)
 
 
+def with_kept(manifest, kept):
+    optimiser = manifest["optimisers"]["optimiser"]
+    changed = {**optimiser, "kept": {**optimiser["kept"], "0.weight": kept}}
+    return {**manifest, "optimisers": {"optimiser": changed}}
+
+
+@pytest.mark.parametrize("number", [-1, 0, 2.5, 1e30, 2**63, True, float("inf"), float("nan"), 1.0])
+def test_a_count_of_steps_that_no_optimiser_counts_is_refused(forge, number):
+    """The story: -1 and 1e30 failed in the next ``optimiser.step()``; 0, 2.5, True and inf changed its numbers."""
+    message = refused(forge, forge.restore, with_kept(forge.manifest, {"num_steps": number}), code="mismatch")
+    assert f"for parameter 0, the state keeps num_steps = {number!r}; expected a whole number, at least 1" in message
+
+
+@pytest.mark.parametrize("kept", [{}, {"steps": 1}, {"num_steps": 1, "more": 1.0}])
+def test_other_names_than_the_optimiser_keeps_are_refused(forge, kept):
+    """The story: a state without its count was taken, and failed in the next ``optimiser.step()``."""
+    message = refused(forge, forge.restore, with_kept(forge.manifest, kept), code="mismatch")
+    assert "expected num_steps, mean, mean_square" in message
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "epsilon"])
+@pytest.mark.parametrize("number", [True, float("nan"), float("inf"), -1.0, "1", None])
+def test_hyper_parameters_out_of_their_range_are_refused(forge, name, number):
+    manifest = json.loads(json.dumps(forge.manifest))
+    manifest["optimisers"]["optimiser"]["groups"][0]["numbers"][name] = number
+    assert f"{name} is {number!r}; expected" in refused(forge, forge.restore, manifest, code="mismatch")
+
+
+ARRAYS = {
+    "an array of another shape": (
+        "mean",
+        lambda mean: mean[:1],
+        "an array of shape (1, 3) and dtype float32; expected",
+    ),
+    "an array of another dtype": ("mean", lambda mean: mean.astype(int), "and dtype int64; expected an array of shape"),
+    "a mean of squares below 0": ("mean_square", lambda mean: mean - 1, "an array with elements below 0.0"),
+    "no array": ("mean_square", lambda mean: None, "'mean', 'num_steps'; expected num_steps, mean, mean_square"),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_that_no_optimiser_keeps_are_refused(forge, name):
+    """The story: they failed in the next ``optimiser.step()``, or made parameters that are no numbers."""
+    what, change, words = ARRAYS[name]
+    arrays = unpacked(forge.part)
+    array = change(arrays.pop(f"optimiser/{what}/0.weight"))
+    if array is not None:
+        arrays[f"optimiser/{what}/0.weight"] = array
+    assert words in refused(forge, forge.restore_part, b"".join(pieces(arrays)), code="mismatch")
+
+
 def test_a_shape_that_no_memory_holds_is_refused(forge):
     parameters = {**forge.manifest["parameters"], "0.weight": [PART, "float32", [10**9, 10**9]]}
     message = refused(forge, forge.restore, {**forge.manifest, "parameters": parameters}, code="mismatch")
@@ -120,6 +172,7 @@ def test_every_field_of_a_manifest_may_be_anything(forge, every):
                 del owner[last]
             try:
                 forge.restore(manifest)
+                small.train(forge.pipeline, forge.optimiser)  # what is taken can be gone on from
                 accepted += 1
             except CheckpointError:
                 pass

@@ -100,7 +100,12 @@ def test_a_learning_rate_schedule_goes_on_where_it_stood():
         assert one.learning_rate == other.learning_rate
         its.step()
         others.step()
-    for wrong in (None, {}, {"last_step": 1, "first_rates": [0.1, 0.2]}):
+    before = its.state_dict()
+    for step, rates in ((1, [0.1, 0.2]), (1, [True]), (1, [-0.1]), (1, None), (-1, [0.1]), (2.5, [0.1]), (True, [0.1])):
+        with pytest.raises(ArgumentError):
+            its.load_state_dict({"last_step": step, "first_rates": rates})
+        assert its.state_dict() == before
+    for wrong in (None, {}, {"first_rates": [0.1]}):
         with pytest.raises(ArgumentError):
             its.load_state_dict(wrong)
 
@@ -118,3 +123,36 @@ def test_a_loss_scale_goes_on_where_it_stood():
     for wrong in (None, {}, {"value": 1.0}):
         with pytest.raises(ArgumentError, match="the state is"):
             one.load_state_dict(wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "steps"),
+    [(np.inf, 0), (np.nan, 0), (0.0, 0), (-1.0, 0), (True, 0), ("1", 0), (2.0, -1), (2.0, 2.5), (2.0, True)],
+)
+def test_a_loss_scale_takes_no_state_that_it_could_not_have_had(value, steps):
+    """The story: inf, 0 and below were taken, and 2.5 updates became 2."""
+    scale = optim.LossScale(64.0)
+    with pytest.raises(ArgumentError, match="the state is"):
+        scale.load_state_dict({"value": value, "num_good_steps": steps})
+    assert scale.state_dict() == {"value": 64.0, "num_good_steps": 0}
+
+
+def test_a_state_that_cannot_be_taken_changes_nothing():
+    """The story: the first group had its new learning rate when that of the second was refused."""
+    parameters, optimiser = made(KINDS["Adam"], np.float32, [np.ones(shape) for shape in SHAPES])
+    before = str(optimiser.state_dict())
+    state = optimiser.state_dict()
+    state["groups"][0]["learning_rate"], state["groups"][1]["learning_rate"] = 0.7, -1.0
+    with pytest.raises(ArgumentError, match=r"learning_rate is -1\.0"):
+        optimiser.load_state_dict(state)
+    assert str(optimiser.state_dict()) == before and len(parameters) == 3
+
+
+def test_a_rule_that_does_not_say_what_it_keeps_is_given_back_what_it_kept():
+    class Counting(optim.Optimiser):
+        def _update(self, data, gradient, state, group):
+            state["seen"] = state.get("seen", -3.5) + 1
+
+    optimiser = Counting([nn.Parameter(np.ones(2))])
+    optimiser.load_state_dict({"groups": [{}], "states": [{"seen": -2.5}]})
+    assert optimiser.state_dict()["states"] == [{"seen": -2.5}]
