@@ -11,8 +11,8 @@ So each order of each rank comes up once. A branch is left where
 
     [1] bound      the rest takes so long, even if every rank may do what it has in the best order for itself, that no
                    better schedule comes of it;
-    [2] gap        a ready I or W, or F where memory has no limit, would be over before the action that is to be next
-                   can start: in the gap before that one it delays nothing, and memory is given back sooner;
+    [2] gap        another ready I or W, or F where memory has no limit, would be over before the action that is to be
+                   next can start: in the gap before that one it delays nothing, and memory is given back sooner;
     [3] dominance  the same actions are done and refused elsewhere, where every rank is free and every value is there no
                    later.
 
@@ -147,9 +147,10 @@ class _Search:
         rank = min(range(len(soonest)), key=soonest.__getitem__)
         if isinf(soonest[rank]):  # all wait for what was refused
             return
-        over = min((end for _, end, kind in options[rank] if self._gives_back(rank, kind)), default=inf)
+        harmless = ((end, kind) for _, end, kind in options[rank] if self._gives_back(rank, kind))
+        over, soonest_over = min(harmless, default=(inf, None))
         for start, _, kind in sorted(options[rank], key=lambda option: (option[0], "IFW".index(option[2][1]))):
-            if start < over:  # [2]
+            if start < over or kind == soonest_over:  # [2]; it may take no time
                 taken_back = self._place(rank, kind, start)
                 self.explore()
                 self._take_back(rank, kind, taken_back)

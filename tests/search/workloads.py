@@ -13,7 +13,7 @@ PLACEMENTS = [(0,), (0, 1), (0, 1, 2), (0, 1, 1, 0), (0, 1, 0, 1), (0, 0, 1), (0
 
 @st.composite
 def workloads(draw, placements=PLACEMENTS, most_actions=18):
-    """Draw a workload of which at least one microbatch fits: uneven stages, fractions, messages, transients."""
+    """Draw a workload of which at least one microbatch fits: uneven stages, zeros, fractions, messages, transients."""
     placement = draw(st.sampled_from(placements))
     microbatches = draw(st.integers(1, max(most_actions // (3 * len(placement)), 1)))
 
@@ -21,14 +21,14 @@ def workloads(draw, placements=PLACEMENTS, most_actions=18):
         return draw(st.lists(st.sampled_from(values), min_size=len(placement), max_size=len(placement)))
 
     costs = Costs(
-        forward=by_stage([1, 2, 0.5]),
-        backward_input=by_stage([1, 3, 0.7]),
-        backward_weight=by_stage([1, 0.25]),
+        forward=by_stage([1, 2, 0.5, 0]),
+        backward_input=by_stage([1, 3, 0.7, 0]),
+        backward_weight=by_stage([1, 0.25, 0]),
         message_size=by_stage([0, 0.5, 1]),
         bandwidth=1.0,
         overhead=draw(st.sampled_from([0, 0, 0.1])),
-        activation=by_stage([1, 2, 1.5]),
-        weight_activation=by_stage([1, 0.4, 2.5]),
+        activation=by_stage([1, 2, 1.5, 0]),
+        weight_activation=by_stage([1, 0.4, 2.5, 0]),
         transient_activation=by_stage([0, 0, 0.3, 2]),
     )
     limit = draw(st.sampled_from([None, 2, 3.1, 4, 5.5, 7]))
