@@ -11,6 +11,9 @@ F, I and W of every microbatch and stage are intervals with a variable start. Th
                   W: the activation M_B until I ends, M_W after it, and while I runs M_B and the transient, or M_W if
                   that is more. Where all is whole units, one stage on the rank and L of them, F(s, k + L) starts
                   after W(s,k) has ended. What F takes it takes at its start; what I and W free is free at their end.
+                  What is held for no time is not counted, so a workload whose actions take no time may keep a gap.
+                  Few actions of several amounts fill and empty a reservoir, so that CP-SAT decides which comes first;
+                  it tries times otherwise, for minutes where these are long numbers.
     [5] objective The end of the last W: from time 0, or from the start of the rank's first F.
 
 A simulated rank starts as early as its order allows, and its own span is counted from there. A solver that lets a rank
@@ -43,6 +46,7 @@ from minipipe.simulation.simulator import simulate
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _MANY = 1000  # actions: up to here one strategy proves sooner, and more surely, than several in turns
+_FEW = 120  # actions: up to here which of two comes first is a variable, so that no long times have to be tried
 
 
 def solve(
@@ -106,7 +110,7 @@ def solve(
     found = model.schedule(solver.value) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else best
     try:
         found_value = evaluate(found, workload, objective)
-    except ScheduleError:  # within rounded memory only
+    except ScheduleError:  # within rounded memory only, or of actions without length at one time
         found_value = value
     if found_value < value:
         best, value, found_by = found, found_value, name
@@ -148,12 +152,15 @@ class _Model:
         self.workload, self.objective = workload, objective
         self.own = stages_by_rank(workload.placement, workload.num_ranks)
         self.microbatches = range(workload.num_microbatches)
-        times = zip((F, I, W), (workload.forward, workload.backward_input, workload.backward_weight))
-        self.times = {(stage, kind): int(time) for kind, by_stage in times for stage, time in enumerate(by_stage)}
+        stages = range(workload.num_stages)
+        kinds = [*((s, F) for s in stages), *((s, kind) for kind in (I, W) for s in reversed(stages))]
+        times = {F: workload.forward, I: workload.backward_input, W: workload.backward_weight}
+        self.times = {(stage, kind): int(times[kind][stage]) for stage, kind in kinds}
         # No schedule that starts everything as early as possible takes longer than all actions and messages together.
         per_microbatch = sum(self.times.values()) + 2 * sum(workload.message) + len(self.times) * workload.overhead
         self.horizon = workload.num_microbatches * int(per_microbatch)
-        actions = (Action(stage, kind, k) for stage, kind in self.times for k in self.microbatches)
+        # Each after those that it needs: where several take no time, they keep this order.
+        actions = (Action(stage, kind, k) for k in self.microbatches for stage, kind in kinds)
         self.spans = {action: self._span(self.times[action[:2]]) for action in actions}
         self._order_stages()
         self._pass_values()
@@ -207,6 +214,11 @@ class _Model:
                     self._follow(Action(stage, W, k - int(limit // amount)), Action(stage, F, k), 0)
             return
         held = [part for stage in own for k in self.microbatches for part in self._parts(stage, k) if part[2]]
+        if held and len(self.spans) <= _FEW and len(amounts) > 1:
+            starts, ends, taken = zip(*held)
+            changes = [*taken, *(-amount for amount in taken)]
+            self.cp.add_reservoir_constraint([*starts, *ends], changes, 0, limit)
+            return
         intervals = [
             self.cp.new_interval_var(start, self.cp.new_int_var(0, self.horizon, ""), end, "") for start, end, _ in held
         ]

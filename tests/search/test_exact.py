@@ -8,10 +8,11 @@ from hypothesis import given
 from minipipe import Costs, schedules
 from minipipe.analysis.workload import Objective
 from minipipe.errors import ArgumentError, ScheduleError
+from minipipe.search.brute_force import solve_by_branch_and_bound
 from minipipe.search.exact import solve
 from minipipe.search.finding import find_schedule
 from minipipe.search.first_schedule import one_after_another
-from minipipe.search.whole_numbers import in_whole_numbers
+from minipipe.search.whole_numbers import in_whole_numbers, scale_of
 from minipipe.simulation.evaluation import costs_of, evaluate
 from tests.launch import slowly
 from tests.search.workloads import STRAIGHT, V, objectives, workloads
@@ -50,10 +51,26 @@ def test_times_that_are_no_whole_numbers_are_scaled_and_the_value_is_the_simulat
     assert found.bound == found.value and found.gap == 0
 
 
-def test_times_beyond_all_scales_are_rounded_down_so_that_the_bound_stays_one(solver):
-    costs = Costs(1 / 3, 0.1234567891234, 2**-0.5, latency=0.0123456789)
-    found = solve(costs.workload((0, 1), 3, 2), MAKESPAN, seconds=30)
-    assert found.bound < found.value < found.bound * (1 + 1e-5)
+THIRDS = Costs(1 / 3, [2 / 3, 1, 5 / 3], 4 / 7, latency=0.1 + 0.2, overhead=1 / 30, activation=1 / 3)
+MEASURED = Costs(1 / 3, 0.1234567891234, 2**-0.5, latency=0.0123456789, activation=0.7, weight_activation=0.5)
+
+
+@pytest.mark.parametrize("costs", [THIRDS, MEASURED], ids=["thirds", "measured"])
+@pytest.mark.parametrize("objective", Objective)
+def test_the_best_schedule_is_proved_optimal_whatever_its_times(solver, costs, objective):
+    """A third was rounded to six digits, so that the solver proved a millionth less than the optimum it had found."""
+    found = solve(costs.workload((0, 1, 2), 3, 1.5), objective, seconds=30)
+    assert found.bound == found.value and found.gap == 0
+    best = solve_by_branch_and_bound(found.workload, objective)
+    assert found.value == pytest.approx(best.value, rel=1e-9)
+
+
+def test_a_time_close_to_a_fraction_of_a_small_denominator_is_that_fraction():
+    times = [1 / 3, 0.1 + 0.2, 5 / 7 - 1e-16, 1e-9]
+    assert scale_of(times[:3], largest=9, most=2000) == 210
+    assert scale_of(times, largest=1, most=1000) == 1000 and scale_of([], 0, 10) == 1
+    whole, scale = in_whole_numbers(MEASURED.workload((0, 1), 3, 2))
+    assert whole.forward[0] == int(scale / 3) > 10**12
 
 
 @given(workload=workloads(), objective=objectives)
@@ -67,7 +84,8 @@ def test_a_rounded_workload_is_never_harder(workload, objective):
     uneven = workload._replace(forward=tuple(time / 3 for time in workload.forward))
     whole, scale = in_whole_numbers(uneven)
     assert all(int(time) == time for time in whole.forward)
-    assert evaluate(schedule, whole, Objective.MAKESPAN) <= evaluate(schedule, uneven, Objective.MAKESPAN) * scale
+    value = evaluate(schedule, uneven, Objective.MAKESPAN)
+    assert evaluate(schedule, whole, Objective.MAKESPAN) <= value * scale * (1 + 1e-12)
 
 
 @given(workload=workloads())
