@@ -27,7 +27,7 @@ ROOMS = {
     # schedules: standard library only
     "schedules": {"errors", "lazy", "limits", "printable", "files"},
     "analysis": {"errors", "printable", "schedules"},
-    "simulation": {"errors", "limits", "printable", "schedules", "analysis"},
+    "simulation": {"errors", "limits", "printable", "files", "schedules", "analysis"},
     "search": {"errors", "limits", "printable", "files", "schedules", "analysis", "simulation", "ortools"},
     "render": {"errors", "lazy", "limits", "printable", "files", "schedules", "analysis", "simulation", "cairosvg"},
     "stepper": {"errors", "schedules", "analysis", "simulation", "render"},

@@ -63,8 +63,9 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--costs",
         default="",
-        metavar="F=…,I=…",
-        help="of one stage, such as F=1,I=1,W=1,latency=0; different ones F=1:2:1:1; also bandwidth, message_size, "
+        metavar="F=…,I=…|FILE.json",
+        help="a file of Costs.save, or the costs of one stage, such as F=1,I=1,W=1,latency=0; different ones "
+        "F=1:2:1:1; also bandwidth, message_size, "
         "overhead, activation, weight_activation, transient_activation, and update, between two steps; cores=2, where "
         "ranks share those of a host, and hosts=0:0:1:1, of each rank, whose messages then share links",
     )
@@ -188,11 +189,17 @@ def sizes_of(options: argparse.Namespace) -> tuple[int, int]:
 
 def costs_of(options: argparse.Namespace) -> Costs:
     """Return the costs."""
+    return read_costs(options.costs, options.sends_block)
+
+
+def read_costs(text: str, sends_block: bool) -> Costs:
+    """Return costs as they were typed, or those of a file; sends block if either says so."""
     from dataclasses import replace
 
     from minipipe.simulation.costs import Costs
 
-    return replace(Costs.parse(options.costs), sends_block=options.sends_block)
+    costs = Costs.load(text) if text.lower().endswith(".json") else Costs.parse(text)
+    return replace(costs, sends_block=sends_block or costs.sends_block)
 
 
 def memory_of(costs: Costs, schedule: ActionTable) -> Footprint | None:

@@ -7,18 +7,16 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.cli.options import NUM_RANKS, counts, misuse
+from minipipe.cli.options import NUM_RANKS, counts, misuse, read_costs
 from minipipe.errors import ScheduleCode
 from minipipe.files import write_whole
 from minipipe.printable import printable, quoted
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY
 from minipipe.simulation.comparison import sweep
-from minipipe.simulation.costs import Costs
 
 EPILOG = """one row for each combination of costs, ranks, microbatches, chunks and schedule, with
 the figures of `minipipe schedules`; times and peaks are of a rank's whole share.
@@ -51,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--costs",
         nargs="+",
         default=[""],
-        metavar="F=…,I=…",
+        metavar="F=…,I=…|FILE.json",
         help="of a rank's whole share, as for `minipipe simulate`",
     )
     parser.add_argument("--sends-block", action="store_true", help="a send holds its rank until it is received")
@@ -63,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the rows, or write them."""
     written = _csv if options.output is None else _format(options.output)
-    costs = {text: replace(Costs.parse(text), sends_block=options.sends_block) for text in options.costs}
+    costs = {text: read_costs(text, options.sends_block) for text in options.costs}
     rows = sweep(options.ranks, options.microbatches, options.schedules, options.chunks, costs)
     if options.output is None:
         print(_json(rows) if options.json else written(rows), end="")

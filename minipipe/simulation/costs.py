@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import inf
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from minipipe.analysis.activations import Footprint
 from minipipe.analysis.workload import Workload, amount_per_rank
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.limits import MOST_STAGES
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError
+from minipipe.files import read_text, write_whole
+from minipipe.limits import MOST_JSON, MOST_STAGES
 from minipipe.printable import printable, quoted
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
@@ -27,6 +30,7 @@ _HELD = ("activation", "weight_activation", "transient_activation")
 _OTHERS = ("latency", "bandwidth", "message_size", "overhead", "update", *_HELD, "cores", "hosts")
 _SINGLE = ("latency", "bandwidth", "overhead")
 _NUMBERS = (*_SHORT.values(), *_OTHERS)
+_HEAD = {"format": "minipipe costs", "version": 1}  # of a file
 ByStage = float | Sequence[float]
 
 
@@ -213,6 +217,81 @@ class Costs:
             found[name] = numbers if len(numbers) > 1 else numbers[0]
         return cls(**found)
 
+    def save(self, path: str | Path) -> Path:
+        """Write the costs to a file, from which :meth:`load` and ``--costs FILE`` of the command line read them.
+
+        The file is an object of JSON: ``format`` is ``"minipipe costs"``, ``version`` is 1; every other member has the
+        name of an attribute, and its value, a list where there is one number for each stage, rank or host. What is left
+        out has its default.
+
+        Parameters
+        ----------
+        path : str or Path
+            Its name ends in ``.json``.
+
+        Returns
+        -------
+        Path
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, for costs that :meth:`load` would refuse, or another ending.
+        FileError
+            Code ``unwritable``.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Costs(forward=[2, 3], latency=0.5, unit="s").save(f"{folder}/measured.json")
+        ...     path.read_text(), Costs.load(path).forward
+        ('{"format": "minipipe costs", "version": 1, "forward": [2, 3], "latency": 0.5, "unit": "s"}\\n', (2, 3))
+        """
+        own = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        found = {field.name: own[field.name] for field in fields(self) if own[field.name] != field.default}
+        if Path(path).suffix.lower() != ".json":
+            raise _refused(path, "its name does not end in .json")
+        _check_file(path, found)
+        return write_whole(path, json.dumps({**_HEAD, **found}) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Costs:
+        """Return the costs of a file that :meth:`save` wrote, or a person.
+
+        Parameters
+        ----------
+        path : str or Path
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``: where it is not the JSON that :meth:`save` describes, it names the member.
+        FileError
+            Codes as for :func:`minipipe.files.read_text`.
+        """
+
+        def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            found = dict(pairs)
+            if len(found) < len(pairs):
+                raise ArgumentError("value", f"a member of {quoted([name for name, _ in pairs])} is there twice")
+            return found
+
+        try:
+            found = json.loads(read_text(path, MOST_JSON), object_pairs_hook=members)
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, ScheduleError):
+                raise
+            raise _refused(path, f"it is not JSON: {quoted(str(error), 120)}") from None
+        if not isinstance(found, dict):
+            raise _refused(path, f"it is {quoted(found)}, expected an object")
+        for name, expected in _HEAD.items():
+            if type(given := found.pop(name, None)) is not type(expected) or given != expected:
+                raise _refused(path, f"its {name} is {quoted(given)}, expected {expected!r}")
+        _check_file(path, found)
+        own: dict[str, Any] = {name: tuple(it) if isinstance(it, list) else it for name, it in found.items()}
+        return cls(**own)
+
     def durations(self, num_stages: int) -> dict[ActionKind, list[float]]:
         """Return the time of F, B, I and W on each stage.
 
@@ -364,6 +443,37 @@ class Costs:
                 ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected finite numbers, at least 0."
             )
         return values
+
+
+def _plain(given: Any) -> Any:
+    """Return a value as JSON has it: also numbers and arrays of NumPy."""
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return list(map(_plain, given))
+    return given.item() if hasattr(given, "item") else given
+
+
+def _check_file(path: str | Path, found: dict[str, Any]) -> None:
+    """Refuse members of a file that no costs have."""
+    by_stage = set(_NUMBERS) - {*_SINGLE, "cores", "hosts"}
+    lengths = {name: len(given) for name, given in found.items() if name in by_stage and isinstance(given, list)}
+    for name, given in found.items():
+        kind = {"sends_block": bool, "unit": str, "memory_unit": str}.get(name)
+        numbers = given if isinstance(given, list) and name not in _SINGLE else [given]
+        is_number = all(type(number) in (int, float) and 0 <= _as_float(number) < inf for number in numbers)
+        is_whole = name != "hosts" or (isinstance(given, list) and all(type(host) is int for host in given))
+        is_above_0 = name not in ("bandwidth", "cores") or 0 not in numbers
+        if name not in (*_NUMBERS, "sends_block", "unit", "memory_unit"):
+            raise _refused(path, f"it has {quoted(name)}, expected names of costs, such as 'forward'")
+        if type(given) is not kind if kind else not (numbers and is_number and is_whole and is_above_0):
+            numbers_of = {"hosts": "whole numbers", "bandwidth": "a number above 0", "cores": "numbers above 0"}
+            expected = kind.__name__ if kind else numbers_of.get(name, "numbers, finite and at least 0")
+            raise _refused(path, f"its {name} is {quoted(given)}, expected {expected}")
+    if len(set(lengths.values())) > 1:
+        raise _refused(path, f"it has lists for different numbers of stages: {quoted(lengths, 200)}")
+
+
+def _refused(path: str | Path, reason: str) -> ScheduleError:
+    return ScheduleError.of(ScheduleCode.COSTS, f"{quoted(str(path), 200)} is no file of costs: {reason}.")
 
 
 def _as_float(number: Any) -> float:
