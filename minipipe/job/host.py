@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import thread_time
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -73,6 +74,19 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def core_times() -> tuple[float, float]:
+    """Return for how long this thread had a core so far, and for how long it was ready and had none, in seconds.
+
+    Linux counts both. Elsewhere the second is 0.
+    """
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            had, waited = map(int, file.read().split()[:2])
+    except (OSError, ValueError):
+        return thread_time(), 0.0
+    return had / 1e9, waited / 1e9
 
 
 def cores() -> set[int]:

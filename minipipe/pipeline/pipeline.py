@@ -827,7 +827,8 @@ class Pipeline:
 
         Where a host has more ranks than cores, an action's cost is the time for which its thread had a core, and
         ``cores`` says how much of the cores the ranks got, as the measured steps tell: less than there are, since
-        waiting ranks look for their messages. On several hosts ``hosts`` is there, too.
+        waiting ranks look for their messages. On several hosts ``hosts`` is there, too. Where other programs have the
+        cores (Linux knows how long a rank waited for one), rank 0 warns, with the processor time and the wall time.
 
         Parameters
         ----------

@@ -16,6 +16,7 @@ from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.record import Record, gather_timeline
 from minipipe.profiling.core_times import CoreTimedExecutor, costs_on_shared_cores, crowded_hosts
+from minipipe.profiling.noise import CoreWatch
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.program import Program
@@ -76,6 +77,7 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
 
     Collective; leaves no gradients, and changes no parameter. Parameters are those of :func:`measure_memory`, and the
     number of steps after one that is not measured. Where ranks share cores, ``core_times.py`` says what is measured.
+    Rank 0 warns where other programs had the cores, as ``noise.py`` says.
 
     Raises
     ------
@@ -88,12 +90,14 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
     hosts = crowded_hosts(executor.group, executor.xp)
     if hosts is not None:
         executor = CoreTimedExecutor(executor)
+    watch = CoreWatch()
     for _ in range(num_steps + 1):
         executor.group.barrier()
         record = _run_without_trace(executor, batch)
         timelines.append(gather_timeline(executor.group, [record], executor.program))
         if isinstance(executor, CoreTimedExecutor):
             times.append(executor.gather())
+    watch.warn(executor.group, hosts)
     costs = Costs.measured(*timelines[1:])
     if hosts is not None:
         costs = costs_on_shared_cores(costs, hosts, executor.program, timelines[1:], times[1:])
