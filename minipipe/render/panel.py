@@ -11,6 +11,10 @@ from minipipe.simulation.costs import Costs
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.timeline import Timeline
 
+# In pictures, actions narrower than so many pixels are drawn as bands, so many together at least: whole rounds of F B
+# and of F I W, so that bands look alike.
+NARROW, TOGETHER = 3, 12
+
 
 class Panel:
     """One timeline, with the properties that all drawings need.

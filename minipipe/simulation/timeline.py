@@ -14,7 +14,7 @@ from minipipe.simulation.duration import format_time
 from minipipe.simulation.message import Message
 from minipipe.simulation.span import Idle, Span, StepChange
 
-_MOST_LISTED = 16  # ranks: of more, the most and the least say more than a list
+_MOST_LISTED = 8  # ranks: of more, the most and the least say more than a list
 ONE_UNIT = "microbatches of all its layers"
 """The unit of what a rank holds where others hold other numbers of stages."""
 

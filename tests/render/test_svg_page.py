@@ -28,7 +28,7 @@ def test_labels_fit_their_boxes_and_name_their_actions(timeline, width):
         room, thickness = box.right - box.left, box.bottom - box.top
         if is_turned:
             room, thickness = thickness, room
-        assert text_width(words, size) <= room and size <= thickness
+        assert text_width(words, size) <= room and 0.73 * size + 1 <= thickness  # capitals and digits
         assert words in (box.action, box.action.lstrip("0123456789"), re.split("[A-Z]", box.action)[-1])
 
 
@@ -45,13 +45,19 @@ def test_labels_are_shortened_then_turned_then_left_out():
     def found(width):
         return {words for words, *_ in Picture(draw_svg(schedules.one_f_one_b(4, 8), width=width)).labels()}
 
-    numbers, backwards = {str(k) for k in range(8)}, {f"B{k}" for k in range(8)}
-    assert found(960) == {f"F{k}" for k in range(8)} | backwards
-    assert found(400) == numbers | backwards
+    both = {f"{kind}{k}" for kind in "FB" for k in range(8)}
+    assert found(960) == found(400) == both
     assert found(240) == set()
     turned = Picture(draw_svg(schedules.zb_v(4, 16)))
     assert {is_turned for *_, is_turned in turned.labels()} == {True}
     assert not list(Picture(draw_svg(schedules.one_f_one_b(16, 64))).labels())
+
+
+def test_labels_keep_the_letter_of_the_kind_and_turn():
+    """The story: at 8 ranks and 32 microbatches a backward was only a number, and a forward had no label."""
+    labels = list(Picture(draw_svg(schedules.one_f_one_b(8, 32))).labels())
+    assert {words for words, *_ in labels} == {f"{kind}{k}" for kind in "FB" for k in range(32)}
+    assert len(labels) == 2 * 8 * 32
 
 
 def test_boxes_of_one_width_say_equally_much_whatever_their_letter():

@@ -2,8 +2,7 @@
 
 const AXIS = 26; // pixels, for the marks of time
 const GAP = 7; // pixels between two rows
-const NARROW = 3; // pixels: narrower actions share a column
-const TOGETHER = 12; // actions that share one at least: whole rounds of F B and of F I W, so that columns look alike
+// NARROW, in pixels: narrower actions share a column, TOGETHER so many at least. The page declares both.
 const MOST_ARROWS = 600; // more visible ones than this are not drawn
 
 class Chart {

@@ -12,12 +12,13 @@ from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, format_memor
 from minipipe.render.html.data import player_data
 from minipipe.render.lettering import escaped, note_lines
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
-from minipipe.render.panel import Panel, panels_of
+from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.simulation.span import IdleCause
 from minipipe.simulation.timeline import Timeline, by_rank
 
+_CONSTANTS = f"const NARROW = {NARROW}, TOGETHER = {TOGETHER};"
 # The files of the script, in the order of their dependencies.
 _SCRIPTS = (
     "search",
@@ -79,7 +80,9 @@ def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: S
         moments="".join(_moment(panel, are_several) for panel in panels),
         tables="".join(table for panel in panels for table in _tables(panel)),
         data=_json(player_data(panels)),
-        script="\n".join(["(() => {", '"use strict";', *(_resource(f"{name}.js") for name in _SCRIPTS), "})();"]),
+        script="\n".join(
+            ["(() => {", '"use strict";', _CONSTANTS, *(_resource(f"{name}.js") for name in _SCRIPTS), "})();"]
+        ),
     )
 
 

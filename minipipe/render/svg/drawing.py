@@ -69,9 +69,9 @@ def draw_svg(
 
     Notes
     -----
-    Details too small to be seen are merged, which keeps files small. Actions narrower than a pixel join their
-    neighbours in runs of about five pixels, in which the height of each kind is its share of the time: areas are still
-    times. Idle slots narrower than a pixel are left blank, and actions of length 0 are left out.
+    Details too small to be seen are merged, which keeps files small. Actions narrower than three pixels join their
+    neighbours, twelve or more in a run, in which the height of each kind is its share of the time: areas are still
+    times. Idle slots narrower than three pixels are left blank, and actions of length 0 are left out.
 
     All boxes of a kind have the same form of label, in all timelines of one name. A box too narrow for it has none.
 

@@ -18,6 +18,7 @@ from minipipe.simulation.span import Span
 
 _PADDING = 1.0  # pixels, on each side
 _RISE = 0.36  # of the font size: from the middle of letters down to their base line
+_CAPITALS = 0.73  # of the font size: the height of capitals and digits
 _SIZES = (11.0, 10.0, 9.0, 8.0)  # pixels, at the default font size
 _NEARLY_ALL = 0.95  # of the boxes of a kind: measured times have outliers
 
@@ -33,17 +34,18 @@ class _Form(NamedTuple):
 _FORMS = (
     _Form(True, True, False),
     _Form(False, True, False),
-    _Form(False, False, False),
     _Form(True, True, True),
     _Form(False, True, True),
+    _Form(False, False, False),
 )
-_UPRIGHT_WITH_KIND = _FORMS[:2]  # a smaller size with the kind is better than a larger one without
+_NOT_TURNED = tuple(form for form in _FORMS if not form.is_turned)  # where some kinds have no room: none is turned
+_UPRIGHT, _WITH_KIND = _FORMS[:2], _FORMS[:4]  # a smaller size upright, and with the kind, is better than a larger one
 
 
 class Labels:
     """The labels of several panels, of one size. Each kind of action has one form in all of them.
 
-    The form is the first of ``2F3`` (where a rank holds several stages), ``F3``, ``3`` and the turned ones that fits
+    The form is the first of ``2F3`` (where a rank holds several stages), ``F3``, these two turned, and ``3`` that fits
     into nearly all boxes of the kind, measured with the longest label of the kind. A box that is too narrow for it has
     no label, and neither have its neighbours of the kind where most of them are too narrow: a few labels in a row would
     look accidental. F9 and F10 are therefore labelled alike in boxes of equal width.
@@ -70,9 +72,10 @@ class Labels:
             self._measure(panel)
         sizes = [letters.size / 12 * size for size in _SIZES]
         sizes = [size for size in sizes if size <= height - 3] or sizes[-1:]
-        wishes = ((size, forms) for forms in (_UPRIGHT_WITH_KIND, _FORMS) for size in sizes)
-        self.size = next((size for size, forms in wishes if self._all_have_room(forms, size)), sizes[-1])
-        self._forms = {kind: self._form(kind) for kind in self._widths}
+        wishes = ((size, forms) for forms in (_UPRIGHT, _WITH_KIND, _FORMS) for size in sizes)
+        fitting = ((size, forms) for size, forms in wishes if self._all_have_room(forms, size))
+        self.size, forms = next(fitting, (sizes[-1], _NOT_TURNED))
+        self._forms = {kind: self._form(kind, forms) for kind in self._widths}
 
     def draw(self, panel: Panel, rank: int) -> Iterator[str]:
         """Yield the labels of a rank; the upper edge of its lane is at 0."""
@@ -119,7 +122,7 @@ class Labels:
     def _has_room(self, kind: ActionKind, form: _Form, size: float, width: float) -> bool:
         """Tell whether a box of this width has room for the longest label of its kind."""
         length = size * self._longest[kind, form] + 2 * _PADDING
-        return length <= self._height and size <= width if form.is_turned else length <= width
+        return length <= self._height and _CAPITALS * size + _PADDING <= width if form.is_turned else length <= width
 
     def _share(self, kind: ActionKind, form: _Form, size: float) -> float:
         """Return the share of the boxes of a kind that have room for a form."""
@@ -129,10 +132,10 @@ class Labels:
     def _all_have_room(self, forms: tuple[_Form, ...], size: float) -> bool:
         return all(any(self._share(kind, form, size) >= _NEARLY_ALL for form in forms) for kind in self._widths)
 
-    def _form(self, kind: ActionKind) -> _Form:
+    def _form(self, kind: ActionKind, forms: Sequence[_Form]) -> _Form:
         """Return the first form that fits into nearly all boxes of a kind, or the one that fits into the most."""
-        shares = {form: self._share(kind, form, self.size) for form in _FORMS}
-        return next((form for form in _FORMS if shares[form] >= _NEARLY_ALL), max(_FORMS, key=shares.__getitem__))
+        shares = {form: self._share(kind, form, self.size) for form in forms}
+        return next((form for form in forms if shares[form] >= _NEARLY_ALL), max(forms, key=shares.__getitem__))
 
 
 def _written(panel: Panel, rank: int, action: Action, form: _Form) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from minipipe.render.axis import Axis
 from minipipe.render.descriptions import describe_action, describe_idle
 from minipipe.render.lettering import escaped, number
-from minipipe.render.panel import Panel
+from minipipe.render.panel import NARROW, TOGETHER, Panel
 from minipipe.render.svg.hatching import hatch_path
 from minipipe.render.svg.letters import Letters
 from minipipe.render.svg.strip import Strip, strip_path
@@ -18,10 +18,8 @@ from minipipe.schedules.action import ActionKind
 from minipipe.simulation.duration import format_number, format_time
 from minipipe.simulation.span import Idle, Span
 
-_NARROWEST = 1.0  # pixels: the narrowest single box, and the narrowest idle slot
 _THIN = 4.0  # pixels: narrower boxes have a thinner outline
 _ROUNDED = 8.0  # pixels: wider boxes have rounded corners
-_RUN = 5.0  # pixels: the length at which a run of narrower boxes ends
 _KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
 
 
@@ -55,14 +53,15 @@ def draw_boxes(panel: Panel, rank: int, axis: Axis, size: LaneSize) -> Iterator[
     boxes: defaultdict[tuple[ActionKind, int, bool], list[str]] = defaultdict(list)
     bands: defaultdict[ActionKind, list[str]] = defaultdict(list)
     counts: Counter[ActionKind] = Counter()
-    for run in runs(panel.timeline.spans[rank], axis):
+    found = list(runs(panel.timeline.spans[rank], axis))
+    for i, run in enumerate(found):
         if len(run) == 1:
             action, width = run[0].action, (run[0].end - run[0].start) * axis.scale
             key = action.kind, panel.chunk_of(rank, action.stage), width < _THIN
             boxes[key].append(_box(panel, run[0], axis, size))
             continue
         counts.update(span.action.kind for span in run)
-        for kind, band in _bands(run, start, axis, size.box):
+        for kind, band in _bands(run, _end(run, found[i + 1 : i + 2], axis), start, axis, size.box):
             bands[kind].append(band)
     if boxes:
         yield f"<g {paint('box')}>"
@@ -76,7 +75,10 @@ def draw_boxes(panel: Panel, rank: int, axis: Axis, size: LaneSize) -> Iterator[
 
 
 def runs(spans: Sequence[Span], axis: Axis) -> Iterator[list[Span]]:
-    """Divide the spans of a rank into single ones, wide enough for a box, and runs of narrower ones."""
+    """Divide the spans of a rank into single ones, wide enough for a box, and runs of narrower ones, as the player.
+
+    A run has all that ends within ``NARROW`` pixels of its start, and goes on to a whole number of rounds.
+    """
     run: list[Span] = []
     for span in filter(is_drawn, spans):
         if run and not _joins(run, span, axis):
@@ -88,22 +90,31 @@ def runs(spans: Sequence[Span], axis: Axis) -> Iterator[list[Span]]:
 
 
 def _joins(run: Sequence[Span], span: Span, axis: Axis) -> bool:
-    """Tell whether a span is narrow and near enough to join the run before it."""
+    """Tell whether a span belongs to the run before it."""
     last = run[-1]
-    is_narrow = max(span.end - span.start, last.end - last.start) * axis.scale < _NARROWEST
-    is_near = (span.start - last.end) * axis.scale < _NARROWEST
-    return is_narrow and is_near and (last.end - run[0].start) * axis.scale <= _RUN
+    if (last.end - last.start) * axis.scale >= NARROW or (span.end - span.start) * axis.scale >= NARROW:
+        return False
+    is_within = (span.end - run[0].start) * axis.scale <= NARROW
+    return is_within or (len(run) % TOGETHER > 0 and (span.start - last.end) * axis.scale < NARROW)
 
 
-def _bands(run: Sequence[Span], origin: float, axis: Axis, height: float) -> Iterator[tuple[ActionKind, str]]:
+def _end(run: Sequence[Span], following: Sequence[Sequence[Span]], axis: Axis) -> float:
+    """Return the end of a run: where the next actions start, if they are near."""
+    near = (other[0].start for other in following if (other[0].start - run[-1].end) * axis.scale < NARROW)
+    return next(near, run[-1].end)
+
+
+def _bands(
+    run: Sequence[Span], stop: float, origin: float, axis: Axis, height: float
+) -> Iterator[tuple[ActionKind, str]]:
     """Yield the kinds of a run as bands above each other, each with the area of its actions' boxes."""
-    first, last = axis.x(run[0].start - origin), axis.x(run[-1].end - origin)
+    first, last = axis.x(run[0].start - origin), axis.x(stop - origin)
     times: Counter[ActionKind] = Counter()
     for action, start, end in run:
         times[action.kind] += end - start  # type: ignore[assignment]
     top = 0.0
     for kind in (kind for kind in _KINDS if kind in times):
-        part = height * times[kind] / (run[-1].end - run[0].start)
+        part = height * times[kind] / (stop - run[0].start)
         yield kind, f"M{number(first)} {number(top)}h{number(last - first)}v{number(part)}H{number(first)}z"
         top += part
 
@@ -127,12 +138,12 @@ def _when(panel: Panel, start: float, end: float) -> str:
 
 
 def shown_idle(panel: Panel, rank: int, axis: Axis) -> Iterator[Idle]:
-    """Yield the idle slots of a rank that are at least a pixel wide."""
-    return (slot for slot in panel.timeline.idle[rank] if (slot.end - slot.start) * axis.scale >= _NARROWEST)
+    """Yield the idle slots of a rank that are at least ``NARROW`` pixels wide."""
+    return (slot for slot in panel.timeline.idle[rank] if (slot.end - slot.start) * axis.scale >= NARROW)
 
 
 def draw_idle(panel: Panel, rank: int, axis: Axis, size: LaneSize) -> Iterator[str]:
-    """Yield the idle slots of a rank, hatched by cause; slots narrower than a pixel are left blank."""
+    """Yield the idle slots of a rank, hatched by cause; narrow ones are left blank."""
     origin = panel.timeline.start
     slots, hatches = [], []
     for slot in shown_idle(panel, rank, axis):

@@ -13,6 +13,7 @@ from minipipe.schedules.action import ActionKind
 from minipipe.simulation.message import Message
 
 WAYS = ("forward", "backward")
+_ASIDE = 0.4  # of its length: half the width of a head
 
 
 def way_of(message: Message) -> str:
@@ -23,7 +24,8 @@ def way_of(message: Message) -> str:
 def draw_messages(panel: Panel, axis: Axis, tops: Sequence[float], height: float, head: float) -> Iterator[str]:
     """Yield an arrow for each message, between the facing edges of the sender's and the receiver's lane.
 
-    Heads are paths: svglib and MuPDF draw no markers.
+    Heads are paths: svglib and MuPDF draw no markers. A vertical arrow stands half a head beside its time, before it on
+    the way down and after it on the way up: where messages take no time, both often go at one time.
 
     Parameters
     ----------
@@ -43,6 +45,8 @@ def draw_messages(panel: Panel, axis: Axis, tops: Sequence[float], height: float
             goes_down = tops[message.source] < tops[message.destination]
             start, end = tops[message.source] + height * goes_down, tops[message.destination] + height * (not goes_down)
             x, arrival = axis.x(message.sent - origin), axis.x(message.arrived - origin)
+            if x == arrival:
+                x = arrival = x + _ASIDE * (-head if goes_down else head)
             shafts.append(
                 f'<path d="{_shaft(x, start, arrival, end)}"><title>{describe_message(message)}</title></path>'
             )
@@ -74,6 +78,6 @@ def arrow_head(x: float, y: float, along_x: float, along_y: float) -> str:
     'M12.4 14L7.6 14L10 20z'
     """
     base_x, base_y = x - along_x, y - along_y
-    aside_x, aside_y = 0.4 * along_y, 0.4 * along_x
+    aside_x, aside_y = _ASIDE * along_y, _ASIDE * along_x
     corners = (base_x + aside_x, base_y + aside_y), (base_x - aside_x, base_y - aside_y), (x, y)
     return f"M{'L'.join(f'{number(a)} {number(b)}' for a, b in corners)}z"
