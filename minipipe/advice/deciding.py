@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import inf
 from types import ModuleType
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 from minipipe.advice.advising import check_sizes, checked_seconds, measure, weigh
 from minipipe.advice.memory_size import memory_size
 from minipipe.advice.messages import measure_messages
+from minipipe.advice.plan import ChosenPlan
+from minipipe.advice.progress import silent, teller
 from minipipe.advice.question import ABOUT_CHOOSING, PLANNED, Question
 from minipipe.advice.report import Advice
-from minipipe.advice.text import choices_of_rank_0
+from minipipe.advice.text import choices_of_rank_0, text_of_rank_0
 from minipipe.advice.trial import Trial
-from minipipe.advice.weighing import Choice
+from minipipe.advice.weighing import Choice, described
 from minipipe.batch.objective import Loss
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError
@@ -38,11 +40,11 @@ def decided(
     device: str | ModuleType,
     recompute: bool,
     **others: Any,
-) -> tuple[dict[str, Any], bool]:
-    """Return the options of a pipeline with what was left to measurements, and whether to recompute.
+) -> tuple[Any, dict[str, Any], bool]:
+    """Return the model and the options of a pipeline with what was left to measurements, and whether to recompute.
 
-    Collective. With ``schedule="auto"`` as :func:`advice_on_ranks` says; otherwise rank 0 measures for
-    ``partition="measured"``.
+    Collective. With ``schedule="auto"`` as :func:`advice_on_ranks` says: the model is a :class:`ChosenPlan` then.
+    Otherwise rank 0 measures for ``partition="measured"``.
 
     Parameters
     ----------
@@ -50,7 +52,8 @@ def decided(
     group : ProcessGroup
     options : mapping
         Those of :class:`minipipe.Plan`, and ``sample``: inputs and targets, of which only rank 0 needs some. With
-        ``schedule="auto"`` also ``memory_limit`` and ``optimiser``, as for :func:`minipipe.advise`.
+        ``schedule="auto"`` also ``memory_limit`` and ``optimiser``, as for :func:`minipipe.advise`, and ``progress``,
+        as for :func:`minipipe.advice.progress.teller`.
     loss : function
     seed : int
     device : str or module
@@ -69,9 +72,8 @@ def decided(
     """
     if options.get("schedule") != "auto":
         partition = measured_partition(model, group, options, loss, seed, device, recompute)
-        return {name: value for name, value in options.items() if name != "sample"} | {
-            "partition": partition
-        }, recompute
+        others = {name: value for name, value in options.items() if name != "sample"}
+        return model, {**others, "partition": partition}, recompute
     if options.get("layer_costs") is not None:
         message = 'schedule="auto" balances times that it measures; expected no layer_costs beside it.'
         raise ArgumentError("value", message)
@@ -82,7 +84,7 @@ def decided(
     limit = inf if options.get("memory_limit") is None else memory_size(options["memory_limit"])
     kept = {name: value for name, value in options.items() if name not in (*PLANNED, *ABOUT_CHOOSING)}
     if kept.keys() - {"inputs_require_grad"}:  # no such options: the plan refuses them, and before anything is measured
-        return kept, recompute
+        return model, kept, recompute
     others = {**others, "loss": loss, "seed": seed, "device": device, **kept}
     asked = {name: options.get(name) for name in ("optimiser", "num_microbatches", "chunks_per_rank", "partition")}
     if str(asked["partition"]) == "measured":
@@ -90,13 +92,22 @@ def decided(
     question = Question(
         model, inputs, targets, others, memory_limit=limit, recompute=True if recompute else None, **asked
     )
-    advice = advice_on_ranks(question, group, "the ranks of this job")
+    tell = teller(group, options.get("progress"))
+    advice = advice_on_ranks(question, group, "the ranks of this job", tell=tell)
     choice = choices_of_rank_0(group, None if advice is None else [advice.best])[0]
+    told = text_of_rank_0(group, None if advice is None else f'schedule="auto" chose {advice.summary}')
+    tell(told)
     again = choice.pop("recompute")
-    return {**kept, **choice}, again
+    return ChosenPlan(advice, told, model, num_ranks=group.size, **kept, **choice), {}, again
 
 
-def advice_on_ranks(question: Question, group: ProcessGroup, where: str, seconds: float | None = None) -> Advice | None:
+def advice_on_ranks(
+    question: Question,
+    group: ProcessGroup,
+    where: str,
+    seconds: float | None = None,
+    tell: Callable[[str], None] = silent,
+) -> Advice | None:
     """Return advice from measurements on the ranks at hand, on rank 0; None on the others.
 
     Collective. Messages are measured between all ranks, layers on rank 0. The best choices of a few numbers of
@@ -112,6 +123,8 @@ def advice_on_ranks(question: Question, group: ProcessGroup, where: str, seconds
         On which ranks, for the report.
     seconds : float, optional
         Of the race: 40 by default. With 0, or without a loss, no choice runs.
+    tell : function
+        Takes a sentence about what comes next.
 
     Raises
     ------
@@ -123,14 +136,17 @@ def advice_on_ranks(question: Question, group: ProcessGroup, where: str, seconds
     check_sizes(question, group.size)
     trial = Trial(question, group)
     question, may_run = trial.question, trial.trains and seconds > 0
+    tell(f"measuring messages between {group.size} rank{'s' * (group.size > 1)}")
     messages, advice = measure_messages(group, where), None
     if group.rank == 0:
+        tell("measuring layers on rank 0, in microbatches of several sizes; then weighing all choices")
         is_one_host = told(os.environ, LOCAL_SIZE, group.size) == group.size
         measured = measure(question, group.size, messages, group.local_rank, shares=is_one_host)
         advice = weigh(question, group.size, measured, 0 if may_run else None)
     if not may_run:
         return advice
     probes = None if advice is None else _probes(advice)
+    tell(f"running {len(probes or ())} choices, to measure actions where all ranks work")
     costs = trial.probes(choices_of_rank_0(group, probes), _OF_PROBES * seconds)
     if advice is not None and probes is not None:
         runs: dict[int, list[tuple[Costs, Costs]]] = {}
@@ -139,10 +155,10 @@ def advice_on_ranks(question: Question, group: ProcessGroup, where: str, seconds
             expected = measured.costs(_plan(question, choice), choice.candidate.recompute)
             runs.setdefault(choice.candidate.num_microbatches, []).append((expected, found))
         advice = weigh(question, group.size, measured.with_runs(runs))
-    return _raced(trial, advice, seconds)
+    return _raced(trial, advice, seconds, tell)
 
 
-def _raced(trial: Trial, advice: Advice | None, seconds: float) -> Advice | None:
+def _raced(trial: Trial, advice: Advice | None, seconds: float, tell: Callable[[str], None]) -> Advice | None:
     """Return advice whose best choices ran, and the own one. Collective."""
     programs, num_kept = dict[Hashable, Choice](), 0
     if advice is not None:
@@ -151,7 +167,9 @@ def _raced(trial: Trial, advice: Advice | None, seconds: float) -> Advice | None
         for choice in (*own, *_allowed(advice.choices)):
             programs.setdefault(choice.program, choice)
     field = None if advice is None else list(programs.values())[: _RUNNERS + num_kept]
-    runs = trial.race(choices_of_rank_0(trial.group, field), seconds, kept=range(num_kept))
+    tell(f"the best {len(field or ())} choices race, for {seconds:g} s")
+    names = [described(choice.candidate) for choice in field or ()]
+    runs = trial.race(choices_of_rank_0(trial.group, field), seconds, range(num_kept), tell, names)
     if advice is None:
         return None
     by_program = dict(zip(programs, map(runs.get, range(len(programs)))))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minipipe.advice.progress import unwarned
 from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.errors import LaunchError
 from minipipe.job.launcher import num_ranks as ranks_of_launcher
@@ -106,7 +107,8 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
     model = Sequential(*(Linear(_WIDTH, _WIDTH) for _ in range(group.size)))
     pipeline = Pipeline(model, group, loss=MSELoss(), num_microbatches=_MICROBATCHES)
     ones = np.ones((_MICROBATCHES * _SAMPLES, _WIDTH), np.float32)
-    return pipeline.measure_costs(ones, ones, num_steps=_STEPS)
+    with unwarned(group):
+        return pipeline.measure_costs(ones, ones, num_steps=_STEPS)
 
 
 def messages_of_this_machine(num_ranks: int) -> Messages:

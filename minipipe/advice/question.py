@@ -12,7 +12,7 @@ from minipipe.profiling.layers import MakeOptimiser
 
 # Options of a pipeline: those that are chosen, which one rank cannot run for several; and those that say how to choose.
 PLANNED = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
-ABOUT_CHOOSING = ("sample", "memory_limit", "optimiser")
+ABOUT_CHOOSING = ("sample", "memory_limit", "optimiser", "progress")
 
 
 @dataclass(frozen=True)

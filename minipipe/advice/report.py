@@ -8,7 +8,7 @@ from typing import Any
 
 from minipipe.advice.measurements import Measurements
 from minipipe.advice.reasons import Reason, reasons
-from minipipe.advice.weighing import Choice, best_of, by_worth
+from minipipe.advice.weighing import Choice, best_of, by_worth, described
 from minipipe.render.descriptions import format_memory
 from minipipe.render.table import html_table, text_table
 
@@ -81,6 +81,13 @@ class Advice:
     @property
     def _reasons(self) -> list[Reason]:
         return reasons(self.best, self.choices, self.measured)
+
+    @property
+    def summary(self) -> str:
+        """The best choice in a line, with its figures as predicted and as measured."""
+        best = self.best
+        ran = "" if best.measured is None else f", measured {1e3 * best.measured:.3f} ms"
+        return f"{described(best.candidate)}: predicted {1e3 * best.time:.3f} ms a step{ran}."
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a plain dictionary for each choice: for csv, JSON or a data frame. Times are in seconds.

@@ -48,6 +48,18 @@ def choices_of_rank_0(group: ProcessGroup, choices: Sequence[Choice] | None) -> 
     choices : sequence of Choice
         None on other ranks.
     """
-    own = None if choices is None else np.frombuffer("\n".join(map(text_of, choices)).encode(), np.uint8)
-    lines = group.broadcast(own, what="choices, which rank 0 makes from measurements,").tobytes().decode().splitlines()
+    lines = text_of_rank_0(group, None if choices is None else "\n".join(map(text_of, choices))).splitlines()
     return list(map(options_of_text, lines))
+
+
+def text_of_rank_0(group: ProcessGroup, text: str | None) -> str:
+    """Return the text of rank 0 on every rank. Collective.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    text : str or None
+        None on other ranks.
+    """
+    own = None if text is None else np.frombuffer(text.encode(), np.uint8)
+    return group.broadcast(own, what="choices, which rank 0 makes from measurements,").tobytes().decode()

@@ -9,7 +9,7 @@ one choice differed by a fifth, as the system had placed the ranks, and steps wi
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from statistics import median
@@ -19,6 +19,7 @@ from weakref import ref
 
 import numpy as np
 
+from minipipe.advice.progress import silent, unwarned
 from minipipe.advice.question import Question
 from minipipe.batch.samples import Microbatches, Pieces, Replicated, Samples, samples
 from minipipe.comm import ProcessGroup
@@ -106,7 +107,8 @@ class Trial:
         choice : mapping
             Options of a pipeline.
         """
-        return self._pipeline(choice).measure_costs(self.question.inputs, self.question.targets, _COST_STEPS)
+        with unwarned(self.group):
+            return self._pipeline(choice).measure_costs(self.question.inputs, self.question.targets, _COST_STEPS)
 
     def probes(self, choices: Sequence[Mapping[str, Any]], seconds: float) -> list[tuple[int, Costs]]:
         """Return the costs of choices, with their numbers: of each, and then again, but not for long. Collective.
@@ -142,7 +144,14 @@ class Trial:
             found.append(pipeline.timeline().makespan)
         return found[1:]
 
-    def race(self, choices: Sequence[Mapping[str, Any]], seconds: float, kept: Collection[int] = ()) -> dict[int, Run]:
+    def race(
+        self,
+        choices: Sequence[Mapping[str, Any]],
+        seconds: float,
+        kept: Collection[int] = (),
+        tell: Callable[[str], None] = silent,
+        names: Sequence[str] = (),
+    ) -> dict[int, Run]:
         """Let choices run in turns; return those that ran, by their number. The winner has the most steps. Collective.
 
         Parameters
@@ -153,6 +162,10 @@ class Trial:
             About how long, on rank 0.
         kept : collection of int
             Numbers of choices that run to the end.
+        tell : function
+            Takes a sentence, after 8, 16, 32 and so on turns.
+        names : sequence of str
+            Of the choices, for that sentence.
         """
         times: dict[int, list[float]] = {}
         coming = turns(len(choices), seconds, times, kept)
@@ -162,6 +175,10 @@ class Trial:
             if number == _END:
                 return {number: Run.of(found) for number, found in times.items()}
             times.setdefault(number, []).extend(self.turn(choices[number]))
+            num_turns = sum(map(len, times.values())) // _STEPS
+            if names and num_turns >= 8 and num_turns & (num_turns - 1) == 0:
+                lead = max(times, key=lambda each: (len(times[each]), -median(times[each])))
+                tell(f"after {num_turns} turns {names[lead]} leads, measured {1e3 * median(times[lead]):.3f} ms a step")
 
     def _pipeline(self, choice: Mapping[str, Any]) -> Pipeline:
         """Make a pipeline of a choice, where the last one is no more."""

@@ -103,8 +103,9 @@ class Pipeline:
         each layer with the batch ``sample=(inputs, targets)``, which only it needs, and all ranks take the partition
         that balances the times. With ``schedule="auto"`` it also weighs schedules, chunks, numbers of microbatches and
         recomputation, as :func:`minipipe.advise` does; the best choices within ``memory_limit`` (``"500 MB"``, with the
-        state of ``optimiser``) then race on all ranks, for 40 seconds, and all take the fastest. What other options say
-        is taken as given.
+        state of ``optimiser``) then race on all ranks, for 40 seconds, and all take the fastest. Meanwhile rank 0 says
+        on standard error what it measures, with ``progress=True``, or where that is a terminal unless
+        ``progress=False``. ``print(pipeline)`` says what was chosen. What other options say is taken as given.
 
     Attributes
     ----------
@@ -246,6 +247,11 @@ class Pipeline:
     def plan(self) -> Plan:
         """The layers of each stage, the rank of each stage, and the lowered schedule."""
         return self._plan
+
+    @property
+    def advice(self) -> Any:
+        """What ``schedule="auto"`` weighed and chose, on rank 0, a :class:`minipipe.advice.Advice`; otherwise None."""
+        return getattr(self._plan, "advice", None)
 
     @property
     def group(self) -> ProcessGroup:

@@ -334,7 +334,7 @@ def planned(model: Sequential | Plan, group: ProcessGroup, options: dict[str, An
     if is_asked and not isinstance(model, Plan):
         from minipipe.advice.deciding import decided  # another door
 
-        options, run["recompute"] = decided(model, group, options, **run)
+        model, options, run["recompute"] = decided(model, group, options, **run)
     for name in options.keys() - set(_OPTIONS):
         hint = " A wait lasts as long as the group allows: init_process_group(timeout=…)." if name == "timeout" else ""
         raise ArgumentError("name", f"Pipeline takes no {name}=; expected {', '.join((*_OWN, *_OPTIONS))}.{hint}")

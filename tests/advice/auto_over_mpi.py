@@ -19,6 +19,7 @@ def main():
         assert pipeline.step(inputs, targets) == expected.loss
         for name, parameter in pipeline.named_parameters():
             assert same_bits(parameter.grad, expected.gradients[name]), name
+        assert 'schedule="auto" chose' in str(pipeline) and (pipeline.advice is None) == (group.rank > 0)
         print("one choice", flush=True)
 
 

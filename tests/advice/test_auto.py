@@ -100,6 +100,35 @@ def test_fewer_layers_than_ranks_are_refused_on_every_rank():
         spawn(lambda g: Pipeline(model, g, loss=nn.MSELoss(), schedule="auto", sample=(X, Y)), 3)
 
 
+def test_what_was_chosen_stands_below_the_pipeline_on_every_rank_and_the_advice_on_rank_0(capsys):
+    """The story: after a minute of silence, nothing said which schedule it was, or why."""
+    given = {"chunks_per_rank": 1, "num_microbatches": 4, "progress": True}
+    auto = spawn(lambda g: stepped(g, schedule="auto", sample=(X, Y), **given)[2], 2)
+    assert auto[1].advice is None
+    best = auto[0].advice.best
+    assert auto[0].schedule.actions == best.schedule.actions and best.measured is not None
+    told = f'schedule="auto" chose {best.candidate.schedule}, 4 microbatches, cut by {best.candidate.cut}'
+    for pipeline in auto:
+        table, _, line = str(pipeline).rpartition("\n\n")
+        assert line.startswith(told) and table.startswith("layer")
+        assert line.endswith(f"predicted {1e3 * best.time:.3f} ms a step, measured {1e3 * best.measured:.3f} ms.")
+        assert told.replace('"', "&quot;") in pipeline._repr_html_()
+    out, err = capsys.readouterr()
+    said = err.splitlines()
+    assert out == "" and all(line.startswith("minipipe: ") for line in said) and f"minipipe: {line}" in said
+    for words in ("measuring messages between 2 ranks", "measuring layers on rank 0", "choices race, for 0.2 s"):
+        assert sum(words in line for line in said) == 1, words
+
+
+def test_nothing_is_printed_where_nobody_watches_and_progress_belongs_to_auto(capsys):
+    pipeline = stepped(OneRankGroup(), schedule="auto", sample=(X, Y), num_microbatches=2)[2]
+    assert capsys.readouterr() == ("", "") and "chose" in str(pipeline)
+    plain = stepped(OneRankGroup(), schedule="1f1b")[2]
+    assert plain.advice is None and "chose" not in str(plain)
+    with pytest.raises(ArgumentError, match="Pipeline takes no progress="):
+        stepped(OneRankGroup(), schedule="1f1b", progress=True)
+
+
 @needs_mpi
 @pytest.mark.slow
 def test_all_ranks_of_mpirun_take_the_choice_of_rank_0():
