@@ -18,7 +18,7 @@ from minipipe.batch.objective import Loss
 from minipipe.batch.samples import Pieces, samples
 from minipipe.comm import spawn
 from minipipe.errors import ArgumentError
-from minipipe.job.host import num_cores
+from minipipe.job.host import core_times, num_cores
 from minipipe.nn import Sequential
 from minipipe.partition.layers import partition_evenly
 from minipipe.pipeline.consistency import check_loss
@@ -178,9 +178,12 @@ def measure(
     options, given = question.options, samples(question.inputs, "inputs")
     xp: ModuleType = backend.module_for(options.get("device", "cpu"), rank)
     batch = question.model, question.inputs, question.targets, options.get("loss")
+    before = core_times()
     layers = measure_sizes(*batch, counts_of(question, num_ranks), repeats, options.get("seed", 0), xp)
     cores = (messages.cores or num_cores()) if shares and num_cores() < num_ranks else None
-    return Measurements(layers, given.num_samples, messages, cores, measure_call(repeats, xp))
+    had, waited = (after - begun for after, begun in zip(core_times(), before))
+    share = waited / (had + waited) if waited else 0.0
+    return Measurements(layers, given.num_samples, messages, cores, measure_call(repeats, xp), waited=share)
 
 
 def counts_of(question: Question, num_ranks: int) -> list[int]:

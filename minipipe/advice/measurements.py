@@ -68,6 +68,9 @@ class Measurements(NamedTuple):
         What a stage costs beside its layers.
     at_work : mapping of int to AtWork
         By the number of microbatches of pipelines that ran. Where none did, messages and cores hold.
+    waited : float
+        While the layers were measured: for which part of the time that the process wanted a core it had none, because
+        of other programs. Only Linux tells; elsewhere 0.
 
     Examples
     --------
@@ -81,6 +84,7 @@ class Measurements(NamedTuple):
     cores: float | None = None
     call: Call = Call()
     at_work: Mapping[int, AtWork] = MappingProxyType({})
+    waited: float = 0.0
 
     def samples_of(self, microbatches: int) -> int:
         """Return the samples of the largest microbatch."""

@@ -54,6 +54,9 @@ def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
     """Compare with 1F1B at its best or, if that is the best of all, with the next best schedule."""
     others = [choice for choice in allowed if choice.candidate.schedule != best.candidate.schedule]
     for other in sorted(others, key=lambda choice: choice.candidate.schedule != "1f1b")[:1]:
+        if best.program == other.program:
+            yield Reason(f"{best.candidate.schedule} and {other.candidate.schedule} run the same here.", other)
+            return
         yield Reason(f"{compared(best, other)}.", other)
         spent = _spent(best, other)
         if spent:

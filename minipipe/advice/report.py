@@ -18,6 +18,7 @@ _HEAD = ("schedule", "v", "microbatches", "cut by", "recompute", *_TIMES, "bubbl
 _LEFT = {0, 3, 4}
 _ON_THE_RIGHT = set(range(len(_HEAD))) - _LEFT
 _SHOWN = 10
+_LITTLE = 0.05  # a part of the time that is not worth a word
 
 
 class Advice:
@@ -139,6 +140,9 @@ class Advice:
         ran = f" {self._num_run} of {len(self.choices)} choices ran in turns." if self._num_run else ""
         half = f" Half of the best one's {self.best.num_steps} steps differed by up to {100 * self.best.spread:.1f} %."
         noise = half if self.best.measured is not None else ""
+        if self.measured.waited > _LITTLE:
+            share = f"{100 * self.measured.waited:.0f} % of the time that they wanted a core"
+            noise += f" The machine was busy: the layers were measured without a core for {share}."
         return f"A message takes {1e6 * latency:.3g} µs{speed} ({messages.measured_on}){shared}{at_work}.{ran}{noise}"
 
 

@@ -113,3 +113,13 @@ def test_messages_are_measured_between_ranks_of_mpirun():
     found = messages_of_this_machine(2)
     assert found.measured_on == "MPI ranks" and json.dumps(found._asdict())
     assert 0 <= found.latency < 1 and found.bandwidth > 0
+
+
+def test_advice_says_when_other_programs_had_the_core_while_layers_were_measured(monkeypatch):
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), np.ones((4, 2), np.float32)
+    for waited, is_told in ((0.0, False), (3.0, True)):
+        clock = iter([(0.0, 0.0), (1.0, waited)])
+        monkeypatch.setattr("minipipe.advice.advising.core_times", clock.__next__)
+        said = str(advise(model, x, num_ranks=2, num_microbatches=2, messages="assumed", seconds=0, repeats=1))
+        told = "The machine was busy: the layers were measured without a core for 75 % of the time that they wanted"
+        assert (told in said) is is_told

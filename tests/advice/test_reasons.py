@@ -1,6 +1,7 @@
 """Every reason that advice prints is true of the two rows of the table that it is about."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -41,7 +42,12 @@ def rows(draw):
     idle, memory = dict(zip(WORDS.values(), shares)), draw(st.integers(1, 2 * LIMIT))
     bound = time * draw(st.floats(0.1, 1))
     figures = time, sum(shares), idle, (memory,), bound, "made up", memory <= LIMIT, *run
-    return Choice(candidate, None, (range(4),), *figures)
+    return Choice(candidate, ran_as(draw(st.integers(0, 3))), (range(4),), *figures)
+
+
+def ran_as(actions):
+    """Return a schedule that runs the same as another one with these actions."""
+    return SimpleNamespace(actions=actions, placement=())
 
 
 tables = st.lists(rows(), min_size=1, max_size=12).filter(lambda table: any(row.is_within_limit for row in table))
@@ -105,7 +111,10 @@ def check(text, best, other):
             == f"Predicted: {described(other.candidate)}, is faster, and needs {needs} on a rank, beyond the limit."
         )
         assert max(other.memory) > LIMIT and other.time < best.time
+    elif same := re.fullmatch(r"(\S+) and (\S+) run the same here\.", text):
+        assert named(same[1], best) and named(same[2], other) and best.program == other.program
     else:
+        assert best.candidate.schedule == other.candidate.schedule or best.program != other.program
         check_comparison(text.removesuffix("."), best, other)
 
 
@@ -132,7 +141,7 @@ def test_every_reason_is_true_of_its_two_rows_and_both_are_in_the_table(table):
 
 def row(schedule, count, time, ran=None, num_steps=0, drain=0.0):
     figures = time, drain, {"drain": drain}, (1,), time, "made up", True, ran, num_steps
-    return Choice(Candidate(schedule, count), None, (range(4),), *figures)
+    return Choice(Candidate(schedule, count), ran_as(schedule), (range(4),), *figures)
 
 
 BEST, OTHER = row("zb-h1", 4, 1.0, drain=0.1), row("1f1b", 4, 1.25, drain=0.4)
@@ -147,6 +156,7 @@ BEST, OTHER = row("zb-h1", 4, 1.0, drain=0.1), row("1f1b", 4, 1.25, drain=0.4)
         "zb-h1 and 1f1b are predicted to take equally long, within 2.0 %.",
         "Predicted: of a step, a rank spends 100.000 ms instead of 400.000 ms after its last action, on average.",
         "Predicted: of a step, a rank spends 900.000 ms instead of 750.000 ms computing, on average.",
+        "zb-h1 and 1f1b run the same here.",
         "zb-h1 takes 20 % less than 1f1b: there are fewer actions.",
     ],
 )
@@ -164,6 +174,12 @@ def test_what_is_predicted_and_what_was_measured_are_called_so():
     ran = row("zb-h1", 4, 1.0, 1.5, 64), row("1f1b", 4, 1.25, 1.2, 6)
     assert reasons(ran[0], ran, LAYERS)[0].text == "1f1b was measured to take 20.0 % less than zb-h1, in 6 steps of 64."
     assert "1f1b is predicted to take" in reasons(ran[0], (ran[0], row("1f1b", 4, 0.5)), LAYERS)[0].text
+
+
+def test_of_choices_that_run_the_same_none_is_called_faster():
+    """The story: with one microbatch 1F1B is GPipe, and was "as fast" as it, as if both had run."""
+    alike = BEST._replace(candidate=Candidate("1f1b", 4))
+    assert [text for text, _ in reasons(BEST, [BEST, alike], LAYERS)] == ["zb-h1 and 1f1b run the same here."]
 
 
 def test_two_choices_whose_times_differ_by_less_than_the_steps_of_one_are_equally_fast():
