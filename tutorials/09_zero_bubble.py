@@ -171,10 +171,23 @@ assert simulate(zb_h2).makespan == simulate(zb_h1).makespan == 27
 
 # %% [markdown]
 # It takes the same 27 units, but now every rank works without a pause from its first action to its last. The picture is
-# a parallelogram, and the parallelogram of the next step would fit next to it without a gap: rank 0 could start the
-# next step while rank 3 finishes this one. (Whether it may is another question, because the optimiser has to run in
-# between. The paper has a solution; here each step ends before the next one begins.) For these schedules it is
-# therefore usual to count the idle time *within a rank's own span*, from its first action to its last.
+# a parallelogram, and the parallelogram of the next step fits next to it without a gap: rank 0 starts the next step
+# while rank 3 finishes this one. It may, because each rank updates the parameters of its own stages, as soon as its own
+# part of the step is done. Only a rank that asks for the loss waits for the last one, so train with
+# `pipeline.step(x, y, wait=False)` and ask later. (What needs all ranks, such as clipping by the norm of all gradients,
+# waits, too. The paper has a solution.) From the second step on, ZB-H2 then takes 24 units, and ZB-H1 still 27:
+
+# %%
+further = {s.name: simulate(s, num_steps=5).time_of_further_step for s in (one_f_one_b, zb_h1, zb_h2)}
+waiting = {s.name: simulate(s, num_steps=5, wait=True).time_of_further_step for s in (one_f_one_b, zb_h1, zb_h2)}
+for name, time in further.items():
+    print(f"{name:6} each further step {time:g} units, or {waiting[name]:g} if every rank waits for the loss")
+assert further == {"1f1b": 33, "zb-h1": 27, "zb-h2": 24}
+assert waiting == {"1f1b": 33, "zb-h1": 27, "zb-h2": 27}
+
+# %% [markdown]
+# For these schedules it is therefore usual to count the idle time *within a rank's own span*, from its first action to
+# its last.
 
 # %%
 for schedule in (one_f_one_b, zb_h1, zb_h2):

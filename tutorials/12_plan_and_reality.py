@@ -318,9 +318,10 @@ else:
 # - **Thread ranks share the interpreter.** Large matrix products run in parallel; everything else takes turns. That is
 #   why timelines of thread ranks carry a note, and why you measure with processes.
 # - **Something else is running.** Use the median of several steps, or the fastest, and say which.
-# - **Messages.** `Costs.measured` estimates a latency from the messages that a rank had to wait for. But the simulator
-#   lets any number of messages overlap, while real messages share a link, and copying them takes processor time.
-#   (`Costs(hosts=(0, 0, 1, 1))` says which ranks are on which host; between hosts, messages then share the links.)
+# - **Messages.** `Costs.measured` estimates a latency from the messages that a rank had to wait for. But by
+#   default the simulator lets any number of messages overlap, while real messages share a link, and copying them takes
+#   processor time. (`Costs(hosts=(0, 0, 1, 1))` says which ranks are on which host; between hosts, messages then share
+#   the links.)
 # - **The first step.** Memory is allocated, and libraries initialise. Never measure it.
 #
 # ## More ranks than cores

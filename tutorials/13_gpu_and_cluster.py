@@ -106,13 +106,13 @@ LINKS = {  # latency in seconds, bandwidth in bytes per second
 }
 
 
-def over(link, schedule, message_size=SIZE):
+def over(link, schedule, message_size=SIZE, hosts=None):
     """Return the timeline of a schedule on four ranks connected by this link."""
     latency, bandwidth = LINKS[link]
     share = 0.020 * 4 / schedule.num_stages
     return simulate(
         schedule,
-        Costs(share, share, share, latency=latency, bandwidth=bandwidth, message_size=message_size, unit="s"),
+        Costs(share, share, share, latency, bandwidth, message_size=message_size, unit="s", hosts=hosts),
     )
 
 
@@ -145,9 +145,23 @@ assert round(1000 * plain.makespan) == 1613 and round(1000 * eager.makespan) == 
 assert (plain.peak_activations[0], eager.peak_activations[0]) == (4, 7)
 
 # %% [markdown]
-# Here a message takes 17 ms, and a stage works for 60 ms on each microbatch, so the link can keep up. If it could not,
-# it would be the slowest stage of all, and the simulator would not notice, because it lets any number of messages
-# overlap. So check by hand: *size / bandwidth* must be well below the time of a stage. A GPU that computes ten times as
+# Here a message takes 17 ms, and a stage works for 60 ms on each microbatch, so the link can keep up. If it cannot, it
+# is the slowest stage of all. By default the simulator does not notice, because it lets any number of messages overlap.
+# Tell it which rank is on which host, and messages share the links between the hosts, as they do in a cluster:
+
+# %%
+one_f_one_b, zb_v = (schedules.build(name, 4, 16) for name in ("1f1b", "zb-v"))
+alone, shared = {}, {}
+for schedule in (one_f_one_b, zb_v):
+    alone[schedule.name] = round(1000 * over("1 Gbit/s", schedule).makespan)
+    shared[schedule.name] = round(1000 * over("1 Gbit/s", schedule, hosts=(0, 1, 2, 3)).makespan)
+    print(f"{schedule.name:5} {alone[schedule.name]} ms, or {shared[schedule.name]} ms where messages share links")
+assert alone == {"1f1b": 1613, "zb-v": 1254}
+assert shared == {"1f1b": 1613, "zb-v": 1494}
+
+# %% [markdown]
+# 1F1B has one message at a time on a link; on a V activations and gradients of two stages meet there. Without a
+# simulator check by hand: *size / bandwidth* must be well below the time of a stage. A GPU that computes ten times as
 # fast needs a link that is ten times as fast.
 #
 # ## Neighbours on the same machine
@@ -157,7 +171,6 @@ assert (plain.peak_activations[0], eager.peak_activations[0]) == (4, 7)
 # alternate between the machines (0 and 2 on the first, 1 and 3 on the second), all three are.
 
 # %%
-one_f_one_b = schedules.one_f_one_b(num_ranks=4, num_microbatches=16)
 block = over("1 Gbit/s", one_f_one_b, message_size=[0, SIZE, 0, 0])  # by stage: the size of its activation
 cyclic = over("1 Gbit/s", one_f_one_b, message_size=[SIZE, SIZE, SIZE, 0])
 print(f"side by side {1000 * block.makespan:.0f} ms, in turn {1000 * cyclic.makespan:.0f} ms")
