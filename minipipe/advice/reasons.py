@@ -51,12 +51,13 @@ def reasons(best: Choice, choices: Sequence[Choice], measured: Measurements) -> 
 
 
 def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
-    """Compare with 1F1B at its best or, if that is the best of all, with the next best schedule."""
+    """Compare with 1F1B at its best or, if that is the best of all or runs the same, with the next best schedule."""
     others = [choice for choice in allowed if choice.candidate.schedule != best.candidate.schedule]
-    for other in sorted(others, key=lambda choice: choice.candidate.schedule != "1f1b")[:1]:
+    others.sort(key=lambda choice: choice.candidate.schedule != "1f1b")
+    for other in others[:1]:
         if best.program == other.program:
             yield Reason(f"{best.candidate.schedule} and {other.candidate.schedule} run the same here.", other)
-            return
+    for other in [choice for choice in others if choice.program != best.program][:1]:
         yield Reason(f"{compared(best, other)}.", other)
         spent = _spent(best, other)
         if spent:
@@ -77,12 +78,14 @@ def compared(best: Choice, other: Choice) -> str:
     less = 1 - fast / slow if slow else 0.0
     name, beside = _name(first, second), _name(second, first)
     verb = ("was measured", "were measured") if both_ran else ("is predicted", "are predicted")
-    if less < max(_LITTLE, both_ran * best.spread):
+    if less < _LITTLE:
         return f"{name} and {beside} {verb[1]} to take equally long, within {_up(less)}"
     text = f"{name} {verb[0]} to take {100 * less:.1f} % less than {beside}"
-    if first is best or (both_ran and first.num_steps >= best.num_steps):
-        return text
-    return f"{text}, in {first.num_steps} steps of {best.num_steps}" if both_ran else f"{text}, but did not run"
+    if first is not best and not (both_ran and first.num_steps >= best.num_steps):
+        text += f", in {first.num_steps} steps of {best.num_steps}" if both_ran else ", but did not run"
+    if both_ran and less < best.spread:
+        text += f", while the steps of {best.candidate.schedule} differed by {100 * best.spread:.1f} %"
+    return text
 
 
 def _up(share: float) -> str:
