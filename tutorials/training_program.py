@@ -219,7 +219,7 @@ def compare_with_order(order, num_ranks):
         f"bubble {100 * order.bubble_fraction:.1f} %",
         "  (from the time for which each action had a core; messages, and the time between actions, are left out)",
         f"{num_ranks} ranks share {num_cores()} core{'s' * (num_cores() > 1)}: the rest of the measured step is "
-        "waiting, for a core or a message.",
+        "waiting for a core or a message, and the time between actions.",
     ]
 
 
