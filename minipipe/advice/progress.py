@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from minipipe.comm import ProcessGroup
 
+MARK = "minipipe: "  # before each line
+
 
 def silent(text: str) -> None:
     """Say nothing."""
@@ -32,7 +34,7 @@ def teller(group: ProcessGroup, progress: bool | None) -> Callable[[str], None]:
     speaks = sys.stderr.isatty() if progress is None else progress
     if not speaks or group.rank:
         return silent
-    return lambda text: print(f"minipipe: {text}", file=sys.stderr, flush=True)
+    return lambda text: print(f"{MARK}{text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from minipipe import errors
 from minipipe.advice.advising import check_sizes, checked_seconds
 from minipipe.advice.deciding import RACE_SECONDS, advice_on_ranks
 from minipipe.advice.program import FirstStep, at_first_step, first_step_of, question_of, run
+from minipipe.advice.progress import MARK, teller
 from minipipe.advice.report import Advice
-from minipipe.comm import spawn
+from minipipe.comm import ProcessGroup, spawn
 from minipipe.errors import ArgumentError, LaunchError, MinipipeError, ScheduleCode, ScheduleError
 from minipipe.job.launcher import num_ranks as ranks_of_launcher
 from minipipe.pipeline import Pipeline
@@ -98,21 +99,19 @@ def program_report(
     question = question_of(step, *asked)
     check_sizes(question, num_ranks)
     if launcher is None or ranks_of_launcher(os.environ) != 1:  # or this is a rank itself, which can start no others
-        found = spawn(lambda group: advice_on_ranks(question, group, "thread ranks", seconds), num_ranks)[0]
-        return Report.of(cast(Advice, found))
+
+        def advise(group: ProcessGroup) -> Advice | None:
+            return advice_on_ranks(question, group, "thread ranks", seconds, teller(group, None))
+
+        return Report.of(cast(Advice, spawn(advise, num_ranks)[0]))
     with tempfile.TemporaryDirectory(prefix="minipipe-advice-") as folder:
         file = Path(folder) / "report"
-        variable = json.dumps({"file": str(file), "question": asked, "seconds": seconds, "ranks": num_ranks})
+        given = {"file": str(file), "question": asked, "seconds": seconds, "ranks": num_ranks}
+        variable = json.dumps({**given, "progress": sys.stderr.isatty()})
         command = [launcher, "-n", str(num_ranks), sys.executable, "-m", "minipipe.advice.running"]
-        done = subprocess.run(
-            [*command, program, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, _ASKED: variable},
-        )
+        output = _output_of([*command, program, *arguments], {**os.environ, _ASKED: variable})
         if not file.exists():
-            said = (done.stderr.strip() or done.stdout.strip() or "not a word").splitlines()[-1]
+            said = (output or "not a word").splitlines()[-1]
             raise LaunchError(
                 "no-launcher", f"{program} has not come through its first step under mpirun -n {num_ranks}: {said}"
             )
@@ -120,6 +119,20 @@ def program_report(
     if "error" in told:
         _raise(*told["error"])
     return Report(**told)
+
+
+def _output_of(command: Sequence[str], environment: dict[str, str]) -> str:
+    """Run a command; return what it wrote as errors or, if nothing, printed. What its ranks tell is passed on."""
+    told: list[str] = []
+    with tempfile.TemporaryFile("w+") as printed:
+        job = subprocess.Popen(command, stdout=printed, stderr=subprocess.PIPE, text=True, env=environment)
+        with job:
+            for line in job.stderr or ():
+                told.append(line)
+                if line.startswith(MARK):
+                    print(line, end="", file=sys.stderr, flush=True)
+        printed.seek(0)
+        return "".join(told).strip() or printed.read().strip()
 
 
 def _raise(name: str, code: str, message: str) -> NoReturn:
@@ -150,7 +163,8 @@ def main() -> None:
                 given = f"{program} makes {pipeline.group.size} ranks itself, of {asked['ranks']} that were started"
                 raise ArgumentError("value", f"{given}; expected init_process_group().")
             question = question_of(step, *asked["question"])
-            advice = advice_on_ranks(question, pipeline.group, "MPI ranks", asked["seconds"])
+            tell = teller(pipeline.group, asked["progress"])
+            advice = advice_on_ranks(question, pipeline.group, "MPI ranks", asked["seconds"], tell)
         except Exception as error:
             if pipeline.group.rank == 0 and isinstance(error, MinipipeError):
                 message = error.problems[0].message if isinstance(error, ScheduleError) else str(error)

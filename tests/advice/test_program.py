@@ -144,11 +144,16 @@ def test_a_limit_that_nothing_keeps_is_the_answer_no(program, capsys, monkeypatc
     ("name", "arguments"),
     [("train.py", ["--hidden", "16"]), ("train_lm.py", ["--width", "8", "--heads", "2", "--context", "8"])],
 )
-def test_a_training_program_is_advised_and_run(name, arguments, capsys):
+def test_a_training_program_is_advised_and_run_and_a_terminal_is_told_meanwhile(name, arguments, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     program = str(ROOT / "tutorials" / name)
     words = ["--ranks", "2", "--memory-limit", "100 MB", "--seconds", "1", "--json"]
     assert main(["advise", *words, program, *arguments]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    out, err = capsys.readouterr()
+    told = [line for line in err.splitlines() if line.startswith("minipipe: ")]
+    for words in ("measuring messages between 2 ranks", "choices race, for 1 s"):
+        assert sum(words in line for line in told) == 1, words
+    found = json.loads(out.splitlines()[-1])
     assert found["best"] == found["choices"][0] and found["own"]["schedule"] == "1f1b"
     assert found["measured"] == {"the best": found["best"]["measured"], "yours": found["own"]["measured"]}
     assert all(time > 0 for time in found["measured"].values())
