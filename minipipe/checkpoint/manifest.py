@@ -149,7 +149,8 @@ def _check_optimiser(told: Mapping[str, Any]) -> None:
     _text(told["class"], "the class of an optimiser")
     for group in _list(told["groups"], "groups"):
         _whole(group["place"], "the place of a group")
-        _mapping(group, "numbers")
+        for which in {"numbers", "first"} & {"numbers", *group}:  # earlier versions did not tell the first ones
+            _mapping(group, which)
         for name in _list(group["parameters"], "the parameters of a group"):
             _text(name, "a parameter of a group")
     kept = _mapping(told, "kept")

@@ -13,7 +13,7 @@ from minipipe.agreement import digest
 from minipipe.checkpoint import storage
 from minipipe.checkpoint.exchange import gather, tell
 from minipipe.checkpoint.manifest import Manifest, damage, mismatch, read_manifest
-from minipipe.checkpoint.state import Arrays, Told, by_name, check, check_given, put, states
+from minipipe.checkpoint.state import Arrays, Told, by_name, check, check_given, put, replaced, states
 from minipipe.checkpoint.tensors import unpacked
 from minipipe.comm import ProcessGroup
 from minipipe.errors import CheckpointCode, CheckpointError, RankError
@@ -67,7 +67,9 @@ def restore(
         Of the same layers and the same seed.
     optimiser : Optimiser, or mapping of str to Optimiser
         As given to :func:`save`; None for a pipeline that is not trained any more. Its learning rate and its other
-        hyper-parameters become those of the checkpoint; change them afterwards.
+        hyper-parameters become those of the checkpoint. Where the script gives others than it did then, a warning on
+        rank 0 names both. To keep the script's, set them afterwards, such as ``optimiser.learning_rate = 0.1``; with a
+        ``LearningRateSchedule``, load ``{**state, "first_rates": [0.1]}``.
     required : bool
         Whether it is an error that the folder does not exist or has no checkpoint; otherwise None is returned. One
         that cannot be read is an error in any case: training must not begin anew by mistake.
@@ -283,6 +285,7 @@ def _taken(
     problems: list[str],
 ) -> Restored:
     """Put everything in its place; say on rank 0 what is not as one might expect. Local."""
+    others = list(replaced(optimisers, found))
     put(pipeline, optimisers, arrays, found)
     pipeline.num_steps = manifest.num_steps
     now = pipeline.schedule.num_microbatches
@@ -291,4 +294,6 @@ def _taken(
     if pipeline.group.rank == 0 and now != manifest.num_microbatches:
         message = f"{path.name} was trained with {manifest.num_microbatches} microbatches, and this pipeline has {now}"
         warnings.warn(f"{message}: its gradients will have other last bits.", stacklevel=3)
+    if pipeline.group.rank == 0 and others:
+        warnings.warn(" ".join(others), stacklevel=3)
     return Restored(manifest.step, manifest.extra, path)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minipipe import backend
-from minipipe.checkpoint.manifest import mismatch
+from minipipe.checkpoint.manifest import encoded, mismatch
 from minipipe.errors import ArgumentError, CheckpointError
 from minipipe.nn import Parameter
 from minipipe.optim import Optimiser
@@ -81,8 +81,8 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
     arrays : dict of str to array
         In C order: safetensors takes the memory as it lies.
     told : dict of str to dict
-        By optimiser: its ``"class"``; its ``"groups"``, each with its ``"numbers"`` and its ``"parameters"`` by name;
-        and the numbers ``"kept"`` for each parameter.
+        By optimiser: its ``"class"``; its ``"groups"``, each with its ``"numbers"``, those before the ``"first"``
+        step, and its ``"parameters"`` by name; and the numbers ``"kept"`` for each parameter.
 
     Raises
     ------
@@ -102,7 +102,8 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
                 found = {k: v for k, v in states.items() if backend.is_array(v) or isinstance(v, np.generic)}
                 arrays |= {f"{key}/{what}/{name}": _copy(value) for what, value in found.items()}
                 kept[name] = {what: _number(value, what, name) for what, value in states.items() if what not in found}
-        groups = [{"numbers": numbers, "parameters": []} for numbers in state["groups"]]
+        both = zip(state["groups"], state["first"] or state["groups"])
+        groups = [{"numbers": numbers, "first": first, "parameters": []} for numbers, first in both]
         for group, optimisers_group in zip(groups, optimiser.groups):
             group["parameters"] = [name for name, _ in named(own, optimisers_group, optimisers_group.parameters)]
         told[key] = {"class": type(optimiser).__qualname__, "groups": groups, "kept": kept}
@@ -158,12 +159,30 @@ def states(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.n
     for key, optimiser in optimisers.items():
         names = [name for name, _ in named(own, optimiser, optimiser.parameters)]
         of_each = [{**kept.get((key, name), {}), **told[key]["kept"].get(name, {})} for name in names]
-        found[key] = {"groups": _groups(pipeline, optimiser, told[key]), "states": of_each}
+        groups = _groups(pipeline, optimiser, told[key])
+        first = [group.get("first", group["numbers"]) for group in groups]
+        found[key] = {"groups": [group["numbers"] for group in groups], "first": first, "states": of_each}
         try:
             optimiser.check_state(found[key])
         except ArgumentError as error:
             raise mismatch(f"its {key} cannot be taken. {error.message.rstrip('.')}") from None
     return found
+
+
+def replaced(optimisers: Optimisers, found: Told) -> Iterator[str]:
+    """Yield a sentence for each hyper-parameter that the script gives another value than that of the checkpoint. Local.
+
+    A schedule changes them from step to step: what was given then is compared with what is given now, before the first
+    step of both.
+    """
+    for key, optimiser in optimisers.items():
+        given, state = optimiser.first or optimiser.state_dict()["groups"], found[key]
+        for place, (own, first, now) in enumerate(zip(given, state["first"], state["groups"])):
+            for name, value in own.items():
+                if encoded(value, name) not in [encoded(one.get(name), name) for one in (first, now)]:
+                    there = f"is taken, {quoted(now[name])} ({quoted(first.get(name))} before its first step)"
+                    keep = f"{key}.groups[{place}].{name} = {value}"
+                    yield f"{name} is {value} in this script; that of the checkpoint {there}. To keep it: {keep}"
 
 
 def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndarray], found: Told) -> None:
@@ -195,26 +214,26 @@ def merged(parts: Iterable[Told]) -> Told:
             whole = result.setdefault(key, {"class": told["class"], "groups": [], "kept": {}})
             whole["kept"].update(told["kept"])
             for place, group in enumerate(told["groups"]):
-                alike = (g for g in whole["groups"] if (g["place"], g["numbers"]) == (place, group["numbers"]))
+                alike = (g for g in whole["groups"] if g == {"place": place, **group, "parameters": g["parameters"]})
                 same = next(alike, None)
                 if same is None:
-                    same = {"place": place, "numbers": group["numbers"], "parameters": []}
+                    same = {"place": place, **group, "parameters": []}
                     whole["groups"].append(same)
                 same["parameters"] += [name for name in group["parameters"] if name not in same["parameters"]]
     return result
 
 
 def _groups(pipeline: Pipeline, optimiser: Optimiser, told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the numbers of each group of an optimiser: those that its parameters had, or one in the same place."""
+    """Return what was told of each group of an optimiser: those of its parameters, or one in the same place."""
     own, found = dict(pipeline.named_parameters()), []
     for place, group in enumerate(optimiser.groups):
         names = [name for name, _ in named(own, group, group.parameters)]
-        saved = [g["numbers"] for g in told["groups"] if set(names) & set(g["parameters"])]
-        if any(numbers != saved[0] for numbers in saved):
+        saved = [g for g in told["groups"] if set(names) & set(g["parameters"])]
+        if any(g["numbers"] != saved[0]["numbers"] for g in saved):
             raise mismatch(f"the parameters of group {place}, {', '.join(names)}, were in groups of other numbers")
         if not saved:  # this rank has none of this group
-            saved = [g["numbers"] for g in told["groups"] if g["place"] == place]
-        found.append(saved[0] if saved else group.hyper_parameters)
+            saved = [g for g in told["groups"] if g["place"] == place]
+        found.append(saved[0] if saved else {"numbers": group.hyper_parameters})
     return found
 
 

@@ -53,6 +53,8 @@ class Optimiser(ABC):
     groups : list of ParameterGroup
         Their hyper-parameters may be changed between steps: ``optimiser.groups[0].learning_rate = 0.01``. Nothing else
         can be set, but for attributes of a rule of your own.
+    first : list of dict
+        For each group its hyper-parameters before the first step; empty before that.
     history : (int, int)
         How many steps this optimiser took, and how often a state was loaded; all ranks of a pipeline have the same.
 
@@ -83,7 +85,17 @@ class Optimiser(ABC):
     array([0.5, 2.5])
     """
 
-    __slots__ = ("__weakref__", "_defaults", "_followers", "_is_one_group", "_masters", "_states", "groups", "history")
+    __slots__ = (
+        "__weakref__",
+        "_defaults",
+        "_followers",
+        "_is_one_group",
+        "_masters",
+        "_states",
+        "first",
+        "groups",
+        "history",
+    )
     kept: ClassVar[Mapping[str, float] | None] = None
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
@@ -101,6 +113,7 @@ class Optimiser(ABC):
         self._followers = tuple(follower for follower in followers.values() if follower is not None)
         self._states: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in self.parameters}
         self._masters: dict[int, Array] = {}  # of parameters in half precision
+        self.first: list[dict[str, Any]] = []
         self.history = (0, 0)
 
     def _group(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> ParameterGroup:
@@ -162,6 +175,7 @@ class Optimiser(ABC):
         """
         for follower in self._followers:
             follower.note(self)
+        self.first = self.first or [group.hyper_parameters for group in self.groups]
         self.history = (self.history[0] + 1, self.history[1])
         now, has_changed = next_order(), False
         for group in self.groups:
@@ -212,7 +226,8 @@ class Optimiser(ABC):
         dict
             ``"num_steps"``: how many were taken. ``"groups"``: for each group its hyper-parameters. ``"states"``: for
             each parameter, in the order of :attr:`parameters`, what is kept for it, by name: arrays of NumPy, and
-            numbers. The master values of a parameter in half precision are there as ``"master"``.
+            numbers. The master values of a parameter in half precision are there as ``"master"``. ``"first"``: the
+            groups before the first step.
 
         Examples
         --------
@@ -231,8 +246,8 @@ class Optimiser(ABC):
             if id(parameter) in self._masters:
                 kept["master"] = self._masters[id(parameter)]
             states.append({name: _copied(value) for name, value in kept.items()})
-        groups = [dict(group.hyper_parameters) for group in self.groups]
-        return {"num_steps": self.history[0], "groups": groups, "states": states}
+        groups = [group.hyper_parameters for group in self.groups]
+        return {"num_steps": self.history[0], "first": list(self.first), "groups": groups, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the result of :meth:`state_dict`: steps go on as those of the optimiser that it came from. Local.
@@ -243,6 +258,8 @@ class Optimiser(ABC):
             Code ``value``, as of :meth:`check_state`; then nothing has changed.
         """
         self.check_state(state)
+        first = state.get("first", self.first or [group.hyper_parameters for group in self.groups])
+        self.first = [ParameterGroup((), numbers).hyper_parameters for numbers in first]
         for group, numbers in zip(self.groups, state["groups"]):
             for name, value in numbers.items():
                 setattr(group, name, value)
@@ -276,7 +293,7 @@ class Optimiser(ABC):
         if len(state["states"]) != len(self.parameters):
             message = f"the state is of {len(state['states'])} parameters; this optimiser has {len(self.parameters)}."
             raise ArgumentError("value", f"{name}: {message}")
-        for numbers in state["groups"]:
+        for numbers in (*state["groups"], *state.get("first", ())):
             ParameterGroup((), numbers)
         for number, (parameter, kept) in enumerate(zip(self.parameters, state["states"])):
             if problem := self._problem_with(kept, parameter):

@@ -22,7 +22,7 @@ from tests.checkpoint.forging import JUNK, PART, Forge, changed, places
 from tests.launch import run, slowly
 from tests.strategies import examples
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* was trained with .* microbatches")
+pytestmark = pytest.mark.filterwarnings("ignore:.* was trained with .* microbatches", "ignore:.* in this script")
 
 
 @pytest.fixture(scope="module")
