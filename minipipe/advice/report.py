@@ -106,7 +106,7 @@ class Advice:
         return [choice.row() for choice in self.choices]
 
     def __repr__(self) -> str:
-        return f"<Advice: {len(self.choices)} choices, {1e3 * self.best.time:.3g} ms a step>"
+        return f"<Advice: {len(self.choices)} choices, predicted {1e3 * self.best.time:.3g} ms a step>"
 
     def __str__(self) -> str:
         return f"{text_table(self._table(), _ON_THE_RIGHT)}\n\n{self.reason}\n{self._measured_on()}"

@@ -49,7 +49,7 @@ class RankMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The sum. The rank never takes more of these; less, where they are not largest at the same time."""
+        """The sum, as if all were largest at the same time. More only where messages wait for a late consumer."""
         return sum(self)
 
 
