@@ -12,7 +12,7 @@ from tests.code_lines import code_lines, functions
 
 PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
 
-BOTH = {"numpy", "errors", "backend", "nn", "optim", "comm", "pipeline"}
+BOTH = {"numpy", "errors", "backend", "nn", "optim", "comm", "agreement", "pipeline"}
 MEASURED = {*BOTH, "job", "autograd", "tensor", "batch", "schedules", "analysis", "simulation", "render", "partition"}
 # Room -> the rooms that it may import, and packages from outside besides the standard library.
 ROOMS = {
@@ -52,7 +52,7 @@ ROOMS = {
     "profiling": MEASURED,
     "advice": {*MEASURED, "printable", "search", "profiling", "supervision"},
     "diagnosis": {*BOTH, "autograd", "tensor", "pytree", "batch", "schedules"},
-    "checkpoint": {*BOTH, "safetensors", "files", "printable", "agreement"},
+    "checkpoint": {*BOTH, "safetensors", "files", "printable"},
     "elastic": {"numpy", "errors", "backend", "batch", "checkpoint", "optim", "job", "comm", "pipeline"},
     "data": {"numpy", "errors", "pytree"},
     "testing": {"numpy", "backend", "autograd", "tensor", "nn", "batch", "schedules", "job", "comm", "pipeline"},

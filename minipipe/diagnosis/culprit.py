@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from minipipe.agreement import part_of
 from minipipe.comm import ProcessGroup
 from minipipe.diagnosis.probe import Probe
 from minipipe.diagnosis.sightings import MINUS, Culprit, Seen, What, find_culprit, words_of
 from minipipe.errors import NotFiniteCode
-from minipipe.pipeline.consistency import part_of
 from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.plan import Plan

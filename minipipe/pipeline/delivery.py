@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from minipipe.agreement import part_of
 from minipipe.batch import BatchLoss, PendingLoss
 from minipipe.batch.joining import joined, returned
 from minipipe.batch.samples import Samples
 from minipipe.comm import ProcessGroup
-from minipipe.pipeline.consistency import part_of
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.payload import Payload
 

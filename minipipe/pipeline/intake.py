@@ -5,13 +5,12 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from minipipe.agreement import batch_marks
+from minipipe.agreement import Calls, batch_marks
 from minipipe.batch.division import divided
 from minipipe.batch.objective import Objective
 from minipipe.batch.samples import Pieces, Samples, samples
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, MicrobatchError, ModelError
-from minipipe.pipeline.consistency import Calls
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.plan import Plan
 

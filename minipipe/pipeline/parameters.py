@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from minipipe import backend
-from minipipe.agreement import Updates, check_first_values
+from minipipe.agreement import Calls, Updates, check_first_values, part_of
 from minipipe.comm import ProcessGroup
 from minipipe.errors import RankError
 from minipipe.nn.module import check_state
 from minipipe.optim import LossScale, clip_gradients, gradients_are_finite, squared_norms, total_norm
-from minipipe.pipeline.consistency import Calls, part_of
 from minipipe.pipeline.plan import Plan
 from minipipe.pipeline.shared import SharedParameters
 from minipipe.pipeline.stage import Stage

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minipipe.agreement import part_of
 from minipipe.analysis.dependencies import Value
 from minipipe.comm import ProcessGroup
-from minipipe.pipeline.consistency import part_of
 from minipipe.pipeline.payload import Payload
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.program import Program

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minipipe.agreement import part_of
 from minipipe.analysis.dependencies import Value
 from minipipe.comm import ProcessGroup
 from minipipe.job.host import cores
-from minipipe.pipeline.consistency import part_of
 from minipipe.pipeline.executor import Executor, Step
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.payload import Payload

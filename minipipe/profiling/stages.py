@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minipipe.agreement import part_of
 from minipipe.analysis.lowering import lower
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError
-from minipipe.pipeline.consistency import part_of
 from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.record import Record, gather_timeline
