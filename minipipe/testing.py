@@ -269,8 +269,7 @@ def check_independent_of_microbatches(
         twin = Pipeline(
             pipeline.model,
             pipeline.group,
-            loss=pipeline._loss,
-            loss_weight=pipeline._loss_weight,
+            **dict(zip(("loss", "loss_weight"), pipeline._objective.args)),
             schedule="gpipe",
             num_microbatches=count,
             device=pipeline._xp,

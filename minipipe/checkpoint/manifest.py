@@ -27,7 +27,7 @@ class Manifest:
     ----------
     step : int
         As given to ``save``.
-    num_steps, seed, num_microbatches : int
+    num_steps, seed, dropout_seed, num_microbatches : int
         Of the pipeline.
     extra : dict
         Of the script.
@@ -42,6 +42,7 @@ class Manifest:
     step: int
     num_steps: int
     seed: int
+    dropout_seed: int
     num_microbatches: int
     extra: dict[str, Any]
     parameters: dict[str, tuple[str, str, tuple[int, ...]]]
@@ -122,8 +123,10 @@ def mismatch(sentence: str) -> CheckpointError:
 def _checked(found: Mapping[str, Any]) -> Manifest:
     """Return a manifest whose every part has the right kind, or raise ValueError, TypeError or KeyError."""
     numbers = {name: _whole(found[name], quoted(name)) for name in ("step", "num_steps", "num_microbatches")}
-    if not isinstance(found["seed"], int) or isinstance(found["seed"], bool):  # any, also below 0
-        raise ArgumentError("type", f"'seed' is {quoted(found['seed'])}, expected a whole number")
+    seeds = {"seed": found["seed"], "dropout_seed": found.get("dropout_seed", found["seed"])}  # earlier there was one
+    for name, seed in seeds.items():
+        if not isinstance(seed, int) or isinstance(seed, bool):  # any, also below 0
+            raise ArgumentError("type", f"{name!r} is {quoted(seed)}, expected a whole number")
     files = {}
     for name, (size, sha256) in _mapping(found, "files").items():
         if not is_name_of_file(name):
@@ -139,9 +142,7 @@ def _checked(found: Mapping[str, Any]) -> Manifest:
     for name in optimisers:
         _check_optimiser(_mapping(optimisers, name))
     extra = _mapping(found, "extra")
-    return Manifest(
-        **numbers, seed=found["seed"], extra=extra, parameters=parameters, optimisers=optimisers, files=files
-    )
+    return Manifest(**numbers, **seeds, extra=extra, parameters=parameters, optimisers=optimisers, files=files)
 
 
 def _check_optimiser(told: Mapping[str, Any]) -> None:

@@ -64,7 +64,8 @@ def restore(
     folder : str or Path
         Of all checkpoints of a run, as given to :func:`save`; or one of them.
     pipeline : Pipeline
-        Of the same layers and the same seed.
+        Of the same layers and the same seed. One with a ``dropout_seed`` of its own, such as another replica of the
+        one that was saved, draws from that, and rank 0 says so.
     optimiser : Optimiser, or mapping of str to Optimiser
         As given to :func:`save`; None for a pipeline that is not trained any more. Its learning rate and its other
         hyper-parameters become those of the checkpoint. Where the script gives others than it did then, a warning on
@@ -264,10 +265,11 @@ def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
             raise mismatch(
                 f"its {name} has shape {quoted(shape)} and dtype {_name(dtype)}, that of this pipeline {here}"
             )
-    if manifest.seed != pipeline.seed:
-        there = quoted(manifest.seed)
-        message = f"it was trained with seed={there}, and this pipeline has seed={pipeline.seed}: dropout"
-        raise mismatch(f"{message} would draw other numbers. Give Pipeline(…, seed={there})")
+    if manifest.dropout_seed != pipeline.dropout_seed == pipeline.seed:
+        name = "seed" if manifest.dropout_seed == manifest.seed else "dropout_seed"
+        there, here = f"{name}={quoted(manifest.dropout_seed)}", f"{name}={pipeline.dropout_seed}"
+        message = f"it was trained with {there}, and this pipeline has {here}: dropout would draw other numbers"
+        raise mismatch(f"{message}. Give Pipeline(…, {there})")
 
 
 def _name(given: str) -> str:
@@ -291,6 +293,11 @@ def _taken(
     now = pipeline.schedule.num_microbatches
     if pipeline.group.rank == 0 and problems:
         warnings.warn(f"{' '.join(problems)} Going on from {path.name}, of step {manifest.step}.", stacklevel=3)
+    if pipeline.group.rank == 0 and manifest.dropout_seed != pipeline.dropout_seed:
+        message = (
+            f"{path.name} was trained with dropout_seed={manifest.dropout_seed}, and this pipeline draws from its own"
+        )
+        warnings.warn(f"{message}, {pipeline.dropout_seed}, as another replica does.", stacklevel=3)
     if pipeline.group.rank == 0 and now != manifest.num_microbatches:
         message = f"{path.name} was trained with {manifest.num_microbatches} microbatches, and this pipeline has {now}"
         warnings.warn(f"{message}: its gradients will have other last bits.", stacklevel=3)

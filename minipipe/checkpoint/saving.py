@@ -10,7 +10,7 @@ import json
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
@@ -36,8 +36,7 @@ class _Part(NamedTuple):
     """What one rank writes, and what is told of it."""
 
     partial: Path
-    rank: int
-    name: int  # the same rank's number in the world
+    group: ProcessGroup
     arrays: Arrays
     told: dict[str, Any]
 
@@ -45,13 +44,13 @@ class _Part(NamedTuple):
         """Write the file; return what the manifest says of it, or an error as ``{"error": [code, message]}``."""
         if self.told["error"]:
             return self.told
-        path = self.partial / storage.name_of_file(self.rank)
+        path = self.partial / storage.name_of_file(self.group.rank)
         try:
             content = pieces(self.arrays)
             storage.write(path, *content)
             return {**self.told, "digest": storage.digest_of(*content)}
         except OSError as error:
-            return _told(_unwritable(self.name, path, error))
+            return _told(_unwritable(self.group, path, error))
         except CheckpointError as error:
             return _told(error)
 
@@ -136,7 +135,7 @@ def save(
     check_given("save", folder, pipeline)
     part = _begin(folder, pipeline, by_name(optimiser), step, extra, keep)
     parts = gather(pipeline.group, part.write(), "checkpoint.save()")
-    finished = _finished(part, parts, keep) if part.rank == 0 else None
+    finished = _finished(part, parts, keep) if pipeline.group.rank == 0 else None
     finished = tell(pipeline.group, 0, finished, "checkpoint.save()")
     raise_first([finished["error"]])
     return Path(folder) / finished["name"]
@@ -238,7 +237,7 @@ class BackgroundSaver:
         except Exception as error:  # such as a lack of memory, too: nothing is lost in a thread
             self._is_elsewhere = not part.partial.exists()
             storage.discard(part.partial)  # which tells the other ranks, on a full disk too
-            self._failure = _unwritable(part.name, part.partial, error) if isinstance(error, OSError) else error
+            self._failure = _unwritable(group, part.partial, error) if isinstance(error, OSError) else error
 
     def __enter__(self) -> Self:
         return self
@@ -275,7 +274,7 @@ def _begin(
         try:
             made = {"partial": storage.begin(folder, step).name, "step": step, "error": None}
         except OSError as error:
-            made = _told(_unwritable(group.name(), folder, error))
+            made = _told(_unwritable(group, folder, error))
     made = tell(group, 0, made, "checkpoint.save()")
     raise_first([made["error"]])
     if made["step"] != step:
@@ -284,9 +283,12 @@ def _begin(
     partial = folder / made["partial"]
     if not (told["error"] or partial.is_dir()):
         message = f"Rank {group.name()} does not see {partial}, which rank {group.name(0)} has made."
-        advice = "Every rank must be given the same folder, on a file system that all hosts share."
+        advice = (
+            "Every rank must be given the same folder, on a file system that all hosts share. Or something else has "
+        )
+        advice += f"deleted it: {_who_else(group)}"
         arrays, told = {}, _told(CheckpointError("unwritable", f"{message} {advice}"))
-    return _Part(partial, group.rank, group.name(), arrays, told)
+    return _Part(partial, group, arrays, told)
 
 
 def _own_part(
@@ -303,8 +305,8 @@ def _own_part(
         "parameters": {name: [array.dtype.name, array.shape] for name, array in names.items()},
     }
     if rank == plan.placement[0]:
-        numbers = {"num_steps": pipeline.num_steps, "seed": pipeline.seed}
-        numbers["num_microbatches"] = pipeline.schedule.num_microbatches
+        numbers = {"num_steps": pipeline.num_steps, "num_microbatches": pipeline.schedule.num_microbatches}
+        numbers |= {"seed": pipeline.seed, "dropout_seed": pipeline.dropout_seed}
         mine["script"] = {"step": step, **numbers, "extra": json.loads(encoded(dict(extra or {}), "extra"))}
     return arrays, mine
 
@@ -326,7 +328,7 @@ def _finished(part: _Part, parts: list[dict[str, Any]], keep: int) -> dict[str, 
     except CheckpointError as error:
         failure = error
     except OSError as error:
-        failure = _unwritable(part.name, part.partial, error)
+        failure = _unwritable(part.group, part.partial, error)
     storage.discard(part.partial)
     return _told(failure)
 
@@ -365,9 +367,26 @@ def _told(error: CheckpointError) -> dict[str, Any]:
     return {"error": [str(error.code), error.message]}
 
 
-def _unwritable(rank: int, path: Path, error: OSError) -> CheckpointError:
+def _unwritable(group: ProcessGroup, path: Path, error: OSError) -> CheckpointError:
     reason = error.message.rstrip(".") if isinstance(error, FileError) else error.strerror or str(error)
     end = "Earlier checkpoints are as they were."
-    if isinstance(error, FileNotFoundError):
-        end = "Something has deleted the folder: does another job write to the same one?"
-    return CheckpointError("unwritable", f"Rank {rank} could not write {error.filename or path}: {reason}. {end}")
+    if error.errno in (errno.ENOENT, errno.ENOTEMPTY):
+        end = f"Something else has changed the folder: {_who_else(group)}"
+    return CheckpointError(
+        "unwritable", f"Rank {group.name()} could not write {error.filename or path}: {reason}. {end}"
+    )
+
+
+def _who_else(group: ProcessGroup) -> str:
+    """Say who else may write to the folder of a group: the rest of its job, where it was split off."""
+    if group.size == group.world_size:
+        return "does another job write to the same one?"
+    own, others = set(group.world_ranks), set(range(group.world_size)) - set(group.world_ranks)
+    return (
+        f"this pipeline runs on ranks {_listed(own)} of the job; do ranks {_listed(others)} save to the same folder? "
+        "Let one of the replicas save, or give each a folder of its own."
+    )
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))

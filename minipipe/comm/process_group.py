@@ -48,6 +48,8 @@ class ProcessGroup(ABC):
         Which one this is among the ranks of this machine, as far as the launcher tells.
     world_ranks : sequence of int
         By rank of this group, its number among all ranks that were started, by which messages name it.
+    world_size : int
+        How many ranks there are in the group that this one was split off from, and so on; or ``size``.
     activity : Activity
         What this rank is doing, told to others when their wait grows too long.
 
@@ -74,6 +76,7 @@ class ProcessGroup(ABC):
         self.timeout = timeout
         self.local_rank = rank
         self.world_ranks: Sequence[int] = range(size)
+        self.world_size = size
         self.activity = Activity()
         self.is_closed = False
         self._parent: ProcessGroup | None = None  # the group that this one was split off from
@@ -536,6 +539,7 @@ class ProcessGroup(ABC):
         group = self._subgroup(members, mine)
         if group is not None:
             group._parent, group.clock_offset = self, self.clock_offset
+            group.world_size = self.world_size
         return group
 
     def name(self, rank: int | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -72,6 +73,9 @@ class Pipeline:
         with the attribute ``reduction = "sum"``. Not needed by ``predict`` and ``forward_backward``.
     seed : int
         First values come from it and the parameter's name, whatever the partition.
+    dropout_seed : int, optional
+        Dropout and the like draw from it; by default from ``seed``. Replicas of a model, such as those of data
+        parallelism, give the same seed and each another dropout seed: equal first values, different masks.
     recompute : bool
         Whether a stage keeps only its input between forward and backward, and computes its activations again:
         less memory, one more forward, the same bits. :class:`minipipe.nn.Recompute` does it for single layers.
@@ -116,12 +120,15 @@ class Pipeline:
     schedule : Schedule
         The computations that ``step`` runs.
     partition : list of range
-        These five cannot be set: for another of them make another pipeline.
-    seed : int
+    seed, dropout_seed : int
     num_steps : int
-        How many training steps were taken. Dropout and the like draw from the seed and this number.
+        How many training steps were taken. Dropout and the like draw from the dropout seed and this number. May be
+        set, on every rank alike.
     measures_memory : bool
-        Whether ``step`` measures the bytes held after each action. Slow; off by default.
+        Whether ``step`` measures the bytes held after each action. Slow; off by default. May be set.
+
+    Nothing else can be set: for another seed, loss or schedule make another pipeline, with the values of this one
+    (``load_state_dict``).
 
     Raises
     ------
@@ -158,6 +165,12 @@ class Pipeline:
     [0.0, 0.0]
     """
 
+    __slots__ = (
+        *("_executor", "_finite", "_group", "_input_gradients", "_intake", "_is_training", "_objective", "_parameters"),
+        *("_pending", "_plan", "_predictors", "_records", "_seeds", "_stages", "_trainer", "_xp", "__weakref__"),
+        *("measures_memory", "num_steps"),
+    )
+
     def __init__(
         self,
         model: Sequential | Plan,
@@ -165,6 +178,7 @@ class Pipeline:
         *,
         loss: Loss | None = None,
         seed: int = 0,
+        dropout_seed: int | None = None,
         recompute: bool = False,
         stack_weight_gradients: bool = False,
         loss_weight: Weight | None = None,
@@ -175,26 +189,26 @@ class Pipeline:
     ) -> None:
         from minipipe.diagnosis.finite import FiniteCheck  # a door to a room above
 
+        dropout_seed = seed if dropout_seed is None else dropout_seed
         given: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
-        given["stack_weight_gradients"] = stack_weight_gradients
+        given |= {"dropout_seed": dropout_seed, "stack_weight_gradients": stack_weight_gradients}
         plan, recompute = planned(model, group, options, device=device, recompute=recompute, **given)
         check_loss(loss)
-        self._loss, self._loss_weight = loss, loss_weight
+        self._objective = partial(Objective, loss, loss_weight)
         compares = check_program(group, check_agreement, {**plan.description, **given})
         warn_of_another_order(plan.schedule, group)
-        self._plan, self._group, self.seed = plan, group, seed
+        self._plan, self._group, self._seeds = plan, group, (seed, dropout_seed)
         self._xp = backend.module_for(device, group.local_rank)
-        self._intake = Intake(plan, group, self._xp, seed, compares)
-        self._is_training, self.num_steps = plan.model.is_training, 0
+        self._intake = Intake(plan, group, self._xp, dropout_seed, compares)
+        self._is_training, self.num_steps, self.measures_memory = plan.model.is_training, 0, False
         self._records: deque[Record] = deque(maxlen=_KEPT_STEPS)  # of the last steps, for timeline()
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
-        self._trainer = self._executor(plan.program, stack_weight_gradients)
+        self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp)
+        self._trainer = self._executor(plan.program, stacks=stack_weight_gradients)
         self._finite = FiniteCheck(check_finite, plan, self._trainer)
-        self.measures_memory = False
-        self._predictors: dict[int, Executor] = {}
+        self._predictors, self._input_gradients = dict[int, Executor](), None
         self._pending: deque[PendingLoss] = deque()  # of the last step, waited for or not
-        self._input_gradients: Any = None
 
     @classmethod
     def from_modules(
@@ -235,8 +249,7 @@ class Pipeline:
         [(0, 2), (1, 3)]
         """
         own = {name: options.pop(name) for name in ("num_microbatches", "inputs_require_grad") if name in options}
-        plan = Plan.of_modules(list(modules), group.size, schedule, **own)
-        return cls(plan, group, **options)
+        return cls(Plan.of_modules(list(modules), group.size, schedule, **own), group, **options)
 
     @property
     def model(self) -> Sequential:
@@ -268,8 +281,15 @@ class Pipeline:
         """The layers of each stage."""
         return list(self._plan.partition)
 
-    def _executor(self, program: Program, stacks: bool = False) -> Executor:
-        return Executor(program, self._stages, self._group, self._xp, stacks)
+    @property
+    def seed(self) -> int:
+        """That of the first values."""
+        return self._seeds[0]
+
+    @property
+    def dropout_seed(self) -> int:
+        """That of dropout and the like."""
+        return self._seeds[1]
 
     # -- training -------------------------------------------------------------------------------------------
 
@@ -347,8 +367,7 @@ class Pipeline:
         >>> spawn(train, num_ranks=2)
         [(True, ['0.weight', '0.bias']), (True, ['2.weight', '2.bias'])]
         """
-        objective = Objective(self._loss, self._loss_weight, metrics, outputs, scale)
-        return self._train("step", inputs, targets, objective, wait, accumulate)
+        return self._train("step", inputs, targets, self._objective(metrics, outputs, scale), wait, accumulate)
 
     def forward_backward(self, inputs: Any, gradient: Any, *, outputs: Where = True, accumulate: bool = False) -> Any:
         """Run forward, and the backward of outputs whose gradient is given: a model as one function among others.
@@ -480,8 +499,7 @@ class Pipeline:
         >>> spawn(test, num_ranks=2)
         [1.0, 1.0]
         """
-        objective = Objective(self._loss, self._loss_weight, metrics, outputs)
-        batch = self._forward_only("evaluate", inputs, targets, objective, is_training)
+        batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
         return deliver_loss(self._group, self._intake.last_rank, batch).wait()
 
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
@@ -819,8 +837,7 @@ class Pipeline:
         """
         from minipipe.profiling.stages import measure_memory  # a door to the room above, as is the next one
 
-        objective = Objective(self._loss, self._loss_weight)
-        batch = self._batch("measure_memory", inputs, targets, objective, self._is_training)
+        batch = self._batch("measure_memory", inputs, targets, self._objective(), self._is_training)
         return measure_memory(self._executor, self._plan.program, batch)
 
     def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
@@ -866,8 +883,7 @@ class Pipeline:
         """
         from minipipe.profiling.stages import measure_costs
 
-        objective = Objective(self._loss, self._loss_weight)
-        batch = self._batch("measure_costs", inputs, targets, objective, self._is_training)
+        batch = self._batch("measure_costs", inputs, targets, self._objective(), self._is_training)
         return measure_costs(self._executor, self._plan.program, batch, num_steps)
 
     def __repr__(self) -> str:

@@ -311,7 +311,10 @@ class Plan:
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 
 
-_OWN = "loss", "seed", "recompute", "stack_weight_gradients", "loss_weight", "device", "check_agreement", "sample"
+_OWN = (
+    *("loss", "seed", "dropout_seed", "recompute", "stack_weight_gradients", "loss_weight", "device"),
+    *("check_finite", "check_agreement", "sample"),
+)
 _OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs", "inputs_require_grad")
 
 

@@ -7,9 +7,9 @@ from time import perf_counter
 
 import numpy as np
 
+from minipipe.agreement import part_of
 from minipipe.comm import ProcessGroup
 from minipipe.job.host import core_times
-from minipipe.pipeline.consistency import part_of
 from minipipe.simulation.hosts import Hosts
 
 _MUCH = 0.2  # of the time of all ranks

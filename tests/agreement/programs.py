@@ -153,6 +153,7 @@ CASES = {
     ),
     "a state on one rank alone": ("loaded state", {"begin": lambda pipeline: pipeline.load_state_dict(STATE)}, {}),
     "another seed": ("seed", {"options": {"seed": 1}}, {}),
+    "another dropout seed": ("dropout_seed", {"options": {"dropout_seed": 1}}, {}),
     # the model
     "another initialiser": ("model", {"model": lambda: model_of(initialiser=nn.initialisers.normal(0.1))}, {}),
     "a number of the initialiser": (

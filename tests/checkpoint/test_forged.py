@@ -81,7 +81,7 @@ def test_a_part_that_is_missing_is_named(forge):
             "mismatch",
         ),
         ({"parameters": {"\x1b[2J": [PART, "a", []]}}, "Only there: \\x1b[2J; only in", "mismatch"),
-        ({"seed": 10**30}, f"it was trained with seed={10**30}", "mismatch"),
+        ({"seed": 10**30, "dropout_seed": 10**30}, f"it was trained with seed={10**30}", "mismatch"),
         (
             {"optimisers": {}},
             "it has no state of an optimiser 'optimiser'; give them by name, as in save: none",

@@ -1,0 +1,70 @@
+"""What is set on a finished object has an effect, or is refused."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from minipipe import Pipeline, Plan, nn, optim
+from minipipe.comm import OneRankGroup
+
+OPTIONS = {name for kind in (Pipeline, Plan) for name in inspect.signature(kind).parameters}
+PROPERTIES = {name for name, value in vars(Pipeline).items() if isinstance(value, property)}
+CAN_BE_SET = {"num_steps", "measures_memory"}
+
+
+def pipeline():
+    return Pipeline(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), OneRankGroup(), loss=nn.MSELoss())
+
+
+@pytest.mark.parametrize("name", sorted((OPTIONS | PROPERTIES | {"learning_rate", "no_such_thing"}) - CAN_BE_SET))
+def test_a_finished_pipeline_refuses_what_would_do_nothing(name):
+    """The story: `pipeline.seed = 7` changed no mask, but went into the checkpoint, and resuming gave other bits."""
+    made = pipeline()
+    with pytest.raises(AttributeError, match=name):
+        setattr(made, name, 7)
+
+
+def test_what_can_be_set_does_something():
+    x, y = np.ones((8, 2)), np.zeros((8, 2))
+    one, other = pipeline(), pipeline()
+    other.num_steps = 1
+    assert one.step(x, y) != other.step(x, y)
+    assert one.step(x, y) == (setattr(other, "num_steps", 1), other.step(x, y))[1]
+    one.measures_memory = True
+    one.step(x, y)
+    assert one.timeline().peak_memory[0] > 0
+    assert {name for name in Pipeline.__slots__ if not name.startswith("_")} == CAN_BE_SET
+
+
+PARAMETER = nn.Parameter(np.ones(2))
+OTHERS = {
+    "PyTorch's lr": (lambda: optim.SGD([PARAMETER], 0.1), "lr"),
+    "a group's number": (lambda: optim.SGD([PARAMETER], 0.1, momentum=0.9), "momentum"),
+    "another group's number": (lambda: optim.AdamW([PARAMETER]), "weight_decay"),
+    "the factor of a scale": (optim.LossScale, "factor"),
+    "the step of a schedule": (
+        lambda: optim.LearningRateSchedule(optim.Adam([PARAMETER]), optim.cosine(9)),
+        "last_step",
+    ),
+    "the factor of a schedule": (
+        lambda: optim.LearningRateSchedule(optim.Adam([PARAMETER]), optim.cosine(9)),
+        "factor",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_so_do_optimisers_scales_and_schedules(name):
+    make, attribute = OTHERS[name]
+    with pytest.raises(AttributeError, match=attribute):
+        setattr(make(), attribute, 0.5)
+
+
+def test_an_optimiser_of_ones_own_may_have_attributes():
+    class Own(optim.SGD):
+        pass
+
+    own = Own([PARAMETER], 0.1)
+    own.temperature = 0.5
+    assert own.temperature == 0.5
