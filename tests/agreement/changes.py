@@ -44,6 +44,14 @@ def sets_power(power):
     return update
 
 
+def behind_an_empty_cell(value):
+    """Return a function whose first free name has no value, and whose second one has."""
+    later = np.abs
+    function = lambda x: later(x) if value is None else x * value  # noqa: F821, that is the point
+    del later
+    return function
+
+
 def another(pipeline, rule, number):
     return type(rule)(pipeline.parameters(), rule.learning_rate) if number == 1 else rule
 

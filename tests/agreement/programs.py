@@ -13,6 +13,7 @@ from tests.agreement.changes import (
     X,
     Y,
     another,
+    behind_an_empty_cell,
     drawn,
     forgets_all,
     forgets_one,
@@ -201,6 +202,11 @@ CASES = {
         "model",
         {"model": lambda: model_of(shift(1.0))},
         {"model": lambda: model_of(shift(2.0))},
+    ),
+    "a closure behind an empty cell": (
+        "model",
+        {"model": lambda: model_of(nn.Function(behind_an_empty_cell(1.0)))},
+        {"model": lambda: model_of(nn.Function(behind_an_empty_cell(2.0)))},
     ),
     "the code of a function": (
         "model",

@@ -14,6 +14,7 @@ from hypothesis import given
 
 from minipipe import Tensor, functional, nn
 from minipipe.agreement import description, digest
+from tests.agreement.changes import behind_an_empty_cell
 from tests.launch import ROOT, environment
 
 NUMBERS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
@@ -88,6 +89,7 @@ MADE = {
     "a frozen layer": lambda k: nn.Linear(2, 2).freeze(bool(k)),
     "a mode": lambda k: nn.Dropout(0.5).train(bool(k)),
     "a closure": lambda k: adds(k),
+    "a closure behind an empty cell": lambda k: behind_an_empty_cell(k),
     "a function in a closure": lambda k: adds(adds(k)),
     "an array in a closure": lambda k: adds(np.ones(2) * k),
     "a default": lambda k: lambda x, by=k: x * by,

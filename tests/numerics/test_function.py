@@ -19,6 +19,7 @@ import pytest
 from minipipe import Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import ArgumentError, RankError, TensorError
 from minipipe.testing import check_same_as_one_process
+from tests.agreement.changes import behind_an_empty_cell
 from tests.strategies import batch, build, split_backward
 
 FACTOR = 3.0
@@ -231,3 +232,8 @@ def test_a_function_with_something_to_train_is_refused(function):
 def test_an_attribute_that_is_called_like_a_global_module_is_not_mistaken_for_it(monkeypatch):
     monkeypatch.setitem(globals(), "tanh", nn.Tanh())
     assert nn.Function(lambda x: x.tanh())(Tensor([0.0])).item() == 0.0
+
+
+def test_what_stands_behind_a_name_without_a_value_counts():
+    assert repr(nn.Function(behind_an_empty_cell(1.0))) != repr(nn.Function(behind_an_empty_cell(2.0)))
+    assert repr(nn.Function(behind_an_empty_cell(1.0))) == repr(nn.Function(behind_an_empty_cell(1.0)))

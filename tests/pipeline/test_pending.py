@@ -61,6 +61,31 @@ def test_a_loss_says_that_it_is_pending_until_somebody_asks_for_it():
     assert f"{first:.3f}" == f"{float(first):.3f}" and repr(first) == repr(float(first))
 
 
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_waited_step_waits_for_its_sends_too(name, wait):
+    """Else their arrays stay, and MPI's requests, until a next step that may never come. Without waiting some do."""
+
+    def run(group):
+        started, finished, isend = [], [], group.isend
+
+        def noted(*arguments, **options):
+            request = isend(*arguments, **options)
+            started.append(request)
+            ended = request.wait
+            request.wait = lambda *limit: (finished.append(request), ended(*limit))[1]
+            return request
+
+        group.isend = noted
+        pipeline = Pipeline(model(), group, loss=nn.MSELoss(), schedule=build(name, group.size, 4))
+        pipeline.step(*batch(8, WIDTH), wait=wait)
+        return len(started), len(started) - len(finished)
+
+    sent, left_open = zip(*spawn(run, 3))
+    assert all(sent)
+    assert any(left_open) != wait
+
+
 def test_the_losses_of_one_pipeline_are_never_those_of_another():
     """The story: a loss that nobody had asked for came instead of the first loss of the next pipeline."""
 
