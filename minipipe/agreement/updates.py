@@ -24,12 +24,12 @@ class Updates:
 
     Compared are how many steps there were and, for each, the optimiser's class with its code, the numbers that its
     constructor got, and those that it used, such as the learning rate; the latter not where the parameters were given
-    in several groups, which may differ from rank to rank. Of a class of your own, its attributes count that are
-    numbers, texts, functions, or tuples of them, but for those that it names in ``not_compared``. So do the steps that
-    this object took before, and the states that it loaded: another one in its place would go on without what it kept.
-    And whether gradients were forgotten since the last call. Not compared is a rank on which nothing is trained, or
-    that has taken a step with an optimiser over no parameters: of two optimisers for two parts of a model, that rank
-    has one only.
+    in several groups, which may differ from rank to rank: there the factor of a schedule counts. Of a class of your
+    own, its attributes count that are numbers, texts, functions, or tuples of them, but for those that it names in
+    ``not_compared``. So do the steps that this object took before, and the states that it loaded: another one in its
+    place would go on without what it kept. And whether gradients were forgotten since the last call. Not compared is a
+    rank on which nothing is trained, or that has taken a step with an optimiser over no parameters: of two optimisers
+    for two parts of a model, that rank has one only.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Updates:
 
     def note(self, optimiser: Optimiser) -> None:
         """Note a step, before it is taken. Local; what it costs does not grow with the parameters."""
-        settings = {**optimiser.settings, **_own(optimiser)}
+        settings = {**optimiser.settings, "rate_factor": optimiser.rate_factor, **_own(optimiser)}
         if settings != self._settings:  # seldom: another optimiser has its turn, or the learning rate has changed
             self._settings, self._described = settings, description(settings, "optimiser")
             self._rate = settings.get("learning_rate")

@@ -99,9 +99,9 @@ class LearningRateSchedule:
         self._set(state["last_step"])
 
     def _set(self, step: int) -> None:
-        self._last_step = step
+        self._last_step, self._optimiser.rate_factor = step, self._factor(step)
         for group, first_rate in zip(self._optimiser.groups, self._first_rates):
-            group.learning_rate = first_rate * self._factor(step)
+            group.learning_rate = first_rate * self._optimiser.rate_factor
 
 
 def constant() -> Factor:

@@ -57,6 +57,8 @@ class Optimiser(ABC):
         For each group its hyper-parameters before the first step; empty before that.
     history : (int, int)
         How many steps this optimiser took, and how often a state was loaded; all ranks of a pipeline have the same.
+    rate_factor : float
+        That of a :class:`LearningRateSchedule`, also the same on all ranks; it changes nothing by itself.
 
     Raises
     ------
@@ -86,15 +88,8 @@ class Optimiser(ABC):
     """
 
     __slots__ = (
-        "__weakref__",
-        "_defaults",
-        "_followers",
-        "_is_one_group",
-        "_masters",
-        "_states",
-        "first",
-        "groups",
-        "history",
+        *("__weakref__", "_defaults", "_followers", "_is_one_group", "_masters", "_states", "groups", "history"),
+        *("first", "rate_factor"),
     )
     kept: ClassVar[Mapping[str, float] | None] = None
 
@@ -114,7 +109,7 @@ class Optimiser(ABC):
         self._states: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in self.parameters}
         self._masters: dict[int, Array] = {}  # of parameters in half precision
         self.first: list[dict[str, Any]] = []
-        self.history = (0, 0)
+        self.history, self.rate_factor = (0, 0), 1.0
 
     def _group(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> ParameterGroup:
         own = dict(given)

@@ -130,6 +130,10 @@ def raised(model):
 ADAM = partial(optim.Adam, learning_rate=0.1)
 
 
+def in_a_group(given):
+    return optim.SGD([{"parameters": given, "momentum": 0.5}], learning_rate=0.1)
+
+
 STATE = model_of().initialise(5).state_dict()
 OTHER_STATE = {name: values + 1 for name, values in STATE.items()}
 
@@ -310,6 +314,11 @@ CASES = {
         {"optimiser": lambda given: optim.SGD([{"parameters": given, "momentum": 0.5}], learning_rate=0.1)},
     ),
     "a schedule of rates": ("learning rate", {"rate": optim.cosine(10)}, {"rate": optim.cosine(20)}),
+    "a schedule of the rates of groups": (
+        "optimiser",
+        {"optimiser": in_a_group, "rate": optim.cosine(10)},
+        {"optimiser": in_a_group, "rate": optim.cosine(20)},
+    ),
     "a schedule on one rank alone": ("learning rate", {"rate": optim.linear(5)}, {}),
     "number of updates": ("number of optimiser steps", {"num_optimiser_steps": 2}, {}),
     "no update": ("number of optimiser steps", {"num_optimiser_steps": 0}, {}),
