@@ -35,6 +35,7 @@ Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, appendix B
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
 from math import inf
@@ -46,6 +47,24 @@ from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.placement import stages_by_rank
 
 
+class Formula(StrEnum):
+    """The names of the bounds.
+
+    Examples
+    --------
+    >>> Formula("warm-up") is Formula.WARM_UP
+    True
+    """
+
+    WORK = "work"
+    WARM_UP = "warm-up"
+    DRAIN = "drain"
+    BOTH = "warm-up and drain"
+    FROM_STAGE_0 = "from stage 0"
+    ROUND_TRIP = "round trip"
+    MEMORY = "memory over time"
+
+
 class Bound(NamedTuple):
     """A value that no schedule is below.
 
@@ -54,7 +73,7 @@ class Bound(NamedTuple):
     value : float
         In the unit of the times.
     name : str
-        What proves it: a function of ``analysis/bounds.py``.
+        What proves it: a :class:`Formula`, or an exact search.
     reason : str
         Why, in a sentence.
     """
@@ -192,20 +211,20 @@ def _bounds_of(rank: _Rank) -> Iterator[Bound]:
     computes = f"{name} computes for {rank.work:g}"
     if rank.before:
         computes = f"{name} gets its first input at {rank.before:g}, computes for {rank.work:g}"
-    yield Bound(base, "work", f"{computes.replace(',', ' and')}.")
+    yield Bound(base, Formula.WORK, f"{computes.replace(',', ' and')}.")
     first, last, between = _warm_up(rank), _drain(rank), _between(rank)
     if first:
         full = "they are done" if rank.num_forwards == rank.num_pairs else "its memory is full"
         why = f"after {rank.num_forwards} F {full}"
-        yield Bound(base + first, "warm-up", f"{computes} and must wait for {first:g} before its first I: {why}.")
+        yield Bound(base + first, Formula.WARM_UP, f"{computes} and must wait for {first:g} before its first I: {why}.")
     if last:
         why = "its memory cannot keep enough I and W to do until the last gradient has passed"
-        yield Bound(base + last, "drain", f"{computes} and must wait for {last:g} after its last F: {why}.")
+        yield Bound(base + last, Formula.DRAIN, f"{computes} and must wait for {last:g} after its last F: {why}.")
     if rank.num_pairs > rank.num_forwards and (first > 0) + (last > 0) + (between > 0) > 1:
         waits = f"{first:g} before its first I, {last:g} after its last F"
         waits += f", and {between:g} in between" if between else ""
         total = base + first + between + last
-        yield Bound(total, "warm-up and drain", f"{computes} and must wait, its memory being full: {waits}.")
+        yield Bound(total, Formula.BOTH, f"{computes} and must wait, its memory being full: {waits}.")
     if not rank.paths.is_makespan and rank.stages[0]:
         yield _from_stage_0(rank)
     yield from _round_trips(rank)
@@ -286,7 +305,7 @@ def _from_stage_0(rank: _Rank) -> Bound:
     why = f"Rank {owner} lasts from {until:g} before the first input of rank {rank.rank} until {back:g} after the last"
     why += f" gradient there, and rank {rank.rank} computes for {rank.work:g}"
     value = until + rank.work + waits + _left_over(rank, back)
-    return Bound(value, "from stage 0", f"{why}.")
+    return Bound(value, Formula.FROM_STAGE_0, f"{why}.")
 
 
 def _round_trips(rank: _Rank) -> Iterator[Bound]:
@@ -317,7 +336,7 @@ def _round_trips(rank: _Rank) -> Iterator[Bound]:
         )
         why = f"From its F on rank {rank.rank} to its I a microbatch takes {trip:g}"
         why += f", and memory is for {k} at a time: {num_trips} rounds" if num_trips > 1 else ""
-        yield Bound(value, "round trip", f"{why}.")
+        yield Bound(value, Formula.ROUND_TRIP, f"{why}.")
 
 
 def _memory_over_time(rank: _Rank) -> Iterator[Bound]:
@@ -333,7 +352,7 @@ def _memory_over_time(rank: _Rank) -> Iterator[Bound]:
     total = workload.num_microbatches * held
     if total and rank.limit < inf:
         why = f"What rank {rank.rank} holds, times how long it must, is {total:g}, and its memory is {rank.limit:g}."
-        yield Bound(rank.before + total / rank.limit, "memory over time", why)
+        yield Bound(rank.before + total / rank.limit, Formula.MEMORY, why)
 
 
 def _of_stages(footprint: Footprint, stages: list[int]) -> list[list[float]]:

@@ -9,7 +9,8 @@ from minipipe.cli.exit_status import ExitStatus
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError
 from minipipe.files import read_text
 from minipipe.limits import MOST_JSON
-from minipipe.printable import printable
+from minipipe.printable import quoted
+from minipipe.schedules.text import describe_sizes
 from minipipe.search.certificate import Certificate, changed, read_certificate
 from minipipe.simulation.claim import Claim, Finding, check_claim
 
@@ -32,12 +33,23 @@ def check_certificate(path: str, seconds: float | None, as_json: bool) -> ExitSt
     if not is_unchanged:
         raise changed()
     proof = _proof(certificate, seconds) if seconds is not None and not finding.is_proved else None
-    is_proved = finding.is_proved or (proof is not None and proof.bound >= certificate.bound * (1 - ROUNDING))
+    facts, reason = _facts(certificate, finding, proof), finding.formula.reason if proof is None else ""
+    is_proved = claim.bound <= facts.bound * (1 + ROUNDING)
     if as_json:
-        print(json.dumps({"legal": True, **claim._asdict(), "gap": certificate.gap, "is_proved_here": is_proved}))
+        data = {"objective": facts.objective, "value": facts.value, "bound": facts.bound, "bound_by": facts.bound_by}
+        claimed = {"claimed_bound": claim.bound, "claimed_by": claim.bound_by, "is_proved_here": is_proved}
+        print(json.dumps({"legal": True, **data, "gap": facts.gap, **claimed}))
     else:
-        print(f"{_about_the_bound(certificate, finding, proof)}\n{_about_the_schedule(certificate)}")
+        print(f"{_about_the_bound(facts, reason, claim, is_proved)}\n{_about_the_schedule(facts)}")
     return ExitStatus.NO if seconds is not None and not is_proved else ExitStatus.YES
+
+
+def _facts(certificate: Certificate, finding: Finding, proof: Certificate | None) -> Certificate:
+    """Return what a certificate says, with the value that was simulated here, and the largest bound proved here."""
+    bound, bound_by = min(finding.formula.value, finding.value), finding.formula.name
+    if proof is not None and proof.bound > bound:
+        bound, bound_by = proof.bound, proof.bound_by
+    return certificate._replace(value=finding.value, bound=bound, bound_by=bound_by)
 
 
 def _proof(certificate: Certificate, seconds: float) -> Certificate:
@@ -56,21 +68,18 @@ def _proof(certificate: Certificate, seconds: float) -> Certificate:
     return found
 
 
-def _about_the_bound(certificate: Certificate, finding: Finding, proof: Certificate | None) -> str:
-    bound, formula = f"bound {certificate.bound:g}", finding.formula
-    if finding.is_proved:
-        return f"{bound}: computed again. {formula.reason}"
-    by = f"{bound} was proved by {printable(certificate.bound_by)}"
-    if proof is None:
-        best = f"the best formula gives {formula.value:g}. --prove SECONDS searches again"
-        return f"{by}, which is not repeated here; {best}"
-    again = (
-        "proved again" if proof.bound >= certificate.bound * (1 - ROUNDING) else f"not repeated: proved {proof.bound:g}"
-    )
-    return f"{by}; {again} by {proof.bound_by} in {proof.seconds:.1f} s"
+def _about_the_bound(facts: Certificate, reason: str, claim: Claim, is_proved: bool) -> str:
+    proved = f"bound {facts.bound:.12g}: proved here by {facts.bound_by}. {reason}".rstrip()
+    if is_proved:
+        return proved
+    again = "; --prove SECONDS searches for a proof" if reason else ""
+    said = f"claimed by {quoted(claim.bound_by)}, not proved here"
+    return f"{proved}\nbound {claim.bound:.12g}: {said}{again}"
 
 
-def _about_the_schedule(certificate: Certificate) -> str:
-    gap = f"{100 * certificate.gap:.2g} % above the bound" if certificate.gap else "which no schedule undercuts"
-    title, objective = certificate.schedule.describe(", "), certificate.objective
-    return f"legal and within memory: {title}; {objective} {certificate.value:g}, {gap}"
+def _about_the_schedule(facts: Certificate) -> str:
+    gap = f"at most {100 * facts.gap:.2g} % above the best possible" if facts.gap else "which no schedule undercuts"
+    schedule = facts.schedule
+    sizes = describe_sizes(schedule.num_ranks, schedule.num_stages, schedule.num_microbatches)
+    named = f"legal and within memory: {sizes}, called {quoted(schedule.name)}"
+    return f"{named}; {facts.objective} {facts.value:.12g}, {gap}"

@@ -112,8 +112,8 @@ def _report(found: Certificate, timeline: Timeline, file: Path | None) -> str:
         f"bubble {100 * timeline.bubble_fraction:.2f} % of all time, "
         f"{100 * timeline.span_bubble_rate:.2f} % within the longest own span",
         f"peak memory by rank {peaks}",
-        f"no schedule has a {found.objective} below {found.bound:g} {unit} ({found.bound_by})",
+        f"no schedule has a {found.objective} below {found.bound:.12g} {unit} ({found.bound_by})",
         *([str(found.schedule)] if file is None else [f"written to {file}"]),
-        f"{100 * found.gap:.2f} % above the bound" if found.gap else "optimal: it reaches the bound",
+        f"{100 * found.gap:.3g} % above the bound" if found.gap else "optimal: it reaches the bound",
     ]
     return "\n".join(lines)

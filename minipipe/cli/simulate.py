@@ -6,13 +6,14 @@ import argparse
 import json
 
 from minipipe.analysis.verifier import verify
+from minipipe.analysis.workload import ROUNDING
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_schedule, add_sizes, add_wait, all_steps, costs_of, schedule_of
 from minipipe.cli.output import figures, gaps_as_data
 from minipipe.render.table import text_table
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
-from minipipe.search.gallery import known_bound
+from minipipe.search.gallery import GALLERY, known_bound
 from minipipe.simulation.gap import Gap, gaps
 from minipipe.simulation.simulator import simulate
 from minipipe.simulation.span import IdleCause
@@ -94,7 +95,7 @@ def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
     makespan, span = found
     either = ", backwards whole or split," if ActionKind.BACKWARD in schedule.kinds else ""
     memory = makespan.workload.memory_limit[0]
-    below = f"with at most {memory:g} on each rank{either} no makespan is below {makespan.bound.value:g}"
+    below = f"with at most {memory:g} on each rank{either} no makespan is below {makespan.bound.value:.12g}"
     return [
         f"longest own span: {_above(span)} the best possible for this memory",
         f"makespan: {_above(makespan)} the best possible for this memory",
@@ -103,7 +104,9 @@ def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
 
 
 def _above(gap: Gap) -> str:
-    return f"at most {100 * gap.relative:.1f} % above" if gap.relative >= 0.0005 else "proved to be"
+    if gap.relative > ROUNDING:
+        return f"at most {100 * gap.relative:.3g} % above"
+    return "recorded in the gallery as" if gap.bound.name == GALLERY else "proved to be"
 
 
 def _idle_by_cause(timeline: Timeline) -> list[dict[str, float]]:

@@ -38,7 +38,7 @@ class Certificate(NamedTuple):
     bound : float
         No schedule of the workload has less.
     bound_by : str
-        What proves the bound: the name of a bound of ``analysis/bounds.py``, or of an exact search.
+        What is said to prove the bound: a :class:`~minipipe.analysis.bounds.Formula`, or an exact search.
     found_by : str
         What found the schedule.
     seconds : float
@@ -65,8 +65,8 @@ class Certificate(NamedTuple):
     @property
     def gap(self) -> float:
         """How far the value is above the bound, relative to the bound: 0 where the schedule is proved optimal."""
-        above = self.value / self.bound - 1 if self.bound else 0.0
-        return above if above > ROUNDING else 0.0
+        above = self.value - self.bound
+        return 0.0 if above <= ROUNDING * self.bound else above / self.bound if self.bound else inf
 
     def to_json(self) -> str:
         """Return the certificate as the text of a file.
@@ -134,7 +134,7 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
     """
     found = _loaded(text)
     for name, expected in (("format", _FORMAT), ("version", _VERSION)):
-        if found.get(name) != expected:
+        if found.get(name) != expected or type(found[name]) is not type(expected):
             raise _refusal(f"its {name} is {quoted(found.get(name))}, expected {expected!r}")
     digest = found.pop("sha256", None)
     try:
@@ -160,7 +160,7 @@ def _loaded(text: str) -> dict[str, Any]:
             ScheduleCode.TOO_LARGE, f"The text has {len(text):,} characters; the limit is {MOST_JSON:,}."
         )
     try:
-        found = json.loads(text, parse_constant=_no_constant)
+        found = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_name_twice)
     except (ValueError, RecursionError) as error:
         raise _refusal(f"it cannot be read as JSON: {quoted(str(error), 120)}") from None
     if not isinstance(found, dict):
@@ -170,6 +170,15 @@ def _loaded(text: str) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ArgumentError("value", f"{name} is no number")
+
+
+def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ArgumentError("value", f"{quoted(name)} is there twice")
+        found[name] = value
+    return found
 
 
 def _certificate(found: dict[str, Any]) -> Certificate:
@@ -196,7 +205,9 @@ def _workload(told: dict[str, Any]) -> Workload:
     if not 0 <= min(placement) <= max(placement) < MOST_STAGES:
         raise _refusal(f"its placement is {quoted(placement)}, expected ranks from 0 to {MOST_STAGES - 1}")
     lists = {name: _of_kind(list, told, name) for name in (*_BY_STAGE, *_HELD, "memory_limit")}
-    limits = [inf if limit is None else limit for limit in lists["memory_limit"]]
+    for name, amounts in lists.items():
+        is_limit = name == "memory_limit"
+        lists[name] = [inf if is_limit and amount is None else _amount(name, amount) for amount in amounts]
     costs = Costs(
         forward=lists["forward"],
         backward_input=lists["backward_input"],
@@ -208,7 +219,7 @@ def _workload(told: dict[str, Any]) -> Workload:
         transient_activation=lists["transient"],
         overhead=_number(told, "overhead"),
     )
-    return costs.workload(placement, _of_kind(int, told, "num_microbatches"), limits)
+    return costs.workload(placement, _of_kind(int, told, "num_microbatches"), lists["memory_limit"])
 
 
 def _row(row: object) -> tuple[Action, ...]:
@@ -224,8 +235,11 @@ def _of_kind(kind: type, told: dict[str, Any], name: str) -> Any:
 
 
 def _number(told: dict[str, Any], name: str) -> float:
-    value = told[name]
-    if type(value) not in (int, float) or not 0 <= float(value) < inf:
+    return _amount(name, told[name])
+
+
+def _amount(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= float(value) < inf:
         raise _refusal(f"its {name} is {quoted(value)}, expected a number, at least 0")
     return float(value)
 

@@ -38,6 +38,7 @@ class Exhibit(NamedTuple):
     num_microbatches: int
 
 
+GALLERY = "gallery"
 TIMES = ((1, 1, 1), (2, 2, 1), (1, 1, 2))
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}
 Optima = dict[Exhibit, tuple[float | None, ...]]
@@ -88,7 +89,7 @@ def proved_optimum(workload: Workload, objective: Objective) -> float | None:
 
 
 def known_bound(workload: Workload, objective: Objective) -> Bound:
-    """Return the largest lower bound that is known: that of a formula, or the gallery's, which is the optimum.
+    """Return the largest lower bound that is known: that of a formula, or the optimum that the gallery records.
 
     Examples
     --------
@@ -99,7 +100,7 @@ def known_bound(workload: Workload, objective: Objective) -> Bound:
     formula, best = lower_bound(workload, objective), proved_optimum(workload, objective)
     if best is None or best <= formula.value:
         return formula
-    return Bound(best, "gallery", "An exact search of all schedules proved it.")
+    return Bound(best, GALLERY, "The gallery records it, proved by exact search when it was made; not proved here.")
 
 
 def gallery_from(text: str) -> Optima:

@@ -1,18 +1,18 @@
 """The claim of a certificate: this schedule takes so long, and none takes less than that.
 
 Whoever claims it, the check begins anew: the verifier, the simulator and the formulas of ``analysis/bounds.py``. It
-knows nothing of the searches; the rooms of the house keep them apart. What a solver has proved it cannot repeat, and
-says so.
+knows nothing of the searches; the rooms of the house keep them apart. A bound that no formula proves here, whoever is
+said to have proved it, stays a claim.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from minipipe.analysis.bounds import Bound, lower_bounds
+from minipipe.analysis.bounds import Bound, Formula, lower_bounds
 from minipipe.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import printable
+from minipipe.printable import quoted
 from minipipe.schedules.schedule import Schedule
 from minipipe.simulation.evaluation import evaluate
 
@@ -28,7 +28,8 @@ class Claim(NamedTuple):
     bound : float
         What every schedule takes at least.
     bound_by : str
-        The name of a bound of ``analysis/bounds.py``, or of a search.
+        A :class:`~minipipe.analysis.bounds.Formula`, which must prove just this; or anything else, in which case it is
+        only somebody's claim.
     """
 
     objective: Objective
@@ -38,16 +39,19 @@ class Claim(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What a check has found, where nothing is wrong.
+    """What a check has found, where nothing is wrong: facts, computed here.
 
     Attributes
     ----------
+    value : float
+        What the schedule takes, simulated.
     formula : Bound
         The largest bound that a formula proves.
     is_proved : bool
         Whether a formula proves the bound of the claim, or more.
     """
 
+    value: float
     formula: Bound
     is_proved: bool
 
@@ -77,11 +81,12 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
     if claim.bound > claim.value * (1 + ROUNDING):
         raise _refusal(f"says that no schedule is below {claim.bound:.12g}; its own is, with {claim.value:.12g}")
     formulas = lower_bounds(workload, claim.objective)
-    for bound in formulas:
-        if bound.name == claim.bound_by and not _is_same(min(bound.value, value), claim.bound):
-            message = f"names {claim.bound:.12g} as the bound {printable(bound.name)!r}, which is {bound.value:.12g}"
-            raise _refusal(message)
-    return Finding(formulas[0], claim.bound <= formulas[0].value * (1 + ROUNDING))
+    if claim.bound_by in list(Formula):
+        proved = [min(bound.value, value) for bound in formulas if bound.name == claim.bound_by]
+        if not any(_is_same(bound, claim.bound) for bound in proved):
+            is_given = f"which is {proved[0]:.12g}" if proved else "which says nothing about this workload"
+            raise _refusal(f"names {claim.bound:.12g} as the bound {quoted(str(claim.bound_by))}, {is_given}")
+    return Finding(value, formulas[0], claim.bound <= formulas[0].value * (1 + ROUNDING))
 
 
 def _is_same(a: float, b: float) -> bool:

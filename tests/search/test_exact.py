@@ -138,6 +138,6 @@ def test_without_or_tools_it_says_how_to_install_them(monkeypatch):
 
 
 def test_a_search_lets_the_solver_prove_what_no_formula_does(solver):
-    workload = Costs().workload(STRAIGHT, 8, 3)
+    workload = Costs(3, 3, 2).workload(STRAIGHT, 8, 3)  # the gallery has no such times
     found = find_schedule(workload, Objective.MAKESPAN, 6, exact=True)
-    assert (found.value, found.bound, found.gap) == (31, 31, 0) and found.bound_by.startswith("CP-SAT")
+    assert (found.value, found.bound, found.gap) == (88, 88, 0) and found.bound_by.startswith("CP-SAT")
