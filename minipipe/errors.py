@@ -328,6 +328,7 @@ class LaunchCode(StrEnum):
     NO_LAUNCHER = "no-launcher"  # no mpirun
     NO_SCRIPT = "no-script"
     WRONG_MPI = "wrong-mpi"
+    NOT_A_RANK = "not-a-rank"  # but a child of one
     NO_GPU = "no-gpu"
     CLOSED = "closed"
     RANK_LOST = "rank-lost"  # one has ended before the group was there

@@ -28,6 +28,9 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
     Collective. From here until the group closes, matrix products use ``blas_threads`` threads. Use it as a context
     manager, or without: either way an exception or ``sys.exit(n)`` on one rank ends every rank, with n.
 
+    Children that the rank forks later, as data loaders do, end with it: wait for those whose work matters. They, and
+    other programs that a rank starts, are no ranks and cannot call this.
+
     Parameters
     ----------
     timeout : float, optional
@@ -47,7 +50,8 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
     LaunchError
         Code ``no-mpi4py``: several ranks were started, but mpi4py is missing; they would all run alone. Code
         ``wrong-mpi``: mpi4py belongs to another MPI than the launcher. Code ``rank-lost``: another rank of this host
-        has ended before it came here. Code ``timeout``: it has not come.
+        has ended before it came here. Code ``timeout``: it has not come. Code ``not-a-rank``: this process is a child
+        of a rank, and has inherited the launcher's variables.
     ArgumentError
         Code ``value``: a timeout that is not above 0.
 

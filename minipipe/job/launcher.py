@@ -6,7 +6,10 @@ list of the variables of the rank; a test compares them.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 """How many ranks there are. Not SLURM_NTASKS: a shell inside ``salloc`` carries it, too."""
@@ -39,3 +42,15 @@ def num_ranks(environment: Mapping[str, str]) -> int | None:
     """
     size = max(told(environment, [name]) for name in SIZE)
     return size if size > 1 else None if "PMIX_RANK" in environment and not size else 1
+
+
+def descriptor(environment: Mapping[str, str]) -> int | None:
+    """Return the number of the socket to the launcher's process of this host, where this process has one.
+
+    MPICH's and Slurm's launchers open one for each rank. A subprocess is told its number, too, and does not have it.
+    """
+    number = environment.get("PMI_FD", "")
+    with suppress(OSError):
+        if number.isdigit() and stat.S_ISSOCK(os.fstat(int(number)).st_mode):
+            return int(number)
+    return None

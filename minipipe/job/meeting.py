@@ -7,9 +7,7 @@ waits, in Python, until the witness says that all ranks of this host have come.
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import os
-import resource
 import select
 import socket
 import subprocess
@@ -22,7 +20,8 @@ from pathlib import Path
 
 from minipipe.errors import LaunchError
 from minipipe.job import witness
-from minipipe.job.launcher import LOCAL_SIZE, told
+from minipipe.job.descriptors import raised
+from minipipe.job.launcher import LOCAL_SIZE, SIZE, descriptor, told
 from minipipe.job.patience import Patience
 
 STARTING = "MPI has not started on all hosts"
@@ -30,7 +29,7 @@ FINALISING = "All ranks came to their ends, but MPI has not finalised (is one of
 _ATTEMPTS = 100  # to reach a witness that another rank starts at this moment
 _PAUSE = 0.05  # seconds between two
 _LOOK = 0.1  # seconds
-_HIGH, _BELOW = 1024, 16  # number of an open file: above those of others; some room for more of this kind
+_WELCOME = 5.0  # seconds until a witness that has just been started answers
 
 
 class Line:
@@ -123,7 +122,7 @@ class Line:
         finally:
             if not has_limit:
                 faulthandler.cancel_dump_traceback_later()
-            self._said(" ".join(["free", *witness.shared_memory()]))
+            self._said(" ".join(["free", *_shared_memory()]))
 
     def is_first_to_fail(self) -> bool:
         """Ask whether no other rank of this host has said yet why all end."""
@@ -150,17 +149,28 @@ class Line:
             self._connection = None
 
 
+def _shared_memory() -> set[str]:
+    """Return the files in memory by which MPICH's ranks of a host exchange messages, 4 MB for each job.
+
+    A rank asks, not the witness: when that comes to look, the rank may be gone.
+    """
+    with suppress(OSError):
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return {line.rpartition(" ")[2] for line in lines if f" {witness.SHARED}" in line}
+    return set()
+
+
 def _named(ranks: list[str]) -> str:
     return f"Rank {', '.join(ranks)}" if ranks else f"A rank of {socket.gethostname()}"
 
 
 def _launcher_is_gone(environment: Mapping[str, str]) -> bool:
     """Tell whether nobody is at the other end of the line that MPICH's and Slurm's launchers open to each rank."""
-    number = environment.get("PMI_FD", "")
-    if not number.isdigit():
+    number = descriptor(environment)
+    if number is None:
         return False
     poll = select.poll()
-    poll.register(int(number), 0)  # what is wrong with it is told in any case
+    poll.register(number, 0)  # what is wrong with it is told in any case
     return bool(poll.poll(0))
 
 
@@ -171,6 +181,8 @@ def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Lin
     """
     if not (sys.platform.startswith("linux") and hasattr(os, "pidfd_open")):
         return Line()
+    if environment.get("PMI_FD", "").isdigit() and descriptor(environment) is None:
+        raise not_a_rank("The launcher's socket (PMI_FD) is not open in this process, as in a child of a rank")
     num_local = told(environment, LOCAL_SIZE)
     launcher = witness.launcher_of(os.getpid())
     address = f"\0minipipe-{os.getuid()}-{launcher}"
@@ -178,21 +190,39 @@ def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Lin
         for _ in range(_ATTEMPTS):
             connection = _connected(address) or _started(address, launcher, num_local, size)
             if connection is not None:
-                connection.sendall(f"join {rank}".encode())
-                return Line(connection, num_local)
+                return _joined(connection, rank, num_local)
             time.sleep(_PAUSE)
     return Line()
+
+
+def _joined(connection: socket.socket, rank: int, num_local: int) -> Line:
+    line = Line(connection, num_local)
+    connection.sendall(f"join {rank}".encode())
+    word, *process = line._hear(_WELCOME) or ["nothing"]
+    if word == "taken":
+        line.forget()
+        raise not_a_rank(f"Rank {rank} is process {process[0]}, and this is another one, such as a child of it")
+    return line
+
+
+def not_a_rank(reason: str) -> LaunchError:
+    """Return the error of a process that calls itself a rank, by the variables that it has inherited."""
+    told = " ".join(name for name in (*SIZE, "PMIX_RANK") if name in os.environ)
+    return LaunchError(
+        "not-a-rank",
+        f"{reason}. Only the processes that the launcher has started can call init_process_group(); to run another one "
+        f"alone, remove from its environment: {told}.",
+    )
 
 
 def _socket() -> socket.socket:
     """Return a socket under a high number.
 
     The kernel closes the files of a process that it kills from the highest number down. So the witness hears of the end
-    before the launcher does, and kills the others. Nor does it take the place of stdout, where that is closed.
+    before the launcher does, and kills the others.
     """
-    high = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _HIGH) - _BELOW
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
-        return socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, high))
+        return socket.socket(fileno=raised(low.fileno()))
 
 
 def _connected(address: str) -> socket.socket | None:

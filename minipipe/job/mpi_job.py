@@ -256,6 +256,7 @@ class Job:
             self._lookout.join()
             for group in self.groups:
                 group.withdraw()
+            self.process.descriptors.restore()
             with self.process.line.limited(max(self.timeout, _FINALISING), FINALISING):
                 MPI.Request.Waitall(self._letters)
                 self.finalise()

@@ -16,9 +16,11 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
+from minipipe.job import launcher
 from minipipe.job.activity import place_of
+from minipipe.job.descriptors import Descriptors
 from minipipe.job.ending import exit_code_of, last_words
-from minipipe.job.meeting import STARTING, Line
+from minipipe.job.meeting import STARTING, Line, not_a_rank
 
 _FORWARDING = 0.1  # seconds for what was said to reach the terminal, before an abort
 DEFERENCE = 2.0  # seconds that a rank waits for the first one that failed to end all
@@ -50,17 +52,20 @@ class RankProcess:
 
     def __init__(self, rank: int, line: Line) -> None:
         self.rank, self.line = rank, line
+        self.descriptors = Descriptors(launcher.descriptor(os.environ))
         self.exit_code, self.exit_place = 0, ""
         self.end_all: Callable[[int], object] = _end_by_process_manager
         self.is_consequence: Callable[[BaseException], bool] = lambda error: False
         self.has_started = self.is_over = False
         self._python_exit, self._python_excepthook = sys.exit, sys.excepthook
         sys.exit, sys.excepthook = self._exit, self._report_and_abort
-        os.register_at_fork(after_in_child=self.leave)
+        os.register_at_fork(after_in_child=self._leave_as_a_child)
 
     @contextmanager
     def starting(self, timeout: float) -> Iterator[None]:
         """Start MPI inside this block, unless it has started."""
+        if self.is_over:
+            raise not_a_rank(f"This process was forked by rank {self.rank}")
         if self.has_started:
             yield
             return
@@ -72,6 +77,10 @@ class RankProcess:
         """Belong to the job no longer: Python ends this process as any other."""
         self.is_over = True
         self.line.forget()
+
+    def _leave_as_a_child(self) -> None:
+        self.leave()
+        self.descriptors.leave_to_the_rank()
 
     def _exit(self, code: Any = None) -> NoReturn:
         """Remember the code of ``sys.exit``: Python tells it nobody, and others may be waiting for this rank."""
@@ -121,8 +130,7 @@ class RankProcess:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
-        self.line.is_first_to_fail()  # the witness need not wonder
-        self.line.close()
+        self.line.is_first_to_fail()  # the witness need not wonder; it ends what this rank leaves behind
         code = code & 0xFF or 1
         time.sleep(_FORWARDING)  # the launcher ends at once, and with it whatever it has not yet forwarded
         with suppress(Exception):
@@ -132,9 +140,9 @@ class RankProcess:
 
 def _end_by_process_manager(code: int) -> None:
     """End all ranks on all hosts before MPI has started, where the launcher speaks PMI 1, as MPICH's and Slurm's do."""
-    number = os.environ.get("PMI_FD", "")
-    if number.isdigit():
-        os.write(int(number), b"cmd=init pmi_version=1 pmi_subversion=1\n")
-        os.read(int(number), 4096)
-        os.write(int(number), f"cmd=abort exitcode={code}\n".encode())
+    number = launcher.descriptor(os.environ)
+    if number is not None:
+        os.write(number, b"cmd=init pmi_version=1 pmi_subversion=1\n")
+        os.read(number, 4096)
+        os.write(number, f"cmd=abort exitcode={code}\n".encode())
         time.sleep(DEFERENCE)

@@ -8,6 +8,8 @@ before MPI starts leaves the others waiting inside MPI, where no Python runs. Th
 * a connection that closes without a goodbye was a rank's that ended without a word; the witness names it;
 * a rank that starts or finalises MPI for too long is ended;
 * when the launcher's process is gone, the witness kills the ranks;
+* processes that a rank has started outlive it, and the launcher waits for those that share its output: the witness ends
+  them, unless the rank said goodbye;
 * memory that the ranks of a host shared outlives ranks that are killed: the witness deletes it at the end.
 
 It listens on a socket of the kernel's own name space, so no file is left behind, and ends when the last rank has.
@@ -15,7 +17,8 @@ Linux only: elsewhere ranks do without.
 
 Words of a rank: ``join RANK``, ``limit SECONDS WHAT`` and ``free FILES``, ``first`` (asks whether it is the first
 here to fail), ``who`` (has not come), ``survive`` and ``together`` (whether others go on when one is lost), ``bye``.
-Answers: ``go``, ``gone RANKS``, ``yes``, ``no``, ``missing RANKS``.
+Answers: ``welcome``, ``taken PROCESS`` (another process is this rank), ``go``, ``gone RANKS``, ``yes``, ``no``,
+``missing RANKS``.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,11 +40,8 @@ _LOOK = 0.1  # seconds between looks at ranks that have not come yet
 _SURE = 5  # looks that must agree before a rank counts as gone: the launcher may still be starting it
 _LONGEST_GAP = 0.5  # seconds between two looks that count; whatever is longer, this process stood still
 _RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK")
-_SIGNALS = {
-    9: "killed by SIGKILL (kill -9, or the system for want of memory)",
-    15: "ended by SIGTERM, as launchers and batch systems do",
-}
-_SHARED = "/dev/shm/mpich_shm_"
+_CRASHES = (signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGSYS)
+SHARED = "/dev/shm/mpich_shm_"
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
@@ -99,6 +100,11 @@ def exit_status_of(pid: int, pidfd: int) -> int | None:
     return None
 
 
+def is_passed_on(status: int | None) -> bool:
+    """Tell whether a signal has ended a process that is no crash: sent to mpirun, one goes to all ranks."""
+    return os.WIFSIGNALED(status or 0) and os.WTERMSIG(status or 0) not in (*_CRASHES, signal.SIGKILL)
+
+
 def ending_of(status: int | None) -> str:
     """Return, in words, how a process has ended."""
     if status is None:
@@ -106,7 +112,10 @@ def ending_of(status: int | None) -> str:
     if not os.WIFSIGNALED(status):
         return f"exit code {os.WEXITSTATUS(status)}, by os._exit or the like"
     number = os.WTERMSIG(status)
-    return _SIGNALS.get(number, f"it crashed (signal {number}: {signal.strsignal(number)})")
+    if number == signal.SIGKILL:
+        return "killed by SIGKILL (kill -9, or the system for want of memory)"
+    name = f"signal {number}: {signal.strsignal(number)}"
+    return f"ended by {name}, as launchers and batch systems do" if is_passed_on(status) else f"it crashed ({name})"
 
 
 def is_ending(pid: int) -> bool:
@@ -114,17 +123,6 @@ def is_ending(pid: int) -> bool:
     status = status_of(pid)
     pending = int(status.get("SigPnd", "0"), 16) | int(status.get("ShdPnd", "0"), 16)
     return not status or status.get("State", "Z")[0] in "ZX" or bool(pending & _SIGKILL_BIT)
-
-
-def shared_memory() -> set[str]:
-    """Return the files in memory by which MPICH's ranks of a host exchange messages, 4 MB for each job.
-
-    A rank asks, not the witness: when that comes to look, the rank may be gone.
-    """
-    with suppress(OSError):
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        return {line.rpartition(" ")[2] for line in lines if f" {_SHARED}" in line}
-    return set()
 
 
 def started_ranks(launcher: int) -> set[int]:
@@ -136,12 +134,23 @@ def started_ranks(launcher: int) -> set[int]:
     return set()
 
 
+def pipes_of(pid: int, numbers: Iterable[str] = ()) -> set[str]:
+    """Return the pipes that a process has open, of all descriptors or of some; none of a process that is gone."""
+    found, folder = set(), f"/proc/{pid}/fd"
+    with suppress(OSError):
+        for number in numbers or os.listdir(folder):
+            with suppress(OSError):
+                found.add(os.readlink(f"{folder}/{number}"))
+    return {name for name in found if name.startswith("pipe:")}
+
+
 class Rank:
     """A rank that has joined: its connection, number, process, and how long it has been inside of MPI, and may be."""
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.connection, self.rank, self.pid = connection, rank, credentials_of(connection)[0]
-        self.pidfd = os.pidfd_open(self.pid)
+        self.pidfd, self.group = os.pidfd_open(self.pid), os.getpgid(self.pid)
+        self.output = pipes_of(self.pid, "12")
         self.limited: tuple[float, float, str] | None = None
 
     def say(self, words: str) -> None:
@@ -176,13 +185,14 @@ class Witness:
         self.lines: dict[int, Rank] = {}  # by descriptor
         self.waiting: dict[int, socket.socket] = {}  # connected, but not joined
         self.shared_memory: set[str] = set()
-        self.joined: set[int] = set()
+        self.left_open: set[tuple[int, str]] = set()  # rank and pipe, of ranks that ended without a goodbye
+        self.joined: dict[int, int] = {}  # the processes of ranks
         self.is_told = False  # somebody has said why all end
         self.survives = False  # whether the loss of a rank does not end the others
         self.listener = listener
         self.poll = select.epoll()  # which tells events in the order in which they happened, as poll does not
         self.poll.register(listener, select.EPOLLIN)
-        self.launcher_fd = os.pidfd_open(launcher)
+        self.launcher_fd, self.launcher_group = os.pidfd_open(launcher), os.getpgid(launcher)
         self.poll.register(self.launcher_fd, select.EPOLLIN)
         self.missed, self.looked_at = 0, time.monotonic()
 
@@ -225,50 +235,50 @@ class Witness:
         """Take what a rank says, or that it has gone."""
         rank = self.lines.get(fd)
         connection = rank.connection if rank else self.waiting[fd]
-        try:
-            words = connection.recv(4096).decode().split() or ["gone"]
-        except OSError:
-            words = ["gone"]
-        if words[0] == "join":
+        words = ["gone"]
+        with suppress(OSError):
+            words = connection.recv(4096).decode().split() or words
+        if words[0] == "join" and int(words[1]) in self.joined:
+            self.answer(f"taken {self.joined[int(words[1])]}", connection)
+        elif words[0] == "join":
             with suppress(OSError):  # it is gone already
                 self.lines[fd] = Rank(connection, int(words[1]))
-            self.waiting.pop(fd)
-            self.joined.add(int(words[1]))
+            self.answer("welcome", self.waiting.pop(fd))
+            self.joined[int(words[1])] = credentials_of(connection)[0]
             if len(self.joined) == self.expected:
                 self.answer("go")
         elif words[0] == "limit" and rank:
             rank.limited = 0.0, float(words[1]), " ".join(words[2:])
         elif words[0] == "free" and rank:  # MPI has started
             rank.limited = None
-            self.shared_memory |= {path for path in words[1:] if path.startswith(_SHARED)}
+            self.shared_memory |= {path for path in words[1:] if path.startswith(SHARED)}
         elif words[0] in ("survive", "together"):
             self.survives = words[0] == "survive"
         elif words[0] == "who":
-            with suppress(OSError):
-                connection.send(self.named("missing", self.joined).encode())
+            self.answer(self.named("missing", set(self.joined)), connection)
         elif words[0] == "first":
-            with suppress(OSError):
-                connection.send(b"no" if self.is_told else b"yes")
+            self.answer("no" if self.is_told else "yes", connection)
             self.is_told = True
         else:
-            self.poll.unregister(fd)
             self.waiting.pop(fd, None)
             self.lines.pop(fd, None)
-            if words[0] == "gone" and rank and not self.is_told:
-                self.tell_of_a_sudden_end(rank)
+            if words[0] == "gone" and rank:
+                if not self.is_told:
+                    self.tell_of_a_sudden_end(rank)
+                self.end_children(rank)
             connection.close()
             if rank:
                 os.close(rank.pidfd)
 
-    def answer(self, words: str) -> None:
-        """Tell all ranks."""
-        for rank in self.lines.values():
+    def answer(self, words: str, *connections: socket.socket) -> None:
+        """Tell some, or all ranks."""
+        for connection in connections or [rank.connection for rank in self.lines.values()]:
             with suppress(OSError):
-                rank.connection.send(words.encode())
+                connection.send(words.encode())
 
     def look_for_the_missing(self) -> None:
         """Notice a rank that has ended before it came."""
-        alive = started_ranks(self.launcher) | self.joined
+        alive = started_ranks(self.launcher) | set(self.joined)
         self.missed = self.missed + 1 if len(alive) < self.expected else 0
         if self.missed == _SURE:
             self.answer(self.named("gone", alive))
@@ -290,8 +300,12 @@ class Witness:
         is_before = len(self.joined) < self.expected and is_killed  # one that had not come was first
         if is_launcher_gone or is_elsewhere or is_before:
             return  # mpirun has been killed, or another rank was probably first
-        where = f"process {rank.pid} on {socket.gethostname()}"
-        rank.say(f"Rank {rank.rank} ({where}) ended without a word: {ending_of(status)}.")
+        ending, where = ending_of(status), f"process {rank.pid} on {socket.gethostname()}"
+        others = self.lines.values() if is_passed_on(status) and not self.survives else ()
+        if any(is_passed_on(exit_status_of(other.pid, other.pidfd)) for other in others):
+            rank.say(f"No rank has failed: several of them were {ending}.")
+        else:
+            rank.say(f"Rank {rank.rank} ({where}) ended without a word: {ending}.")
 
     def end_the_late(self, seconds: float) -> None:
         """End a rank that waits too long inside of MPI; it cannot be interrupted there."""
@@ -302,17 +316,34 @@ class Witness:
                 self.is_told = True
                 os.kill(rank.pid, signal.SIGKILL)
 
+    def end_children(self, rank: Rank) -> None:
+        """Kill the group that a rank leaves behind; what else has its output open is ended with the job."""
+        self.left_open |= {(rank.rank, pipe) for pipe in rank.output - pipes_of(self.launcher, "12")}
+        exit_status_of(rank.pid, rank.pidfd)  # it may still be ending
+        if rank.group not in {self.launcher_group, *(other.group for other in self.lines.values())}:
+            with suppress(OSError):
+                os.killpg(rank.group, signal.SIGKILL)
+
     def tidy_up(self) -> None:
-        """Delete what only killed ranks leave behind, once all are gone."""
+        """Once all ranks are gone, end what only killed ones leave behind: memory, and what keeps their output open.
+
+        The launcher reads that to the end. Launchers give each rank pipes of its own, and these only descendants have.
+        """
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc") if self.left_open else ())):
+            if {(rank_of_process(pid), pipe) for pipe in pipes_of(pid)} & self.left_open and pid != os.getpid():
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
         for path in self.shared_memory:
             with suppress(OSError):
                 os.unlink(path)
 
     def end_orphans(self) -> None:
-        """Kill the ranks whose launcher is gone."""
-        for rank in self.lines.values():
+        """Kill the ranks whose launcher is gone, and their children."""
+        orphans, self.lines = self.lines, {}
+        for rank in orphans.values():
             with suppress(OSError):
                 os.kill(rank.pid, signal.SIGKILL)
+            self.end_children(rank)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ gradient in backward. What it returns takes the place of the array. It writes th
 Nothing of minipipe is imported here: a fault may come before it.
 """
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -62,6 +63,45 @@ def leaves_python(group, array):
     os._exit(3)
 
 
+def _start_children():
+    """Start what a data loader may: processes by fork, in a thread, nested, deaf, in a session of their own."""
+
+    def fork(*before):
+        if os.fork() == 0:
+            for act in before:
+                act()
+            time.sleep(3600)
+
+    fork()
+    fork(fork)
+    fork(os.setsid, fork)
+    fork(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    fork(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+    for method in ("fork", "forkserver", "spawn"):
+        multiprocessing.get_context(method).Process(target=time.sleep, args=(3600,), daemon=True).start()
+    subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    subprocess.Popen(["sleep", "3600"], close_fds=False)
+
+
+def is_killed_with_children(group, array):
+    _start_children()
+    is_killed(group, array)
+
+
+def raises_with_children(group, array):
+    _start_children()
+    raises(group, array)
+
+
+def leaves_a_child_behind(group, array):
+    stamp()
+    if os.fork() == 0:
+        time.sleep(3600)
+
+
 # -- a rank raises or ends ----------------------------------------------------------------------------------------
 
 
@@ -106,6 +146,16 @@ def forks_and_the_child_exits(group, array):
     if child == 0:
         sys.exit(0)
     os.waitpid(child, 0)
+
+
+def closes_the_socket_to_the_launcher(group, array):
+    stamp()
+    os.close(int(os.environ["PMI_FD"]))
+
+
+def closes_all_files(group, array):
+    stamp()
+    os.closerange(3, 4096)
 
 
 def does_nothing(group, array):
@@ -190,6 +240,13 @@ def kills_the_proxy(group, array):
 def kills_the_launcher(group, array):
     stamp()
     os.kill(_parent(os.getppid()), signal.SIGKILL)
+    time.sleep(60)
+
+
+def sends_the_launcher_sigquit(group, array):
+    """As with Ctrl-backslash; the launcher passes it on to every rank."""
+    stamp()
+    os.kill(_parent(os.getppid()), signal.SIGQUIT)
     time.sleep(60)
 
 

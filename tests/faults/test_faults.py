@@ -39,6 +39,29 @@ def test_a_rank_that_is_killed_is_named(name, place, rank):
     check(name, place, rank)
 
 
+@pytest.mark.parametrize(
+    ("name", "place"), [("is_killed_with_children", "cool-down"), ("raises_with_children", "steady")]
+)
+def test_no_child_of_a_rank_keeps_its_job_alive(name, place):
+    """The story: a data loader's child had all descriptors of its rank, and the launcher waited for their end."""
+    check(name, place, 2)
+
+
+def test_a_child_ends_with_a_rank_that_has_come_to_its_end():
+    check("leaves_a_child_behind", "between steps", 2)
+
+
+@pytest.mark.parametrize("name", [slowly("closes_all_files"), "closes_the_socket_to_the_launcher"])
+def test_a_rank_that_closes_its_descriptors_blames_nobody_else(name):
+    """The story: the launcher killed all at once, and the first to be gone was "killed by SIGKILL"."""
+    check(name, "between steps", 2)
+
+
+def test_a_signal_that_the_launcher_passes_on_is_no_failure_of_a_rank():
+    """The story: one of the ranks "crashed (signal 3: Quit)"."""
+    check("sends_the_launcher_sigquit", "steady", 2)
+
+
 @pytest.mark.parametrize("place", ["warm-up", slowly("between steps"), slowly("exit")])
 def test_a_rank_that_raises_ends_all_with_one_traceback(place):
     check("raises", place, 2)
