@@ -98,7 +98,7 @@ def solve(
     if value <= formula * (1 + ROUNDING):  # no need of a solver
         return Certificate(best, workload, objective, value, value, formula_name, found_by, perf_counter() - began)
     whole, scale = in_whole_numbers(workload)
-    model = _Model(cp_model, whole, objective)
+    model = Model(cp_model, whole, objective)
     model.begin_with(in_microbatch_order(best), least=floor(formula * scale))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(seconds - (perf_counter() - began), 0.01)
@@ -144,7 +144,7 @@ class _Span(NamedTuple):
     end: Any
 
 
-class _Model:
+class Model:
     """A workload of whole numbers as variables and constraints."""
 
     def __init__(self, cp_model: Any, workload: Workload, objective: Objective) -> None:
@@ -178,21 +178,22 @@ class _Model:
     def _order_stages(self) -> None:  # [1]
         for stage, kind in self.times:
             for k, following in pairwise(self.microbatches):
-                self._follow(Action(stage, kind, k), Action(stage, kind, following), self.workload.overhead)
+                self.follow(Action(stage, kind, k), Action(stage, kind, following), self.workload.overhead)
 
     def _pass_values(self) -> None:  # [2]
         overhead = self.workload.overhead
         for k in self.microbatches:
             for stage in range(self.workload.num_stages):
-                self._follow(Action(stage, F, k), Action(stage, I, k), overhead)
-                self._follow(Action(stage, I, k), Action(stage, W, k), overhead)
+                self.follow(Action(stage, F, k), Action(stage, I, k), overhead)
+                self.follow(Action(stage, I, k), Action(stage, W, k), overhead)
             for lower, upper in pairwise(range(self.workload.num_stages)):
                 is_local = self.workload.placement[lower] == self.workload.placement[upper]
                 gap = overhead if is_local else self.workload.message[lower]
-                self._follow(Action(lower, F, k), Action(upper, F, k), gap)
-                self._follow(Action(upper, I, k), Action(lower, I, k), gap)
+                self.follow(Action(lower, F, k), Action(upper, F, k), gap)
+                self.follow(Action(upper, I, k), Action(lower, I, k), gap)
 
-    def _follow(self, first: Action, then: Action, gap: float) -> None:
+    def follow(self, first: Action, then: Action, gap: float) -> None:
+        """Let an action start only after the end of another one, and a time after it."""
         self.cp.add(self.spans[then].start >= self.spans[first].end + int(gap))
 
     def _occupy(self, own: list[int]) -> None:  # [3]
@@ -211,7 +212,7 @@ class _Model:
             (stage,), (amount,) = own, amounts
             if amount:
                 for k in self.microbatches[int(limit // amount) :]:
-                    self._follow(Action(stage, W, k - int(limit // amount)), Action(stage, F, k), 0)
+                    self.follow(Action(stage, W, k - int(limit // amount)), Action(stage, F, k), 0)
             return
         held = [part for stage in own for k in self.microbatches for part in self._parts(stage, k) if part[2]]
         if held and len(self.spans) <= _FEW and len(amounts) > 1:

@@ -47,7 +47,7 @@ def find_schedule(
         or for 20 seconds. It needs OR-tools: ``pip install 'minipipe-mpi[search]'``.
     evaluations : int, optional
         The most schedules that it tries. Where neither this nor ``seconds`` is given, so many that all of them have
-        10 million actions, which takes some ten seconds.
+        10 million actions, which takes up to a minute or so.
 
     Returns
     -------

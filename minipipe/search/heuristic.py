@@ -1,8 +1,9 @@
 """The heuristic: many list schedules, then many small changes, first of policies and then of the order itself.
 
-1. Seeds. Sweeps, the list scheduler under a grid of policies, and the named schedules that fit.
+1. Seeds. Sweeps, the list scheduler under a grid of policies, the same for less memory, and the named schedules.
 2. Policies. Change those of a few ranks at a time.
-3. Orders. Move one action, or a few, and time the new order.
+3. Orders. Move one action, or a few, and time the new order; ever less often for the worse.
+4. Windows. Let CP-SAT, where it is installed, order a part of the best schedule anew. Then again from 3.
 
 A change is kept if it makes the schedule better or, with a small probability, slightly worse (simulated annealing).
 Work is counted in evaluations, of one schedule each. A clock may end a search, but chooses nothing: what is found is
@@ -23,14 +24,16 @@ from random import Random
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from minipipe.analysis.workload import ROUNDING, Objective, Workload
-from minipipe.errors import ScheduleError
+from minipipe.analysis.workload import ROUNDING, Objective, Workload, fits
+from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.split_backward import split_backward
 from minipipe.search.list_scheduling import Facts, ListScheduler, Policy, Word, schedule_of
 from minipipe.search.reordering import TimedOrder, is_possible, with_any_move, without_delay
 from minipipe.search.sweeps import Sweeps
+from minipipe.search.windows import Windows
 
+_WINDOW = 250  # evaluations that a window counts, as it takes as long
 _WAITS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)  # parts of an action's time
 
 
@@ -80,6 +83,10 @@ class Search:
         self.mean_time = sum(map(workload.work, range(workload.num_ranks))) / actions
         self.best: Candidate | None = None
         self.evaluations = 0
+        try:
+            self.windows: Windows | None = Windows(workload, objective)
+        except ArgumentError:  # without OR-tools
+            self.windows = None
         self.progress: list[tuple[int, float]] = []
 
     def run(self, evaluations: float, seconds: float = inf) -> Candidate:
@@ -100,8 +107,10 @@ class Search:
     def candidates(self) -> Iterator[Candidate | None]:
         """Yield candidates for ever; None stands for an order that is not possible."""
         yield from self.seeds()
-        for change, number, heat in _PHASES:
-            yield from self.anneal(change, number, heat * self.mean_time)
+        yield from self.anneal(Search.with_other_policies, 2000, 1 / 16, 1 / 16)
+        while True:
+            yield from self.anneal(Search.with_other_order, 4000, 1, 1 / 16)
+            yield from self.reorder(40)
 
     def note(self, candidate: Candidate | None) -> None:
         """Keep a candidate that is better than the best so far."""
@@ -119,30 +128,62 @@ class Search:
         value = max(times)
         return Candidate(value + sum(times) / len(times) / 2, value, times.index(value), run, policies, found_by)
 
-    def anneal(self, change: Change, number: float, temperature: float) -> Iterator[Candidate | None]:
-        """Walk from candidate to candidate, from the best one on, and yield them."""
+    def anneal(self, change: Change, number: int, hot: float, cold: float) -> Iterator[Candidate | None]:
+        """Walk from candidate to candidate, from the best one on; heat is in mean times of an action."""
         now = self.best
-        while number > 0:
+        for done in range(number):
             assert now is not None
             other = change(self, now)
             if other is not None:
-                rise = other.energy - now.energy
-                if rise <= 0 or self.random.random() < exp(-rise / temperature):
+                rise, heat = other.energy - now.energy, hot * (cold / hot) ** (done / number) * self.mean_time
+                if rise <= 0 or self.random.random() < exp(-rise / heat):
                     now = other
             yield other
-            number -= 1
+
+    def reorder(self, number: int) -> Iterator[Candidate | None]:
+        """Let CP-SAT, where it is installed, order so many windows of the best candidate anew, one after another."""
+        now = self.best
+        for _ in range(number if self.windows else 0):
+            assert now is not None and self.windows is not None
+            order = self.order_of(self.windows.reordered(now.run.words, self.random), range(len(now.run.words)))
+            other = None if order is None else self.candidate(order, "CP-SAT on windows")
+            if other is not None and other.energy <= now.energy:
+                now = other
+            self.evaluations += _WINDOW - 1
+            yield other
 
     # -- seeds ---------------------------------------------------------------------------------------------------
 
     def seeds(self) -> Iterator[Candidate | None]:
         """Yield the schedules to start from."""
+        yield from self.built(self.facts)
+        yield from self.named()
+        for facts in self.with_less_memory():
+            yield from self.built(facts)
+
+    def built(self, facts: Facts) -> Iterator[Candidate | None]:
+        """Yield what sweeps and the list scheduler build within the memory of some facts."""
         for decisions in product((True, False), repeat=3):
-            sweeps = Sweeps(self.facts, *decisions)
+            sweeps = Sweeps(facts, *decisions)
             order = self.order_of(sweeps.words, range(len(sweeps.words))) if sweeps.is_complete else None
             yield None if order is None else self.candidate(order, "sweeps")
         for policies in self.grid():
-            yield self.candidate(ListScheduler(self.facts, policies), "list scheduling", policies)
-        yield from self.named()
+            yield self.candidate(ListScheduler(facts, policies), "list scheduling", policies)
+
+    def with_less_memory(self) -> Iterator[Facts]:
+        """Yield the facts for one microbatch of memory less, two, and so on.
+
+        Who builds as memory allows may run ahead of what pays. What is built for less memory fits, too.
+        """
+        facts, workload = self.facts, self.facts.workload
+        unit = max(facts.activation[stage] for stage in range(workload.num_stages))
+        held = [workload.num_microbatches * sum(facts.activation[s] for s in own) for own in facts.own]
+        limits = tuple(map(min, workload.memory_limit, held))
+        while unit:
+            limits = tuple(limit - unit for limit in limits)
+            if not all(map(fits, facts.least, limits)):
+                return
+            yield Facts(workload._replace(memory_limit=limits))
 
     def grid(self) -> Iterator[tuple[Policy, ...]]:
         """Yield policies for all ranks, the simplest first."""
@@ -219,7 +260,3 @@ class Search:
 
 
 Change = Callable[[Search, Candidate], Candidate | None]
-_PHASES: tuple[tuple[Change, float, float], ...] = (
-    (Search.with_other_policies, 2000, 1 / 16),
-    (Search.with_other_order, inf, 1 / 16),
-)  # what changes, for how many evaluations, and the temperature in mean times of an action
