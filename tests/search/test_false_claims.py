@@ -92,7 +92,7 @@ def test_what_is_printed_as_a_fact_is_one(claim, file, capsys):
     *bounds, schedule = capsys.readouterr().out.splitlines()
     assert schedule.endswith(", which no schedule undercuts") == (told["gap"] == 0)
     assert len(bounds) == 1 + (not told["is_proved_here"]) and " proved here by " in bounds[0]
-    assert all("claimed by '" in line and "', not proved here" in line for line in bounds[1:])
+    assert all(": claimed by " in line and ", not proved here" in line for line in bounds[1:])
 
 
 @pytest.mark.parametrize("name", Formula)
