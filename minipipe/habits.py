@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from inspect import Parameter, signature
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from minipipe.equivalents import BY_NAME, CALLED, OF_CLASS, OF_PACKAGE, SCHEDULES
 from minipipe.errors import ArgumentError
 
 _KEYWORDS = {
@@ -35,6 +36,20 @@ _KEYWORDS = {
     "attention_mask": "mask",
     "encoder_hidden_states": "memory",
     "encoder_attention_mask": "memory_mask",
+    **dict.fromkeys(("loss_fn", "criterion", "loss_function"), "loss"),
+    **dict.fromkeys(
+        ("n_microbatches", "micro_batches", "microbatches", "gradient_accumulation_steps", "accumulate_grad_batches"),
+        "num_microbatches",
+    ),
+    **dict.fromkeys(
+        ("num_model_chunks", "virtual_pipeline_model_parallel_size", "n_local_stages", "v"), "chunks_per_rank"
+    ),
+    **dict.fromkeys(("balance", "split_spec", "split_points", "partition_method", "cuts"), "partition"),
+    **dict.fromkeys(("checkpoint", "activation_checkpointing", "activation_checkpoint_interval"), "recompute"),
+    **dict.fromkeys(("base_seed", "random_state"), "seed"),
+    **dict.fromkeys(("devices", "gpus"), "device"),
+    "pipeline_schedule": "schedule",
+    "optimizer": "optimiser",
 }
 _SEEN = "a mask says here what is seen, the opposite: {}=~{}."
 _BY_QUERY = "here it is mask=, (n, t, s), True where a key is seen; causal is a layer made with is_causal=True."
@@ -56,6 +71,15 @@ _NO_BATCH_NORM = (
 _BATCH_NORMS = (*(f"{lazy}BatchNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3)), "SyncBatchNorm")
 _INSTANCE_NORM = "nn.GroupNorm(num_channels, num_channels), a group for each channel"
 _LOSS = "any function that returns a mean, such as lambda output, target: ((output - target) ** 2).mean()"
+_CHOICE = 'only partition="measured" and schedule="auto" use it.'
+# Options of a pipeline that are said elsewhere.
+_PIPELINE_ADVICE: Mapping[str, str] = {
+    **dict.fromkeys(("optimizer", "optimiser"), f"optim.SGD(pipeline.parameters(), …) is made after it; {_CHOICE}"),
+    **dict.fromkeys(("sample", "memory_limit"), _CHOICE),
+    "chunks": "torchgpipe's are num_microbatches=, Megatron's are chunks_per_rank=.",
+    "num_stages": "each rank has one stage, or chunks_per_rank= of them.",
+    "timeout": "A wait lasts as long as the group allows: init_process_group(timeout=…).",
+}
 MODULES: Mapping[str, str] = {
     **dict.fromkeys(_BATCH_NORMS, _NO_BATCH_NORM),
     **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), _INSTANCE_NORM),
@@ -105,30 +129,58 @@ OPTIMISERS: Mapping[str, str] = {
     "GradScaler": "optim.LossScale",
     **dict.fromkeys(("RMSprop", "Adagrad", "Adamax", "NAdam"), "optim.Adam or optim.AdamW"),
 }
-ATTRIBUTES: Mapping[str, str] = {
-    **{
-        name: f"x.numpy().{name}(…)"
-        for name in ("argmax", "argmin", "any", "all", "sort", "argsort", "round", "tolist")
-    },
-    **dict.fromkeys(("view", "flatten", "squeeze", "unsqueeze", "expand"), "x.reshape(…)"),
-    **dict.fromkeys(("permute", "t", "swapaxes"), "x.transpose(…) or x.T"),
-    **dict.fromkeys(("cuda", "cpu", "to"), 'model.to("gpu"), Pipeline(…, device="gpu"), and x.numpy()'),
-    **dict.fromkeys(("clone", "copy"), "x.detach(), or x * 1 with its graph"),
-    **dict.fromkeys(("add_", "sub_", "mul_", "div_", "zero_", "fill_", "copy_"), "x = x + 1, which makes a new tensor"),
-    "pow": "x ** 2",
-    **dict.fromkeys(("clamp", "clip"), "functional.clip(x, low, high)"),
-    **{name: f"functional.{name}(x, …)" for name in ("masked_fill", "where", "softmax", "log_softmax")},
-    "abs": "functional.sqrt(x * x)",
-    "std": "x.var(…).sqrt()",
-    "matmul": "x @ y",
-    "grad_fn": "x.node",
-    "type": "x.astype(dtype)",
-    "half": "x.astype(numpy.float16)",
-    "float": "x.astype(numpy.float32)",
-    "double": "x.astype(numpy.float64)",
-    "requires_grad_": "Tensor(data, requires_grad=True)",
-    "retain_grad": "Tensor(data, requires_grad=True), which keeps its gradient",
-}
+
+
+class Familiar:
+    """A class that answers for a missing attribute with its equivalent here, or the closest name."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # to a type checker, what is missing stays missing
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # Reached only when the normal look-up found nothing.
+            if hasattr(type(self), name):  # a property that failed: again, for its own error
+                return object.__getattribute__(self, name)
+            kinds = type(self).__mro__
+            instead = next((OF_CLASS[kind.__name__] for kind in kinds if kind.__name__ in OF_CLASS), {})
+            raise missing(type(self).__name__, name, instead, [] if name[0] == "_" else dir(self))
+
+
+class FamiliarPipeline(Familiar):
+    """A pipeline that says what takes the place of calling it."""
+
+    __slots__ = ()
+
+    def __call__(self, *arrays: Any, **options: Any) -> NoReturn:
+        """Refuse to be called."""
+        raise ArgumentError("name", f"A pipeline is not called; instead: {CALLED}.")
+
+
+def missing_from_package(package: str, name: str, known: list[str]) -> AttributeError:
+    """Return the error for a name that a package does not have.
+
+    Examples
+    --------
+    >>> missing_from_package("minipipe", "get_rank", [])
+    AttributeError("minipipe has no attribute 'get_rank'; instead: group.rank and group.size.")
+    """
+    schedule = schedule_like(name, ()) if name.startswith("Schedule") else None
+    return missing(package, name, {name: BY_NAME.replace("gpipe", schedule)} if schedule else OF_PACKAGE, known)
+
+
+def schedule_like(given: str, names: Iterable[str]) -> str | None:
+    """Return the name here of a schedule of another library, or the closest of some names, if any.
+
+    Examples
+    --------
+    >>> schedule_like("ScheduleInterleavedZeroBubble", []), schedule_like("1F1B ", ["gpipe", "1f1b"])
+    ('interleaved-zb', '1f1b')
+    """
+    plain = given[:60].lower().replace("_", "-")
+    bare = "".join(filter(str.isalnum, plain)).replace("schedule", "")
+    own = {"".join(filter(str.isalnum, name)): name for name in names}
+    return own.get(bare) or SCHEDULES.get(bare) or next(iter(get_close_matches(plain, own.values(), 1, 0.7)), None)
 
 
 def missing(owner: str, name: str, instead: Mapping[str, str], known: list[str]) -> AttributeError:
@@ -139,7 +191,7 @@ def missing(owner: str, name: str, instead: Mapping[str, str], known: list[str])
     >>> missing("minipipe.nn", "Liner", {}, ["Linear", "ReLU"])
     AttributeError("minipipe.nn has no attribute 'Liner'; did you mean Linear?")
     """
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name, [one for one in known if one[0] != "_"], n=1)
     hint = f"; instead: {instead[name]}." if name in instead else f"; did you mean {near[0]}?" if near else "."
     return AttributeError(f"{owner} has no attribute {name!r}{hint}")
 
@@ -187,12 +239,34 @@ def check_options(layer: str, forward: Callable[..., Any], given: Mapping[str, A
     _check_taken(layer, list(signature(forward).parameters.values()), given)
 
 
+def check_pipeline_options(kind: type, plan: type, given: Mapping[str, Any]) -> None:
+    """Refuse options of a pipeline that neither it nor its plan takes, and list those that they take.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``.
+    """
+    both = (*signature(kind).parameters.values(), *signature(plan).parameters.values())
+    taken = [one.name for one in both if one.default is not one.empty and one.name != "num_ranks"]
+    for name in given:
+        if name not in taken:
+            near = _near(name, taken)
+            hint = _PIPELINE_ADVICE.get(name, f"did you mean {near}=?" if near else "")
+            raise ArgumentError("name", f"Pipeline takes no {name}=; {hint} Expected one of {', '.join(taken)}.")
+
+
+def _near(name: str, taken: list[str]) -> str | None:
+    near = _KEYWORDS.get(name)
+    return near if near in taken else next(iter(get_close_matches(name, taken, n=1)), None)
+
+
 def _check_taken(owner: str, parameters: list[Parameter], given: Mapping[str, Any]) -> None:
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return
     taken = [parameter.name for parameter in parameters]
     for name in given:
         if name not in taken:
-            near = _KEYWORDS.get(name) or next(iter(get_close_matches(name, taken, n=1)), None)
-            hint = f"here it is {near}=." if near in taken else f"expected {', '.join(taken) or 'no argument'}."
+            near = _near(name, taken)
+            hint = f"here it is {near}=." if near else f"expected {', '.join(taken) or 'no argument'}."
             raise ArgumentError("name", f"{owner} takes no {name}=; {_ADVICE.get(name, hint)}") from None

@@ -43,7 +43,9 @@ def names_on_demand(
             return import_module(module_of[name])
         if name in home_of:
             return getattr(import_module(home_of[name]), name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from minipipe.habits import missing_from_package  # most programs need no such error
+
+        raise missing_from_package(package, name, public)
 
     public = sorted({*home_of, *module_of, *at_once})
     return load, lambda: public, public

@@ -17,12 +17,12 @@ from minipipe.autograd.grad_mode import mode
 from minipipe.autograd.graph import Edge, Leaf, Node, StageInput, Vjp
 from minipipe.backend import Array
 from minipipe.errors import TensorError
-from minipipe.habits import ATTRIBUTES, missing
+from minipipe.habits import Familiar
 
 __all__ = ["Operand", "Tensor", "as_constant", "as_real", "as_tensor", "operands", "record"]
 
 
-class Tensor:
+class Tensor(Familiar):
     """An array that knows how it was computed.
 
     Parameters
@@ -118,10 +118,6 @@ class Tensor:
         if gradient is not None and gradient.shape != self.shape:
             raise TensorError("shape", f"The gradient has shape {gradient.shape}; the tensor has {self.shape}.")
         self.node.grad = gradient
-
-    def __getattr__(self, name: str) -> Any:
-        # Reached only when the normal look-up found nothing.
-        raise missing(type(self).__name__, name, ATTRIBUTES, [])
 
     def __len__(self) -> int:
         if not self.shape:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from minipipe.errors import ArgumentError
+from minipipe.habits import Familiar
 
 
-class BatchLoss(float):
+class BatchLoss(float, Familiar):
     """The loss of a batch: a float, with what else was asked for. The numbers are the same on every rank.
 
     Attributes
@@ -47,6 +48,10 @@ class BatchLoss(float):
         found.losses, found.metrics, found.outputs = tuple(losses), dict(metrics or {}), outputs
         return found
 
+    def item(self) -> float:
+        """Return the number alone, as a scalar of NumPy or PyTorch does."""
+        return float(self)
+
     @classmethod
     def read(cls, numbers: list[float], num_microbatches: int, metrics: Iterable[str], outputs: Any) -> BatchLoss:
         """Return the loss of what :meth:`Objective.numbers` wrote, for the metrics that all ranks ask for."""
@@ -54,7 +59,7 @@ class BatchLoss(float):
         return cls(loss, losses, dict(zip(metrics, values)), outputs)
 
 
-class PendingLoss:
+class PendingLoss(Familiar):
     """The mean loss of a step, on its way from the rank that computed it.
 
     ``wait()`` and ``float()`` wait for it; to print it does not. It cannot be compared or added before it is a number.
@@ -88,6 +93,8 @@ class PendingLoss:
 
     def __float__(self) -> float:
         return float(self.wait())
+
+    item = BatchLoss.item
 
     def _refuse(self, *_: object) -> NoReturn:
         raise ArgumentError(

@@ -21,13 +21,14 @@ from minipipe.backend import Array
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.request import DEFAULT_TIMEOUT, Receive, Request, check_rank
 from minipipe.errors import ArgumentError, LaunchError, MessageError
+from minipipe.habits import Familiar
 from minipipe.job.activity import Activity
 
 # Tags below zero are the library's own; users' begin at zero.
 _BROADCAST, _GATHER, _BARRIER, _CLOCK, _IBROADCAST = -1, -2, -3, -4, -5
 
 
-class ProcessGroup(ABC):
+class ProcessGroup(Familiar, ABC):
     """Ranks 0 to size - 1, of which this object is one.
 
     Attributes

@@ -12,11 +12,11 @@ import numpy as np
 
 from minipipe import backend
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.habits import check_keywords, check_options
+from minipipe.habits import Familiar, check_keywords, check_options
 from minipipe.nn.parameter import Parameter
 
 
-class Module:
+class Module(Familiar):
     """A part of a model. Subclasses set parameters and modules as attributes and define ``forward``.
 
     Attributes that are a Parameter, a Module, or a list, tuple or dict of those are found by themselves.

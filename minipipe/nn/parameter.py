@@ -122,7 +122,7 @@ class Parameter(Tensor):
                 f"This parameter of shape {self.declared_shape} has no values yet. Call model.initialise(seed), "
                 "call the model once, or give the model to a Pipeline and read pipeline.parameters().",
             )
-        return super().__getattr__(name)
+        return super().__getattr__(name)  # type: ignore[misc]
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from minipipe import backend
 from minipipe.autograd.grad_mode import next_order
 from minipipe.backend import Array
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.habits import check_keywords
+from minipipe.habits import Familiar, check_keywords
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.optim.parameter_group import ParameterGroup
@@ -25,7 +25,7 @@ num_steps_over_nothing = _steps_over_nothing.get
 """Return how many steps optimisers over no parameters have taken on this rank."""
 
 
-class Optimiser(ABC):
+class Optimiser(Familiar, ABC):
     """A rule that changes parameters by their gradients.
 
     Local; no messages. A parameter's new values depend on nothing but its own gradients and its group's numbers, so

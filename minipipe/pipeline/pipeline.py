@@ -18,6 +18,7 @@ from minipipe.analysis.lowering import lower
 from minipipe.batch import BatchLoss, PendingLoss
 from minipipe.batch.objective import GivenGradient, Loss, Metric, Objective, Weight, Where
 from minipipe.comm import ProcessGroup
+from minipipe.habits import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale
@@ -57,7 +58,7 @@ class Asked(TypedDict, total=False):
 _KEPT_STEPS = 8  # of which a timeline can be asked for
 
 
-class Pipeline:
+class Pipeline(FamiliarPipeline):
     """A model cut into stages over the ranks of a group: a plan, a group and stages. Making one is collective.
 
     Every rank describes the same model; only the layers of its own stages take memory. They are copied out of
@@ -192,7 +193,7 @@ class Pipeline:
         dropout_seed = seed if dropout_seed is None else dropout_seed
         given: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
         given |= {"dropout_seed": dropout_seed, "stack_weight_gradients": stack_weight_gradients}
-        plan, recompute = planned(model, group, options, device=device, recompute=recompute, **given)
+        plan, recompute = planned(model, group, options, type(self), device=device, recompute=recompute, **given)
         check_loss(loss)
         self._objective = partial(Objective, loss, loss_weight)
         compares = check_program(group, check_agreement, {**plan.description, **given})
@@ -201,14 +202,14 @@ class Pipeline:
         self._xp = backend.module_for(device, group.local_rank)
         self._intake = Intake(plan, group, self._xp, dropout_seed, compares)
         self._is_training, self.num_steps, self.measures_memory = plan.model.is_training, 0, False
-        self._records: deque[Record] = deque(maxlen=_KEPT_STEPS)  # of the last steps, for timeline()
+        # Of the last steps, for timeline(); and the loss of the last one, waited for or not.
+        self._records, self._pending = deque[Record](maxlen=_KEPT_STEPS), deque[PendingLoss]()
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp)
         self._trainer = self._executor(plan.program, stacks=stack_weight_gradients)
         self._finite = FiniteCheck(check_finite, plan, self._trainer)
         self._predictors, self._input_gradients = dict[int, Executor](), None
-        self._pending: deque[PendingLoss] = deque()  # of the last step, waited for or not
 
     @classmethod
     def from_modules(

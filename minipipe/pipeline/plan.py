@@ -16,7 +16,8 @@ from minipipe import backend
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, ModelError, RankError, ScheduleCode, ScheduleError
+from minipipe.errors import ModelError, RankError, ScheduleCode, ScheduleError
+from minipipe.habits import check_pipeline_options
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
@@ -311,14 +312,9 @@ class Plan:
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 
 
-_OWN = (
-    *("loss", "seed", "dropout_seed", "recompute", "stack_weight_gradients", "loss_weight", "device"),
-    *("check_finite", "check_agreement", "sample"),
-)
-_OPTIONS = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs", "inputs_require_grad")
-
-
-def planned(model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], **run: Any) -> tuple[Plan, bool]:
+def planned(
+    model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], pipeline: type, **run: Any
+) -> tuple[Plan, bool]:
     """Return the plan that was given, or that of a model and options, for a group; and whether to recompute.
 
     Collective if the partition or the schedule follows from measurements, on rank 0, where ``run`` says with which
@@ -338,9 +334,7 @@ def planned(model: Sequential | Plan, group: ProcessGroup, options: dict[str, An
         from minipipe.advice.deciding import decided  # another door
 
         model, options, run["recompute"] = decided(model, group, options, **run)
-    for name in options.keys() - set(_OPTIONS):
-        hint = " A wait lasts as long as the group allows: init_process_group(timeout=…)." if name == "timeout" else ""
-        raise ArgumentError("name", f"Pipeline takes no {name}=; expected {', '.join((*_OWN, *_OPTIONS))}.{hint}")
+    check_pipeline_options(pipeline, Plan, options)
     if not isinstance(model, Plan):
         return Plan(model, num_ranks=group.size, **options), run["recompute"]
     if options:

@@ -130,11 +130,10 @@ def expected_names(given: object) -> str:
     >>> expected_names("1F1B ")[:20]
     'did you mean 1f1b? e'
     """
-    from difflib import get_close_matches  # takes longer to import than a schedule to build
+    from minipipe.habits import schedule_like  # takes longer to import than a schedule to build
 
-    plain = given[:60].lower().replace("_", "-") if isinstance(given, str) else ""
-    near = get_close_matches(plain, REGISTRY, n=1, cutoff=0.7)
-    return f"{f'did you mean {near[0]}? ' if near else ''}expected one of {', '.join(REGISTRY)}"
+    near = schedule_like(given, REGISTRY) if isinstance(given, str) else None
+    return f"{f'did you mean {near}? ' if near else ''}expected one of {', '.join(REGISTRY)}"
 
 
 def default_chunks(builder: Callable[..., Schedule]) -> int:

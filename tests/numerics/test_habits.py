@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from minipipe import Tensor, functional, nn, optim
+from minipipe.equivalents import ATTRIBUTES
 from minipipe.errors import ArgumentError, ParameterError, TensorError
-from minipipe.habits import ATTRIBUTES, FUNCTIONS, MODULES, OPTIMISERS
+from minipipe.habits import FUNCTIONS, MODULES, OPTIMISERS
 
 X = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
 

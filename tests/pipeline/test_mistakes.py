@@ -225,7 +225,7 @@ def test_the_timeout_of_the_group_holds_for_all_waits_of_a_pipeline():
         spawn(late, 2, timeout=0.05)
     with pytest.raises(TypeError, match=r"takes no timeout=; .* init_process_group\(timeout=…\)"):
         Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), timeout=1)
-    with pytest.raises(TypeError, match=r"takes no microbatches=; expected loss, .* num_microbatches"):
+    with pytest.raises(TypeError, match=r"takes no microbatches=; did you mean num_microbatches=\? Expected one of"):
         Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), microbatches=1)
 
 

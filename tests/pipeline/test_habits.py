@@ -1,0 +1,159 @@
+"""Habits from PyTorch, DeepSpeed, torchgpipe, Megatron, Keras and scikit-learn at the main objects."""
+
+import copy
+import re
+from inspect import signature
+
+import numpy as np
+import pytest
+
+import minipipe
+from minipipe import Pipeline, Plan, nn, optim, schedules, spawn
+from minipipe.comm import OneRankGroup
+from minipipe.equivalents import OF_CLASS, OF_PACKAGE, SCHEDULES
+from minipipe.errors import ArgumentError, ScheduleError
+
+X = np.ones((8, 4), dtype=np.float32)
+
+
+def pipeline(**options):
+    return Pipeline(nn.Sequential(nn.Linear(4, 1)), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2, **options)
+
+
+def objects():
+    """Return an object of each class that answers for other names."""
+    made = pipeline()
+    return {
+        "Tensor": minipipe.Tensor([1.0]),
+        "Pipeline": made,
+        "BatchLoss": made.step(X, X[:, :1]),
+        "PendingLoss": made.step(X, X[:, :1], wait=False),
+        "Optimiser": optim.SGD(made.parameters(), 0.1),
+        "Module": nn.Linear(2, 2),
+        "ProcessGroup": made.group,
+    }
+
+
+@pytest.fixture(scope="module")
+def made():
+    return objects()
+
+
+ENTRIES = [(kind, name) for kind, names in OF_CLASS.items() for name in names if name != "__call__"]
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES)
+def test_a_name_of_another_library_is_missing_and_told_by_its_equivalent(kind, name, made):
+    """The story: `pipeline.zero_grad()` and `loss.backward()` ended in Python's words, which name nothing."""
+    assert not hasattr(made[kind], name)
+    with pytest.raises(AttributeError, match=rf"\w+ has no attribute '{name}'; instead: ") as caught:
+        getattr(made[kind], name)
+    assert OF_CLASS[kind][name] in str(caught.value)
+
+
+@pytest.mark.parametrize("words", sorted({words for names in OF_CLASS.values() for words in names.values()}))
+def test_what_is_recommended_is_there(words, made):
+    owners = {
+        "pipeline": "Pipeline",
+        "optimiser": "Optimiser",
+        "module": "Module",
+        "group": "ProcessGroup",
+        "x": "Tensor",
+    }
+    for owner, name in re.findall(r"\b(pipeline|optimiser|module|group|x)\.(\w+)", words):
+        assert hasattr(made[owners[owner]], name), f"{owner}.{name}"
+    for package, name in re.findall(r"\b(minipipe|nn|optim|functional)\.(\w+)", words):
+        assert hasattr(minipipe if package == "minipipe" else getattr(minipipe, package), name), words
+
+
+def test_a_slip_names_the_closest_and_a_property_that_fails_keeps_its_own_error(made):
+    with pytest.raises(AttributeError, match=r"Pipeline has no attribute 'evalute'; did you mean evaluate\?"):
+        _ = made["Pipeline"].evalute
+
+    class Mine(nn.Module):
+        @property
+        def size(self):
+            return self.wieght
+
+        def __init__(self):
+            self.weight = 3
+
+    with pytest.raises(AttributeError, match=r"Mine has no attribute 'wieght'; did you mean weight\?"):
+        _ = Mine().size
+    assert copy.deepcopy(Mine()).weight == 3 and not hasattr(Mine(), "__array__")
+
+
+def test_a_pipeline_that_is_called_names_step_and_predict(made):
+    with pytest.raises(ArgumentError, match=r"not called; instead: pipeline\.step\(x, y\) .* pipeline\.predict\(x\)"):
+        made["Pipeline"](X)
+
+
+def test_a_loss_has_an_item_as_scalars_have():
+    def train(group):
+        made = Pipeline(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), group, loss=nn.MSELoss())
+        loss, late = made.step(X, X[:, :1]), made.step(X, X[:, :1], wait=False)
+        return loss.item(), late.item(), type(loss.item())
+
+    assert len(set(spawn(train, 2))) == 1
+    waited, late, kind = spawn(train, 2)[1]
+    assert waited == late > 0 and kind is float
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("n_microbatches", r"did you mean num_microbatches=\?"),
+        ("microbatches", r"did you mean num_microbatches=\?"),
+        ("gradient_accumulation_steps", r"did you mean num_microbatches=\?"),
+        ("loss_fn", r"did you mean loss=\?"),
+        ("checkpoint", r"did you mean recompute=\?"),
+        ("balance", r"did you mean partition=\?"),
+        ("shedule", r"did you mean schedule=\?"),
+        ("chunks", "torchgpipe's are num_microbatches=, Megatron's are chunks_per_rank="),
+        ("optimizer", r"optim\.SGD\(pipeline\.parameters\(\), …\) is made after it"),
+        ("num_stages", "each rank has one stage"),
+        ("weird", ""),
+    ],
+)
+def test_an_option_of_another_library_names_the_one_here_and_the_list_is_the_signature(name, hint):
+    """The story: the list was written by hand, and `check_finite` was missing from it."""
+    with pytest.raises(ArgumentError, match=rf"Pipeline takes no {name}=; {hint}") as caught:
+        pipeline(**{name: 1})
+    listed = re.search(r"Expected one of (.*)\.$", str(caught.value))[1].split(", ")
+    options = {one.name for kind in (Pipeline, Plan) for one in signature(kind).parameters.values()}
+    assert set(listed) == options - {"model", "group", "options", "num_ranks"} and len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        *(
+            (f"Schedule{n}", m)
+            for n, m in (("GPipe", "gpipe"), ("1F1B", "1f1b"), ("Interleaved1F1B", "interleaved-1f1b"))
+        ),
+        *((f"Schedule{n}", m) for n, m in (("LoopedBFS", "looped-bfs"), ("InterleavedZeroBubble", "interleaved-zb"))),
+        *((f"Schedule{n}", m) for n, m in (("ZBVZeroBubble", "zb-v"), ("DualPipeV", "dualpipe-v"))),
+        *(("GPipe", "gpipe"), ("1F1B", "1f1b"), ("PipeDream-Flush", "1f1b"), ("TrainSchedule", "1f1b")),
+        ("forward_backward_pipelining_without_interleaving", "1f1b"),
+        ("forward_backward_no_pipelining", "sequential"),
+        ("zb_h1", "zb-h1"),
+    ],
+)
+def test_a_schedule_of_another_library_names_the_one_here(given, name):
+    with pytest.raises(ScheduleError, match=rf"There is no schedule '{given}'; did you mean {name}\? expected one of"):
+        pipeline(schedule=given)
+
+
+def test_every_schedule_that_is_recommended_is_there():
+    assert set(SCHEDULES.values()) <= set(schedules.REGISTRY)
+
+
+@pytest.mark.parametrize("name", OF_PACKAGE)
+def test_a_name_that_a_package_does_not_have_is_told_by_its_equivalent(name):
+    with pytest.raises(AttributeError, match=f"minipipe has no attribute '{name}'; instead: "):
+        getattr(minipipe, name)
+
+
+def test_a_class_of_pytorchs_schedules_is_told_as_a_name():
+    with pytest.raises(AttributeError, match=r'instead: Pipeline\(…, schedule="zb-v"\)'):
+        _ = schedules.ScheduleZBVZeroBubble
