@@ -109,6 +109,7 @@ class TensorCode(StrEnum):
     BACKWARD_TWICE = "backward-twice"
     CHANGED_IN_PLACE = "changed-in-place"
     NO_RANDOM_KEY = "no-random-key"
+    NOT_REPEATABLE = "not-repeatable"  # computed again, a module gave other values
 
 
 class TensorError(MinipipeError, ValueError):

@@ -49,8 +49,9 @@ class WatchedNode(Node):
 def watch_everything() -> AbstractContextManager[Any]:
     """Watch arrays for changes in place from now on, in this thread; in a ``with`` statement, until its block ends.
 
-    A change between the use of an array and backward raises a TensorError with code ``changed-in-place``. It costs a
-    small operation about 40 % more, so training does without. Ranks call it themselves.
+    A change between the use of an array and backward raises a TensorError with code ``changed-in-place``, and
+    :class:`minipipe.nn.Recompute` compares all of what it computes again. It costs a small operation about 40 % more,
+    so training does without. Ranks call it themselves.
 
     Examples
     --------

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from minipipe import backend
 from minipipe.autograd import Node
 from minipipe.autograd.grad_mode import mode, next_order, no_grad, record_again
 from minipipe.autograd.random_key import at, current_place
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, TensorError
 from minipipe.nn.auxiliary_loss import add_again, auxiliary_losses
 from minipipe.nn.module import Module, set_modes
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor, record
+
+_COMPARED = 64  # elements of each result, which take some microseconds
 
 
 class Recompute(Module):
@@ -29,6 +33,16 @@ class Recompute(Module):
     ----------
     module : Module
         Takes one tensor, or a tuple, list or dict of them, and returns such.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``, when it is no module.
+    TensorError
+        Code ``not-repeatable``, in backward: the second forward gives other values than the first, as that of a module
+        with a counter or random numbers of its own, so the gradient would be that of another function. Compared are
+        shape, dtype and, on the CPU, some elements of each result; all of them under
+        :func:`minipipe.watch_everything`.
 
     References
     ----------
@@ -75,10 +89,13 @@ class Recompute(Module):
         inputs = [record(tensor.data) for tensor in given]  # new ones, whose values nobody replaces later
         for own, tensor in zip(inputs, given):
             own.node = tensor.node
-        again = self._again(function, rebuilt(x, inputs), first=next_order())
+        first_look: list[Any] = []
+        again = self._again(function, rebuilt(x, inputs), next_order(), first_look)
         here = mode()
         with no_grad(), auxiliary_losses() as losses:
             computed = function(x)
+        if here.is_enabled:
+            first_look += _look([*tensors_in(computed), *losses], here.watch is not None)
         recomputation = Recomputation([tensor.node for tensor in given if tensor.node is not None], again)
         parameters = [parameter.data for parameter in self.module.parameters()]
         is_trained = any(parameter.requires_grad for parameter in self.module.parameters())
@@ -102,17 +119,37 @@ class Recompute(Module):
         add_again([results[id(loss)] for loss in losses])
         return rebuilt(computed, [results[id(tensor)] for tensor in tensors_in(computed)])
 
-    def _again(self, function: Callable[[Any], Any], x: Any, first: int) -> Callable[[], list[Node | None]]:
+    def _again(
+        self, function: Callable[[Any], Any], x: Any, first: int, first_look: list[Any]
+    ) -> Callable[[], list[Node | None]]:
         """Return a function that computes the module here and now, whenever it is called."""
         here = at(current_place().copy())
         modes = [(part, part.is_training) for part in self.module.modules()]
+        is_watched = mode().watch is not None
 
         def compute_again() -> list[Node | None]:
             later = set_modes(modes)
             try:
                 with record_again(first), here, auxiliary_losses() as losses:
-                    return [tensor.node for tensor in (*tensors_in(function(x)), *losses)]
+                    results = [*tensors_in(function(x)), *losses]
+                if _look(results, is_watched) != first_look:
+                    raise TensorError(
+                        "not-repeatable",
+                        f"Recompute({self.module.brief()}): computed again in backward it gives other values, so the "
+                        "gradient would be another function's. Let it depend on its input and parameters alone: no "
+                        "counter, and random numbers as functional.dropout draws them.",
+                    )
+                return [tensor.node for tensor in results]
             finally:
                 set_modes(later)
 
         return compute_again
+
+
+def _look(results: list[Tensor], is_whole: bool) -> list[tuple[Any, ...]]:
+    """Return what of results is compared: a sample that meets every column, since its step is odd; or everything."""
+    looks = []
+    for data in (result.data for result in results):
+        step = 1 if is_whole else max(1, backend.prod(data.shape) // _COMPARED) | 1
+        looks.append((data.shape, data.dtype, data.flat[::step].tobytes() if isinstance(data, np.ndarray) else b""))
+    return looks
