@@ -1,86 +1,73 @@
-"""The processes in which one student's file is graded: ``python -m minipipe.coursework.child``.
+"""The processes in which one student's file is run: ``python -m minipipe.coursework.child``.
 
-``process.py`` starts it. The job comes as a line of JSON on standard input. Events go out on what was standard output
-when the process began; before the student's code is loaded, that is moved to another number, and standard output and
-error both become what the student prints. Each event begins with a word that the student's code is not told, so that
-nothing printed is taken for an event.
+``process.py`` starts it. The job comes as a line of JSON on standard input, and after it one call after the other.
+Replies go out on what was standard output when the process began; before the student's code is loaded, that is moved to
+another number, and standard output and error both become what the student prints.
 
-The code could find that word, as it sits in one interpreter with it. So no frame that its own frames lead to has it
-among its variables: the events are computed within ``map``, which sends them, and whose own frame is none. And what
-shows other objects and frames of the interpreter raises.
+No test is here, no expected value, and nothing to be kept from the student's code: whatever it changes in this process,
+it can only return other values.
 """
 
 from __future__ import annotations
 
+import ast
+import base64
 import contextlib
 import json
 import os
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib.util import decode_source
 from pathlib import Path
 from typing import Any
 
 from minipipe.autograd.watch import watch_everything
-from minipipe.coursework.checking import load, outcome_of, run_test
+from minipipe.coursework.checking import Outcome, load, outcome_of, reply_of
+from minipipe.coursework.imports import findings, guarded_builtins
 from minipipe.coursework.supervisor import contained
 
 
 def main() -> None:
-    """Contain the student's file, run test after test, and tell how each ended."""
+    """Contain the student's file, answer call after call, and tell how it ended."""
     job = json.loads(sys.stdin.buffer.readline())
-    deque(map(_channel(job.pop("word")), contained(job, lambda: _run_tests(job))), maxlen=0)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    for event in contained(job, lambda: _run(job)):
+        for stream in (sys.stdout, sys.stderr):  # first: after the last reply the process is killed
+            with contextlib.suppress(Exception):
+                stream.flush()
+        line = json.dumps(event).encode() + b"\n"
+        while line:
+            line = line[os.write(replies, line) :]
     os._exit(0)  # whatever threads are left running
 
 
-def _channel(word: str) -> Callable[[dict[str, Any]], None]:
-    """Return a function that sends one event; from then on standard output belongs to the student."""
-    private = os.dup(1)
-    os.dup2(2, 1)
-    write, dumps = os.write, json.dumps
-
-    def tell(event: dict[str, Any]) -> None:  # it looks up nothing that the student's code could replace, but in dumps
-        line = f"\n{word}{dumps(event)}\n".encode()
-        while line:
-            line = line[write(private, line) :]
-
-    return tell
-
-
-def _run_tests(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Load the tests, then the student's file, and run test after test."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
+def _run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Load the functions of the checks, look at the student's file, load it, and answer calls."""
+    calls, nothing = os.fdopen(os.dup(0), "rb"), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # input() ends at once instead of waiting for somebody
-    checks = load(f"checks_of_{job['task']}", job.pop("checks"))
-    checks.__dict__.pop("WRONG_ANSWERS", None)  # parts of the solution
-    tests = [(name, getattr(checks, name)) for name in job["tests"]]
+    checks = load(f"checks_of_{job['task']}", job["checks"])
     watch_everything()
-    file, text = Path(f"{job['task']}.py"), job["text"]
-    file.write_text(text, "utf-8")
-    sys.addaudithook(_refusal())  # no hook can be removed
+    content, given = base64.b64decode(job["content"]), [(module, name) for module, name in job["given"]]
+    file, flags = Path(f"{job['task']}.py"), list[str]()
+    file.write_bytes(content)
     try:
-        task = load(job["task"], text, file)
-    except BaseException as error:
-        yield {"outcome": outcome_of(error, str(file), text)._asdict()}  # of no test: it does not load
+        text = decode_source(content)
+    except (SyntaxError, UnicodeError, LookupError) as error:
+        yield {"outcome": Outcome(False, f"it is not valid Python: {error}")._asdict()}  # of no call: it does not load
         return
-    yield {"loaded": True}
-    for name, test in tests:
-        yield {"test": name, "outcome": run_test(test, task, text)._asdict()}
-
-
-def _refusal() -> Callable[[str, tuple[Any, ...]], None]:
-    """Return an audit hook (PEP 578) that refuses what no exercise needs."""
-    refused = {"gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._current_frames"}
-    refused |= {"sys._current_exceptions", "sys.settrace", "sys.setprofile", "sys.monitoring.register_callback"}
-
-    def hook(event: str, _: tuple[Any, ...]) -> None:
-        if event in refused:
-            raise PermissionError(f"{event} is not allowed in a graded task")
-
-    return hook
+    try:
+        flags += findings(ast.parse(text, str(file)), given)
+        yield {"flags": flags}  # before anything of the student's has run
+        task = load(job["task"], text, file, {"__builtins__": guarded_builtins(given, flags)})
+    except BaseException as error:
+        yield {"outcome": outcome_of(error, str(file), text)._asdict(), "flags": flags}
+        return
+    yield {"loaded": True, "flags": flags}
+    for line in calls:
+        call = json.loads(line)
+        function = getattr(checks, call["function"]) if call["is_remote"] else call["function"]
+        yield {**reply_of(task, function, call["given"], text), "flags": flags}
 
 
 if __name__ == "__main__":

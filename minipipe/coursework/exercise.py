@@ -10,10 +10,14 @@ student does not get, and what stands there instead::
     # raise NotImplementedError("the fraction of all time in which ranks are idle")
     # END
 
-``tutorials/exercises/checks/05_bubble.py`` holds functions ``test_…(task)``, each worth one point; ``task`` is the
-student's module. The first paragraph of a docstring says what the test means, a paragraph ``Hint: …`` what to think
-of. What follows the line ``# HIDDEN`` only the instructor has: variants with other numbers, and ``WRONG_ANSWERS``,
-tuples of (why it is tempting, text of the solution, what to put there instead).
+What the stub imports of minipipe is all that the student may import of it.
+
+``tutorials/exercises/checks/05_bubble.py`` holds functions ``test_…(task)``, each worth one point. They run in the
+grader; ``task`` calls the student's functions in another process, with plain data (:mod:`minipipe.coursework.task`).
+Functions marked ``remote`` run beside the student's code; whatever comes back is his word, so compare lengths, too. The
+first paragraph of a docstring says what the test means, a paragraph ``Hint: …`` what to think of. What follows the line
+``# HIDDEN`` only the instructor has: variants with other numbers, and ``WRONG_ANSWERS``, tuples of (why it is tempting,
+text of the solution, what to put there instead).
 """
 
 from __future__ import annotations

@@ -1,7 +1,13 @@
-"""Grading: each task runs in processes of its own, with the instructor's tests, contained as the system allows.
+"""Grading: the instructor's tests run here, and each task in processes of its own, contained as the system allows.
 
-Whatever a student's file does, there is a report: it ends loops, crashes, ``sys.exit``, too much memory and output; a
-print is no result; tests of the student's directory are not used; his files are not changed.
+Whatever a student's file does, there is a report: loops, crashes, ``sys.exit``, too much memory and output are ended; a
+print is no result; tests of the student's directory are not used; his files are not changed. They are read as regular
+files of bounded size, and no link is followed.
+
+Results are compared here, in the grader's process. A student's process gets his file, the visible checks, and one call
+after the other as plain data; it can only return values (:mod:`minipipe.coursework.task`). So nothing that it replaces,
+prints or writes is a point, and neither hidden tests nor expected values are where it could read them. It may import of
+minipipe what its stub imports; the report flags everything else (:mod:`minipipe.coursework.imports`).
 
 Linux contains more, in layers. The report names those in force, and warns of what they leave open:
 
@@ -19,10 +25,20 @@ All of it adds about 0.03 s to the 0.2 s of processor time that a task takes.
 On macOS there are only limits, without a bound on processes, and what leaves its group of processes stays. On Windows
 there is only the process.
 
-What remains everywhere: a student's file sits in one interpreter with the tests. It can read the compiled hidden tests,
-replace what they call, and so pass them; the word that results carry is hidden from frames and the garbage collector,
-not from ctypes. Memory is limited for each process, not for all together. Other tasks can be slowed down. Read a
-suspicious solution; grade in a virtual machine where the kernel itself must not be trusted.
+What remains everywhere:
+
+- Some results are observations: that an array was freed, how often a function was called, which rank a message went to,
+  that an argument was not modified. They are made beside the student's code (``remote`` functions), which can replace
+  what makes them.
+- The library's source is public. Who copies it into his file imports nothing, and is found by reading. A determined
+  student gets around the refusal of imports, too; most ways to do so are flagged.
+- A call shows its arguments, and prints are in the report: hidden inputs become known to who grades often.
+- Memory is limited for each process, not for all together. Other tasks can be slowed down.
+- A hard link in a student's directory is a regular file: unpack submissions as a user who may not read the others.
+- Python reads ``PYTHONPATH`` and ``sitecustomize`` before any of this. Do not let them name a student's directory, and
+  grade by ``minipipe``, not ``python -m minipipe``, where a student's directory named ``minipipe`` is the current one.
+
+Read a flagged or suspicious solution; grade in a virtual machine where the kernel itself must not be trusted.
 """
 
 from __future__ import annotations
@@ -35,13 +51,14 @@ from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from pathlib import Path
 
-from minipipe.coursework.checking import Outcome
-from minipipe.coursework.containment import Containment, weakest
+from minipipe.coursework.checking import Ended, Failed, Outcome, load, run_test
+from minipipe.coursework.containment import weakest
 from minipipe.coursework.exercise import Exercise, exercises_in, find_source, named
-from minipipe.coursework.process import LONGEST_OUTPUT, run_tests
+from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess
 from minipipe.coursework.report import Report, TaskReport
+from minipipe.coursework.task import Task
 from minipipe.errors import CourseworkError, FileError
-from minipipe.files import read_text
+from minipipe.files import read_bytes
 
 TIME_LIMIT = 30.0
 """Seconds that all tests of one task may take together."""
@@ -50,6 +67,7 @@ LONGEST_FILE = 1 << 20
 """Bytes of a student's file; the solutions have 5,000 at most."""
 
 _LATE = "it was stopped after {:g} s; does a loop never end, or is there far too much to try?"
+_NOT_REACHED = "not reached: an earlier test used up the time"
 
 
 def grade(
@@ -125,40 +143,49 @@ def _grade_task(directory: Path, exercise: Exercise, time_limit: float) -> TaskR
         return _refused(exercise, f"{path.name} is missing{_renamed(path)}")
     try:
         # The student chose what stands there, and it is read with the rights of the one who grades.
-        text = read_text(path, LONGEST_FILE, pipes=False, links=False)
+        content = read_bytes(path, LONGEST_FILE, pipes=False, links=False)
     except FileError as error:
         return _refused(exercise, error.message)
-    # Some editors begin a file with a mark, and end lines in two characters.
-    return _report(exercise, text.removeprefix("\ufeff").replace("\r\n", "\n"), time_limit, directory)
+    return _report(exercise, content, time_limit, directory)
 
 
-def _report(exercise: Exercise, text: str, time_limit: float, directory: Path) -> TaskReport:
+def _report(exercise: Exercise, content: bytes, time_limit: float, directory: Path) -> TaskReport:
     """Run all tests of a task. A crash costs the test in which it happened; after the time limit none is tried."""
+    checks = load(f"checks_of_{exercise.name}", exercise.checks)
     outcomes: dict[str, Outcome] = {}
-    output, deadline = "", time.monotonic() + time_limit
-    contained: list[Containment] = []
-    while left := [test.name for test in exercise.tests if test.name not in outcomes]:
-        run = run_tests(exercise, text, left, max(0.0, deadline - time.monotonic()), directory)
-        outcomes |= run.outcomes
-        contained += filter(None, [run.containment])
-        output = (output + run.output)[:LONGEST_OUTPUT]
-        untold = [name for name in left if name not in outcomes]
-        ending = _LATE.format(time_limit) if run.is_late else run.ending
-        if not run.is_loaded and not outcomes:
-            problem = f"{exercise.name}.py does not load: {run.problem or ending}"
-            return _refused(exercise, problem, output, weakest(contained))
-        if untold:
-            outcomes[untold[0]] = Outcome(False, ending)
-        if run.is_late:
-            outcomes |= {name: Outcome(False, "not reached: an earlier test used up the time") for name in untold[1:]}
-    ended = tuple((test, outcomes[test.name]) for test in exercise.tests)
-    return TaskReport(exercise, ended, "", output, text == exercise.stub, weakest(contained))
+    runs: list[StudentProcess] = []
+    problem, deadline = "", time.monotonic() + time_limit
+    while (left := [test.name for test in exercise.tests if test.name not in outcomes]) and not problem:
+        runs.append(StudentProcess(exercise, content, max(0.0, deadline - time.monotonic()), directory))
+        try:
+            with runs[-1] as student:
+                student.load()
+                for name in left:
+                    outcomes[name] = run_test(getattr(checks, name), Task(student.ask))
+        except (Failed, Ended) as error:
+            is_late = isinstance(error, Ended) and error.is_late
+            reason = _LATE.format(time_limit) if is_late else str(error)
+            if not (outcomes or runs[-1].is_loaded):
+                problem = f"{exercise.name}.py does not load: {reason}"
+                continue
+            untold = [name for name in left if name not in outcomes]
+            outcomes[untold[0]] = Outcome(False, reason)
+            if is_late:
+                outcomes |= {name: Outcome(False, _NOT_REACHED) for name in untold[1:]}
+    return TaskReport(
+        exercise,
+        tuple((test, Outcome(False, problem) if problem else outcomes[test.name]) for test in exercise.tests),
+        problem,
+        "".join(run.output for run in runs)[:LONGEST_OUTPUT],
+        content.decode("utf-8-sig", "replace").replace("\r\n", "\n") == exercise.stub,
+        weakest(run.containment for run in runs if run.containment is not None),
+        tuple(dict.fromkeys(flag for run in runs for flag in run.flags)),
+    )
 
 
-def _refused(exercise: Exercise, problem: str, output: str = "", contained: Containment | None = None) -> TaskReport:
-    """Return the report of a task none of whose tests could run."""
-    failed = tuple((test, Outcome(False, problem)) for test in exercise.tests)
-    return TaskReport(exercise, failed, problem, output, containment=contained)
+def _refused(exercise: Exercise, problem: str) -> TaskReport:
+    """Return the report of a task whose file is not there."""
+    return TaskReport(exercise, tuple((test, Outcome(False, problem)) for test in exercise.tests), problem)
 
 
 def _renamed(path: Path) -> str:

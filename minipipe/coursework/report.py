@@ -10,6 +10,7 @@
        {"task": "05_bubble", "title": "…", "lesson": "05",
         "points": 2, "possible": 6, "passed": false,
         "problem": "",            why no test could run: the file is missing, or does not load
+        "flags": ["line 3: gc"],  names that the task does not give: read the file. The imports among them were refused
         "output": "",             what the student's code printed, cut after 2000 characters
         "tests": [
           {"test": "test_…", "meaning": "…", "hidden": false, "points": 0, "possible": 1, "passed": false,
@@ -49,6 +50,8 @@ class TaskReport:
         Whether the file is still the stub.
     containment : Containment, optional
         What kept the student's code apart; None where it was not run.
+    flags : tuple of str
+        What the file uses beyond what its task gives, each with its line; see :mod:`minipipe.coursework.imports`.
 
     Examples
     --------
@@ -64,6 +67,7 @@ class TaskReport:
     output: str = ""
     is_as_given: bool = False
     containment: Containment | None = None
+    flags: tuple[str, ...] = ()
 
     @property
     def points(self) -> int:
@@ -111,6 +115,7 @@ class TaskReport:
             "possible": self.possible,
             "passed": self.passed,
             "problem": self.problem,
+            "flags": list(self.flags),
             "output": self.output,
             "tests": tests,
         }
@@ -118,6 +123,9 @@ class TaskReport:
     def __str__(self) -> str:
         verdict = "done" if self.passed else "not started" if self.is_untouched else self.problem
         lines = [f"{self.exercise.name:22} {self.points:2} of {self.possible:2}  {verdict}".rstrip()]
+        if self.flags:
+            found = wrap(f"not given in this task: {'; '.join(self.flags)}", _WIDTH)
+            lines += [indent(line, "    ") for line in found]
         if not (self.passed or self.is_untouched or self.problem):
             for test, outcome in self.outcomes:
                 lines += [] if outcome.passed else [_failure(test, outcome)]

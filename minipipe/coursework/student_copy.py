@@ -10,10 +10,12 @@ from minipipe.errors import CourseworkError
 
 _README = """# Coursework
 
-Each task is one file, such as `{first}.py`. Its first lines say what to do and why, with an example. In some you
-finish a function where it raises NotImplementedError, in some you find a bug, and one is a puzzle. Write in that file
-alone, and keep its name. Beside it stands its tests' file, `test_{first}.py`; read it, it is part of the statement.
-Begin where you like; the table below names the lesson that each task belongs to, in `tutorials/` of minipipe.
+Each task is one file, such as `{first}.py`. Its first lines say what to do and why, with an example. In some you finish
+a function where it raises NotImplementedError, in some you find a bug, and one is a puzzle. Write in that file alone,
+and keep its name. Of minipipe, use what the file imports already: the library can do what the tasks ask for, so
+`minipipe grade` refuses other imports from it. Beside it stands its tests' file, `test_{first}.py`; read it, it is part
+of the statement. Begin where you like; the table below names the lesson that each task belongs to, in `tutorials/` of
+minipipe.
 
     python -m pytest .                        the tests that you have
     python -m pytest test_{first}.py      those of one task
@@ -39,10 +41,12 @@ from importlib import import_module
 
 import pytest
 
+from minipipe.coursework import local_task
+
 
 @pytest.fixture
 def task(request):
-    return import_module(request.path.stem.removeprefix("test_"))
+    return local_task(import_module(request.path.stem.removeprefix("test_")))
 '''
 
 # With a file of its own, pytest takes this directory for the root wherever it is called from.

@@ -121,6 +121,9 @@ def _wait_as_first_process(student: int) -> int:
 def _wait(child: int, control: int) -> int:
     """Return a child's exit code; that of a kill, when the other end of the file ``control`` is closed before."""
     woken, waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    events = select.poll()
+    events.register(woken, select.POLLIN)
+    events.register(control, 0)  # its end alone: calls are read by the student's process
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waking)
     try:
@@ -130,7 +133,7 @@ def _wait(child: int, control: int) -> int:
                 return os.waitstatus_to_exitcode(status)
             if ended:
                 continue  # an orphan
-            if control in select.select([control, woken], [], [])[0]:
+            if control in dict(events.poll()):
                 return -signal.SIGKILL
             os.read(woken, 1 << 12)
     finally:

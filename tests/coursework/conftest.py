@@ -8,7 +8,7 @@ from tests.coursework.small_course import CHECKS, SOLUTION
 
 @pytest.fixture
 def course(tmp_path):
-    """Return a function that grades one text as 01_double.py; None where that file is missing."""
+    """Return a function that grades one text, or its bytes, as 01_double.py."""
     (tmp_path / "source" / "checks").mkdir(parents=True)
     (tmp_path / "source" / "01_double.py").write_text(SOLUTION)
     (tmp_path / "source" / "checks" / "01_double.py").write_text(CHECKS)
@@ -16,7 +16,7 @@ def course(tmp_path):
     directory.mkdir()
 
     def graded(text, time_limit=20.0):
-        (directory / "01_double.py").write_text(text)
+        (directory / "01_double.py").write_bytes(text if isinstance(text, bytes) else text.encode())
         (task,) = grade(directory, source=tmp_path / "source", time_limit=time_limit).tasks
         return task
 

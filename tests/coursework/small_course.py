@@ -1,5 +1,11 @@
 """A small course of its own: what the tests of grading test is not the exercises."""
 
+import json
+
+from minipipe.coursework import Task
+from minipipe.coursework.checking import load, reply_of, value_of
+from minipipe.coursework.task import packed
+
 # A small course of its own: what is tested here is not the exercises.
 SOLUTION = '''"""01 double: twice a number.
 
@@ -53,3 +59,13 @@ def double(body, before=""):
     """Return a student's file whose function has this body."""
     indented = "\n".join(f"    {line}" for line in body.splitlines())
     return f"{before}\ndef double(number):\n{indented}\n"
+
+
+def asked_here(name, text):
+    """Return the task of a student's text in this process: where nothing can happen to it, that is quicker."""
+    module = load(name, text, f"{name}.py")
+
+    def ask(function, given):
+        return value_of(json.loads(json.dumps(reply_of(module, function, packed(given), text))))
+
+    return Task(ask)

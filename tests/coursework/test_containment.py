@@ -12,9 +12,7 @@ import pytest
 import minipipe
 from minipipe.cli import main
 from minipipe.coursework import grade, process
-from minipipe.coursework.checking import Outcome
 from minipipe.coursework.containment import EVERYTHING, FILES, LANDLOCK, LIMITS, NAMESPACES, USER, Containment
-from minipipe.coursework.process import Run
 from tests.coursework import hostile
 from tests.coursework.hostile import attacker, running, tries
 from tests.coursework.small_course import SOLUTION, double, reasons
@@ -212,49 +210,7 @@ def test_it_has_no_network(attacked, tmp_path):
         assert bool(seen) == ("the network beyond TCP" in task.containment.exposed)
 
 
-# -- what it can forge ------------------------------------------------------------------------------------------------
-
-
-def test_it_does_not_find_the_word_of_results_where_one_would_look(course):
-    """The story: ``sys._getframe`` led to ``main``, whose variables had the word, and the function that tells it."""
-    text = double("print(look_around())\nreturn 7", before=f"import sys\n{hostile.LOOK_AROUND}")
-    task = course(text)
-    assert task.points == 0 and task.output == "(set(), [])\n" * 3
-
-
-def test_the_word_would_be_found_in_a_variable_of_a_caller_or_of_a_function_there():
-    names = {"sys": sys}
-    exec(hostile.LOOK_AROUND, names)
-
-    def main(word):
-        def tell():
-            return word
-
-        return names["look_around"](), tell
-
-    (words, open_ways), _ = main("0123456789abcdef" * 2)
-    assert "0123456789abcdef" * 2 in words and len(open_ways) == 6
-
-
-BAD = [
-    *("[" * 100_000, "1" * 5000, "null", "7", '"test"', "{}", '{"test": []}', '{"test": {}}', '{"test": "test_ten"}'),
-    *('{"contained": 3}', '{"contained": [1]}', '{"ended": "x"}', '{"ended": -99999999999}', '{"outcome": {}}'),
-    *(
-        '{"test": "test_two", "outcome": {"passed": 1}}',
-        '{"test": "test_two", "outcome": {"passed": true, "where": 3}}',
-    ),
-    *('{"test": "test_ten", "outcome": {"passed": true}}', "\ud800", '{"contained": [["Landlock"], 3]}'),
-]
-
-
-@pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
-def test_who_has_the_word_and_tells_nonsense_does_not_stop_the_grader(line):
-    """The story: a line of brackets, and an outcome without its parts, raised in the grader: no report of anybody."""
-    run = Run()
-    process._note(run, line, ["test_two"])
-    assert run.outcomes == {} and run.problem == "" and run.containment is None
-    process._note(run, '{"test": "test_two", "outcome": {"passed": true}}', ["test_two"])
-    assert run.outcomes == {"test_two": Outcome(True)}
+# -- what it says to the grader ---------------------------------------------------------------------------------------
 
 
 def test_what_would_steer_a_terminal_or_cannot_be_printed_is_written_out(course):
@@ -283,7 +239,7 @@ def test_the_report_says_what_contained_the_tasks_and_warns_of_limits_alone(cour
 
 
 def test_where_no_code_was_run_nothing_is_said_of_it(course, tmp_path):
-    (tmp_path / "mine" / "01_double.py").write_bytes(b"\xff")
+    (tmp_path / "mine" / "01_double.py").mkdir()
     report = grade(tmp_path / "mine", source=tmp_path / "source")
     assert report.as_json()["containment"] is None and "contained" not in str(report)
 

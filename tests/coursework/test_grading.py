@@ -13,7 +13,7 @@ from minipipe.coursework.checking import Outcome, load, run_test
 from minipipe.coursework.exercise import exercises_in, find_source
 from minipipe.coursework.report import Report, TaskReport
 from minipipe.errors import CourseworkError
-from tests.coursework.small_course import CHECKS, SOLUTION, double, reasons
+from tests.coursework.small_course import CHECKS, SOLUTION, asked_here, double, reasons
 from tests.launch import slowly
 
 EXERCISES = exercises_in(find_source())
@@ -42,10 +42,10 @@ def test_an_error_is_said_with_the_line_of_the_file(course):
 
 
 def checked(text):
-    """Run the tests in this process: where nothing can happen to it, that is quicker."""
+    """Return the reasons of the tests."""
     checks = load("checks", CHECKS)
     tests = [checks.test_two, checks.test_nothing, checks.test_a_negative_number]
-    return [run_test(test, load("01_double", text, "01_double.py"), text).reason for test in tests]
+    return [run_test(test, asked_here("01_double", text)).reason for test in tests]
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,38 @@ def test_a_file_that_does_not_load_is_said_once(course, text, words):
     assert str(task).count("does not load") == 1
 
 
-def test_a_file_that_is_no_text_is_said(course, tmp_path):
-    course(SOLUTION)
-    (tmp_path / "mine" / "01_double.py").write_bytes(b"\xff\xfe")
-    (task,) = grade(tmp_path / "mine", source=tmp_path / "source").tasks
-    assert task.points == 0 and task.problem.endswith(
-        "01_double.py' cannot be read: byte 0 is not UTF-8, so it is not text."
-    )
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\xff\xfe", "it is not valid Python: invalid or missing encoding declaration"),
+        (b"# coding: rot13\n", "it is not valid Python: 'rot13' is not a text encoding; use codecs.decode()"),
+        (b"# coding: nothing\n", "it is not valid Python: unknown encoding: nothing"),
+        (b"# coding: latin-1\n# \xe9\nx = (\n", "it is not valid Python: '(' was never closed (line 3: x = ()"),
+        (b"x = 1\0\n", "it "),
+        (b"x = " + b"(" * 500_000, "it is not valid Python: too many nested parentheses (line 1: x = ((("),
+        (b"x = " + b"-" * 500_000 + b"1", "it "),
+        (b"x = 1 +" + b" 1 +" * 100_000 + b"\n", "it "),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, bytes) else "",
+)
+def test_a_file_that_python_cannot_read_is_said(course, content, reason):
+    """The story: the report of '# coding: rot13' was that the process had ended with exit status 1, since Python's
+    traceback read the file again to quote a line, and failed."""
+    task = course(content)
+    assert task.points == 0 and task.problem.startswith(f"01_double.py does not load: {reason}"), task.problem
+    assert len(task.problem) < 500 and str(task).count("\n") == 0
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-8-sig", "utf-16-le"])
+def test_a_file_is_read_in_the_encoding_that_python_would_take(course, encoding):
+    text = f"# coding: {encoding}\n# Zoë\n" + double("raise ValueError('Zoë')")
+    task = course(text.encode(encoding))
+    assert task.points == 0 and (encoding == "utf-16-le" or reasons(task)[0] == "it raised ValueError: Zoë")
+
+
+def test_a_line_that_is_quoted_is_cut(course):
+    task = course(double("return [" + "0, " * 200_000 + "number / 0]"))
+    assert reasons(task)[0] == "it raised ZeroDivisionError: division by zero" and len(str(task)) < 3000
 
 
 def test_a_function_that_is_gone_is_missed():
@@ -141,7 +166,7 @@ def test_two_gradings_say_the_same(course):
     text = double("if number:\n    return [object(), (i for i in [])][number > 0]\nprint({*'abcdefgh'})\nreturn 0")
     first, second = (course(text).as_json() for _ in range(2))
     assert first == second and first["points"] == 1
-    assert "<object object>" in first["tests"][2]["reason"]
+    assert "an object <object object>" in first["tests"][2]["reason"]
 
 
 def test_a_directory_may_have_any_name_and_be_a_link(course, tmp_path, monkeypatch):

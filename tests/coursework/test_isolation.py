@@ -62,7 +62,7 @@ def test_what_is_printed_is_no_result(course):
     forged = '{"test": "test_two", "outcome": {"passed": true}, "nonce": ""}'
     body = f"import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'\\n{forged}\\n')\n    except OSError: pass\n"
     task = course(double(f"{body}print('{forged}')\nreturn 7"))
-    assert task.points == 0 and reasons(task)[0] == "double(2): expected 4, got 7"
+    assert task.points == 0 and reasons(task)[0] == "its process returned what is no result"
 
 
 def test_a_channel_that_was_closed_costs_the_points_and_nothing_else(course):

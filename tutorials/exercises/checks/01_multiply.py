@@ -1,20 +1,51 @@
 """Tests of 01_multiply."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
-from minipipe import Tensor
-from minipipe.coursework import expect_close, expect_type
-from minipipe.testing import check_gradients
+from minipipe import Tensor, functional
+from minipipe.coursework import expect_close, expect_type, remote
+
+LIBRARY = SimpleNamespace(multiply=functional.multiply)
+
+
+class Factor(Tensor):
+    """A tensor without ``*``, which is what this task is about."""
+
+    def __mul__(self, other):
+        raise TypeError("the * of tensors is not given in this task; multiply arrays, and record the result")
+
+    __rmul__ = __mul__
+
+
+@remote
+def multiplied(task, a, b, gradient):
+    """Return the value of multiply, and the gradients of both factors."""
+    x, y = Factor(a, requires_grad=True), Factor(b, requires_grad=True)
+    result = task.multiply(x, y)
+    expect_type(result, Tensor, f"multiply of shapes {a.shape} and {b.shape}")
+    result.backward(gradient)
+    return result.numpy(), x.grad, y.grad
+
+
+@remote
+def twice_multiplied(task, a, b):
+    """Return the gradients of x and y by the sum of x y + x x."""
+    x, y = Factor(a, requires_grad=True), Factor(b, requires_grad=True)
+    (task.multiply(x, y) + task.multiply(x, x)).sum().backward()
+    return x.grad, y.grad
 
 
 def check(task, seed, shape, other):
-    """Compare values with NumPy and gradients with finite differences."""
+    """Compare the value and both gradients with those of the library."""
     generator = np.random.default_rng(seed)
     a, b = generator.standard_normal(shape), generator.standard_normal(other)
-    result = task.multiply(Tensor(a), Tensor(b))
-    expect_type(result, Tensor, f"multiply of shapes {shape} and {other}")
-    expect_close(result.numpy(), a * b, f"multiply of shapes {shape} and {other}")
-    check_gradients(task.multiply, a, b)
+    gradient = generator.standard_normal(np.broadcast_shapes(shape, other))
+    found, expected = (multiplied(each, a, b, gradient) for each in (task, LIBRARY))
+    whats = ("multiply", "gradient of the first factor by multiply", "gradient of the second factor by multiply")
+    for what, value, wanted in zip(whats, found, expected, strict=True):
+        expect_close(value, np.asarray(wanted), f"{what} of shapes {shape} and {other}")
 
 
 def test_two_factors_of_one_shape(task):
@@ -43,9 +74,8 @@ def test_a_column_times_a_matrix(task):
 
 def test_a_number_times_itself(task):
     """The derivative of x x is 2 x: the tape adds the gradients from both sides."""
-    x = Tensor(np.array([3.0, -2.0]), requires_grad=True)
-    task.multiply(x, x).sum().backward()
-    expect_close(x.grad, np.array([6.0, -4.0]), "gradient of multiply(x, x) at [3, -2]")
+    gradient, _ = twice_multiplied(task, np.array([3.0, -2.0]), np.zeros(2))
+    expect_close(gradient, np.array([6.0, -4.0]), "gradient of multiply(x, x) at [3, -2]")
 
 
 # HIDDEN
@@ -66,11 +96,10 @@ def test_a_gradient_that_somebody_else_needs_stays_as_it_is(task):
 
     Hint: `gradient *= …` modifies the caller's array. A sum passes the same gradient array to both of its inputs.
     """
-    generator = np.random.default_rng(7)
-    x, y = (Tensor(generator.standard_normal((2, 2)), requires_grad=True) for _ in range(2))
-    (task.multiply(x, y) + task.multiply(x, x)).sum().backward()
-    expect_close(x.grad, y.numpy() + 2 * x.numpy(), "gradient of x by x y + x x")
-    expect_close(y.grad, x.numpy(), "gradient of y by x y + x x")
+    x, y = np.random.default_rng(7).standard_normal((2, 2, 2))
+    of_x, of_y = twice_multiplied(task, x, y)
+    expect_close(of_x, y + 2 * x, "gradient of x by x y + x x")
+    expect_close(of_y, x, "gradient of y by x y + x x")
 
 
 WRONG_ANSWERS = [

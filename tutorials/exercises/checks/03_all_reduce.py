@@ -3,7 +3,7 @@
 import numpy as np
 
 from minipipe import spawn
-from minipipe.coursework import expect_bits, expect_equal, expect_that, expect_type
+from minipipe.coursework import expect_bits, expect_equal, expect_that, expect_type, remote
 from minipipe.errors import MessageError
 
 
@@ -31,16 +31,31 @@ class Ring:
         return array
 
 
-def reduced(task, given, sends_block=False):
-    """Run all_reduce with one rank per array; return, by rank, the result and the destinations of its sends."""
+def all_reduced(task, given, sends_block=False):
+    """Return what each rank of all_reduce has found: as many as there are ranks."""
+    results = reduced(task, given, sends_block)
+    expect_equal(len(results), len(given), "number of ranks with a result")
+    return results
+
+
+@remote
+def reduced(task, given, sends_block):
+    """Run all_reduce with one rank per array.
+
+    Return, by rank, the result, the destinations of its sends, its array afterwards, and whether the result is that.
+    """
 
     def on_a_rank(group):
-        ring = Ring(group, sends_block)
-        result = task.all_reduce(ring, given[group.rank])
+        ring, array = Ring(group, sends_block), given[group.rank]
+        result = task.all_reduce(ring, array)
         expect_type(result, np.ndarray, f"all_reduce on rank {group.rank}")
-        return result, ring.destinations
+        return result, ring.destinations, array, np.shares_memory(result, array)
 
-    return spawn(on_a_rank, len(given), timeout=20)
+    try:
+        return spawn(on_a_rank, len(given), timeout=20)
+    except MessageError as error:
+        kind = "blocking" if sends_block else "buffered"
+        expect_that(False, f"{len(given)} ranks with {kind} sends", "every rank to finish", f"a deadlock: {error}")
 
 
 def random_arrays(seed, num_ranks, shape):
@@ -54,24 +69,20 @@ def check_bits(task, seed, num_ranks, shape):
     expected = given[0].copy()
     for array in given[1:]:
         expected = expected + array
-    for rank, (result, _) in enumerate(reduced(task, given)):
+    for rank, (result, *_) in enumerate(all_reduced(task, given)):
         expect_bits(result, expected, f"all_reduce of {num_ranks} ranks, on rank {rank}")
 
 
 def check_no_deadlock(task, num_ranks):
-    try:
-        results = reduced(task, [np.full(2, 10.0**rank) for rank in range(num_ranks)], sends_block=True)
-    except MessageError as error:
-        expect_that(False, f"{num_ranks} ranks with blocking sends", "every rank to finish", f"a deadlock: {error}")
-    else:
-        for rank, (result, _) in enumerate(results):
-            expected = [float("1" * num_ranks)] * 2
-            expect_equal(result.tolist(), expected, f"all_reduce of {num_ranks} ranks, on rank {rank}")
+    results = all_reduced(task, [np.full(2, 10.0**rank) for rank in range(num_ranks)], True)
+    for rank, (result, *_) in enumerate(results):
+        expected = [float("1" * num_ranks)] * 2
+        expect_equal(result.tolist(), expected, f"all_reduce of {num_ranks} ranks, on rank {rank}")
 
 
 def test_three_ranks_get_the_sum(task):
     """Ranks 0, 1 and 2 contribute 1, 10 and 100; each gets 111."""
-    for rank, (result, _) in enumerate(reduced(task, [np.array([10.0**rank]) for rank in range(3)])):
+    for rank, (result, *_) in enumerate(all_reduced(task, [np.array([10.0**rank]) for rank in range(3)])):
         expect_equal(result.tolist(), [111.0], f"all_reduce on rank {rank}")
 
 
@@ -111,11 +122,8 @@ def test_the_given_array_stays_as_it_was(task):
     """
     for num_ranks in (1, 3):
         given = random_arrays(9, num_ranks, (4,))
-        before = [array.copy() for array in given]
-        results = reduced(task, given)
-        for rank in range(num_ranks):
-            expect_bits(given[rank], before[rank], f"the array that rank {rank} gave, afterwards")
-            is_shared = np.shares_memory(results[rank][0], given[rank])
+        for rank, (_, _, afterwards, is_shared) in enumerate(all_reduced(task, given)):
+            expect_bits(afterwards, given[rank], f"the array that rank {rank} gave, afterwards")
             expect_that(not is_shared, f"the result on rank {rank}", "an array of its own", "the given one")
 
 
@@ -124,7 +132,7 @@ def test_messages_go_to_the_next_rank_only(task):
 
     Hint: an array for a more distant rank is passed on by the ranks in between.
     """
-    for rank, (_, destinations) in enumerate(reduced(task, random_arrays(8, 4, (8,)))):
+    for rank, (_, destinations, *_) in enumerate(all_reduced(task, random_arrays(8, 4, (8,)))):
         expect_equal(sorted(set(destinations)), [(rank + 1) % 4], f"ranks that rank {rank} of 4 sends to")
 
 

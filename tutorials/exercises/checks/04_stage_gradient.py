@@ -1,43 +1,55 @@
 """Tests of 04_stage_gradient."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from minipipe import functional, nn
-from minipipe.coursework import expect_bits, expect_close
+from minipipe.coursework import expect_bits, expect_close, remote
+
+LOSSES = {
+    "mean squared error": functional.mean_squared_error,
+    "a hundredth of it": lambda outputs, targets: functional.mean_squared_error(outputs, targets) * 0.01,
+    "sum of products": lambda outputs, targets: (outputs * targets).sum(),
+}
 
 
-def made(widths, seed):
-    """Return stages, each a linear layer and a tanh, with a matching batch and targets."""
+def uncut(stages, batch, targets, loss):
+    """Train the model in one piece."""
+    result = loss(nn.Sequential(*stages)(batch), targets)
+    result.backward()
+    return result.item()
+
+
+UNCUT = SimpleNamespace(train_step=uncut)
+
+
+@remote
+def trained(task, widths, seed, loss, num_steps):
+    """Return the loss of the last step, and the gradients of all parameters with their names.
+
+    Each stage is a linear layer and a tanh.
+    """
     stages = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(widths, widths[1:])]
     for number, stage in enumerate(stages):
         stage.initialise(seed + number)
     generator = np.random.default_rng(seed)
-    batch = generator.standard_normal((6, widths[0]), dtype=np.float32)
-    return stages, batch, generator.standard_normal((6, widths[-1]), dtype=np.float32)
+    batch, targets = (generator.standard_normal((6, width), dtype=np.float32) for width in (widths[0], widths[-1]))
+    named = [(f"stage {s}, {name}", p) for s, stage in enumerate(stages) for name, p in stage.named_parameters()]
+    for step in range(num_steps):
+        for _, parameter in named if step else ():
+            parameter.data = parameter.data - 0.3 * parameter.grad
+            parameter.zero_grad()
+        result = task.train_step(stages, batch, targets, LOSSES[loss])
+    return result, [(name, parameter.grad) for name, parameter in named]
 
 
-def gradients_of(stages):
-    return [(f"stage {s}, {name}", p.grad) for s, stage in enumerate(stages) for name, p in stage.named_parameters()]
-
-
-def uncut(stages, batch, targets, loss):
-    """Return the loss and all gradients of the model in one piece."""
-    result = loss(nn.Sequential(*stages)(batch), targets)
-    result.backward()
-    found = [(name, gradient.copy()) for name, gradient in gradients_of(stages)]
-    for stage in stages:
-        stage.zero_grad()
-    return result.item(), found
-
-
-def check(task, widths, seed, loss=functional.mean_squared_error):
+def check(task, widths, seed, loss="mean squared error"):
     """Compare all gradients, starting with the first stage, with those of the uncut model, bit for bit."""
-    stages, batch, targets = made(widths, seed)
-    expected_loss, expected = uncut(stages, batch, targets, loss)
-    found_loss = task.train_step(stages, batch, targets, loss)
-    for (name, gradient), (_, wanted) in zip(gradients_of(stages), expected):
-        expect_bits(gradient, wanted, f"{len(stages)} stages: gradient of {name}")
-    expect_close(found_loss, expected_loss, f"{len(stages)} stages: the loss")
+    found, expected = (trained(each, widths, seed, loss, 1) for each in (task, UNCUT))
+    for (name, gradient), (_, wanted) in zip(found[1], expected[1], strict=True):
+        expect_bits(gradient, wanted, f"{len(widths) - 1} stages: gradient of {name}")
+    expect_close(found[0], expected[0], f"{len(widths) - 1} stages: the loss")
 
 
 def test_two_stages(task):
@@ -58,7 +70,7 @@ def test_three_stages(task):
 
 def test_a_loss_that_is_small_gives_small_gradients(task):
     """A loss a hundred times smaller gives gradients a hundred times smaller: they all come from the loss."""
-    check(task, [3, 4, 2], 20, lambda outputs, targets: functional.mean_squared_error(outputs, targets) * 0.01)
+    check(task, [3, 4, 2], 20, "a hundredth of it")
 
 
 # HIDDEN
@@ -69,29 +81,13 @@ def test_four_stages_of_one_width(task):
 
 def test_another_loss(task):
     """Nothing depends on the choice of the loss."""
-    check(task, [3, 4, 2], 40, lambda outputs, targets: (outputs * targets).sum())
+    check(task, [3, 4, 2], 40, "sum of products")
 
 
 def test_a_hundred_steps_learn_as_the_uncut_model_does(task):
     """With the right gradients the loss falls exactly as in the uncut model."""
-    losses = []
-    for step in (task.train_step, lambda *given: _uncut_step(*given)):
-        stages, batch, targets = made([3, 8, 2], seed=50)
-        for _ in range(100):
-            for stage in stages:
-                stage.zero_grad()
-            last = step(stages, batch, targets, functional.mean_squared_error)
-            for stage in stages:
-                for parameter in stage.parameters():
-                    parameter.data = parameter.data - 0.3 * parameter.grad
-        losses.append(last)
+    losses = [trained(each, [3, 8, 2], 50, "mean squared error", 100)[0] for each in (task, UNCUT)]
     expect_close(losses[0], losses[1], "the loss after 100 steps")
-
-
-def _uncut_step(stages, batch, targets, loss):
-    result = loss(nn.Sequential(*stages)(batch), targets)
-    result.backward()
-    return result.item()
 
 
 WRONG_ANSWERS = [

@@ -1,14 +1,20 @@
 """Tests of 08_lowering."""
 
 from minipipe import ActionKind, Program, schedules
-from minipipe.coursework import expect_equal, expect_legal, expect_sequence
+from minipipe.coursework import expect_equal, expect_legal, expect_sequence, remote
+
+
+@remote
+def lowered_by(task, name, num_ranks, num_microbatches):
+    """Return the programs of a named schedule, as text."""
+    return task.add_messages(schedules.build(name, num_ranks, num_microbatches))
 
 
 def check(task, name, num_ranks, num_microbatches):
     """Expect a program that is legal even if every send blocks, and that has the computations of the schedule."""
     schedule = schedules.build(name, num_ranks, num_microbatches)
     what = f"add_messages of {name}, {num_ranks} ranks, {num_microbatches} microbatches"
-    programs = expect_sequence(task.add_messages(schedule), what)
+    programs = expect_sequence(lowered_by(task, name, num_ranks, num_microbatches), what)
     lowered = Program(name, schedule.placement, num_microbatches, programs)
     cuts = sum(map(schedule.crosses_ranks, range(schedule.num_stages - 1)))
     messages = sum(action.kind in (ActionKind.SEND_F, ActionKind.SEND_B) for row in lowered.actions for action in row)
@@ -21,8 +27,7 @@ def check(task, name, num_ranks, num_microbatches):
 
 def test_two_ranks_and_one_microbatch(task):
     """One microbatch on two ranks gives the programs of the example."""
-    programs = expect_sequence(task.add_messages(schedules.gpipe(2, 1)), "add_messages of gpipe")
-    found = [[str(action) for action in row] for row in programs]
+    found = lowered_by(task, "gpipe", 2, 1)
     expected = [["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]]
     expect_equal(found, expected, "add_messages of gpipe, 2 ranks, 1 microbatch")
 

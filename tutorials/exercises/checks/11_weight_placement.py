@@ -1,9 +1,15 @@
 """Tests of 11_weight_placement."""
 
-from minipipe import ActionKind, Schedule, schedules, simulate
-from minipipe.coursework import expect_at_most, expect_equal, expect_legal, expect_sequence, expect_that
+from minipipe import Action, ActionKind, Schedule, schedules, simulate
+from minipipe.coursework import expect_at_most, expect_equal, expect_legal, expect_sequence, expect_that, remote
 
 B, I, W = ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+
+
+@remote
+def placed_by(task, rows, memory_limit):
+    """Return the rows with every W, as text."""
+    return task.place_weights([[Action.parse(cell) for cell in row] for row in rows], memory_limit)
 
 
 def halves(name, num_ranks, num_microbatches):
@@ -15,7 +21,7 @@ def halves(name, num_ranks, num_microbatches):
 def check(task, name, num_ranks, num_microbatches, memory_limit):
     rows = halves(name, num_ranks, num_microbatches)
     what = f"{name}, {num_ranks} ranks, {num_microbatches} microbatches, memory for {memory_limit}"
-    placed = expect_sequence(task.place_weights([list(row) for row in rows], memory_limit), what)
+    placed = expect_sequence(placed_by(task, rows, memory_limit), what)
     schedule = Schedule("placed", range(num_ranks), num_microbatches, placed)
     expect_legal(schedule, what, memory_limit)
     for rank, row in enumerate(rows):

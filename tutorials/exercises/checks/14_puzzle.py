@@ -194,29 +194,27 @@ WRONG_ANSWERS = [
     (
         "1F1B as in the paper, made for equal stages",
         '    """Return the rows for 3 ranks, the middle one twice as slow, with whole backwards."""\n',
-        "    from minipipe import schedules\n\n    return schedules.one_f_one_b(3, 4).to_text()\n",
+        f'    return """{schedules.one_f_one_b(3, 4).to_text()}"""\n',
     ),
     (
         "ZB-H1, the best for equal stages: close to par, but not par",
         '    """Return the rows for 3 ranks, no two alike, with backwards in two halves."""\n',
-        "    from minipipe import schedules\n\n    return schedules.zb_h1(3, 5).to_text()\n",
+        f'    return """{schedules.zb_h1(3, 5).to_text()}"""\n',
     ),
     (
         "all forwards first: hides all latency, but holds all microbatches",
         '    """Return the rows for 3 ranks whose messages take time."""\n',
-        "    from minipipe import schedules\n\n    return schedules.gpipe(3, 5).to_text()\n",
+        f'    return """{schedules.gpipe(3, 5).to_text()}"""\n',
     ),
     (
         "greedy, which never looks ahead: nearly as good as par",
         '    """Return the rows for 4 ranks, with more microbatches than you can keep in your head."""\n',
-        "    from minipipe import Costs, schedules\n\n"
-        "    costs = Costs([1, 2, 1, 1], [1, 2, 1, 2], 1, latency=1)\n"
-        '    return schedules.greedy(6, costs, range(4), 4, "IFW").to_text()\n',
+        f'    return """{schedules.greedy(6, LEVELS[4].costs, range(4), 4, "IFW").to_text()}"""\n',
     ),
     (
         "1F1B, which is as fast as was asked, but holds a microbatch too many",
         '    """Return the rows for 4 equal ranks, which hold one microbatch less than 1F1B does."""\n',
-        "    from minipipe import schedules\n\n    return schedules.one_f_one_b(4, 8).to_text()\n",
+        f'    return """{schedules.one_f_one_b(4, 8).to_text()}"""\n',
     ),
     (
         "two actions swapped to fill a gap: rank 1 then waits for a gradient that waits for rank 1",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from minipipe import functional, nn
-from minipipe.coursework import expect_close, expect_equal, expect_sequence
+from minipipe.coursework import expect_close, expect_equal, expect_sequence, remote
 
 CLASSES = 5
 
@@ -25,10 +25,24 @@ def check_shares(task, lengths, ignored=-100, seed=0):
     _, labels = cut_batch(lengths, ignored, seed)
     counts = [sum(texts) for texts in lengths]
     call = f"shares of microbatches with {counts} tokens, padding marked by {ignored}"
-    found = expect_sequence(task.shares([own.copy() for own in labels], ignored), call)
+    found = expect_sequence(task.shares(labels, ignored), call)
     expect_equal(len(found), len(counts), f"number of {call}")
     for k, (share, count) in enumerate(zip(found, counts)):
         expect_close(share, count / sum(counts), f"{call}: microbatch {k}")
+
+
+def network(seed):
+    first, last = nn.Linear(3, 4, dtype=np.float64), nn.Linear(4, CLASSES, dtype=np.float64)
+    return nn.Sequential(first, nn.Tanh(), last).initialise(seed)
+
+
+@remote
+def stepped(task, inputs, labels, ignored, seed, num_steps):
+    """Return the loss of the last step, and the gradients of all parameters with their names."""
+    model = network(seed)
+    for _ in range(num_steps):
+        loss = task.train_step(model, inputs, labels, ignored)
+    return loss, [(name, parameter.grad) for name, parameter in model.named_parameters()]
 
 
 def check_step(task, lengths, ignored=-100, seed=0, num_steps=1):
@@ -36,19 +50,19 @@ def check_step(task, lengths, ignored=-100, seed=0, num_steps=1):
     inputs, labels = cut_batch(lengths, ignored, seed)
     counts = [sum(texts) for texts in lengths]
     call = f"train_step of microbatches with {counts} tokens, padding marked by {ignored}"
-    first, last = nn.Linear(3, 4, dtype=np.float64), nn.Linear(4, CLASSES, dtype=np.float64)
-    model = nn.Sequential(first, nn.Tanh(), last).initialise(seed)
+    check_losses(task, inputs, labels, ignored, call, seed, num_steps)
+
+
+def check_losses(task, inputs, labels, ignored, call, seed, num_steps=1):
     is_token = [own != ignored for own in labels]
     x = np.concatenate([own[where] for own, where in zip(inputs, is_token)])
     y = np.concatenate([own[where] for own, where in zip(labels, is_token)])
+    model = network(seed)
     whole = functional.cross_entropy(model(x), y)
     whole.backward()
-    expected = {name: parameter.grad.copy() for name, parameter in model.named_parameters()}
-    model.zero_grad()
-    for _ in range(num_steps):
-        found = task.train_step(model, inputs, labels, ignored)
-    for name, parameter in model.named_parameters():
-        expect_close(parameter.grad, expected[name], f"{call}: gradient of {name}")
+    found, gradients = stepped(task, inputs, labels, ignored, seed, num_steps)
+    for (name, gradient), parameter in zip(gradients, model.parameters(), strict=True):
+        expect_close(gradient, parameter.grad, f"{call}: gradient of {name}")
     expect_close(found, whole.item(), f"{call}: the loss")
 
 
@@ -104,17 +118,11 @@ def test_a_microbatch_of_padding_alone(task):
     inputs, labels = cut_batch([[3, 2], [1, 1]], -100, seed=5)
     empty = np.full((2, 3), -100)
     found = expect_sequence(task.shares([labels[0], empty, labels[1]], -100), "shares with one of padding alone")
-    for k, (share, expected) in enumerate(zip(found, (5 / 7, 0.0, 2 / 7))):
+    for k, (share, expected) in enumerate(zip(found, (5 / 7, 0.0, 2 / 7), strict=True)):
         expect_close(share, expected, f"shares of 5, 0 and 2 tokens: microbatch {k}")
-    model = nn.Sequential(nn.Linear(3, CLASSES, dtype=np.float64)).initialise(0)
-    results = []
-    for x, y in ((inputs, labels), ([inputs[0], np.ones((2, 3, 3)), inputs[1]], [labels[0], empty, labels[1]])):
-        loss = task.train_step(model, x, y, -100)
-        results.append((loss, [parameter.grad.copy() for parameter in model.parameters()]))
-    (loss, gradients), (with_empty, others) = results
-    expect_close(with_empty, loss, "the loss with a microbatch of padding alone")
-    for gradient, other in zip(gradients, others):
-        expect_close(other, gradient, "a gradient with a microbatch of padding alone")
+    inputs = [inputs[0], np.ones((2, 3, 3)), inputs[1]]
+    call = "train_step with a microbatch of padding alone"
+    check_losses(task, inputs, [labels[0], empty, labels[1]], -100, call, seed=0)
     check_step(task, [[3, 2], [1, 1]], seed=5)
 
 

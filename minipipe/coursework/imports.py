@@ -1,0 +1,92 @@
+"""Which names a task gives: of minipipe, what its file imports already, and nothing else.
+
+The library can do what its exercises ask for. So the student's copy says by its own imports what may be used, and what
+goes further is refused when it runs, and told to the instructor, with what has no other purpose in an exercise than to
+get around that. It does not keep anybody from pasting the library's source into a file.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Collection, Iterator
+from typing import Any
+
+_WAYS_AROUND = {
+    *("__builtins__", "__closure__", "__code__", "__globals__", "__import__", "__loader__", "__spec__", "eval", "exec"),
+    *("__subclasses__", "_current_frames", "_getframe", "f_back", "f_globals", "f_locals", "sys.modules", "tb_frame"),
+}
+_MODULES_AROUND = {
+    *("_ctypes", "builtins", "ctypes", "gc", "importlib", "inspect", "marshal", "pkgutil", "runpy", "zipimport")
+}
+
+Given = Collection[tuple[str, str]]
+
+
+def given_names(stub: str) -> list[tuple[str, str]]:
+    """Return what a file imports of minipipe: pairs of a module and a name in it.
+
+    Examples
+    --------
+    >>> given_names("import numpy as np\\nfrom minipipe.tensor import Tensor, record\\n")
+    [('minipipe.tensor', 'Tensor'), ('minipipe.tensor', 'record')]
+    """
+    return [(module, name) for _, module, name in _imports(ast.parse(stub)) if module.partition(".")[0] == "minipipe"]
+
+
+def findings(tree: ast.Module, given: Given) -> list[str]:
+    """Return what a student's file imports or uses beyond what its task gives, each with its line.
+
+    Examples
+    --------
+    >>> findings(ast.parse("from minipipe import schedules\\nimport gc\\nsys.modules\\n"), [("minipipe", "Tensor")])
+    ['line 1: minipipe.schedules', 'line 2: gc', 'line 3: sys.modules']
+    """
+    found = [(line, _name(module, name)) for line, module, name in _imports(tree) if _is_refused(module, name, given)]
+    for node in ast.walk(tree):
+        found += [(node.lineno, used) for used in _used(node) if used in _WAYS_AROUND]  # type: ignore[attr-defined]
+    return [f"line {line}: {what}" for line, what in sorted(set(found))]
+
+
+def guarded_builtins(given: Given, found: list[str]) -> dict[str, Any]:
+    """Return the builtins for a student's module, whose ``import`` refuses what the task does not give.
+
+    What no line of its text says, as :func:`findings` found, is added to those.
+    """
+
+    def guarded(name: str, of: Any = None, within: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        for wanted in fromlist or ("",):
+            if _is_refused(name, wanted, given):
+                refused = _name(name, wanted)
+                if not any(finding.endswith(f": {refused}") for finding in found):
+                    found.append(f"when it ran: {refused}")
+                raise ImportError(f"{refused} is not given in this task; use what its file imports already")
+        return builtins.__import__(name, of, within, fromlist, level)
+
+    return {**vars(builtins), "__import__": guarded}
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, the module and the name of each import; the name is empty where the module itself is bound."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, node.module or "", alias.name) for alias in node.names)
+
+
+def _used(node: ast.AST) -> tuple[str, ...]:
+    """Return the name that a node uses; of an attribute, also with the name before it."""
+    if isinstance(node, ast.Attribute):
+        return node.attr, f"{node.value.id if isinstance(node.value, ast.Name) else ''}.{node.attr}"
+    return (node.id,) if isinstance(node, ast.Name) else ()
+
+
+def _is_refused(module: str, name: str, given: Given) -> bool:
+    top = module.partition(".")[0]
+    is_around = top in _MODULES_AROUND or not _WAYS_AROUND.isdisjoint((name, _name(module, name)))
+    return is_around or (top == "minipipe" and (module, name) not in given)
+
+
+def _name(module: str, name: str) -> str:
+    return f"{module}.{name}" if name else module
