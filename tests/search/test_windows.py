@@ -35,7 +35,7 @@ def energy(search, words):
 @examples(30)
 @given(workload=workloads(), objective=st.sampled_from(Objective), seed=st.integers(0, 9))
 def test_a_window_is_possible_and_never_worse(workload, objective, seed):
-    pytest.importorskip("ortools")
+    pytest.importorskip("ortools", reason="needs OR-tools: pip install '.[search]'")
     search = Search(workload, objective, 0.0, 0)
     words = ListScheduler(search.facts, [Policy(6)] * workload.num_ranks).words
     changed = search.windows.reordered(words, Random(seed))
@@ -46,7 +46,7 @@ def test_a_window_is_possible_and_never_worse(workload, objective, seed):
 
 
 def test_the_same_window_has_the_same_order_again_and_what_is_far_from_it_stays():
-    pytest.importorskip("ortools")
+    pytest.importorskip("ortools", reason="needs OR-tools: pip install '.[search]'")
     search = Search(UNEVEN, Objective.MAKESPAN, 0.0, 0)
     words = ListScheduler(search.facts, [Policy(6)] * 4).words
     changed = search.windows.reordered(words, Random(3))
@@ -57,7 +57,7 @@ def test_the_same_window_has_the_same_order_again_and_what_is_far_from_it_stays(
 
 def test_windows_go_on_where_moves_of_single_actions_end():
     """On this V, moves of single actions ended 5 to 7 % above 262, which exists."""
-    pytest.importorskip("ortools")
+    pytest.importorskip("ortools", reason="needs OR-tools: pip install '.[search]'")
     search = Search(UNEVEN, Objective.MAKESPAN, 0.0, 0)
     for candidate in search.seeds():
         search.note(candidate)
