@@ -62,18 +62,18 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
     0 1
     """
     started = num_ranks(os.environ)
-    limit = chosen_timeout(timeout)
-    group: ProcessGroup = OneRankGroup(limit) if started == 1 else _mpi_group(started, limit)
+    group: ProcessGroup = OneRankGroup(chosen_timeout(timeout)) if started == 1 else _mpi_group(started, timeout)
     keep_freed_memory()
     group._resources.enter_context(limit_blas_threads(blas_threads))
     return group
 
 
-def _mpi_group(started: int | None, timeout: float) -> ProcessGroup:
+def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup:
     several = f"{started} ranks" if started else "several ranks"
     if sys.platform == "win32":
         raise LaunchError("no-mpi4py", f"A launcher started {several}; on Windows use spawn, whose ranks are threads.")
     process = _this_process(started or 0)
+    timeout = chosen_timeout(given_timeout)  # not before: an error of all ranks alike is now told by one
     if not process.has_started:  # for the first group of this program
         process.line.wait_for_all(max(timeout, _START))
     try:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from numbers import Integral
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -520,6 +521,11 @@ class ProcessGroup(Familiar, ABC):
             At least 0; None for a rank that joins no group, which gets None.
         key : int
 
+        Raises
+        ------
+        ArgumentError
+            Code ``value``, for another color, such as those of all ranks.
+
         Examples
         --------
         Even ranks and odd ones.
@@ -531,8 +537,9 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(parity, num_ranks=5)
         ['0 of 3', '0 of 2', '1 of 3', '1 of 2', '2 of 3']
         """
-        if color is not None and color < 0:
-            raise ArgumentError("value", f"color is {color}; expected at least 0, or None.")
+        if color is not None and not (isinstance(color, Integral) and color >= 0):
+            hint = "each rank gives its own: group.split(group.rank % 2)."
+            raise ArgumentError("value", f"color is {color}; expected a whole number, at least 0, or None; {hint}")
         mine = -1 if color is None else color
         given = [(int(c), int(k)) for c, k in self.all_gather(np.array([mine, key]))]
         members = [rank for rank in range(self.size) if given[rank][0] == mine and color is not None]

@@ -7,7 +7,7 @@ import gc
 
 import numpy as np
 
-from minipipe.errors import MessageError, RankError
+from minipipe.errors import ArgumentError, MessageError, RankError
 
 
 def expect(kind, code, call):
@@ -44,6 +44,14 @@ def a_message_brings_its_shape_dtype_and_bits(group):
         request.wait()
         assert received.dtype == array.dtype and received.shape == array.shape
         assert received.tobytes() == array.tobytes()
+
+
+def a_number_or_a_list_is_sent_as_the_array_that_numpy_makes_of_it(group):
+    for value in (3.0, 7, True, [1.5, 2.5], [[1, 2], [3, 4]]):
+        request = group.isend(value, right(group), tag=7)
+        received = group.recv(left(group), tag=7)
+        request.wait()
+        assert received.dtype == np.asarray(value).dtype and received.tolist() == np.asarray(value).tolist()
 
 
 def messages_of_one_tag_keep_their_order_and_tags_are_apart(group):
@@ -238,6 +246,11 @@ def split_makes_groups_that_do_not_hear_each_other(group):
     group.barrier()
 
 
+def a_color_is_one_whole_number(group):
+    for wrong in ([0, 0], 0.5, "red", -1):
+        assert "group.split(group.rank % 2)" in expect(ArgumentError, "value", lambda: group.split(wrong))
+
+
 def clocks_agree(group):
     group.align_clocks()
     group.barrier()
@@ -248,6 +261,7 @@ def clocks_agree(group):
 # A body that leaves unread bytes behind comes last.
 BODIES = [
     a_message_brings_its_shape_dtype_and_bits,
+    a_number_or_a_list_is_sent_as_the_array_that_numpy_makes_of_it,
     messages_of_one_tag_keep_their_order_and_tags_are_apart,
     a_receiver_takes_what_was_sent_even_if_the_sender_changes_its_array_later,
     a_send_whose_request_nobody_keeps_arrives_whole,
@@ -263,6 +277,7 @@ BODIES = [
     all_reduce_adds_in_rank_order_with_the_same_bits_everywhere,
     a_barrier_waits_for_all,
     split_makes_groups_that_do_not_hear_each_other,
+    a_color_is_one_whole_number,
     clocks_agree,
     a_wrong_shape_or_dtype_names_both_sides,
     a_message_of_another_step_is_refused,

@@ -88,6 +88,30 @@ def test_a_timeout_must_be_positive(timeout):
 
 
 @needs_mpi
+def test_a_timeout_in_the_environment_that_is_no_number_is_told_by_one_rank():
+    """The story: each rank printed a traceback of its own, before any of them knew of the others."""
+    done = mpirun(4, "-c", "import minipipe; minipipe.init_process_group()", MINIPIPE_TIMEOUT="abc")
+    assert done.code != 0 and done.err.count("Traceback") == 1
+    assert done.err.count("MINIPIPE_TIMEOUT is abc; expected seconds, more than 0.") == 1
+
+
+@needs_mpi
+def test_an_error_that_leaves_the_group_ends_all_ranks_even_if_it_is_caught_outside():
+    """Who catches it goes on without a group, and the others would wait for a message that never comes."""
+    program = (
+        "import minipipe\n"
+        "try:\n"
+        "    with minipipe.init_process_group(timeout=60) as group:\n"
+        "        if group.rank == 1: raise ValueError('mine')\n"
+        "        group.recv(source=1)\n"
+        "except ValueError: print('went on')\n"
+    )
+    done = mpirun(2, "-c", program)
+    assert done.code != 0 and "[rank 1]" in done.err and "ValueError: mine" in done.err
+    assert "went on" not in done.out and done.seconds < 30
+
+
+@needs_mpi
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or num_cores() < 2, reason="needs two cores to bind ranks to")
 @pytest.mark.parametrize(("own", "spins"), [(True, "True\nTrue\n"), slowly(False, "False\nFalse\n")])
 def test_ranks_that_are_bound_to_a_core_each_count_as_having_their_own(own, spins):
