@@ -12,14 +12,21 @@ from minipipe.simulation.tradeoff import Choice, Tradeoff
 # Texts that reach out of the picture, and pairs of texts that overlap.
 MISPLACED = """() => {
   const page = document.documentElement.getBoundingClientRect();
-  const texts = [...document.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  // The box of a text is as high as the highest letter of its font; of a turned one, as wide.
+  const inner = (text, box) => {
+    const isTurned = text.getCTM().b !== 0;
+    const [dx, dy] = isTurned ? [0.2 * box.width, 0] : [0, 0.2 * box.height];
+    return { left: box.left + dx, right: box.right - dx, top: box.top + dy, bottom: box.bottom - dy };
+  };
+  const texts = [...document.querySelectorAll("text")].map((text) => {
+    const box = text.getBoundingClientRect();
+    return [text.textContent, box, inner(text, box)];
+  });
   const isOutside = (box) => box.left < page.left - 1 || box.right > page.right + 1
     || box.top < page.top - 1 || box.bottom > page.bottom + 1;
-  const low = (box) => box.bottom - 0.2 * box.height; // the box of a text is as high as the highest letter of its font
-  const high = (box) => box.top + 0.2 * box.height;
   const overlap = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
-    && Math.min(low(a), low(b)) - Math.max(high(a), high(b)) > 1;
-  const pairs = texts.flatMap(([words, box], i) => texts.slice(i + 1).filter(([, other]) => overlap(box, other))
+    && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1;
+  const pairs = texts.flatMap(([words, , box], i) => texts.slice(i + 1).filter(([, , other]) => overlap(box, other))
     .map(([others]) => `${words} / ${others}`));
   return [...texts.filter(([, box]) => isOutside(box)).map(([words]) => words), ...pairs];
 }"""
