@@ -1,0 +1,34 @@
+"""The faults that tests/mutants.py draws: each is one change, and still Python."""
+
+import ast
+import random
+import shutil
+
+import pytest
+
+from tests.mutants import TOP, faults_in
+
+PLACES = sorted((TOP / "minipipe").rglob("*.py"))
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_a_fault_changes_one_place_and_leaves_python(tmp_path, number):
+    generator = random.Random(number)
+    fault = generator.choice([fault for path in generator.sample(PLACES, 5) for fault in faults_in(path)])
+    copy = tmp_path / fault.path
+    copy.parent.mkdir(parents=True)
+    shutil.copy(TOP / fault.path, copy)
+    before = copy.read_bytes()
+    fault.apply(tmp_path)
+    after = copy.read_bytes()
+    assert ast.dump(ast.parse(before)) != ast.dump(ast.parse(after))
+    assert after.startswith(before[: fault.first]) and after.endswith(before[fault.last :])
+
+
+def test_every_kind_of_fault_is_drawn(tmp_path, monkeypatch):
+    text = "if a < b and not c:\n    d.e = min(1, 2.5) if True else x + y\n    f(a)\n    raise g\nreturn_ = [0]\n"
+    (tmp_path / "module.py").write_text(text)
+    monkeypatch.setattr("tests.mutants.TOP", tmp_path)
+    drawn = {fault.after for fault in faults_in(tmp_path / "module.py")}
+    assert {"(a <= b)", "(a < b or not c)", "(c)", "pass", "max", "2", "3.5", "False", "(x - y)", "1"} <= drawn
+    assert "(not (a < b and (not c)))" in drawn and "(x + y if True else min(1, 2.5))" in drawn
