@@ -282,13 +282,13 @@ class Optimiser(Familiar, ABC):
             message = f'the state is {found or "empty"}; expected that of state_dict(), with "groups" and "states".'
             raise ArgumentError("value", f"{name}: {message}")
         known = [sorted(group.hyper_parameters) for group in self.groups]
-        given = [sorted(numbers) for numbers in state["groups"]]
-        if known != given:
-            raise ArgumentError("value", f"{name}: the state's groups have {given}, and this optimiser's {known}.")
+        for groups in (state["groups"], state.get("first") or state["groups"]):
+            if known != (given := [sorted(numbers) for numbers in groups]):
+                raise ArgumentError("value", f"{name}: the state's groups have {given}, and this optimiser's {known}.")
         if len(state["states"]) != len(self.parameters):
             message = f"the state is of {len(state['states'])} parameters; this optimiser has {len(self.parameters)}."
             raise ArgumentError("value", f"{name}: {message}")
-        for numbers in (*state["groups"], *state.get("first", ())):
+        for numbers in (*state["groups"], *(state.get("first") or ())):
             ParameterGroup((), numbers)
         for number, (parameter, kept) in enumerate(zip(self.parameters, state["states"])):
             if problem := self._problem_with(kept, parameter):
