@@ -71,7 +71,7 @@ def goes_back(to, at=2):
     kept = {}
 
     def update(pipeline, rule, number):
-        kept.setdefault((id(rule), number), rule.state_dict())
+        kept[id(rule), number] = rule.state_dict()  # not setdefault: an optimiser before may have had the number
         if number == at:
             rule.load_state_dict(kept[id(rule), to])
         return rule
