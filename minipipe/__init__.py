@@ -27,32 +27,41 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         tensor,
         testing,
     )
-    from minipipe.advice import Advice, advise
     from minipipe.autograd.grad_mode import no_grad
     from minipipe.autograd.random_key import random_key
     from minipipe.autograd.watch import watch_everything
-    from minipipe.batch import BatchLoss, Microbatches, Replicated, split_microbatches
     from minipipe.comm import ProcessGroup, init_process_group, spawn
-    from minipipe.partition import partition_by_cost, partition_evenly
+    from minipipe.execution import BatchLoss, Microbatches, Replicated, split_microbatches
+    from minipipe.execution.partition import partition_by_cost, partition_evenly
     from minipipe.pipeline import Pipeline, Plan
-    from minipipe.profiling import LayerCosts, MeasuredLayers, MemoryPrediction, RankMemory, balance, measure_layers
     from minipipe.schedules import Action, ActionKind, Costs, Program, Schedule, Timeline, simulate, verify
     from minipipe.tensor import Tensor
+    from minipipe.tuning import (
+        Advice,
+        LayerCosts,
+        MeasuredLayers,
+        MemoryPrediction,
+        RankMemory,
+        advise,
+        balance,
+        measure_layers,
+    )
     from minipipe.version import __version__
 
 __getattr__, __dir__, __all__ = names_on_demand(
     __name__,
     {
-        "minipipe.advice": ["Advice", "advise"],
-        "minipipe.batch": ["BatchLoss", "Microbatches", "Replicated", "split_microbatches"],
+        "minipipe.execution": ["BatchLoss", "Microbatches", "Replicated", "split_microbatches"],
         "minipipe.comm": ["ProcessGroup", "init_process_group", "spawn"],
-        "minipipe.partition": ["partition_by_cost", "partition_evenly"],
+        "minipipe.execution.partition": ["partition_by_cost", "partition_evenly"],
         "minipipe.pipeline": ["Pipeline", "Plan"],
-        "minipipe.profiling": [
+        "minipipe.tuning": [
+            "Advice",
             "LayerCosts",
             "MeasuredLayers",
             "MemoryPrediction",
             "RankMemory",
+            "advise",
             "balance",
             "measure_layers",
         ],
@@ -62,10 +71,10 @@ __getattr__, __dir__, __all__ = names_on_demand(
         "minipipe.schedules.action": ["Action", "ActionKind"],
         "minipipe.schedules.program": ["Program"],
         "minipipe.schedules.schedule": ["Schedule"],
-        "minipipe.analysis.verifier": ["verify"],
-        "minipipe.simulation.costs": ["Costs"],
-        "minipipe.simulation.simulator": ["simulate"],
-        "minipipe.simulation.timeline": ["Timeline"],
+        "minipipe.schedules.analysis.verifier": ["verify"],
+        "minipipe.schedules.simulation.costs": ["Costs"],
+        "minipipe.schedules.simulation.simulator": ["simulate"],
+        "minipipe.schedules.simulation.timeline": ["Timeline"],
         "minipipe.functional.operators": ["Tensor"],  # it attaches the arithmetic
         "minipipe.version": ["__version__"],
     },

@@ -31,7 +31,7 @@ def names_on_demand(
 
     Examples
     --------
-    >>> load, _, names = names_on_demand("minipipe", {"minipipe.simulation.simulator": ["simulate"]})
+    >>> load, _, names = names_on_demand("minipipe", {"minipipe.schedules.simulation.simulator": ["simulate"]})
     >>> load("simulate").__name__, names
     ('simulate', ['simulate'])
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from minipipe.backend import is_array
+from minipipe.autograd.backend import is_array
 from minipipe.errors import TensorError
 from minipipe.tensor import Tensor, as_tensor
 

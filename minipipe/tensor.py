@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minipipe import autograd, backend
+from minipipe import autograd
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.autograd.grad_mode import mode
 from minipipe.autograd.graph import Edge, Leaf, Node, StageInput, Vjp
-from minipipe.backend import Array
 from minipipe.errors import TensorError
 from minipipe.habits import Familiar
 

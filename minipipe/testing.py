@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minipipe.autograd.backend import module_for, to_numpy
 from minipipe.autograd.random_key import random_key
 from minipipe.autograd.watch import watch_everything
-from minipipe.backend import module_for, to_numpy
-from minipipe.batch.division import divided
-from minipipe.batch.objective import Loss, shares
-from minipipe.batch.samples import samples
 from minipipe.comm import spawn
-from minipipe.job.host import limit_blas_threads
+from minipipe.comm.job.host import limit_blas_threads
+from minipipe.execution.division import divided
+from minipipe.execution.objective import Loss, shares
+from minipipe.execution.samples import samples
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
 from minipipe.pipeline import Pipeline
 from minipipe.schedules.schedule import Schedule

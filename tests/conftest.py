@@ -54,7 +54,7 @@ def watching():
 def every_schedule():
     """Every schedule of the registry for p 1..5, some m up to 8 and, where it takes chunks, v 1..3; the smallest first.
 
-    Laws over larger sizes are in tests/analysis/test_every_schedule.py.
+    Laws over larger sizes are in tests/schedules/analysis/test_every_schedule.py.
     """
     found = []
     for num_ranks in range(1, 6):

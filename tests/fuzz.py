@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minipipe import Costs, Schedule, schedules, simulate, verify
-from minipipe.analysis.workload import Objective
 from minipipe.cli import main as command
 from minipipe.errors import MinipipeError
 from minipipe.schedules import Action, Program, read_schedule, schedule_of_text
-from minipipe.search.brute_force import solve_by_branch_and_bound
-from minipipe.search.certificate import read_certificate
-from minipipe.simulation.claim import Claim, check_claim
-from tests.checkpoint import forging
+from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
+from minipipe.schedules.search.certificate import read_certificate
+from minipipe.schedules.simulation.claim import Claim, check_claim
+from tests.pipeline.checkpoint import forging
 
 MOST_SECONDS, MOST_GROWTH = 10.0, 1 << 30  # for one input, and in bytes for all of them
 SEEDS = [

@@ -134,11 +134,18 @@ def first_failure(fault, processes, is_quick):
         subprocess.run(["git", "clone", "--quiet", str(TOP), folder], check=True)
         if fault:
             fault.apply(Path(folder))
-            near = [place for place in (f"tests/{fault.room}", f"tests/test_{fault.room}.py") if (TOP / place).exists()]
-            found = _run(folder, near or ["tests/numerics", "tests/pipeline"], processes)
+            found = _run(folder, near(fault.path), processes)
             if found or is_quick:
                 return found
         return _run(folder, [], processes)
+
+
+def near(path):
+    """Return the tests of the deepest room of a file that has some."""
+    parts = path.relative_to("minipipe").with_suffix("").parts
+    names = [name for i in range(len(parts), 0, -1) for name in ("/".join(parts[:i]), f"test_{parts[i - 1]}.py")]
+    found = [f"tests/{name}" for name in names if (TOP / "tests" / name).exists()]
+    return found[:1] or ["tests/numerics", "tests/pipeline"]
 
 
 def _run(folder, tests, processes):

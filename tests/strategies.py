@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from minipipe import Action, ActionKind, Program, Schedule, Tensor, functional, nn, schedules
-from minipipe.backend import array_module
+from minipipe.autograd.backend import array_module
 
 # -- how many examples --------------------------------------------------------------------------------------
 

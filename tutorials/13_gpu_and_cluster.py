@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 import minipipe
-from minipipe import Costs, Pipeline, backend, init_process_group, nn, optim, render, schedules, simulate, spawn, verify
+from minipipe import Costs, Pipeline, init_process_group, nn, optim, render, schedules, simulate, spawn, verify
+from minipipe.autograd import backend
 from minipipe.errors import LaunchError, MinipipeError
 
 # %% [markdown]

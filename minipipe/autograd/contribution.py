@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from minipipe import backend
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import Node, Vjp
-from minipipe.backend import Array
 from minipipe.errors import TensorError
 
 

@@ -24,9 +24,9 @@ from itertools import count
 from sys import maxsize
 from typing import Any
 
-from minipipe import backend
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.autograd.grad_mode import next_order
-from minipipe.backend import Array
 from minipipe.errors import TensorError
 
 Vjp = Callable[[Array], Array]

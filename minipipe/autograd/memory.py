@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from minipipe import backend
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import Node
 from minipipe.autograd.recompute import RecomputedNode
 from minipipe.autograd.split import WeightWork
-from minipipe.backend import Array
 
 
 def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> int:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import Edge, Node, unchanged
-from minipipe.backend import Array
 
 
 class Recomputation:

@@ -19,9 +19,9 @@ File 11 of 12 on the first path through the code (README.md): after ``autograd/w
 
 from __future__ import annotations
 
+from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import Edge, Node
 from minipipe.autograd.walk import backward
-from minipipe.backend import Array
 
 
 class WeightWork:

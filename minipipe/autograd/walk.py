@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop
 
-from minipipe import backend
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.autograd.contribution import check_contribution
 from minipipe.autograd.graph import Edge, Node, Walk
-from minipipe.backend import Array
 
 Postpone = Callable[[Node, Array, list[Edge]], list[Edge]]
 

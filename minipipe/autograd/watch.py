@@ -12,9 +12,9 @@ from weakref import ref
 
 import numpy as np
 
+from minipipe.autograd.backend import Array
 from minipipe.autograd.grad_mode import current_mode, mode
 from minipipe.autograd.graph import Edge, Node, changed_in_place, unchanged
-from minipipe.backend import Array
 
 
 class WatchedNode(Node):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
-from minipipe.analysis.workload import ROUNDING
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError
 from minipipe.files import read_text
 from minipipe.limits import MOST_JSON
 from minipipe.printable import quoted
+from minipipe.schedules.analysis.workload import ROUNDING
+from minipipe.schedules.search.certificate import Certificate, changed, read_certificate
+from minipipe.schedules.simulation.claim import Claim, Finding, check_claim
 from minipipe.schedules.text import describe_sizes
-from minipipe.search.certificate import Certificate, changed, read_certificate
-from minipipe.simulation.claim import Claim, Finding, check_claim
 
 
 def check_certificate(path: str, seconds: float | None, as_json: bool) -> ExitStatus:
@@ -21,8 +21,9 @@ def check_certificate(path: str, seconds: float | None, as_json: bool) -> ExitSt
     Raises
     ------
     ScheduleError
-        Code ``file``; those of :func:`~minipipe.search.certificate.read_certificate` and of
-        :func:`~minipipe.simulation.claim.check_claim`; ``certificate``, where the proof finds a better schedule.
+        Code ``file``; those of :func:`~minipipe.schedules.search.certificate.read_certificate` and of
+        :func:`~minipipe.schedules.simulation.claim.check_claim`; ``certificate``, where the proof finds a better
+        schedule.
     """
     try:
         certificate, is_unchanged = read_certificate(read_text(path, MOST_JSON))
@@ -54,8 +55,8 @@ def _facts(certificate: Certificate, finding: Finding, proof: Certificate | None
 
 def _proof(certificate: Certificate, seconds: float) -> Certificate:
     """Search anew: with CP-SAT, or without OR-tools by branch and bound."""
-    from minipipe.search.brute_force import solve_by_branch_and_bound
-    from minipipe.search.exact import solve
+    from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
+    from minipipe.schedules.search.exact import solve
 
     workload, objective = certificate.workload, certificate.objective
     try:

@@ -6,7 +6,6 @@ import argparse
 import json
 from math import inf
 
-from minipipe.analysis.verifier import verify
 from minipipe.cli.certificate import check_certificate
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import (
@@ -23,7 +22,8 @@ from minipipe.cli.options import (
 )
 from minipipe.cli.output import figures
 from minipipe.errors import ScheduleCode
-from minipipe.simulation.simulator import simulate
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.simulation.simulator import simulate
 
 ANSWER = "legal"
 EPILOG = """examples:

@@ -19,8 +19,8 @@ from minipipe.schedules.repeated import repeat
 from minipipe.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
-    from minipipe.analysis.activations import Footprint
-    from minipipe.simulation.costs import Costs
+    from minipipe.schedules.analysis.activations import Footprint
+    from minipipe.schedules.simulation.costs import Costs
 
 NUM_RANKS = 4  # of a named schedule, by default
 
@@ -196,7 +196,7 @@ def read_costs(text: str, sends_block: bool) -> Costs:
     """Return costs as they were typed, or those of a file; sends block if either says so."""
     from dataclasses import replace
 
-    from minipipe.simulation.costs import Costs
+    from minipipe.schedules.simulation.costs import Costs
 
     costs = Costs.load(text) if text.lower().endswith(".json") else Costs.parse(text)
     return replace(costs, sends_block=sends_block or costs.sends_block)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from minipipe.schedules.action_table import ActionTable
-from minipipe.simulation.gap import Gap
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.simulation.gap import Gap
+from minipipe.schedules.simulation.timeline import Timeline
 
 _FIGURES = (
     "makespan",

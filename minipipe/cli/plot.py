@@ -7,15 +7,15 @@ from contextlib import suppress
 from math import ceil
 from pathlib import Path
 
-from minipipe.analysis.workload import Objective, Workload
 from minipipe.cli.options import misuse
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.files import write_whole
 from minipipe.printable import printable, quoted
 from minipipe.render.svg.convert import check_converter, pdf_of, png_of
 from minipipe.render.svg.tradeoff import draw_tradeoff
-from minipipe.simulation.costs import Costs
-from minipipe.simulation.tradeoff import PLACEMENTS, Choice, Tradeoff, searched_choice, tradeoff
+from minipipe.schedules.analysis.workload import Objective, Workload
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.tradeoff import PLACEMENTS, Choice, Tradeoff, searched_choice, tradeoff
 
 _CONVERTED: dict[str, Callable[[str], bytes]] = {".png": png_of, ".pdf": pdf_of}
 
@@ -55,7 +55,7 @@ def write_plot(
 
 def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[Choice]:
     """Yield what a search finds, looking so long for each placement and limit of memory."""
-    from minipipe.search.finding import find_schedule
+    from minipipe.schedules.search.finding import find_schedule
 
     for workload in _questions(of_batch, costs):
         with suppress(ScheduleError):  # not even one microbatch fits

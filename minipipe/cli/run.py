@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 from minipipe.cli.main import complain
+from minipipe.cli.supervision.guard import become_supervisor
+from minipipe.cli.supervision.hostfile import is_here, read_hosts
+from minipipe.cli.supervision.launching import PROBE, RESTART, Job, find_mpirun
+from minipipe.cli.supervision.supervisor import supervise
 from minipipe.errors import ArgumentError, LaunchError
 from minipipe.limits import MOST_STAGES
 from minipipe.printable import quoted
-from minipipe.supervision.guard import become_supervisor
-from minipipe.supervision.hostfile import is_here, read_hosts
-from minipipe.supervision.launching import PROBE, RESTART, Job, find_mpirun
-from minipipe.supervision.supervisor import supervise
 
 EPILOG = f"""examples:
   minipipe run -n 4 --restarts 3 train.py --epochs 10

@@ -14,7 +14,7 @@ from minipipe.errors import ScheduleCode
 from minipipe.printable import printable
 from minipipe.render.table import text_table
 from minipipe.schedules.registry import NUM_MICROBATCHES
-from minipipe.simulation import comparison
+from minipipe.schedules.simulation import comparison
 
 _NOTE = """
 v: stages on each rank. time: with a rank's work divided among its stages.

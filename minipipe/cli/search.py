@@ -7,17 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from minipipe.analysis.workload import Objective
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_memory_limit, add_sizes, costs_of, misuse, sizes_of
 from minipipe.cli.output import figures
 from minipipe.errors import ScheduleCode
 from minipipe.files import write_whole
+from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import looped_placement, v_placement
-from minipipe.search.certificate import Certificate
-from minipipe.search.finding import find_schedule
-from minipipe.simulation.simulator import simulate
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.search.certificate import Certificate
+from minipipe.schedules.search.finding import find_schedule
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.timeline import Timeline
 
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}
 EPILOG = """The memory limit is in the unit of activation, what one microbatch holds of one

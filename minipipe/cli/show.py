@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from minipipe.analysis.lowering import lower
-from minipipe.analysis.verifier import verify
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import (
     add_costs,
@@ -28,8 +26,10 @@ from minipipe.files import write_whole
 from minipipe.printable import printable
 from minipipe.render.panel import shares
 from minipipe.schedules.action_table import ActionTable
-from minipipe.simulation.simulator import simulate
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.timeline import Timeline
 
 EPILOG = """in a drawing:
   F3    forward of microbatch 3; 2F3 on stage 2, where a rank holds several, or,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 
-from minipipe.analysis.verifier import verify
-from minipipe.analysis.workload import ROUNDING
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_schedule, add_sizes, add_wait, all_steps, costs_of, schedule_of
 from minipipe.cli.output import figures, gaps_as_data
 from minipipe.render.table import text_table
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
-from minipipe.search.gallery import GALLERY, known_bound
-from minipipe.simulation.gap import Gap, gaps
-from minipipe.simulation.simulator import simulate
-from minipipe.simulation.span import IdleCause
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.analysis.workload import ROUNDING
+from minipipe.schedules.search.gallery import GALLERY, known_bound
+from minipipe.schedules.simulation.gap import Gap, gaps
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.span import IdleCause
+from minipipe.schedules.simulation.timeline import Timeline
 
 EPILOG = """busy: computing. Idle by cause: warm-up, before the first action; waiting, for
 another rank or its message; sending, where sends block; drain, after the last;

@@ -18,11 +18,11 @@ from minipipe.cli.options import (
     schedule_of,
 )
 from minipipe.errors import ScheduleCode
+from minipipe.render.stepper.keys import screen_of_this_terminal
+from minipipe.render.stepper.loop import step_with_keys
+from minipipe.render.stepper.output import chosen_snapshots, write_snapshots
+from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.render.terminal import has_colour
-from minipipe.stepper.keys import screen_of_this_terminal
-from minipipe.stepper.loop import step_with_keys
-from minipipe.stepper.output import chosen_snapshots, write_snapshots
-from minipipe.stepper.walkthrough import Walkthrough
 
 EPILOG = """In a terminal: n next, p back, g go to a step or a time, r one rank, ? help,
 q quit. Into a pipe or a file, and with --all: every step, one after another.

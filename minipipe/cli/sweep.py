@@ -16,7 +16,7 @@ from minipipe.errors import ScheduleCode
 from minipipe.files import write_whole
 from minipipe.printable import printable, quoted
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY
-from minipipe.simulation.comparison import sweep
+from minipipe.schedules.simulation.comparison import sweep
 
 EPILOG = """one row for each combination of costs, ranks, microbatches, chunks and schedule, with
 the figures of `minipipe schedules`; times and peaks are of a rank's whole share.

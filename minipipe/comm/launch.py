@@ -9,15 +9,15 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from minipipe.comm.job.host import keep_freed_memory, limit_blas_threads
+from minipipe.comm.job.launcher import RANK, num_ranks, told
 from minipipe.comm.one_rank import OneRankGroup
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import chosen_timeout
 from minipipe.errors import LaunchError
-from minipipe.job.host import keep_freed_memory, limit_blas_threads
-from minipipe.job.launcher import RANK, num_ranks, told
 
 if TYPE_CHECKING:
-    from minipipe.job.process import RankProcess
+    from minipipe.comm.job.process import RankProcess
 
 _START = 10.0  # seconds that starting may take, however short the timeout: processes begin at different times
 
@@ -99,8 +99,8 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
 @functools.cache
 def _this_process(size: int) -> RankProcess:
     """Return this process as a rank: from now on it says why it ends, and ends the others."""
-    from minipipe.job.meeting import line_to_witness  # not on Windows
-    from minipipe.job.process import RankProcess
+    from minipipe.comm.job.meeting import line_to_witness  # not on Windows
+    from minipipe.comm.job.process import RankProcess
 
     rank = told(os.environ, RANK)
     with suppress(Exception):  # where stderr is no file

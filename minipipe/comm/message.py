@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minipipe.backend import Array, dtype_name, is_floating, numpy_dtype
+from minipipe.autograd.backend import Array, dtype_name, is_floating, numpy_dtype
 from minipipe.errors import MessageError
 
 _MAGIC = b"mnpp"

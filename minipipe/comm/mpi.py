@@ -11,7 +11,7 @@ receive moves one chunk at a time where ranks cannot read each other's memory. S
 for the header, with room for a small array, and it is looked at politely (yield, then short sleeps); a large array's
 bytes are taken with one blocking call once its header is there.
 
-How an MPI job ends is in ``job/mpi_job.py``.
+How an MPI job ends is in ``comm/job/mpi_job.py``.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from minipipe import backend
+from minipipe.autograd import backend
+from minipipe.comm.job.ending import exit_code_of
+from minipipe.comm.job.host import yield_core
+from minipipe.comm.job.launcher import LOCAL_RANK, told
+from minipipe.comm.job.mpi_job import MPI, Job, the_job
+from minipipe.comm.job.patience import Patience
+from minipipe.comm.job.process import RankProcess
+from minipipe.comm.job.verdict import verdict
 from minipipe.comm.message import HEADER_SIZE, Expectation, Header, as_buffer, packed, unpacked
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import Done, Request
 from minipipe.errors import ArgumentError, MessageError
-from minipipe.job.ending import exit_code_of
-from minipipe.job.host import yield_core
-from minipipe.job.launcher import LOCAL_RANK, told
-from minipipe.job.mpi_job import MPI, Job, the_job
-from minipipe.job.patience import Patience
-from minipipe.job.process import RankProcess
-from minipipe.job.verdict import verdict
 
 _YIELDS = 400  # looks before the sleeps begin (100 made two ranks 10 % slower)
 _INLINE = 1 << 15  # bytes of an array that travels with its header, in one message

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from minipipe import backend
+from minipipe.autograd import backend
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import DEFAULT_TIMEOUT, Done, Request

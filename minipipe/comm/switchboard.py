@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minipipe.comm.job.activity import Activity
+from minipipe.comm.job.patience import LONGEST_GAP, Patience
+from minipipe.comm.job.verdict import verdict
 from minipipe.comm.message import Header
 from minipipe.errors import MessageError
-from minipipe.job.activity import Activity
-from minipipe.job.patience import LONGEST_GAP, Patience
-from minipipe.job.verdict import verdict
 
 
 class Cancelled(BaseException):

@@ -19,14 +19,14 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from minipipe import backend
+from minipipe.autograd import backend
+from minipipe.comm.job.ending import exit_code_of
+from minipipe.comm.job.host import keep_freed_memory, limit_blas_threads
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.request import Done, Request, chosen_timeout
 from minipipe.comm.switchboard import Cancelled, Switchboard, Wait
 from minipipe.errors import RankError
-from minipipe.job.ending import exit_code_of
-from minipipe.job.host import keep_freed_memory, limit_blas_threads
 
 Result = TypeVar("Result")
 _GRACE = 5.0  # seconds that the other ranks have to stop after one has failed

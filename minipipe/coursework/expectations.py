@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.analysis.verifier import verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import Action
+from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.program import Program
 from minipipe.schedules.schedule import Schedule
 

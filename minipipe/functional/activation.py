@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.tensor import Operand, Tensor, as_real, as_tensor, record
 
 

@@ -18,8 +18,8 @@ import math
 from itertools import pairwise
 from typing import NamedTuple
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.dropout import drawn
 from minipipe.functional.precision import in_float32

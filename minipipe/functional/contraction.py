@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from minipipe import backend
+from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.functional.elementwise import multiply
 from minipipe.functional.linear import matmul

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minipipe import backend
-from minipipe.backend import Array
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.errors import TensorError
 from minipipe.functional.windows import AXES, Shape, Windows, per_axis, swapped
 from minipipe.tensor import Tensor, operands, record

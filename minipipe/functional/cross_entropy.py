@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.functional.loss import check_reduction
 from minipipe.functional.precision import astype

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from minipipe import backend
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.autograd.random_key import next_key
-from minipipe.backend import Array
 from minipipe.errors import TensorError
 from minipipe.functional.precision import in_float32
 from minipipe.tensor import Operand, Tensor, as_real, record

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.functional.precision import in_float32
 from minipipe.tensor import Operand, Tensor, as_real, record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from minipipe.backend import array_module
+from minipipe.autograd.backend import array_module
 from minipipe.errors import TensorError
 from minipipe.functional.shape import index
 from minipipe.tensor import Operand, Tensor, as_tensor, record

@@ -1,13 +1,13 @@
 """Matrix products: the result, and beside it the gradients.
 
-File 7 of 12 on the first path through the code (README.md): after ``pipeline/stage.py``, before ``tensor.py``. Each
+File 7 of 12 on the first path through the code (README.md): after ``execution/stage.py``, before ``tensor.py``. Each
 operation ends in ``record``, which takes for each input a vjp: a function from the gradient of the result to its own.
 """
 
 from __future__ import annotations
 
-from minipipe import backend
-from minipipe.backend import Array
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.errors import TensorError
 from minipipe.functional.over_rows import OverRows
 from minipipe.tensor import Operand, Tensor, operands, record

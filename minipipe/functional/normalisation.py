@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from numbers import Integral
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.precision import in_float32
 from minipipe.tensor import Tensor, as_real, operands, record

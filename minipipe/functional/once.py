@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minipipe.backend import Array
+from minipipe.autograd.backend import Array
 from minipipe.errors import TensorError
 
 

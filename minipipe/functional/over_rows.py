@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from minipipe.autograd.backend import Array, array_module
 from minipipe.autograd.graph import Node
 from minipipe.autograd.split import WeightWork
-from minipipe.backend import Array, array_module
 
 
 class OverRows(partial[Array]):

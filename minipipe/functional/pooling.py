@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.reduction import mean
 from minipipe.functional.windows import AXES, Shape, Windows, per_axis

@@ -2,8 +2,8 @@
 
 A half, float16 or bfloat16, has 11 or 8 significant bits, and float16 ends at 65,504. So an operation that does more
 than one thing to its elements computes inside in float32 and rounds once, as in PyTorch: softmax, norms, means,
-variances, attention, GELU and its kin. Products and sums add up in float32 (``backend.py``). Losses return float32.
-What such an operation keeps for backward is float32, too.
+variances, attention, GELU and its kin. Products and sums add up in float32 (``autograd/backend.py``). Losses return
+float32. What such an operation keeps for backward is float32, too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minipipe import backend
-from minipipe.backend import array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 

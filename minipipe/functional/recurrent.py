@@ -13,8 +13,8 @@ back through time that needs U alone, and then each gradient is one product over
 
 from __future__ import annotations
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.once import once
 from minipipe.functional.precision import in_float32

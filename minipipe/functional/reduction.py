@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.precision import in_float32
 from minipipe.tensor import Operand, Tensor, as_real, as_tensor, record

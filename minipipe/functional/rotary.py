@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_real, record
 

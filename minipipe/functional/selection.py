@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from numbers import Real
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.elementwise import check_broadcast, unbroadcast
 from minipipe.functional.precision import in_float32

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minipipe import backend
-from minipipe.autograd import Leaf
-from minipipe.backend import Array, array_module
+from minipipe.autograd import Leaf, backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.functional.precision import in_float32
 from minipipe.functional.reduction import Axis, axes_of, kept_shape, reduced_shape
 from minipipe.tensor import Operand, Tensor, as_real, record

@@ -12,8 +12,8 @@ from functools import cached_property
 from numbers import Integral
 from typing import Any
 
-from minipipe import backend
-from minipipe.backend import Array, array_module
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 
 Shape = tuple[int, ...]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from minipipe import backend
+from minipipe.autograd import backend
 from minipipe.autograd.grad_mode import setting
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.functional.precision import in_full

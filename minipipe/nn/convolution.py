@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe import functional
-from minipipe.backend import prod
+from minipipe.autograd.backend import prod
 from minipipe.functional.convolution import check_groups, check_padding
 from minipipe.functional.windows import per_axis
 from minipipe.nn.initialisers import Initialiser, constant, he_uniform

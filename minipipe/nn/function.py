@@ -9,7 +9,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from minipipe import backend
+from minipipe.autograd import backend
 from minipipe.errors import ArgumentError
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
@@ -76,7 +76,7 @@ def text_of(value: Any, *outer: Any) -> str:
     Examples
     --------
     >>> text_of(backend.is_floating)
-    'minipipe.backend.is_floating'
+    'minipipe.autograd.backend.is_floating'
     """
     if any(value is each for each in outer):
         return "itself"

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from minipipe import backend
+from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, ParameterError
 from minipipe.habits import Familiar, check_keywords, check_options
 from minipipe.nn.parameter import Parameter

@@ -12,11 +12,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from minipipe import backend
-from minipipe.autograd import Leaf
+from minipipe.autograd import Leaf, backend
+from minipipe.autograd.backend import Array
 from minipipe.autograd.grad_mode import next_order
 from minipipe.autograd.graph import Walk
-from minipipe.backend import Array
 from minipipe.errors import ArgumentError, ParameterError, TensorError
 from minipipe.nn.initialisers import Initialiser, constant, generator_for
 from minipipe.tensor import Tensor

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minipipe import backend
-from minipipe.autograd import Node
+from minipipe.autograd import Node, backend
 from minipipe.autograd.grad_mode import mode, next_order, no_grad, record_again
 from minipipe.autograd.random_key import at, current_place
 from minipipe.autograd.recompute import Recomputation, RecomputedNode

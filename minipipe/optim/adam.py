@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import inf, sqrt
 from typing import Any, ClassVar
 
-from minipipe.backend import Array, array_module
+from minipipe.autograd.backend import Array, array_module
 from minipipe.nn.parameter import Parameter
 from minipipe.optim.blocks import blocks
 from minipipe.optim.optimiser import Optimiser

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from minipipe.backend import Array
+from minipipe.autograd.backend import Array
 
 _BLOCK_SIZE = 1 << 16  # elements: a float32 block is 256 KiB
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import fsum, isfinite, sqrt
 
-from minipipe import backend
-from minipipe.backend import Array
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.errors import ArgumentError, ParameterError, RankError
 from minipipe.nn.parameter import Parameter
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from minipipe import backend
-from minipipe.backend import Array
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.errors import ArgumentError, ParameterError
 from minipipe.nn.parameter import Parameter
 from minipipe.optim.clipping import check_all_ranks

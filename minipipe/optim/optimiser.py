@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from minipipe import backend
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.autograd.grad_mode import next_order
-from minipipe.backend import Array
 from minipipe.errors import ArgumentError, ParameterError
 from minipipe.habits import Familiar, check_keywords
 from minipipe.nn.module import Module

@@ -8,17 +8,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minipipe.agreement import part_of
-from minipipe.batch import BatchLoss, PendingLoss
-from minipipe.batch.joining import joined, returned
-from minipipe.batch.samples import Samples
 from minipipe.comm import ProcessGroup
-from minipipe.pipeline.microbatch import Batch
-from minipipe.pipeline.payload import Payload
+from minipipe.execution import BatchLoss, PendingLoss
+from minipipe.execution.checks import part_of
+from minipipe.execution.joining import joined, returned
+from minipipe.execution.microbatch import Batch
+from minipipe.execution.payload import Payload
+from minipipe.execution.samples import Samples
 
 
 class Check(Protocol):
-    """What looks at a loss and at the findings of all ranks: ``diagnosis/finite.py``."""
+    """What looks at a loss and at the findings of all ranks: ``execution/checks/finite.py``."""
 
     @property
     def findings(self) -> tuple[float, ...]:

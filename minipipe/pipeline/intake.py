@@ -5,14 +5,14 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from minipipe.agreement import Calls, batch_marks
-from minipipe.batch.division import divided
-from minipipe.batch.objective import Objective
-from minipipe.batch.samples import Pieces, Samples, samples
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, MicrobatchError, ModelError
-from minipipe.pipeline.microbatch import Batch
-from minipipe.pipeline.plan import Plan
+from minipipe.execution.checks import Calls, batch_marks
+from minipipe.execution.division import divided
+from minipipe.execution.microbatch import Batch
+from minipipe.execution.objective import Objective
+from minipipe.execution.plan import Plan
+from minipipe.execution.samples import Pieces, Samples, samples
 
 
 class Needs(NamedTuple):

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from minipipe import backend
-from minipipe.agreement import Calls, Updates, check_first_values, part_of
+from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.errors import RankError
+from minipipe.execution.checks import Calls, Updates, check_first_values, part_of
+from minipipe.execution.plan import Plan
+from minipipe.execution.stage import Stage
 from minipipe.nn.module import check_state
 from minipipe.optim import LossScale, clip_gradients, gradients_are_finite, squared_norms, total_norm
-from minipipe.pipeline.plan import Plan
 from minipipe.pipeline.shared import SharedParameters
-from minipipe.pipeline.stage import Stage
 
 
 class AllParameters:

@@ -12,18 +12,12 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from minipipe import backend
-from minipipe.agreement import check_program
-from minipipe.analysis.lowering import lower
-from minipipe.batch import BatchLoss, PendingLoss
-from minipipe.batch.objective import GivenGradient, Loss, Metric, Objective, Weight, Where
+from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
-from minipipe.habits import FamiliarPipeline
-from minipipe.nn import Module, Parameter, Sequential
-from minipipe.nn.module import modes_of
-from minipipe.optim import LossScale
-from minipipe.pipeline.build_stages import build_stages
-from minipipe.pipeline.consistency import (
+from minipipe.execution import BatchLoss, PendingLoss
+from minipipe.execution.build_stages import build_stages
+from minipipe.execution.checks import check_program
+from minipipe.execution.checks.consistency import (
     check_backward,
     check_frozen,
     check_inputs_require_grad,
@@ -32,18 +26,24 @@ from minipipe.pipeline.consistency import (
     warn_of_another_order,
     warn_of_missing_gradients,
 )
+from minipipe.execution.executor import Executor
+from minipipe.execution.microbatch import Batch
+from minipipe.execution.objective import GivenGradient, Loss, Metric, Objective, Weight, Where
+from minipipe.execution.plan import Plan, planned
+from minipipe.execution.record import Record, gather_timeline
+from minipipe.habits import FamiliarPipeline
+from minipipe.nn import Module, Parameter, Sequential
+from minipipe.nn.module import modes_of
+from minipipe.optim import LossScale
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
-from minipipe.pipeline.executor import Executor
 from minipipe.pipeline.intake import Intake, Needs
-from minipipe.pipeline.microbatch import Batch
 from minipipe.pipeline.parameters import AllParameters
-from minipipe.pipeline.plan import Plan, planned
-from minipipe.pipeline.record import Record, gather_timeline
+from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.program import Program
 from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.sequential import forward_only_over
-from minipipe.simulation.costs import Costs
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.timeline import Timeline
 
 
 class Asked(TypedDict, total=False):
@@ -141,13 +141,13 @@ class Pipeline(FamiliarPipeline):
     -----
     Compared when the pipeline is made: the versions of minipipe, Python and NumPy, the code of minipipe and of the main
     script, the model with its layers' attributes and functions, the loss and ``loss_weight`` likewise
-    (:func:`minipipe.agreement.description` says how), schedule, partition and the options that change numbers, and the
-    first values of all parameters. In every collective call: the mode, the scale, the norm to clip to, the batch by a
-    few elements where ranks were given one that they do not need, and by seed, epoch, size and start where
+    (:func:`minipipe.execution.checks.description` says how), schedule, partition and the options that change numbers,
+    and the first values of all parameters. In every collective call: the mode, the scale, the norm to clip to, the
+    batch by a few elements where ranks were given one that they do not need, and by seed, epoch, size and start where
     :func:`minipipe.data.batches` drew it; ``num_steps``, what ``load_state_dict`` got, and whether gradients were
-    forgotten; and the optimisers' steps with their class, numbers and age (:class:`minipipe.agreement.Updates`). Not
-    compared: what one rank alone was given, such as the targets; values and gradients that are changed by hand; random
-    numbers of NumPy's own; the environment.
+    forgotten; and the optimisers' steps with their class, numbers and age (:class:`minipipe.execution.checks.Updates`).
+    Not compared: what one rank alone was given, such as the targets; values and gradients that are changed by hand;
+    random numbers of NumPy's own; the environment.
 
     Examples
     --------
@@ -188,7 +188,7 @@ class Pipeline(FamiliarPipeline):
         check_agreement: bool = True,
         **options: Any,
     ) -> None:
-        from minipipe.diagnosis.finite import FiniteCheck  # a door to a room above
+        from minipipe.execution.checks.finite import FiniteCheck  # a door to a room above
 
         dropout_seed = seed if dropout_seed is None else dropout_seed
         given: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
@@ -264,7 +264,7 @@ class Pipeline(FamiliarPipeline):
 
     @property
     def advice(self) -> Any:
-        """What ``schedule="auto"`` weighed and chose, on rank 0, a :class:`minipipe.advice.Advice`; otherwise None."""
+        """What ``schedule="auto"`` weighed and chose, on rank 0, a :class:`minipipe.tuning.Advice`; otherwise None."""
         return getattr(self._plan, "advice", None)
 
     @property
@@ -836,7 +836,7 @@ class Pipeline(FamiliarPipeline):
         ...     pipeline.measure_memory(np.ones((100, 2)), np.ones((100, 3)))
         MemoryPerMicrobatch(activation=(2400,), weight_activation=(1200,), transient_activation=(0,))
         """
-        from minipipe.profiling.stages import measure_memory  # a door to the room above, as is the next one
+        from minipipe.tuning.stages import measure_memory  # a door to the room above, as is the next one
 
         batch = self._batch("measure_memory", inputs, targets, self._objective(), self._is_training)
         return measure_memory(self._executor, self._plan.program, batch)
@@ -882,7 +882,7 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(train, num_ranks=2)
         ['s', 's']
         """
-        from minipipe.profiling.stages import measure_costs
+        from minipipe.tuning.stages import measure_costs
 
         batch = self._batch("measure_costs", inputs, targets, self._objective(), self._is_training)
         return measure_costs(self._executor, self._plan.program, batch, num_steps)

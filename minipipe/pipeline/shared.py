@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from minipipe import backend
-from minipipe.backend import Array
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup
 from minipipe.nn import Parameter
 from minipipe.nn.parameter import sum_of_gradients

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.simulation.message import Message
-from minipipe.simulation.span import Idle, IdleCause
-from minipipe.simulation.timeline import ONE_UNIT, Timeline
+from minipipe.schedules.simulation.message import Message
+from minipipe.schedules.simulation.span import Idle, IdleCause
+from minipipe.schedules.simulation.timeline import ONE_UNIT, Timeline
 
 KIND_NAMES = {
     ActionKind.FORWARD: "forward",

@@ -17,7 +17,7 @@ from minipipe.render.svg import draw_svg
 from minipipe.render.svg.convert import check_converter, draw_pdf, draw_png
 from minipipe.render.text import draw_text
 from minipipe.schedules.action_table import ActionTable
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Timeline
 
 _TEXT_WIDTH = 120  # columns: a file has more room than a terminal
 

@@ -10,7 +10,7 @@ from minipipe.render.svg import draw_svg
 from minipipe.render.terminal import has_colour
 from minipipe.render.text import draw_text
 from minipipe.schedules.action_table import ActionTable
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Timeline
 
 
 def show(*drawn: ActionTable | Timeline) -> None:

@@ -7,9 +7,9 @@ from functools import cached_property
 
 from minipipe.errors import ArgumentError
 from minipipe.schedules.action_table import ActionTable
-from minipipe.simulation.costs import Costs
-from minipipe.simulation.simulator import simulate
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.timeline import Timeline
 
 # In pictures, actions narrower than so many pixels are drawn as bands, so many together at least: whole rounds of F B
 # and of F I W, so that bands look alike.

@@ -16,7 +16,7 @@ from minipipe.render.panel import Panel, panels_of
 from minipipe.render.terminal import IDLE, ground, paint
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Timeline
 
 _IDLE = "·"
 # The fill characters after an action's label, which distinguish the kinds at a glance.

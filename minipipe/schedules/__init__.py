@@ -16,14 +16,14 @@ from minipipe.schedules.sequential import sequential
 from minipipe.schedules.split_backward import split_backward
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
-    from minipipe.analysis import theory
-    from minipipe.analysis.activations import peak_activations
-    from minipipe.analysis.bounds import lower_bound, lower_bounds
-    from minipipe.analysis.lowering import lower
-    from minipipe.analysis.tick_grid import tick_grid
-    from minipipe.analysis.verifier import verify
-    from minipipe.analysis.workload import Objective
     from minipipe.schedules.action import Action, ActionKind
+    from minipipe.schedules.analysis import theory
+    from minipipe.schedules.analysis.activations import peak_activations
+    from minipipe.schedules.analysis.bounds import lower_bound, lower_bounds
+    from minipipe.schedules.analysis.lowering import lower
+    from minipipe.schedules.analysis.tick_grid import tick_grid
+    from minipipe.schedules.analysis.verifier import verify
+    from minipipe.schedules.analysis.workload import Objective
     from minipipe.schedules.controllable_memory import v_half, v_min
     from minipipe.schedules.frozen import freeze_stages
     from minipipe.schedules.interleaved import interleaved_1f1b, interleaved_zb, looped_bfs
@@ -32,29 +32,29 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from minipipe.schedules.registry import REGISTRY, TRADES, build
     from minipipe.schedules.repeated import repeat
     from minipipe.schedules.schedule import Schedule
+    from minipipe.schedules.search.certificate import Certificate
+    from minipipe.schedules.search.finding import find_schedule
     from minipipe.schedules.sequential import forward_only, forward_only_over, one_microbatch
+    from minipipe.schedules.simulation.comparison import sweep, table
+    from minipipe.schedules.simulation.costs import Costs
+    from minipipe.schedules.simulation.explanation import explain
+    from minipipe.schedules.simulation.greedy import greedy
+    from minipipe.schedules.simulation.message import Message
+    from minipipe.schedules.simulation.simulator import peak_memory, simulate
+    from minipipe.schedules.simulation.span import Idle, IdleCause, Span, StepChange
+    from minipipe.schedules.simulation.timeline import Timeline
     from minipipe.schedules.v_shaped import dualpipe_v, zb_v
     from minipipe.schedules.zero_bubble import zb_h1, zb_h2
-    from minipipe.search.certificate import Certificate
-    from minipipe.search.finding import find_schedule
-    from minipipe.simulation.comparison import sweep, table
-    from minipipe.simulation.costs import Costs
-    from minipipe.simulation.explanation import explain
-    from minipipe.simulation.greedy import greedy
-    from minipipe.simulation.message import Message
-    from minipipe.simulation.simulator import peak_memory, simulate
-    from minipipe.simulation.span import Idle, IdleCause, Span, StepChange
-    from minipipe.simulation.timeline import Timeline
 
 __getattr__, __dir__, __all__ = names_on_demand(
     __name__,
     {
-        "minipipe.analysis.activations": ["peak_activations"],
-        "minipipe.analysis.bounds": ["lower_bound", "lower_bounds"],
-        "minipipe.analysis.lowering": ["lower"],
-        "minipipe.analysis.tick_grid": ["tick_grid"],
-        "minipipe.analysis.verifier": ["verify"],
-        "minipipe.analysis.workload": ["Objective"],
+        "minipipe.schedules.analysis.activations": ["peak_activations"],
+        "minipipe.schedules.analysis.bounds": ["lower_bound", "lower_bounds"],
+        "minipipe.schedules.analysis.lowering": ["lower"],
+        "minipipe.schedules.analysis.tick_grid": ["tick_grid"],
+        "minipipe.schedules.analysis.verifier": ["verify"],
+        "minipipe.schedules.analysis.workload": ["Objective"],
         "minipipe.schedules.action": ["Action", "ActionKind"],
         "minipipe.schedules.controllable_memory": ["v_half", "v_min"],
         "minipipe.schedules.frozen": ["freeze_stages"],
@@ -67,17 +67,17 @@ __getattr__, __dir__, __all__ = names_on_demand(
         "minipipe.schedules.sequential": ["forward_only", "forward_only_over", "one_microbatch"],
         "minipipe.schedules.v_shaped": ["dualpipe_v", "zb_v"],
         "minipipe.schedules.zero_bubble": ["zb_h1", "zb_h2"],
-        "minipipe.search.certificate": ["Certificate"],
-        "minipipe.search.finding": ["find_schedule"],
-        "minipipe.simulation.comparison": ["sweep", "table"],
-        "minipipe.simulation.costs": ["Costs"],
-        "minipipe.simulation.explanation": ["explain"],
-        "minipipe.simulation.greedy": ["greedy"],
-        "minipipe.simulation.message": ["Message"],
-        "minipipe.simulation.simulator": ["peak_memory", "simulate"],
-        "minipipe.simulation.span": ["Idle", "IdleCause", "Span", "StepChange"],
-        "minipipe.simulation.timeline": ["Timeline"],
+        "minipipe.schedules.search.certificate": ["Certificate"],
+        "minipipe.schedules.search.finding": ["find_schedule"],
+        "minipipe.schedules.simulation.comparison": ["sweep", "table"],
+        "minipipe.schedules.simulation.costs": ["Costs"],
+        "minipipe.schedules.simulation.explanation": ["explain"],
+        "minipipe.schedules.simulation.greedy": ["greedy"],
+        "minipipe.schedules.simulation.message": ["Message"],
+        "minipipe.schedules.simulation.simulator": ["peak_memory", "simulate"],
+        "minipipe.schedules.simulation.span": ["Idle", "IdleCause", "Span", "StepChange"],
+        "minipipe.schedules.simulation.timeline": ["Timeline"],
     },
-    modules=["minipipe.analysis.theory"],
+    modules=["minipipe.schedules.analysis.theory"],
     at_once=["gpipe", "one_f_one_b", "sequential", "split_backward"],
 )

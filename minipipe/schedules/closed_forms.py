@@ -1,6 +1,6 @@
 """Closed forms: the time and the memory of a schedule as formulas, each with its conditions.
 
-Those of a schedule stand beside its builder, and `analysis/theory.py` asks them.
+Those of a schedule stand beside its builder, and `schedules/analysis/theory.py` asks them.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe import data, init_process_group, nn
-from minipipe.advice.deciding import advice_on_ranks
-from minipipe.advice.question import Question
-from minipipe.advice.text import choices_of_rank_0
-from minipipe.advice.trial import Trial
-from minipipe.advice.weighing import described
+from minipipe.tuning.deciding import advice_on_ranks
+from minipipe.tuning.question import Question
+from minipipe.tuning.text import choices_of_rank_0
+from minipipe.tuning.trial import Trial
+from minipipe.tuning.weighing import described
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tutorials"))
 

@@ -24,7 +24,7 @@ from floor import mlp
 from safetensors.numpy import load_file, save_file
 
 from minipipe import Pipeline, checkpoint, init_process_group, nn, optim
-from minipipe.checkpoint.state import take
+from minipipe.pipeline.checkpoint.state import take
 
 
 def seconds(group, act):

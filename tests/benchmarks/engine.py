@@ -50,7 +50,7 @@ from floor import Floor
 
 from minipipe import Pipeline, autograd, nn, optim
 from minipipe.comm import OneRankGroup
-from minipipe.job.host import keep_freed_memory, limit_blas_threads
+from minipipe.comm.job.host import keep_freed_memory, limit_blas_threads
 from minipipe.testing import same_bits
 
 try:

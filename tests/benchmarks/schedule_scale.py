@@ -13,10 +13,10 @@ import sys
 import time
 from statistics import median
 
-from minipipe.analysis.lowering import lower
-from minipipe.analysis.verifier import verify
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.registry import build
-from minipipe.simulation.simulator import simulate
+from minipipe.schedules.simulation.simulator import simulate
 
 SIZES = [
     ("1f1b", 8, 64, None),

@@ -5,9 +5,10 @@
 For each of its models and numbers of microbatches, the times in ms of table 9 and the memory of activations (per layer
 34 h + 5 a s from F until I, 32 h from I until W), within p and within 2 p microbatches of memory: the bubble rate of
 the longest own span, as published for the automatic schedules ZB-1p and ZB-2p, as found here, and the least that any
-schedule can have (`minipipe.analysis.bounds`). The search tries so many schedules that all of them have ten million
-actions, or a tenth of that with `--part 0.1`, and stops where it reaches the bound: the same on every machine. The last
-column shows when it found something better: evaluations, and the gap to the bound. With --exact, OR-tools go on.
+schedule can have (`minipipe.schedules.analysis.bounds`). The search tries so many schedules that all of them have ten
+million actions, or a tenth of that with `--part 0.1`, and stops where it reaches the bound: the same on every machine.
+The last column shows when it found something better: evaluations, and the gap to the bound. With --exact, OR-tools go
+on.
 """
 
 import argparse
@@ -15,12 +16,12 @@ import json
 from typing import NamedTuple
 
 from minipipe import Costs
-from minipipe.analysis.bounds import lower_bound
-from minipipe.analysis.workload import Objective
-from minipipe.search.exact import solve
-from minipipe.search.heuristic import Search
-from minipipe.search.list_scheduling import schedule_of
-from minipipe.simulation.evaluation import evaluate
+from minipipe.schedules.analysis.bounds import lower_bound
+from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules.search.exact import solve
+from minipipe.schedules.search.heuristic import Search
+from minipipe.schedules.search.list_scheduling import schedule_of
+from minipipe.schedules.simulation.evaluation import evaluate
 
 
 class Row(NamedTuple):

@@ -10,11 +10,11 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from minipipe import Program, schedules
-from minipipe.analysis.lowering import lower
 from minipipe.render import draw_html, draw_svg, perfetto_trace
+from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.schedule import Schedule
-from minipipe.simulation.costs import Costs
-from minipipe.simulation.simulator import simulate
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import simulate
 from tests.launch import ROOT, mpirun, needs_mpi
 
 # -- what it answers -------------------------------------------------------------------------------------------

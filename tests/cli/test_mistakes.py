@@ -9,8 +9,8 @@ import pytest
 
 from minipipe import schedules
 from minipipe.render import draw_text
-from minipipe.simulation.costs import Costs
-from minipipe.simulation.simulator import simulate
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import simulate
 from tests.launch import ROOT, run
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from minipipe.cli import run
-from minipipe.supervision.supervisor import Outcome
+from minipipe.cli.supervision.supervisor import Outcome
 from tests.launch import needs_mpi
 
 

@@ -6,7 +6,7 @@ import pytest
 from minipipe import spawn
 from minipipe.comm.message import HEADER_SIZE, Header, as_buffer, packed, unpacked
 from minipipe.errors import MessageError
-from minipipe.pipeline.payload import Payload
+from minipipe.execution.payload import Payload
 from minipipe.testing import same_bits
 from tests.half_precision import every_half
 

@@ -8,8 +8,8 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from minipipe import init_process_group
-from minipipe.job.host import num_cores
-from minipipe.job.launcher import num_ranks
+from minipipe.comm.job.host import num_cores
+from minipipe.comm.job.launcher import num_ranks
 from tests.launch import mpirun, needs_mpi, run, slowly
 
 

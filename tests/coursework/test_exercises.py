@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from minipipe import Action, Costs, Schedule, schedules, simulate, verify
-from minipipe.analysis.bounds import lower_bound
-from minipipe.analysis.workload import Objective
 from minipipe.coursework import Task
 from minipipe.coursework.checking import load, run_test
 from minipipe.coursework.exercise import exercises_in, find_source
+from minipipe.schedules.analysis.bounds import lower_bound
+from minipipe.schedules.analysis.workload import Objective
 from tests.coursework.small_course import asked_here
 from tests.launch import ROOT
 

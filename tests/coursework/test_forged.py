@@ -198,7 +198,10 @@ def test_no_outcome_that_a_student_tells_is_a_point():
 GIVEN = [("minipipe", "Tensor"), ("minipipe.tensor", "record")]
 REFUSED = [
     *("import minipipe", "import minipipe.schedules as s", "from minipipe import schedules", "from minipipe import *"),
-    *("from minipipe.search.finding import find_schedule", "from minipipe.analysis.theory import bubble_fraction"),
+    *(
+        "from minipipe.schedules.search.finding import find_schedule",
+        "from minipipe.schedules.analysis.theory import bubble_fraction",
+    ),
     *("import importlib", "from importlib import import_module", "import gc", "import ctypes", "import builtins"),
     *("from sys import modules", "from sys import _getframe", "from minipipe.tensor import Tensor"),
 ]
@@ -253,10 +256,10 @@ def test_the_report_names_what_a_task_does_not_give_even_of_one_who_passes(cours
 LIBRARY = {
     "01_multiply": "from minipipe.functional import multiply\n",
     "02_softmax": "from minipipe.functional import softmax\n",
-    "05_bubble": "from minipipe.analysis.theory import bubble_fraction\n",
+    "05_bubble": "from minipipe.schedules.analysis.theory import bubble_fraction\n",
     "06_warmup": "from minipipe.schedules import one_f_one_b\n",
-    "08_lowering": "from minipipe.analysis.lowering import lower\n",
-    "09_verifier_rule": "from minipipe.analysis.walk import walk\n",
+    "08_lowering": "from minipipe.schedules.analysis.lowering import lower\n",
+    "09_verifier_rule": "from minipipe.schedules.analysis.walk import walk\n",
     "12_memory_peak": "from minipipe.schedules import peak_activations as peaks\n",
     "13_partition": "from minipipe import partition_by_cost as partition\n",
     "14_puzzle": "from minipipe.schedules import find_schedule\n",

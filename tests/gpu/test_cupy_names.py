@@ -10,7 +10,7 @@ import minipipe
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install '.[gpu]'")
 PACKAGE = Path(minipipe.__file__).parent
 FILES = [*PACKAGE.glob("functional/*.py"), *PACKAGE.glob("optim/*.py"), *PACKAGE.glob("nn/*.py"), PACKAGE / "tensor.py"]
-FILES.append(PACKAGE / "backend.py")
+FILES.append(PACKAGE / "autograd/backend.py")
 
 
 def names_asked_of_array_modules(path):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Pipeline, Tensor, backend, functional, nn, random_key, spawn
+from minipipe import Pipeline, Tensor, functional, nn, random_key, spawn
+from minipipe.autograd import backend
 from minipipe.errors import LaunchError
 from minipipe.testing import check_same_as_one_process
 from tests.launch import mpirun, needs_mpi, run

@@ -6,7 +6,7 @@ import socket
 from threadpoolctl import threadpool_info
 
 from minipipe import init_process_group
-from minipipe.job.host import num_cores
+from minipipe.comm.job.host import num_cores
 
 
 def facts_of(group):

@@ -19,7 +19,7 @@ import pytest
 from minipipe import Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import ArgumentError, RankError, TensorError
 from minipipe.testing import check_same_as_one_process
-from tests.agreement.changes import behind_an_empty_cell
+from tests.execution.checks.changes import behind_an_empty_cell
 from tests.strategies import batch, build, split_backward
 
 FACTOR = 3.0

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Tensor, autograd, backend, functional, nn
-from minipipe.autograd import StageInput, backward
+from minipipe import Tensor, autograd, functional, nn
+from minipipe.autograd import StageInput, backend, backward
 from minipipe.errors import MinipipeError
 from minipipe.tensor import record
 from tests.numerics.small_models import mlp

@@ -88,7 +88,7 @@ def test_it_changes_the_gradients_by_those_of_the_function_alone():
 def test_a_loss_that_lost_its_gradient_is_caught(monkeypatch):
     schedule, layers = build("1f1b", 2, 2), model((1,), lambda: nn.AuxiliaryLoss(mean_square, 0.3))
     check_same_as_one_process(layers, nn.MSELoss(), *batch(), schedule)
-    monkeypatch.setattr("minipipe.pipeline.build_stages.carrying_losses", lambda forward, *_: forward)
+    monkeypatch.setattr("minipipe.execution.build_stages.carrying_losses", lambda forward, *_: forward)
     with pytest.raises(AssertionError, match="differs from one process"):
         check_same_as_one_process(layers, nn.MSELoss(), *batch(), schedule)
 

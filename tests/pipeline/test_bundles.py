@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minipipe import Microbatches, Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import MicrobatchError, TensorError
-from minipipe.pipeline.payload import Payload
+from minipipe.execution.payload import Payload
 from minipipe.pytree import flattened, rebuilt, tensors_in
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.launch import mpirun, needs_mpi

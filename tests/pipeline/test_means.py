@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Microbatches, Pipeline, Tensor, functional, nn, spawn
-from minipipe.batch.division import split_microbatches
-from minipipe.batch.objective import shares
-from minipipe.batch.samples import Samples, samples
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
+from minipipe.execution.division import split_microbatches
+from minipipe.execution.objective import shares
+from minipipe.execution.samples import Samples, samples
 from minipipe.testing import (
     check_independent_of_microbatches,
     check_same_as_one_process,
@@ -286,12 +286,12 @@ def check_is_noticed(loss=None):
 
 
 def test_a_weight_of_the_wrong_microbatch_is_caught(monkeypatch):
-    monkeypatch.setattr("minipipe.batch.objective.shares", lambda *given: shares(*given)[::-1])
+    monkeypatch.setattr("minipipe.execution.objective.shares", lambda *given: shares(*given)[::-1])
     check_is_noticed()
 
 
 def test_a_mean_of_means_is_caught(monkeypatch):
-    monkeypatch.setattr("minipipe.batch.objective.shares", lambda slices, *_: [1 / len(slices)] * len(slices))
+    monkeypatch.setattr("minipipe.execution.objective.shares", lambda slices, *_: [1 / len(slices)] * len(slices))
     check_is_noticed()
 
 

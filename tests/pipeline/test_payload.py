@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as hnp
 from minipipe import Tensor, functional, nn
 from minipipe.autograd import StageInput
 from minipipe.errors import TensorError
-from minipipe.pipeline import payload as parcel_module
-from minipipe.pipeline.payload import Payload
+from minipipe.execution import payload as parcel_module
+from minipipe.execution.payload import Payload
 from minipipe.testing import check_same_as_one_process, same_bits
 from tests.launch import mpirun, needs_mpi
 from tests.pipeline.skip_connections import model

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, checkpoint, init_process_group, nn, optim, spawn
-from minipipe.checkpoint import storage
 from minipipe.errors import CheckpointError
+from minipipe.pipeline.checkpoint import storage
 from minipipe.testing import same_bits
 from tests.launch import mpirun, needs_mpi
 

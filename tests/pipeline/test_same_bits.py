@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Schedule, Tensor, functional, nn, optim, spawn
-from minipipe.batch.objective import Objective
-from minipipe.job.host import limit_blas_threads
+from minipipe.comm.job.host import limit_blas_threads
+from minipipe.execution.objective import Objective
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.strategies import (
@@ -155,7 +155,7 @@ def test_a_transposed_view_that_is_not_made_contiguous_is_caught(layers, cut, di
 
 
 def test_a_microbatch_weighted_as_if_all_were_equal_is_caught(monkeypatch):
-    monkeypatch.setattr("minipipe.batch.objective.shares", lambda slices, *_: [1 / len(slices)] * len(slices))
+    monkeypatch.setattr("minipipe.execution.objective.shares", lambda slices, *_: [1 / len(slices)] * len(slices))
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     inputs, targets = batch(5, 4)
     with pytest.raises(AssertionError, match="differs|in one process"):

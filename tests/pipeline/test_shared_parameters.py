@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, nn, optim, spawn
+from minipipe.comm.job.host import limit_blas_threads
 from minipipe.errors import ParameterError
-from minipipe.job.host import limit_blas_threads
 from minipipe.pipeline import shared
 from minipipe.pipeline.shared import SharedParameters
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits

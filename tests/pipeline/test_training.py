@@ -6,9 +6,10 @@ import array_api_strict
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, backend, nn, optim, spawn
+from minipipe import Pipeline, nn, optim, spawn
+from minipipe.autograd import backend
+from minipipe.comm.job.host import limit_blas_threads
 from minipipe.errors import LaunchError, ParameterError
-from minipipe.job.host import limit_blas_threads
 from minipipe.testing import one_process_step, same_bits
 from tests.launch import slowly
 from tests.strategies import build

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, Plan, Tensor, nn, spawn
 from minipipe.errors import RankError
-from minipipe.pipeline.payload import Payload
+from minipipe.execution.payload import Payload
 from minipipe.testing import check_same_as_one_process, one_process_step
 from tests.strategies import NAMES, build, examples
 

@@ -10,8 +10,8 @@ import pytest
 from minipipe import Costs, Timeline, simulate
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace, save
 from minipipe.render.notebook import picture_or_text
-from minipipe.stepper.output import write_snapshots
-from minipipe.stepper.walkthrough import Walkthrough
+from minipipe.render.stepper.output import write_snapshots
+from minipipe.render.stepper.walkthrough import Walkthrough
 from tests.strategies import table
 
 MARK = "pwned"
@@ -115,7 +115,7 @@ def test_the_list_is_hostile(form, monkeypatch):
     """A mutant: without the two functions, every format but JSON lets something through."""
     for module in ("html.page", "svg.lanes", "svg.letters", "svg.page"):
         monkeypatch.setattr(f"minipipe.render.{module}.escaped", str)
-    monkeypatch.setattr("minipipe.simulation.timeline.printable", str)
+    monkeypatch.setattr("minipipe.schedules.simulation.timeline.printable", str)
     monkeypatch.setattr("minipipe.schedules.action_table.printable", str)
     hostile = [text for text in HOSTILE if text.isascii()]
     drawn = [form(timeline) for text in hostile for timeline in drawn_with(text)[1:]]

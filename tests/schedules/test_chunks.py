@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate, verify
-from minipipe.analysis.lowering import lower
 from minipipe.errors import ScheduleError
+from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.chunks import cut_stages, first_stages
 from minipipe.schedules.interleaved import microbatch_groups, order_table
 from minipipe.schedules.one_f_one_b import warmup_then_pairs

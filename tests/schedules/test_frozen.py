@@ -5,11 +5,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minipipe import Action, Costs, Schedule, schedules, simulate, verify
-from minipipe.analysis.dependencies import Dependencies, Direction, Value
-from minipipe.analysis.walk import complete_walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, freeze_stages, lower
-from tests.analysis.verdicts import refusal
+from minipipe.schedules.analysis.dependencies import Dependencies, Direction, Value
+from minipipe.schedules.analysis.walk import complete_walk
+from tests.schedules.analysis.verdicts import refusal
 from tests.strategies import NAMES, examples, named_schedules
 
 

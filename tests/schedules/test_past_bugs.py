@@ -5,18 +5,18 @@ import pickle
 import pytest
 
 from minipipe import schedules
-from minipipe.analysis.lowering import lower
-from minipipe.analysis.verifier import verify
-from minipipe.analysis.walk import complete_walk
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text, theory
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import check_range
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.schedule import Schedule
-from minipipe.simulation.costs import Costs
-from minipipe.simulation.simulator import peak_memory, simulate
-from minipipe.simulation.span import Span
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import peak_memory, simulate
+from minipipe.schedules.simulation.span import Span
+from minipipe.schedules.simulation.timeline import Timeline
 from tests.strategies import table
 
 

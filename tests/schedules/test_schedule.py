@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import schedules
-from minipipe.analysis.lowering import lower
-from minipipe.analysis.verifier import verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.program import Program
 from minipipe.schedules.schedule import Schedule
-from minipipe.simulation.costs import Costs
-from minipipe.simulation.simulator import simulate
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import simulate
 from tests.strategies import examples
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD

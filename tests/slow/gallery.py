@@ -12,13 +12,13 @@ import itertools
 from pathlib import Path
 
 from minipipe import Costs, schedules
-from minipipe.analysis.workload import Objective
 from minipipe.errors import ScheduleError
 from minipipe.files import write_whole
-from minipipe.search import gallery
-from minipipe.search.exact import solve
-from minipipe.search.first_schedule import one_after_another
-from minipipe.simulation.evaluation import evaluate
+from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules.search import gallery
+from minipipe.schedules.search.exact import solve
+from minipipe.schedules.search.first_schedule import one_after_another
+from minipipe.schedules.simulation.evaluation import evaluate
 
 FILE = Path(gallery.__file__).with_name("optima.csv")
 MOST_RANKS, MOST_MICROBATCHES, MOST_LIMIT = 4, 16, 2  # the last in microbatches for each rank

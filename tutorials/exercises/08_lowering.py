@@ -28,7 +28,7 @@ and with neighbouring stages on one rank.
 from collections.abc import Iterator
 
 from minipipe import Action, ActionKind, Schedule
-from minipipe.analysis.walk import walk
+from minipipe.schedules.analysis.walk import walk
 
 F, B, I = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT
 

@@ -11,14 +11,14 @@ from itertools import product
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from minipipe.analysis.activations import lifetimes
 from minipipe.render.descriptions import describe_action, describe_message, describe_wait, format_memory
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, shade
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.simulation.message import Message
-from minipipe.simulation.span import Idle, IdleCause
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.analysis.activations import lifetimes
+from minipipe.schedules.simulation.message import Message
+from minipipe.schedules.simulation.span import Idle, IdleCause
+from minipipe.schedules.simulation.timeline import Timeline
 
 _SENT = attrgetter("sent")
 # Sentences about a moment, which only the player has.

@@ -8,7 +8,7 @@ from typing import Any
 from minipipe.errors import ArgumentError
 from minipipe.render.svg.drawing import draw_svg
 from minipipe.schedules.action_table import ActionTable
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Timeline
 
 _PNG_SCALE = 2  # pixels for each pixel of the SVG: screens of high resolution and printers show them
 

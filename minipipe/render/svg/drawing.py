@@ -13,7 +13,7 @@ from minipipe.render.panel import panels_of
 from minipipe.render.svg.letters import DEFAULT_SIZE, Letters
 from minipipe.render.svg.page import Options, Page
 from minipipe.schedules.action_table import ActionTable
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Timeline
 
 _LEAST_WIDTH = 20  # times the font size
 

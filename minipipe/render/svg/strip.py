@@ -8,7 +8,7 @@ from minipipe.render.axis import Axis
 from minipipe.render.descriptions import format_memory
 from minipipe.render.lettering import number
 from minipipe.render.panel import Panel
-from minipipe.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Timeline
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,5 @@
+"""Saving and resuming training: the public names of :mod:`minipipe.pipeline.checkpoint`."""
+
+from minipipe.pipeline.checkpoint import BackgroundSaver, Restored, export, load_weights, newest, restore, save
+
+__all__ = ["BackgroundSaver", "Restored", "export", "load_weights", "newest", "restore", "save"]

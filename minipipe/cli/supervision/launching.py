@@ -1,0 +1,81 @@
+"""A job as its user asked for it, and the command that starts it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import NamedTuple
+
+from minipipe.cli.supervision.hostfile import Host
+
+RESTART = "MINIPIPE_RESTART"
+"""The variable that tells each rank how often the job was started again, from 0."""
+PROBE = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", "HOST", "true")
+"""The usual question to a host."""
+
+
+def find_mpirun() -> str | None:
+    """Return the mpirun of this Python's environment, or else the one on the path, or None."""
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+class Job(NamedTuple):
+    """What to run, and where.
+
+    Attributes
+    ----------
+    program : tuple of str
+        A Python script and its arguments.
+    ranks : int
+        How many, with all hosts.
+    launcher : tuple of str
+        ``mpirun``, or a command with the same options ``-n`` and ``--hostfile``.
+    hostfile : Path, optional
+        None for a job whose hosts are the launcher's business.
+    hosts : tuple of Host
+        Those of the hostfile.
+    min_ranks : int
+        With fewer the job is not started again.
+    probe : tuple of str
+        See :func:`minipipe.cli.supervision.hostfile.silent_hosts`.
+
+    Examples
+    --------
+    >>> job = Job(("train.py",), 4, ("mpirun",), hosts=(Host("a", 2, "a:2"), Host("b", 2, "b:2")))
+    >>> job.ranks_without([]), job.ranks_without(["b"])
+    (4, 2)
+    """
+
+    program: tuple[str, ...]
+    ranks: int
+    launcher: tuple[str, ...]
+    hostfile: Path | None = None
+    hosts: tuple[Host, ...] = ()
+    min_ranks: int = 1
+    probe: tuple[str, ...] = PROBE
+
+    def ranks_without(self, silent: Sequence[str]) -> int:
+        """Return how many ranks the other hosts have room for, at most those that were asked for."""
+        if not silent:
+            return self.ranks
+        return min(self.ranks, sum(host.slots for host in self.hosts if host.name not in silent))
+
+    @contextmanager
+    def command(self, restart: int, silent: Sequence[str] = ()) -> Iterator[list[str]]:
+        """Give the command that starts the job on all hosts but the silent ones; it is valid inside this block."""
+        launch = [*self.launcher, "-n", str(self.ranks_without(silent))]
+        # By env, since a launcher need not hand variables on to other hosts.
+        program = ["env", f"{RESTART}={restart}", sys.executable, *self.program]
+        if not silent:
+            hosts = [] if self.hostfile is None else ["--hostfile", str(self.hostfile)]
+            yield [*launch, *hosts, *program]
+            return
+        with NamedTemporaryFile("w", prefix="minipipe-hosts-") as file:
+            file.writelines(f"{host.line}\n" for host in self.hosts if host.name not in silent)
+            file.flush()
+            yield [*launch, "--hostfile", file.name, *program]

@@ -1,0 +1,257 @@
+"""The ranks of a host meet before MPI starts, and keep a line to their witness.
+
+MPI waits without limit for a rank that has failed before, and holds the interpreter meanwhile. So every rank first
+waits, in Python, until the witness says that all ranks of this host have come.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from minipipe.comm.job import witness
+from minipipe.comm.job.descriptors import raised
+from minipipe.comm.job.launcher import LOCAL_SIZE, SIZE, descriptor, told
+from minipipe.comm.job.patience import Patience
+from minipipe.errors import LaunchError
+
+STARTING = "MPI has not started on all hosts"
+FINALISING = "All ranks came to their ends, but MPI has not finalised (is one of them stopped?)"
+_ATTEMPTS = 100  # to reach a witness that another rank starts at this moment
+_PAUSE = 0.05  # seconds between two
+_LOOK = 0.1  # seconds
+_WELCOME = 5.0  # seconds until a witness that has just been started answers
+
+
+class Line:
+    """A line to the witness of this host, or to nobody where there is none.
+
+    Parameters
+    ----------
+    connection : socket, optional
+    num_local : int
+        How many ranks this host has, as far as the launcher tells; 0 otherwise.
+    """
+
+    def __init__(self, connection: socket.socket | None = None, num_local: int = 0) -> None:
+        self._connection = connection
+        self._num_local = num_local
+        self._asking = threading.Lock()  # the lookout asks, too
+
+    def wait_for_all(self, timeout: float) -> None:
+        """Return once all ranks of this host have come here.
+
+        Raises
+        ------
+        LaunchError
+            Codes ``rank-lost``, when one has ended before, and ``timeout``.
+        """
+        if self._connection is None or self._num_local < 2:
+            return
+        patience = Patience(timeout)
+        while not patience.look():
+            if _launcher_is_gone(os.environ):
+                message = "The launcher's process on this host has ended, so the ranks cannot find each other."
+                raise LaunchError("rank-lost", f"{message} Start the job again.")
+            word, *ranks = self._hear(_LOOK) or ["nothing"]
+            if word in ("go", "lost"):  # all have come, or there is no witness any more
+                return
+            if word == "gone":
+                message = (
+                    f"{_named(ranks)} ended before it came to init_process_group(). If it said why, that stands above."
+                )
+                raise LaunchError("rank-lost", message)
+        missing = self._asked("who")[1:]
+        raise LaunchError(
+            "timeout",
+            f"{_named(missing)} has not come to init_process_group() within {timeout:g} s. Every rank must call it; "
+            "timeout= or MINIPIPE_TIMEOUT allows for more time.",
+        )
+
+    def _said(self, words: str) -> bool:
+        """Tell the witness something; return whether there is one."""
+        with suppress(OSError):
+            if self._connection is not None:
+                self._connection.sendall(words.encode())
+                return True
+        return False
+
+    def _hear(self, limit: float) -> list[str]:
+        """Return the next words of the witness, or none."""
+        assert self._connection is not None
+        self._connection.settimeout(limit)
+        try:
+            return self._connection.recv(4096).decode().split() or ["lost"]
+        except TimeoutError:
+            return []
+        except OSError:
+            return ["lost"]
+
+    def _asked(self, question: str) -> list[str]:
+        """Return the answer to a question; nothing, where there is nobody to ask."""
+        if self._connection is not None:
+            with self._asking, suppress(OSError):
+                self._connection.sendall(question.encode())
+                while answer := self._hear(1.0):
+                    if answer[0] in ("yes", "no", "missing", "lost"):
+                        return answer
+        return []
+
+    @contextmanager
+    def limited(self, timeout: float, what: str) -> Iterator[None]:
+        """Inside this block, let this process be ended after ``timeout`` seconds, with a sentence.
+
+        Starting MPI, as importing it does, and finalising it wait without limit for other ranks, and hold the
+        interpreter meanwhile.
+        """
+        has_limit = self._said(f"limit {timeout} {what}")
+        if not has_limit:
+            with suppress(Exception):  # where stderr is no file
+                faulthandler.dump_traceback_later(min(timeout, threading.TIMEOUT_MAX), exit=True)
+        try:
+            yield
+        finally:
+            if not has_limit:
+                faulthandler.cancel_dump_traceback_later()
+            self._said(" ".join(["free", *_shared_memory()]))
+
+    def is_first_to_fail(self) -> bool:
+        """Ask whether no other rank of this host has said yet why all end."""
+        return self._asked("first") != ["no"]
+
+    def survive(self, is_so: bool) -> None:
+        """Say whether the other ranks go on from now on when one is lost: its end is no failure of the job then."""
+        self._said("survive" if is_so else "together")
+
+    def close(self) -> None:
+        """Say goodbye; the end of this process is no surprise then."""
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.sendall(b"bye")
+                self._connection.settimeout(0.0)
+                while self._connection.recv(4096):  # what is left unread would reach the witness as a broken line
+                    pass
+            self.forget()
+
+    def forget(self) -> None:
+        """Close this end, as a forked child must, whose parent keeps the line."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _shared_memory() -> set[str]:
+    """Return the files in memory by which MPICH's ranks of a host exchange messages, 4 MB for each job.
+
+    A rank asks, not the witness: when that comes to look, the rank may be gone.
+    """
+    with suppress(OSError):
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return {line.rpartition(" ")[2] for line in lines if f" {witness.SHARED}" in line}
+    return set()
+
+
+def _named(ranks: list[str]) -> str:
+    return f"Rank {', '.join(ranks)}" if ranks else f"A rank of {socket.gethostname()}"
+
+
+def _launcher_is_gone(environment: Mapping[str, str]) -> bool:
+    """Tell whether nobody is at the other end of the line that MPICH's and Slurm's launchers open to each rank."""
+    number = descriptor(environment)
+    if number is None:
+        return False
+    poll = select.poll()
+    poll.register(number, 0)  # what is wrong with it is told in any case
+    return bool(poll.poll(0))
+
+
+def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Line:
+    """Return a line to the witness of this host, and start it if no rank has yet.
+
+    Where there can be none (it needs Linux), the line leads to nobody.
+    """
+    if not (sys.platform.startswith("linux") and hasattr(os, "pidfd_open")):
+        return Line()
+    if environment.get("PMI_FD", "").isdigit() and descriptor(environment) is None:
+        raise not_a_rank("The launcher's socket (PMI_FD) is not open in this process, as in a child of a rank")
+    num_local = told(environment, LOCAL_SIZE)
+    launcher = witness.launcher_of(os.getpid())
+    address = f"\0minipipe-{os.getuid()}-{launcher}"
+    with suppress(OSError):
+        for _ in range(_ATTEMPTS):
+            connection = _connected(address) or _started(address, launcher, num_local, size)
+            if connection is not None:
+                return _joined(connection, rank, num_local)
+            time.sleep(_PAUSE)
+    return Line()
+
+
+def _joined(connection: socket.socket, rank: int, num_local: int) -> Line:
+    line = Line(connection, num_local)
+    connection.sendall(f"join {rank}".encode())
+    word, *process = line._hear(_WELCOME) or ["nothing"]
+    if word == "taken":
+        line.forget()
+        raise not_a_rank(f"Rank {rank} is process {process[0]}, and this is another one, such as a child of it")
+    return line
+
+
+def not_a_rank(reason: str) -> LaunchError:
+    """Return the error of a process that calls itself a rank, by the variables that it has inherited."""
+    told = " ".join(name for name in (*SIZE, "PMIX_RANK") if name in os.environ)
+    return LaunchError(
+        "not-a-rank",
+        f"{reason}. Only the processes that the launcher has started can call init_process_group(); to run another one "
+        f"alone, remove from its environment: {told}.",
+    )
+
+
+def _socket() -> socket.socket:
+    """Return a socket under a high number.
+
+    The kernel closes the files of a process that it kills from the highest number down. So the witness hears of the end
+    before the launcher does, and kills the others.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
+        return socket.socket(fileno=raised(low.fileno()))
+
+
+def _connected(address: str) -> socket.socket | None:
+    connection = _socket()
+    try:
+        connection.connect(address)
+        if witness.is_own(connection):
+            return connection
+    except ConnectionRefusedError:
+        pass
+    connection.close()
+    return None
+
+
+def _started(address: str, launcher: int, num_local: int, size: int) -> socket.socket | None:
+    """Start the witness, unless another rank has just done so."""
+    with _socket() as listener:
+        try:
+            listener.bind(address)
+        except OSError:
+            return None
+        listener.listen(socket.SOMAXCONN)
+        numbers = map(str, (listener.fileno(), launcher, num_local, size))
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(witness.__file__)), *numbers],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # the launcher ends the ranks, and not the witness
+        )
+        process.returncode = 0  # it is not waited for
+    return _connected(address)

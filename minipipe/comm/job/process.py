@@ -1,0 +1,148 @@
+"""This process as a rank that a launcher started: what it says, and how it ends all, before MPI starts and after.
+
+An exception that nobody catches, or ``sys.exit(n)`` on one rank, would leave the others waiting for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, NoReturn
+
+from minipipe.comm.job import launcher
+from minipipe.comm.job.activity import place_of
+from minipipe.comm.job.descriptors import Descriptors
+from minipipe.comm.job.ending import exit_code_of, last_words
+from minipipe.comm.job.meeting import STARTING, Line, not_a_rank
+
+_FORWARDING = 0.1  # seconds for what was said to reach the terminal, before an abort
+DEFERENCE = 2.0  # seconds that a rank waits for the first one that failed to end all
+
+
+class RankProcess:
+    """This process, one of the ranks.
+
+    Parameters
+    ----------
+    rank : int
+        Its number in the world.
+    line : Line
+        To the witness.
+
+    Attributes
+    ----------
+    exit_code, exit_place : int, str
+        Those of the last ``sys.exit``, which may be caught on its way.
+    end_all : function
+        Ends every rank at once with a code, where this process can.
+    is_consequence : function
+        Tells whether an error only shows that another rank has ended.
+    has_started : bool
+        Whether MPI has.
+    is_over : bool
+        Whether this process does not belong to the job: it has left it, or it is a forked child.
+    """
+
+    def __init__(self, rank: int, line: Line) -> None:
+        self.rank, self.line = rank, line
+        self.descriptors = Descriptors(launcher.descriptor(os.environ))
+        self.exit_code, self.exit_place = 0, ""
+        self.end_all: Callable[[int], object] = _end_by_process_manager
+        self.is_consequence: Callable[[BaseException], bool] = lambda error: False
+        self.has_started = self.is_over = False
+        self._python_exit, self._python_excepthook = sys.exit, sys.excepthook
+        sys.exit, sys.excepthook = self._exit, self._report_and_abort
+        os.register_at_fork(after_in_child=self._leave_as_a_child)
+
+    @contextmanager
+    def starting(self, timeout: float) -> Iterator[None]:
+        """Start MPI inside this block, unless it has started."""
+        if self.is_over:
+            raise not_a_rank(f"This process was forked by rank {self.rank}")
+        if self.has_started:
+            yield
+            return
+        with self.line.limited(timeout, STARTING):
+            yield
+        self.has_started = True
+
+    def leave(self) -> None:
+        """Belong to the job no longer: Python ends this process as any other."""
+        self.is_over = True
+        self.line.forget()
+
+    def _leave_as_a_child(self) -> None:
+        self.leave()
+        self.descriptors.leave_to_the_rank()
+
+    def _exit(self, code: Any = None) -> NoReturn:
+        """Remember the code of ``sys.exit``: Python tells it nobody, and others may be waiting for this rank."""
+        if threading.current_thread() is not threading.main_thread():
+            self._python_exit(code)  # ends that thread only
+        self.exit_code = exit_code_of(SystemExit(code))
+        frames = traceback.walk_stack(sys._getframe().f_back)
+        self.exit_place = f" by sys.exit({code}) at {place_of([(frame.f_code, line) for frame, line in frames])}"
+        self._python_exit(code)
+
+    def _report_and_abort(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if self.is_over:
+            self._python_excepthook(kind, error, trace)
+        else:
+            self.end_by(error)
+
+    def end_by(self, error: BaseException) -> NoReturn:
+        """Say what happened on this rank, and end all. An ``excepthook`` of the user's own is called before."""
+        if self.is_consequence(error):
+            time.sleep(DEFERENCE)  # who was first is named, and the launcher ends this rank
+        elif self._python_excepthook is not sys.__excepthook__ and not isinstance(error, SystemExit):
+            with suppress(Exception, SystemExit):  # what it raises must not keep the others waiting
+                self._python_excepthook(type(error), error, error.__traceback__)
+        self.end(last_words(error), exit_code_of(error))
+
+    def end(self, words: str, code: int) -> NoReturn:
+        """Say last words, unless another rank of this host has, and end all."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
+        if self.line.is_first_to_fail():
+            self.say(words)
+        else:
+            time.sleep(DEFERENCE)
+        self.abort(code)
+
+    def say(self, text: str) -> None:
+        """Write lines to stderr, each behind the number of this rank; elsewhere where that is closed or full."""
+        lines = "".join(f"[rank {self.rank}] {line}\n" for line in text.splitlines())
+        for stream in (sys.stderr, sys.__stderr__, sys.stdout, sys.__stdout__):
+            with suppress(Exception):  # None, closed, full, or made by the user
+                stream.write(lines)  # type: ignore[union-attr]
+                stream.flush()  # type: ignore[union-attr]
+                return
+
+    def abort(self, code: int) -> NoReturn:
+        """End every rank at once, with this exit code (1 instead of 0)."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        self.line.is_first_to_fail()  # the witness need not wonder; it ends what this rank leaves behind
+        code = code & 0xFF or 1
+        time.sleep(_FORWARDING)  # the launcher ends at once, and with it whatever it has not yet forwarded
+        with suppress(Exception):
+            self.end_all(code)
+        os._exit(code)  # end_all does not return, where it can end all
+
+
+def _end_by_process_manager(code: int) -> None:
+    """End all ranks on all hosts before MPI has started, where the launcher speaks PMI 1, as MPICH's and Slurm's do."""
+    number = launcher.descriptor(os.environ)
+    if number is not None:
+        os.write(number, b"cmd=init pmi_version=1 pmi_subversion=1\n")
+        os.read(number, 4096)
+        os.write(number, f"cmd=abort exitcode={code}\n".encode())
+        time.sleep(DEFERENCE)

@@ -1,0 +1,244 @@
+"""The comparison: digests travel and, where they differ, the texts, so that the error names what is not the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from minipipe.comm import ProcessGroup
+from minipipe.errors import RankError
+from minipipe.execution.checks.description import digest
+from minipipe.nn import Parameter
+
+_ALIKE = "Every rank must run the same program."
+
+
+def check_agreement(group: ProcessGroup, descriptions: Mapping[str, str]) -> None:
+    """Compare descriptions on all ranks, and name the first that differs, the ranks, and the line that is not the same.
+
+    Collective. Only digests travel, as long as they are equal.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    descriptions : mapping of str to str
+        The same keys on all ranks, such as ``"seed"``, in the same order. Where there are fewer on a rank, one that it
+        has must differ from that of the others.
+
+    Raises
+    ------
+    RankError
+        Code ``disagreement``, on every rank, with the same message.
+
+    Examples
+    --------
+    >>> from minipipe import spawn
+    >>> try:
+    ...     spawn(lambda group: check_agreement(group, {"seed": "7", "layer": f"width: {group.rank}"}), 2)
+    ... except RankError as error:
+    ...     print(str(error).partition(".")[0])
+    The layer of rank 1 differs from that of rank 0: there it is "width: 1", on rank 0 "width: 0"
+    """
+    rows = group.all_gather(np.array([digest(text) for text in descriptions.values()], np.uint64))
+    for (key, text), values in zip(descriptions.items(), zip(*(row.tolist() for row in rows))):
+        usual, others = _parted(values)
+        if others:
+            texts = [_read(message) for message in group.all_gather(np.frombuffer(text.encode(), np.uint8))]
+            own, other = _first_difference(texts[others[0]], texts[usual])
+            raise RankError(
+                "disagreement",
+                f"The {key} of rank {_listed(others, group)} differs from that of rank {group.name(usual)}: "
+                f"there it is {own}, on rank {group.name(usual)} {other}. {_ALIKE}{_way_out(own, other)}",
+            )
+
+
+def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter]) -> None:
+    """Compare the values of parameters on the ranks that have them. Collective; digests of 8 bytes travel.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    parameters : mapping of str to Parameter
+        All of the model, by the same names on all ranks: those of this rank's stages with the values that they begin
+        with, others as they are. So a rank that drew its values is compared with one that loaded the whole model.
+
+    Raises
+    ------
+    RankError
+        Code ``disagreement``, on every rank.
+
+    Examples
+    --------
+    >>> from minipipe import nn, spawn
+    >>> try:
+    ...     spawn(lambda group: check_first_values(group, {"weight": nn.Parameter(np.ones(2) * group.rank)}), 2)
+    ... except RankError as error:
+    ...     print(str(error).partition(".")[0])
+    The first values of weight on rank 1 differ from those on rank 0
+    """
+    digests = {name: digest(p.data) if p.is_filled else 0 for name, p in parameters.items()}
+    rows = group.all_gather(np.array(list(digests.values()), np.uint64))
+    columns = zip(digests, zip(*(row.tolist() for row in rows)))
+    different = [(name, values) for name, values in columns if len({*values} - {0}) > 1]
+    if different:
+        name, values = different[0]
+        usual, others = _parted(values)
+        more = f" (and those of {len(different) - 1} other parameters)" if len(different) > 1 else ""
+        raise RankError(
+            "disagreement",
+            f"The first values of {name}{more} on rank {_listed(others, group)} differ from those on rank "
+            f"{group.name(usual)}. Every rank must give its model the same values, or none: initialise(seed) with the "
+            "same seed, load_state_dict(state) with the same state.",
+        )
+
+
+def _parted(values: Sequence[int]) -> tuple[int, list[int]]:
+    """Return a rank that has the value of most, and the ranks that have another; 0 is no value."""
+    known = [value for value in values if value]
+    usual = max(known, key=lambda value: (known.count(value), -known.index(value)))
+    return values.index(usual), [rank for rank, value in enumerate(values) if value not in (0, usual)]
+
+
+def _listed(ranks: Sequence[int], group: ProcessGroup) -> str:
+    return ", ".join(str(group.name(rank)) for rank in ranks)
+
+
+def _read(message: np.ndarray) -> str:
+    return message.tobytes().decode()
+
+
+def _first_difference(one: str, other: str) -> tuple[str, str]:
+    for pair in zip_longest(one.splitlines(), other.splitlines()):
+        if pair[0] != pair[1]:
+            first, second = (f'"{_shortened(line)}"' if line is not None else "nothing" for line in pair)
+            return first, second
+    return "another text", "this one"
+
+
+def _way_out(own: str, other: str) -> str:
+    """Return what to do where a layer's switch, such as ``verbose = rank == 0``, is to differ."""
+    path, _, value = own.strip('"').rpartition(": ")
+    if other.strip('"').rpartition(": ")[0] != path or value not in ("True", "False") or "." not in path:
+        return ""
+    name = path.rpartition(".")[2]
+    return f' If {name} changes no number, let its class say so: not_compared = ("{name}",).'
+
+
+def _shortened(text: str, width: int = 200) -> str:
+    return text if len(text) <= width else text[: width - 2] + " …"
+
+
+# -- each call ---------------------------------------------------------------------------------------------------------
+
+_NOT_COMPARED, _NOT_A_NUMBER = -inf, -1e300  # which no value has
+
+_TO_DO = {
+    "mode": "Every rank must call pipeline.train() and pipeline.eval() alike.",
+    "request for metrics and outputs": "Every rank must ask for the same metrics, in the same order, and for "
+    'outputs="everywhere" or not.',
+    "inputs": "Every rank must be given the same batch, or None where it needs none of it (see pipeline.needs).",
+    "targets": "Every rank must be given the same batch, or None where it needs none of it (see pipeline.needs).",
+    "number of optimiser steps": "Every rank must call optimiser.step() equally often.",
+    "learning rate": "Every rank must set the same one, and change it alike.",
+    "optimiser": "Every rank must make the same one, and change its numbers alike.",
+    "number of training steps": "Every rank must set pipeline.num_steps alike.",
+    "batch of data": "Every rank must draw the same one: the same seed, epoch, size and start of data.batches(), the "
+    "same key of data.text_windows().",
+    "state of the gradients": "Every rank must call zero_grad(), or set p.grad = None, between the same calls of the "
+    "pipeline. A parameter that is not to be trained has requires_grad = False, or is not given to the optimiser.",
+    "loaded state": "Every rank must call pipeline.load_state_dict() equally often, with the same state.",
+}
+
+
+def marks_of(values: Mapping[str, float | None]) -> list[float]:
+    """Return a number for each value, so that numbers that are not the same differ; None is not compared.
+
+    Examples
+    --------
+    >>> marks_of({"scale": 1.0, "mode": True, "inputs": None})
+    [1.0, 1.0, -inf]
+    """
+    marks = (_NOT_COMPARED if value is None else float(value) for value in values.values())
+    return [mark if mark == mark else _NOT_A_NUMBER for mark in marks]  # NaN is not even itself
+
+
+def numbers_sent(numbers: Sequence[float]) -> np.ndarray:
+    """Return numbers as an array that no script is likely to broadcast, for :func:`numbers_that_came`.
+
+    Examples
+    --------
+    >>> numbers_that_came(numbers_sent([1, 0.5])), numbers_that_came(np.ones(2))
+    ([1.0, 0.5], [])
+    """
+    return np.array(numbers, np.float64).view(np.uint32)
+
+
+def numbers_that_came(message: np.ndarray) -> list[float]:
+    """Return the numbers of another rank; none, where the message is something else.
+
+    Examples
+    --------
+    >>> numbers_that_came(np.ones(3, np.uint32))
+    []
+    """
+    is_ours = message.dtype == np.uint32 and message.ndim == 1 and message.size % 2 == 0
+    return message.view(np.float64).tolist() if is_ours else []
+
+
+def check_marks(
+    ranks: tuple[int, int],
+    values: Mapping[str, Any],
+    marks: tuple[Sequence[float], Sequence[float]],
+    words: Callable[[], Mapping[str, str]] = dict,
+) -> None:
+    """Compare this rank's marks with those of the rank that the others follow, and name what differs. Local.
+
+    Parameters
+    ----------
+    ranks : pair of int
+        This one, and that one.
+    values : mapping of str to value
+        What the marks of this rank are of.
+    marks : pair of sequence of float
+        Of both ranks.
+    words : function, optional
+        Returns, by name, how to show a value of this rank that is no number for people.
+
+    Raises
+    ------
+    RankError
+        Code ``disagreement``.
+
+    Examples
+    --------
+    >>> values = {"scale": 2.0, "inputs": None}
+    >>> try:
+    ...     check_marks((1, 0), values, (marks_of(values), marks_of({"scale": 1.0, "inputs": 7})))
+    ... except RankError as error:
+    ...     print(error)
+    The scale of rank 1 (2.0) differs from that of rank 0 (1.0). Every rank must run the same program.
+    """
+    if marks[0] == marks[1]:
+        return
+    for name, own, other in zip(values, *marks):
+        if own != other and _NOT_COMPARED not in (own, other):
+            told = words()
+            mine, its = (f" ({told[name]})", "") if name in told else (_shown(name, own), _shown(name, other))
+            raise RankError(
+                "disagreement",
+                f"The {name} of rank {ranks[0]}{mine} differs from that of rank {ranks[1]}{its}. "
+                f"{_TO_DO.get(name, _ALIKE)}",
+            )
+
+
+def _shown(name: str, mark: float) -> str:
+    """Return a value for people, from its mark; nothing for a number that is made of others."""
+    if words := {"mode": ("eval()", "train()"), "state of the gradients": ("forgotten", "kept")}.get(name):
+        return f" ({words[int(mark)]})"
+    if name.startswith("number of "):
+        return f" ({mark:g})"
+    return f" ({mark})" if name in ("scale", "max_norm", "learning rate") else ""

@@ -1,0 +1,109 @@
+"""What optimisers did with the parameters of a pipeline, as far as all ranks must do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from numbers import Number
+from types import FunctionType
+from typing import Any
+from zlib import crc32
+
+from minipipe.execution.checks.description import description, names_of
+from minipipe.execution.checks.fingerprint import fingerprint
+from minipipe.nn import Parameter
+from minipipe.optim import Optimiser
+from minipipe.optim.optimiser import num_steps_over_nothing
+
+_NUM_STEPS, _RATE, _SETTINGS = "number of optimiser steps", "learning rate", "optimiser"
+_STATE, _GRADIENTS = "loaded state", "state of the gradients"
+
+
+class Updates:
+    """The steps of the optimisers over a pipeline's parameters on this rank, as the next collective call compares them.
+
+    Compared are how many steps there were and, for each, the optimiser's class with its code, the numbers that its
+    constructor got, and those that it used, such as the learning rate; the latter not where the parameters were given
+    in several groups, which may differ from rank to rank: there the factor of a schedule counts. Of a class of your
+    own, its attributes count that are numbers, texts, functions, or tuples of them, but for those that it names in
+    ``not_compared``. So do the steps that this object took before, and the states that it loaded: another one in its
+    place would go on without what it kept. And whether gradients were forgotten since the last call. Not compared is a
+    rank on which nothing is trained, or that has taken a step with an optimiser over no parameters: of two optimisers
+    for two parts of a model, that rank has one only.
+
+    Parameters
+    ----------
+    parameters : iterable of Parameter
+        Of one pipeline on this rank; each learns whom to tell of its steps.
+
+    Attributes
+    ----------
+    are_gradients_kept : bool
+        Whether none was forgotten, by ``zero_grad()`` or ``grad = None``, since the last collective call.
+
+    Examples
+    --------
+    >>> from minipipe import nn, optim
+    >>> weight = nn.Parameter([0.0, 0.0])
+    >>> updates = Updates([weight])
+    >>> weight.grad = weight.data
+    >>> optim.SGD([weight], learning_rate=0.5).step()
+    >>> updates.marks()["number of optimiser steps"], updates.marks()["learning rate"]
+    (1, 0.5)
+    """
+
+    def __init__(self, parameters: Iterable[Parameter]) -> None:
+        self._num_steps = self._digest = self._loaded = 0
+        self._rate: float | None = None
+        self._settings: dict[str, Any] = {}
+        self._described, self._history = "", (0, 0)
+        self.are_gradients_kept = True
+        self._is_trained = False
+        self._over_nothing = num_steps_over_nothing()
+        for parameter in parameters:
+            parameter.updates = self
+            self._is_trained |= parameter.requires_grad
+
+    def note(self, optimiser: Optimiser) -> None:
+        """Note a step, before it is taken. Local; what it costs does not grow with the parameters."""
+        settings = {**optimiser.settings, "rate_factor": optimiser.rate_factor, **_own(optimiser)}
+        if settings != self._settings:  # seldom: another optimiser has its turn, or the learning rate has changed
+            self._settings, self._described = settings, description(settings, "optimiser")
+            self._rate = settings.get("learning_rate")
+        self._num_steps += 1
+        self._history = optimiser.history
+        self._digest = crc32(f"{self._described} {self._history}".encode(), self._digest)
+
+    def note_state(self, state: Mapping[str, Any]) -> None:
+        """Note that values were loaded, by some elements of each array. Local."""
+        self._loaded = crc32(str(fingerprint({name: state[name] for name in sorted(state)})).encode(), self._loaded)
+
+    def marks(self) -> dict[str, float | None]:
+        """Return what is to be compared, None where nothing is: the number of steps, and a digest of their settings.
+
+        The learning rate of the last one stands apart, so that it can be shown: it is what differs most often.
+        Gradients that are forgotten from now on count for the next call.
+        """
+        is_known = (self._is_trained or self._num_steps) and num_steps_over_nothing() == self._over_nothing
+        found = {_NUM_STEPS: self._num_steps, _RATE: self._rate, _SETTINGS: self._digest}
+        found[_GRADIENTS], self.are_gradients_kept = self.are_gradients_kept, True
+        return {**(found if is_known else dict.fromkeys(found)), _STATE: self._loaded}
+
+    def words(self) -> dict[str, str]:
+        """Return what no number shows: the settings of the last step."""
+        lines = [line.removeprefix("optimiser.") for line in self._described.splitlines()[1:]]
+        before = "its steps before: {}, states loaded: {}".format(*self._history)
+        return {_SETTINGS: ", ".join([*lines, before]) if lines else "no step yet"}
+
+
+def _own(optimiser: Optimiser) -> dict[str, Any]:
+    """Return the attributes of an optimiser of one's own that are the same on all ranks: not arrays, or lists."""
+    left_out = names_of(getattr(type(optimiser), "not_compared", ()))
+    given = getattr(optimiser, "__dict__", {})
+    return {name: value for name, value in given.items() if _is_alike(value) and name not in left_out}
+
+
+def _is_alike(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_alike, value))
+    return value is None or isinstance(value, Number | str | FunctionType | partial)

@@ -1,0 +1,71 @@
+"""One batch, as far as a rank has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
+from minipipe.execution.joining import joined_gradients
+from minipipe.execution.objective import Objective
+from minipipe.execution.payload import Payload
+from minipipe.execution.samples import Pieces, Samples
+
+
+@dataclass
+class Batch:
+    """One batch, as far as this rank has it.
+
+    Attributes
+    ----------
+    call : str
+        The method that it was given to.
+    slices : list of slice
+        The microbatches, along the first axis.
+    inputs : Samples, Pieces or None
+        Arrays of shape (samples, ...), where this rank has the first stage.
+    objective : Objective
+        What the last stage does with its outputs; where this rank has that, it has the targets.
+    step : int
+        The number of this call of step, evaluate or predict. It travels with every message, so that ranks out of step
+        are noticed.
+    training_step : int
+        Counts the steps that were taken before; random numbers in the model depend on it, and on the seed.
+    seed : int
+    is_cut : bool
+        Whether it came as microbatches.
+    inputs_require_grad : bool
+        Whether to compute the gradients of the inputs.
+    """
+
+    call: str
+    slices: list[slice]
+    inputs: Samples | Pieces | None
+    objective: Objective
+    step: int
+    training_step: int
+    seed: int
+    is_cut: bool
+    inputs_require_grad: bool
+
+    def input(self, microbatch: int) -> Payload:
+        """Return a microbatch of the inputs, as the first stage takes it."""
+        assert self.inputs is not None
+        part = self.inputs.cut(self.slices[microbatch])
+        wanted = [False] * len(part.arrays)
+        if self.inputs_require_grad:
+            wanted = [backend.is_floating(array.dtype) for array in part.arrays]
+        return Payload(part.arrays, wanted, part.form)
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The inputs and targets that this rank has."""
+        return [array for given in (self.inputs, self.objective.targets) if given is not None for array in given.arrays]
+
+    def input_gradients(self, by_microbatch: dict[int, Payload]) -> Any:
+        """Take out the gradients of the inputs, in their form, where they are wanted and this rank has the inputs."""
+        if self.inputs is None or not self.inputs_require_grad:
+            return None
+        gradients = [by_microbatch.pop(k).arrays for k in range(len(self.slices))]
+        return joined_gradients(self.inputs, self.slices, gradients)

@@ -1,0 +1,296 @@
+"""What the last stage makes of the outputs of a microbatch: its loss, and what else was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from functools import reduce
+from math import inf, nan
+from operator import add
+from typing import Any, Literal
+from zlib import crc32
+
+import numpy as np
+
+from minipipe.autograd import backend
+from minipipe.errors import ArgumentError, MicrobatchError, TensorError
+from minipipe.execution.samples import Pieces, Samples
+from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
+from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
+from minipipe.tensor import Tensor, record
+
+Loss = Callable[[Any, Any], Tensor]
+Weight = Callable[[Any], float]
+Metric = Callable[[Any, Any], Any]
+Where = bool | Literal["everywhere"]
+
+
+class Objective:
+    """What a call wants of the last stage. There, once it has begun, it is called for each microbatch.
+
+    Parameters
+    ----------
+    loss : function, optional
+        ``(outputs, targets) -> Tensor`` with one element. Without one only the outputs are of interest.
+    loss_weight : function, optional
+        ``targets -> number``, instead of the loss' own ``weight``.
+    metrics : mapping of str to function, optional
+        Each ``(outputs, targets) -> number``, or ``(number, weight)``, from arrays.
+    outputs : bool or "everywhere"
+        Whether to keep the outputs, for the rank of the last stage or for every rank.
+    scale : float
+        Of the gradients, not of the loss.
+
+    Attributes
+    ----------
+    scale : float
+    losses : dict of int to float
+        By microbatch.
+    outputs : dict of int to Samples
+        By microbatch, if they are kept.
+
+    Raises
+    ------
+    ArgumentError
+        Codes ``type`` and ``value``.
+    """
+
+    def __init__(
+        self,
+        loss: Loss | None = None,
+        loss_weight: Weight | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        outputs: Where = False,
+        scale: float = 1.0,
+    ) -> None:
+        _check_asked(metrics, outputs, scale)
+        self._loss, self._loss_weight, self.scale = loss, loss_weight, float(scale)
+        self.metrics: dict[str, Metric] = dict(metrics or {})
+        self.where: Where = outputs
+        self.targets: Samples | Pieces | None = None
+        self.losses: dict[int, float] = {}
+        self.outputs: dict[int, Samples] = {}
+        self._measured: dict[int, list[tuple[float, float | None]]] = {}
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether there is a loss, or only the outputs are of interest."""
+        return self._loss is not None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the gradient of the outputs is given. Then the loss is no number that anybody asked for."""
+        return isinstance(self._loss, GivenGradient)
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether targets must be given."""
+        return self.has_loss and not (isinstance(self._loss, GivenGradient) and self._loss.is_function)
+
+    @property
+    def noun(self) -> str:
+        """What the targets are, for errors."""
+        return "gradients" if self.is_given else "targets"
+
+    @property
+    def alike(self) -> dict[str, float | None]:
+        """What all ranks must ask for alike: by name, a number."""
+        is_everywhere = self.where == "everywhere"
+        asked = crc32(repr((is_everywhere, *self.metrics)).encode()) if is_everywhere or self.metrics else 0
+        return {"request for metrics and outputs": asked, "scale": self.scale}
+
+    def begin(self, slices: Sequence[slice], targets: Samples | Pieces | None) -> None:
+        """Take the microbatches of a batch, and its targets."""
+        self.targets, self._num_samples = targets, slices[-1].stop
+        self._parts = None if targets is None else [targets.cut(part) for part in slices]
+        self._shares = [] if self._loss is None else shares(slices, self._loss, self._loss_weight, self._parts)
+
+    def __call__(self, microbatch: int, outputs: Bundle | WithLosses) -> tuple[Tensor | None, float]:
+        """Return the loss of a microbatch, if there is one, and its seed: the gradient with which backward begins."""
+        outputs, auxiliary = outputs if isinstance(outputs, WithLosses) else (outputs, None)
+        targets = None if self._parts is None else self._parts[microbatch]
+        if self.where or self.metrics:
+            self._note(microbatch, outputs, targets)
+        if self._loss is None:
+            return None, 0.0
+        given = None if targets is None else targets.rebuilt([record(array) for array in targets.arrays])
+        loss = self._loss(outputs, given)
+        if not isinstance(loss, Tensor) or loss.size != 1:
+            found = f"a tensor of shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise TensorError("not-scalar", f"The loss must be a tensor with one element, the mean; it is {found}.")
+        if auxiliary is not None:
+            if isinstance(self._loss, GivenGradient):  # a sum; an auxiliary loss is a mean over the batch all the same
+                auxiliary = auxiliary * (tensors_in(outputs)[0].shape[0] / self._num_samples)
+            loss = AuxiliaryLosses([auxiliary]).added_to(loss)
+        self.losses[microbatch] = loss.item()
+        return loss, self._shares[microbatch] * self.scale
+
+    def _note(self, microbatch: int, outputs: Bundle, targets: Samples | None) -> None:
+        arrays = [backend.contiguous(tensor.data) for tensor in tensors_in(outputs)]
+        if self.where:
+            self.outputs[microbatch] = Samples(arrays, rebuilt(outputs, [None] * len(arrays)))
+        given = rebuilt(outputs, list(map(_to_read, arrays)))
+        wanted = None if targets is None else targets.rebuilt(list(map(_to_read, targets.arrays)))
+        self._measured[microbatch] = [
+            _measured(f"the metric {name!r}", metric(given, wanted)) for name, metric in self.metrics.items()
+        ]
+
+    def alone(self) -> Objective:
+        """Return the same loss for the same batch, without metrics and outputs, to be computed once more."""
+        twin = copy(self)
+        twin.metrics, twin.where, twin.losses = {}, False, {}
+        return twin
+
+    def numbers(self, *others: float) -> np.ndarray:
+        """Return the loss of the batch, those of its microbatches, its metrics and other numbers, in one array.
+
+        The sums ascend through the microbatches, whatever the order in which these were computed.
+        """
+        order = sorted(self.losses)
+        total = added(self._shares[k] * self.losses[k] for k in order)
+        metrics = [
+            self._mean([(*self._measured[k][i], self._shares[k]) for k in order]) for i in range(len(self.metrics))
+        ]
+        return np.array([total, *(self.losses[k] for k in order), *metrics, *others])
+
+    @staticmethod
+    def _mean(found: Sequence[tuple[float, float | None, float]]) -> float:
+        """Return the mean of a metric's values by its own weights or, without, what they add up to by their shares."""
+        if all(weight is None for _, weight, _ in found):
+            return added(value * share for value, _, share in found if share)
+        weighted = [(value, weight) for value, weight, _ in found if weight]
+        total = added(weight for _, weight in weighted)
+        return added(value * weight for value, weight in weighted) / total if total else nan
+
+
+def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
+    if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
+        message = f"metrics is {metrics!r:.60}; expected a dict of functions, such as {{'accuracy': accuracy}}."
+        raise ArgumentError("type", message)
+    if outputs not in (True, False, "everywhere"):
+        raise ArgumentError("value", f"outputs is {outputs!r}; expected True, False or 'everywhere'.")
+    if not isinstance(scale, int | float | np.number):
+        hint = " Give its value: scale=scale.value." if hasattr(scale, "value") else ""
+        raise ArgumentError("type", f"scale is {scale!r:.60}; expected a number.{hint}")
+
+
+def added(numbers: Iterable[float]) -> float:
+    """Return the sum, from left to right. Python's own compensates for rounding since 3.12, and so has other bits.
+
+    Examples
+    --------
+    >>> added([0.1, 0.2, 0.3])
+    0.6000000000000001
+    """
+    return reduce(add, numbers, 0.0)
+
+
+def _beside(tensor: Tensor, given: Any) -> Tensor:
+    """Return what was given as a constant in the module and the dtype of a tensor."""
+    array, own = Tensor(given).data, tensor.data
+    return record(backend.moved(array, backend.array_module(own), backend.numpy_dtype(own.dtype)))
+
+
+def _measured(name: str, found: Any) -> tuple[float, float | None]:
+    """Return what a metric, or another function of a microbatch, found, and the weight that it gave to it, if any."""
+    value, weight = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    try:
+        return float(value), None if weight is None else float(weight)
+    except (TypeError, ValueError):
+        kind = f"an array of shape {np.shape(value)}" if hasattr(value, "shape") else type(found).__name__
+        message = f"{name} must be a number; for a microbatch it is {kind}."
+        raise TensorError("not-scalar", f"{message[0].upper()}{message[1:]}") from None
+
+
+def _to_read(array: Any) -> np.ndarray:
+    view = backend.to_numpy(array)[...]
+    view.flags.writeable = False
+    return view
+
+
+def shares(
+    slices: Sequence[slice], loss: Loss, weight: Weight | None, targets: Sequence[Samples] | None
+) -> list[float]:
+    """Return each microbatch's share of the loss of the batch: by its weight or, without one, by its samples.
+
+    Parameters
+    ----------
+    slices : sequence of slice
+    loss : function
+        May have a method ``weight(targets)``, for what its mean is over, and a ``reduction``: if that is ``"sum"``,
+        each share is 1.
+    weight : function, optional
+        Instead of the loss' own.
+    targets : sequence of Samples, optional
+        Those of each microbatch. Not needed where the loss is a sum, or has no weight.
+
+    Raises
+    ------
+    MicrobatchError
+        Code ``no-weight``.
+
+    Examples
+    --------
+    Of four samples, the second half counts three times as much.
+
+    >>> import numpy as np
+    >>> from minipipe.execution.samples import samples
+    >>> shares([slice(0, 2), slice(2, 4)], max, np.sum, [samples([1, 1], "targets"), samples([3, 3], "targets")])
+    [0.25, 0.75]
+    """
+    if weight is None and getattr(loss, "reduction", "mean") == "sum":
+        return [1.0] * len(slices)
+    weight = weight or getattr(loss, "weight", None)
+    if targets is None or not callable(weight):
+        return [(part.stop - part.start) / slices[-1].stop for part in slices]
+    found = [weight(part.rebuilt()) for part in targets]
+    weights = [x if type(x) in (int, float) else _measured("the weight of a loss", x)[0] for x in found]
+    total = added(weights)
+    if not all(0 <= w < inf for w in weights) or not total:
+        message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."
+        raise MicrobatchError("no-weight", f"{message} Is everything ignored, or the loss_weight not a number?")
+    return [w / total for w in weights]
+
+
+class GivenGradient:
+    """A loss whose gradient is given: the sum of the products of the outputs and their gradients.
+
+    Parameters
+    ----------
+    function : function, optional
+        ``outputs -> gradients``, arrays; without one the targets are the gradients.
+
+    Examples
+    --------
+    >>> outputs = Tensor([1.0, 2.0], requires_grad=True)
+    >>> GivenGradient(lambda outputs: [10.0, 0.5])(outputs, None).backward()
+    >>> outputs.grad
+    array([10. ,  0.5], dtype=float32)
+    """
+
+    reduction = "sum"
+
+    def __init__(self, function: Callable[[Any], Any] | None = None) -> None:
+        self._function, self.is_function = function, function is not None
+
+    def __call__(self, outputs: Bundle, gradients: Any) -> Tensor:
+        """Return the sum of the products, of shape ()."""
+        tensors, total = tensors_in(outputs), None
+        if self._function is not None:
+            gradients = self._function(rebuilt(outputs, [_to_read(tensor.data) for tensor in tensors]))
+        leaves = leaves_like(outputs, gradients)
+        arrays = [None if leaf is None else _beside(tensor, leaf) for leaf, tensor in zip(leaves, tensors)]
+        shapes = [None if array is None else array.shape for array in arrays]
+        expected = [tensor.shape for tensor in tensors]
+        if any(shape not in (None, own) for shape, own in zip(shapes, expected)):
+            message = f"The outputs of a microbatch have shapes {expected}; the gradients given have {shapes}."
+            raise TensorError(
+                "shape", f"{message} Expected one for each, of the same shape (or None, from a function)."
+            )
+        for array, tensor in zip(arrays, tensors):
+            if array is not None:
+                product = (tensor * array).sum()
+                total = product if total is None else total + product
+        if total is None:
+            raise TensorError("no-gradient", "No gradient was given for any output; expected at least one.")
+        return total

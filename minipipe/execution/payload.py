@@ -1,0 +1,119 @@
+"""What one stage hands to another for one microbatch: the arrays of a tensor, or of a tuple, list or dict of them.
+
+A payload says what it holds, so nothing has to be agreed before: shapes, dtypes, names, and which gradients are wanted
+back. On the way to another rank a single array of real numbers travels as it is; anything else is packed into one
+array of bytes, behind a description in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
+from minipipe.pytree import Bundle, rebuilt, tensors_in
+
+_ALIGNMENT = 64  # in bytes, of each array among the packed ones
+_LENGTH = np.dtype("<u8")  # of the description, which it precedes
+
+
+class Payload(NamedTuple):
+    """The arrays that pass between two neighbouring stages: forward, or backward their gradients.
+
+    Attributes
+    ----------
+    arrays : list of array or None
+        In the order of the bundle. None where there is no gradient.
+    wanted : list of bool
+        By array, whether a gradient of it is of use.
+    form : tuple, list, dict or None
+        The bundle that they make, nested or not, with None for each array; None for a single one.
+    """
+
+    arrays: list[Any]
+    wanted: list[bool]
+    form: Any = None
+
+    @classmethod
+    def of(cls, value: Bundle) -> Payload:
+        """Return the payload of a stage's result."""
+        tensors = tensors_in(value)
+        wanted = [tensor.requires_grad for tensor in tensors]
+        return cls([tensor.data for tensor in tensors], wanted, rebuilt(value, [None] * len(tensors)))
+
+    def rebuilt(self, items: list[Any]) -> Any:
+        """Return tensors, or arrays, in the form of this payload."""
+        return rebuilt(self.form, items)
+
+    # -- on the way -----------------------------------------------------------------------------------------
+
+    def to_message(self, may_be_on_device: bool = False) -> Array:
+        """Return the payload as one array, in NumPy's memory unless a single one may stay where it is."""
+        first = self.arrays[0]
+        if self.form is None and first is not None and self._is_plain(first):
+            return first if may_be_on_device else backend.to_numpy(first)
+        arrays = [None if array is None else backend.to_numpy(array) for array in self.arrays]
+        parts = tuple(None if a is None else (backend.dtype_name(a.dtype), a.shape) for a in arrays)
+        description = _written(_as_lists(self.form), tuple(self.wanted), parts)
+        pieces = [np.array(len(description), _LENGTH).tobytes(), description]
+        for array in arrays:
+            if array is not None:
+                pieces += [bytes(-sum(map(len, pieces)) % _ALIGNMENT), array.tobytes()]
+        return np.frombuffer(b"".join(pieces), np.uint8)
+
+    def _is_plain(self, array: Array) -> bool:
+        """Tell whether an array needs no description: bytes would be taken for one."""
+        return backend.numpy_dtype(array.dtype) != np.uint8 and self.wanted[0] == backend.is_floating(array.dtype)
+
+    @classmethod
+    def from_message(cls, message: Array, xp: ModuleType = np) -> Payload:
+        """Return the payload that was sent, its arrays in a module; in NumPy's they are views of the message."""
+        if backend.numpy_dtype(message.dtype) != np.uint8:
+            return cls([backend.moved(message, xp)], [backend.is_floating(message.dtype)])
+        message = backend.to_numpy(message)
+        start = _LENGTH.itemsize
+        end = start + int(message[:start].view(_LENGTH)[0])
+        description = _read(message[start:end].tobytes())
+        arrays: list[Array | None] = []
+        for part in description["parts"]:
+            if part is None:
+                arrays.append(None)
+                continue
+            dtype, shape = np.dtype(part[0]), part[1]
+            start = end + -end % _ALIGNMENT
+            end = start + dtype.itemsize * math.prod(shape)
+            arrays.append(backend.moved(message[start:end].view(dtype).reshape(shape), xp))
+        return cls(arrays, list(description["wanted"]), _as_form(description["form"]))
+
+
+# Payloads of one cut are alike, so each description is written and read once.
+@lru_cache(maxsize=256)
+def _written(form: tuple | None, wanted: tuple[bool, ...], parts: tuple) -> bytes:
+    return json.dumps({"form": form, "wanted": wanted, "parts": parts}).encode()
+
+
+@lru_cache(maxsize=256)
+def _read(description: bytes) -> dict[str, Any]:
+    return json.loads(description)
+
+
+def _as_lists(form: Any) -> tuple | None:
+    """Return a form as JSON can tell it: the kind of bundle, and its parts."""
+    if isinstance(form, dict):
+        return "dict", *((name, _as_lists(part)) for name, part in form.items())
+    return None if form is None else (type(form).__name__, *map(_as_lists, form))
+
+
+def _as_form(lists: list | None) -> Any:
+    if lists is None:
+        return None
+    kind, *parts = lists
+    if kind == "dict":
+        return {name: _as_form(part) for name, part in parts}
+    return (tuple if kind == "tuple" else list)(map(_as_form, parts))

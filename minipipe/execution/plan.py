@@ -1,0 +1,430 @@
+"""The plan: which layers of a model are on which stage, on which rank, and which ranks share a parameter.
+
+A plan needs no ranks: look at it before you run it. A :class:`minipipe.Pipeline` is a plan, a group and stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minipipe.autograd import backend
+from minipipe.comm import ProcessGroup
+from minipipe.errors import ModelError, RankError, ScheduleCode, ScheduleError
+from minipipe.execution.partition.layers import partition_of
+from minipipe.habits import check_pipeline_options
+from minipipe.nn import Module, Parameter, Sequential
+from minipipe.nn.sequential import parameters_of
+from minipipe.optim import Optimiser
+from minipipe.render.table import html_table, text_table
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.chunks import first_stages, spread_stages
+from minipipe.schedules.frozen import freeze_stages
+from minipipe.schedules.placement import check_counts, neighbouring_placement
+from minipipe.schedules.program import Program, read_schedule
+from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build
+from minipipe.schedules.schedule import Schedule
+
+_HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
+
+
+class Plan:
+    """A model, a schedule and a partition that fit together. It cannot be changed.
+
+    Local; no messages.
+
+    Parameters
+    ----------
+    model : Sequential
+        The layers. A cut may fall between any two.
+    schedule : str, Path, Schedule or Program
+        A name in ``schedules.REGISTRY``, a file (``.csv`` or ``.txt``), or a Schedule of your own, with or without its
+        sends and receives. It runs exactly as written.
+    num_ranks : int, optional
+        Needed for a named schedule; others have their own.
+    num_microbatches : int, optional
+        For each batch; 8 by default, whatever the number of ranks.
+    chunks_per_rank : int, optional
+        Stages on each rank, for schedules that take it.
+    partition : list of range, optional
+        The layers of each stage; by default the rank that has most parameters has as few as can be.
+    layer_costs : sequence of float, optional
+        Balances these, one for each layer, instead of numbers of parameters.
+    inputs_require_grad : bool
+        Whether every step computes the gradients of the inputs, too.
+
+    Attributes
+    ----------
+    model : Sequential
+    program : Program
+        The lowered schedule, which the ranks run.
+    schedule : Schedule
+        Its computations. Where parameters are frozen, a stage that trains none has no W, and before the first stage
+        that does there is no backward. A model without frozen parameters runs its schedule exactly as written, and so
+        does any where the inputs require gradients.
+    partition : tuple of range
+        The layers of each stage.
+    placement : tuple of int
+        The rank of each stage.
+    inputs_require_grad : bool
+
+    Raises
+    ------
+    RankError, PartitionError, ScheduleError, ModelError
+        What does not fit: given, expected, what to do.
+
+    Examples
+    --------
+    >>> from minipipe import Plan, nn
+    >>> print(Plan(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), "1f1b", num_ranks=2))
+    layer                  stage  rank  parameters  bytes
+        0  Linear(64, 32)      0     0       2,080  8,320
+        1  ReLU()              0     0           0      0
+        2  Linear(32, 10)      1     1         330  1,320
+                                   all       2,410  9,640
+    """
+
+    model: Sequential
+    program: Program
+    partition: tuple[range, ...]
+    inputs_require_grad: bool
+    _tied: Sequential  # the model, whose layers share nothing but by aliases
+
+    def __init__(
+        self,
+        model: Sequential,
+        schedule: str | Path | Schedule | Program = "1f1b",
+        *,
+        num_ranks: int | None = None,
+        num_microbatches: int | None = None,
+        chunks_per_rank: int | None = None,
+        partition: Sequence[range] | None = None,
+        layer_costs: Sequence[float] | None = None,
+        inputs_require_grad: bool = False,
+    ) -> None:
+        check_model(model)
+        given = _resolved(schedule, num_ranks, num_microbatches, chunks_per_rank)
+        verify(given)
+        sizes = [len(Sequential(layer).flat_layers) for layer in model]
+        numbers = [layer.num_parameters for layer in model.flat_layers]
+        parts = tuple(partition_of(sizes, numbers, given.placement, partition, layer_costs))
+        tied = model.tied()
+        is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]
+        is_any_frozen = not inputs_require_grad and not all(p.requires_grad for p in model.parameters())
+        frozen = [stage for stage in range(len(parts)) if is_any_frozen and not is_trained[stage]]
+        for stage in sorted(given.frozen):
+            if is_trained[stage]:
+                raise ModelError(
+                    "frozen",
+                    f"The schedule has stage {stage} frozen, but parameters of its layers are trained. Freeze them: "
+                    f"model[{parts[stage].start}].freeze() and so on; or give a schedule without freeze_stages.",
+                )
+        if inputs_require_grad and given.frozen and given.first_backward_stage > 0:
+            raise ModelError(
+                "frozen",
+                "inputs_require_grad=True needs a backward on every stage, but the first stages of the schedule are "
+                "frozen. Give it without freeze_stages.",
+            )
+        vars(self).update(model=model, program=lower(freeze_stages(given, frozen)), partition=parts, _tied=tied)
+        vars(self).update(inputs_require_grad=inputs_require_grad)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"A plan cannot be changed; make another one with the {name} that you want.")
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+    @classmethod
+    def of_modules(
+        cls,
+        modules: Sequence[Module],
+        num_ranks: int,
+        schedule: str | Path | Schedule | Program | None = None,
+        num_microbatches: int | None = None,
+        inputs_require_grad: bool = False,
+    ) -> Plan:
+        """Return a plan with a stage for each module.
+
+        A named schedule is built with as many chunks on each rank as the fullest rank needs. In a straight schedule the
+        modules are spread over the ranks, neighbours together; in others the stages beyond the modules are left out.
+
+        Parameters
+        ----------
+        modules : sequence of Module
+            Any number, at least one. With fewer modules than ranks, the last ranks hold none.
+        num_ranks : int
+        schedule : str, Path, Schedule or Program, optional
+            By default 1F1B, in its interleaved form where ranks hold several modules.
+        num_microbatches : int, optional
+            By default 8.
+        inputs_require_grad : bool
+
+        Raises
+        ------
+        RankError
+            Code ``wrong-number``, when there is no module, or a given schedule has another number of stages.
+        """
+        resolved = _schedule_of_modules(len(modules), num_ranks, schedule, num_microbatches)
+        parts = [range(i, i + 1) for i in range(len(modules))]
+        return cls(Sequential(*modules), resolved, partition=parts, inputs_require_grad=inputs_require_grad)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The computations of all ranks."""
+        return self.program.schedule
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The rank of each stage."""
+        return self.program.placement
+
+    @cached_property
+    def rank_of_layer(self) -> tuple[int, ...]:
+        """The rank of each layer."""
+        return tuple(rank for layers, rank in zip(self.partition, self.placement) for _ in layers)
+
+    @property
+    def layers(self) -> list[Module]:
+        """The layers that a cut may divide: those of the model, and instead of a sequence among them its own."""
+        return self._tied.flat_layers
+
+    def part(self, stage: int) -> Sequential:
+        """Return the layers of a stage."""
+        return self._tied.cut(self.partition[stage])
+
+    @property
+    def owners(self) -> dict[str, int]:
+        """By name of a parameter, the rank that has it; of a shared one, the rank of the first layer that has it."""
+        rank_of: dict[int, int] = {}
+        for layer, rank in zip(self.layers, self.rank_of_layer):
+            for parameter in parameters_of(layer):
+                rank_of.setdefault(id(parameter.owner), rank)
+        return {name: rank_of[id(parameter.owner)] for name, parameter in self.model.named_parameters()}
+
+    @property
+    def shared(self) -> dict[str, dict[int, int]]:
+        """By name of a parameter that several ranks share: its uses, each with its rank."""
+        names = {id(parameter.owner): name for name, parameter in self.model.named_parameters()}
+        users: dict[str, dict[int, int]] = {}
+        for layer, rank in zip(self.layers, self.rank_of_layer):
+            for parameter in parameters_of(layer):
+                users.setdefault(names[id(parameter.owner)], {})[parameter.use] = rank
+        return {name: dict(sorted(ranks.items())) for name, ranks in users.items() if len(set(ranks.values())) > 1}
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by name."""
+        return {
+            "model": self.model,
+            "schedule": str(self.program).splitlines(),
+            "partition": self.partition,
+            "inputs_require_grad": self.inputs_require_grad,
+        }
+
+    @cached_property
+    def dtypes(self) -> dict[str, Any]:
+        """The dtypes that floating inputs and targets are taken in: those of the first and the last parameter.
+
+        Beside halves, targets are float32, as losses are.
+        """
+        dtypes = [parameter.dtype for parameter in self.model.parameters()] or [np.dtype(np.float32)]
+        return {"inputs": dtypes[0], "targets": np.dtype(np.float32) if backend.is_half(dtypes[-1]) else dtypes[-1]}
+
+    def memory(
+        self,
+        layers: Any,
+        *,
+        optimiser: Callable[[list[Parameter]], Optimiser] | None = None,
+        recompute: bool = False,
+    ) -> Any:
+        """Return how much memory each rank will take in a training step, before anything is allocated.
+
+        Local; no messages. Parameters, gradients and the optimiser's state follow from shapes. What one microbatch
+        holds was measured; how many a rank holds at once follows from the schedule. For microbatches of the measured
+        size, the bytes of activations are exactly those that graphs keep alive.
+
+        Parameters
+        ----------
+        layers : MeasuredLayers
+            Of this model, with the loss, from :func:`minipipe.measure_layers`. One measurement serves any plan.
+        optimiser : function, optional
+            ``parameters -> Optimiser``, such as ``optim.Adam``.
+        recompute : bool
+            As for :class:`Pipeline`.
+
+        Returns
+        -------
+        MemoryPrediction
+            A :class:`RankMemory <minipipe.tuning.RankMemory>` for each rank, in bytes. It prints as a table.
+
+        Raises
+        ------
+        ArgumentError
+            Codes ``type`` and ``value``: layers that are not measured, or not of this model.
+
+        Notes
+        -----
+        Not counted: the batch, temporary arrays of one operation, copies of gradients that ranks with shared parameters
+        exchange, Python, NumPy and MPI themselves, about 60 MB for each process, and what the allocator keeps.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import Plan, measure_layers, nn, optim
+        >>> model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+        >>> layers = measure_layers(model, np.ones((80, 64)), np.ones((80, 10)), nn.MSELoss(), num_microbatches=8)
+        >>> print(Plan(model, "1f1b", num_ranks=2, num_microbatches=8).memory(layers, optimiser=optim.Adam))
+        rank  parameters  gradients  optimiser  activations  messages  total bytes
+           0       8,320      8,320     16,640        2,560     1,280       37,120
+           1       1,320      1,320      2,640        1,680     1,280        8,240
+        """
+        from minipipe.tuning.memory import predict_memory  # a door to the room above
+
+        return predict_memory(self, layers, optimiser, recompute)
+
+    # -- as a table -----------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.schedule.describe()}, {len(self.layers)} layers>"
+
+    def __str__(self) -> str:
+        return text_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
+
+    def _repr_html_(self) -> str:
+        return html_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield the columns of each layer, and then of all."""
+        total_size = total_bytes = 0
+        rows = self.layers
+        for stage, layers in enumerate(self.partition):
+            for i in layers:
+                layer = rows[i]
+                size, nbytes = layer.num_parameters, sum(p.nbytes for p in layer.parameters())
+                mark = "" if not size or any(p.requires_grad for p in layer.parameters()) else ", frozen"
+                yield str(i), layer.brief() + mark, str(stage), str(self.placement[stage]), f"{size:,}", f"{nbytes:,}"
+                total_size, total_bytes = total_size + size, total_bytes + nbytes
+        yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
+
+
+def planned(
+    model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], pipeline: type, **run: Any
+) -> tuple[Plan, bool]:
+    """Return the plan that was given, or that of a model and options, for a group; and whether to recompute.
+
+    Collective if the partition or the schedule follows from measurements, on rank 0, where ``run`` says with which
+    loss, seed, device and recompute; otherwise local.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``, for an option that does not exist.
+    ModelError
+        Code ``planned``, for options beside a plan.
+    RankError
+        Code ``wrong-number``, for a plan of another number of ranks.
+    """
+    is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
+    if is_asked and not isinstance(model, Plan):
+        from minipipe.tuning.deciding import decided  # another door
+
+        model, options, run["recompute"] = decided(model, group, options, **run)
+    check_pipeline_options(pipeline, Plan, options)
+    if not isinstance(model, Plan):
+        return Plan(model, num_ranks=group.size, **options), run["recompute"]
+    if options:
+        raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
+    if model.schedule.num_ranks != group.size:
+        message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
+        raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
+    return model, run["recompute"]
+
+
+def check_model(model: Any) -> None:
+    """Refuse a model that cannot be cut.
+
+    Raises
+    ------
+    ModelError
+        Code ``not-a-sequence``.
+    """
+    if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
+        own = ", with a forward of its own" if isinstance(model, Sequential) else ""
+        raise ModelError(
+            "not-a-sequence",
+            f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
+            "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
+        )
+
+
+def _resolved(
+    schedule: str | Path | Schedule | Program,
+    num_ranks: int | None,
+    num_microbatches: int | None,
+    chunks_per_rank: int | None,
+) -> Schedule | Program:
+    """Return the schedule that was given, named or written in a file, after checking that the numbers fit it."""
+    if isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))):
+        schedule = read_schedule(schedule)
+    if not isinstance(schedule, Schedule | Program):
+        if num_ranks is None:
+            message = f"The schedule {schedule!r} needs a number of ranks: Plan(model, {schedule!r}, num_ranks=4)."
+            raise RankError("wrong-number", message)
+        return build(schedule, num_ranks, num_microbatches, chunks_per_rank)
+    if num_ranks not in (None, schedule.num_ranks):
+        raise RankError(
+            "wrong-number",
+            f"{schedule.name} is made for {schedule.num_ranks} ranks, but there are {num_ranks}. "
+            f"Start {schedule.num_ranks} (mpirun -n, or spawn's num_ranks), or make the schedule for {num_ranks}.",
+        )
+    chunks = schedule.num_stages / schedule.num_ranks
+    for name, given, own in (
+        ("num_microbatches", num_microbatches, schedule.num_microbatches),
+        ("chunks_per_rank", chunks_per_rank, chunks),
+    ):
+        if given not in (None, own):
+            message = f"{name} is {given}, but the schedule {schedule.name} has {own:g}; leave {name} out."
+            raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    return schedule
+
+
+def _schedule_of_modules(
+    num_modules: int, num_ranks: int, schedule: str | Path | Schedule | Program | None, num_microbatches: int | None
+) -> Schedule | Program:
+    if num_modules < 1:
+        raise RankError("wrong-number", "There is no module; expected at least one for the stages of the pipeline.")
+    chunks = -(-num_modules // num_ranks)
+    if schedule is None:
+        schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
+    if isinstance(schedule, str) and schedule in REGISTRY:
+        num_microbatches = NUM_MICROBATCHES if num_microbatches is None else num_microbatches
+        built = _built(schedule, num_ranks, num_microbatches, chunks, num_modules)
+        if chunks > 1 and built.placement == neighbouring_placement(num_ranks, chunks):
+            return spread_stages(build(schedule, num_ranks, num_microbatches, 1), num_modules)
+        return first_stages(built, num_modules)
+    resolved = _resolved(schedule, num_ranks, num_microbatches, None)
+    if resolved.num_stages != num_modules:
+        raise RankError(
+            "wrong-number",
+            f"{resolved.name} on {num_ranks} ranks has {resolved.num_stages} stages; expected as many modules, "
+            f"not {num_modules}.",
+        )
+    return resolved
+
+
+def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_modules: int) -> Schedule:
+    """Build a named schedule; an error speaks of modules."""
+    check_counts(num_ranks, num_microbatches)
+    try:
+        return build(name, num_ranks, num_microbatches, chunks)
+    except ScheduleError as error:
+        message = (
+            f"{num_modules} modules on {num_ranks} ranks are up to {chunks} on a rank. {error.problems[0].message} "
+            f"Expected {num_ranks + 1} to {2 * num_ranks} modules."
+        )
+        raise RankError("wrong-number", message) from None

@@ -1,0 +1,206 @@
+"""What a batch is: an array or a bundle of arrays, each with all samples; or microbatches that are cut already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from types import ModuleType
+from typing import Any, NamedTuple, cast
+from zlib import crc32
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, is_array
+from minipipe.errors import MicrobatchError, TensorError
+from minipipe.pytree import flattened, rebuilt
+from minipipe.tensor import Tensor
+
+
+class Replicated:
+    """An array or a number in a batch that is not divided: every microbatch gets all of it.
+
+    Parameters
+    ----------
+    value : array or number
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Replicated
+    >>> batch = {"x": np.ones((8, 4)), "scale": Replicated(2.0)}
+    >>> samples(batch, "inputs").cut(slice(0, 2)).rebuilt()["scale"]
+    array(2., dtype=float32)
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Replicated({self.value!r})"
+
+
+class Samples(NamedTuple):
+    """Inputs or targets, of a batch or of a microbatch.
+
+    Attributes
+    ----------
+    arrays : list of array
+        Each of shape (samples, ...), but for those that are replicated.
+    form : tuple, list, dict or None
+        The bundle that they make, nested or not, with None for each array; None for a single one.
+    replicated : frozenset of int
+        The positions of arrays that are not divided.
+    """
+
+    arrays: list[Array]
+    form: Any = None
+    replicated: frozenset[int] = frozenset()
+
+    @property
+    def num_samples(self) -> int:
+        """The length of the first axis."""
+        return next(array.shape[0] for i, array in enumerate(self.arrays) if i not in self.replicated)
+
+    @property
+    def layout(self) -> int:
+        """A number for the sizes of its microbatches; 0, for they are equal."""
+        return 0
+
+    def cut(self, part: slice) -> Samples:
+        """Return some of the samples."""
+        if not self.replicated:
+            return Samples([array[part, ...] for array in self.arrays], self.form)
+        arrays = [array if i in self.replicated else array[part, ...] for i, array in enumerate(self.arrays)]
+        return Samples(arrays, self.form, self.replicated)
+
+    def rebuilt(self, items: list[Any] | None = None) -> Any:
+        """Return the arrays, or other items instead of them, in their form."""
+        return rebuilt(self.form, self.arrays if items is None else items)
+
+
+class Microbatches:
+    """A batch that is cut already: its microbatches, each an array or a bundle, of any lengths and numbers of samples.
+
+    Both inputs and targets of a step are given so, with as many parts as the schedule has microbatches.
+
+    Parameters
+    ----------
+    parts : iterable of array, or of tuple, list or dict of arrays
+
+    Raises
+    ------
+    MicrobatchError
+        Code ``wrong-number``, for a single array or bundle.
+
+    Examples
+    --------
+    Sequences of three lengths, and no padding.
+
+    >>> import numpy as np
+    >>> from minipipe import Microbatches, Pipeline, init_process_group, nn
+    >>> x = Microbatches([np.ones((2, 5, 4)), np.ones((3, 7, 4)), np.ones((1, 9, 4))])
+    >>> with init_process_group() as group:
+    ...     pipeline = Pipeline(nn.Sequential(nn.Identity()), group, loss=nn.MSELoss(), num_microbatches=3)
+    ...     pipeline.step(x, x)
+    0.0
+    """
+
+    def __init__(self, parts: Iterable[Any]) -> None:
+        if is_array(parts) or isinstance(parts, str | dict | Tensor):
+            kind = type(parts).__name__
+            raise MicrobatchError("wrong-number", f"Microbatches takes a list of microbatches; this is one {kind}.")
+        self.parts = list(parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.parts)
+
+    def __getitem__(self, microbatch: int) -> Any:
+        return self.parts[microbatch]
+
+    def __repr__(self) -> str:
+        return f"<Microbatches: {len(self.parts)}>"
+
+
+@dataclass
+class Pieces:
+    """Inputs or targets that came as microbatches; it offers what those of a whole batch do."""
+
+    parts: list[Samples]
+
+    @property
+    def num_samples(self) -> int:
+        """Of all parts."""
+        return self.slices[-1].stop
+
+    @cached_property
+    def slices(self) -> list[slice]:
+        """Where each part would lie in a whole batch."""
+        ends = [0, *accumulate(part.num_samples for part in self.parts)]
+        return list(map(slice, ends, ends[1:]))
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Those of all parts."""
+        return [array for part in self.parts for array in part.arrays]
+
+    @property
+    def layout(self) -> int:
+        """A number for the sizes of its microbatches, the same for the same sizes."""
+        return crc32(repr([part.num_samples for part in self.parts]).encode()) | 1
+
+    def cut(self, part: slice) -> Samples:
+        """Return one of the parts."""
+        return self.parts[self.slices.index(part)]
+
+
+def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = None) -> Samples | Pieces:
+    """Return inputs or targets: an array, a bundle of arrays with equally many samples, or microbatches of these.
+
+    Parameters
+    ----------
+    given : array, or tuple, list or dict of arrays, nested or not; or Microbatches
+        In a bundle an array may be :class:`Replicated`.
+    name : str
+        What they are, for errors.
+    dtype : dtype, optional
+        That floating arrays get.
+    xp : module, optional
+        That they get into.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+    MicrobatchError
+        Code ``unequal-lengths``.
+    """
+    if isinstance(given, Samples | Pieces):
+        return given
+    if isinstance(given, Microbatches):
+        parts = [
+            cast(Samples, samples(part, f"{name}, microbatch {k},", dtype, xp)) for k, part in enumerate(given.parts)
+        ]
+        if not parts:
+            raise MicrobatchError("wrong-number", f"The {name} are no microbatches; expected at least one.")
+        return Pieces(parts)
+    leaves, form = flattened(given)
+    replicated = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Replicated))
+    arrays = [Tensor(leaf.value if isinstance(leaf, Replicated) else leaf).data for leaf in leaves]
+    divided = [array for i, array in enumerate(arrays) if i not in replicated]
+    if not divided or any(array.ndim == 0 for array in divided):
+        problem = "or contain a single number" if divided and form is not None else "a single number"
+        problem = problem if divided else "replicated" if replicated else "empty"
+        hint = "; write minipipe.Replicated(number) for one that all microbatches get" if form is not None else ""
+        raise TensorError("shape", f"The {name} are {problem}; expected arrays of shape (samples, ...){hint}.")
+    lengths = [array.shape[0] for array in divided]
+    if len(set(lengths)) > 1:
+        message = f"The arrays of the {name} have {lengths} samples; expected the same number in each."
+        raise MicrobatchError("unequal-lengths", message)
+    for i, array in enumerate(arrays):
+        own_dtype = dtype if backend.is_floating(array.dtype) else None
+        arrays[i] = backend.moved(array, xp or backend.array_module(array), own_dtype)
+    return Samples(arrays, form, replicated)

@@ -1,0 +1,211 @@
+"""A stage: neighbouring layers on one rank, and the graphs they hold between a forward and its backward.
+
+File 6 of 12 on the first path through the code (README.md):
+after ``execution/executor.py``, before ``functional/linear.py``. You will meet its nodes, ``Node`` and ``StageInput``,
+in file 9, and ``WeightWork``, what I leaves for W, in file 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from minipipe import autograd
+from minipipe.autograd import Node, StageInput, WeightWork
+from minipipe.autograd.backend import Array
+from minipipe.autograd.grad_mode import is_grad_enabled
+from minipipe.errors import MessageError
+from minipipe.execution.payload import Payload
+from minipipe.functional.over_rows import stacked
+from minipipe.nn import Parameter, Sequential
+from minipipe.nn.sequential import boundary
+from minipipe.pytree import tensors_in
+from minipipe.schedules.schedule import Schedule
+from minipipe.tensor import Tensor, record
+
+Objective = Callable[[int, Any], tuple[Tensor | None, float]]
+
+
+class _Held(NamedTuple):
+    """The graph of one microbatch from F until B or I; after I, a WeightWork holds the rest until W."""
+
+    inputs: list[StageInput]
+    results: list[tuple[Node | None, tuple[int, ...]]]  # no node where it depends on nothing that has a gradient; shape
+    seed: Array | None  # on the last stage, the gradient of the loss, with which the backward begins
+
+
+class Stage:
+    """Neighbouring layers of a model, computed for one microbatch at a time.
+
+    Local; no messages.
+
+    Parameters
+    ----------
+    module : Sequential
+        This stage's layers, a copy that belongs to it.
+    index : int
+        The stage, from 0.
+    schedule : Schedule
+        Says where the stage is: the last one is followed by the loss; a frozen one has no W, or no backward at all.
+    parameters : dict of str to Parameter
+        Those of its layers, by their names in the whole model.
+    forward : function, optional
+        Computes the layers in another way, such as :class:`minipipe.nn.Recompute`.
+
+    Examples
+    --------
+    A stage alone, first and last in one: its loss for a microbatch that is half of the batch, and then B.
+
+    >>> import numpy as np
+    >>> from minipipe import nn, schedules
+    >>> layers = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0))).initialise()
+    >>> stage = Stage(layers, 0, schedules.gpipe(1, 2), dict(layers.named_parameters()))
+    >>> inputs = Payload([np.ones((3, 2), np.float32)], [False], None)
+    >>> stage.forward_with_loss(0, inputs, lambda microbatch, outputs: ((outputs * outputs).mean(), 0.5))
+    >>> _ = stage.backward(0, None)
+    >>> layers[0].bias.grad
+    array([2.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        module: Sequential,
+        index: int,
+        schedule: Schedule,
+        parameters: dict[str, Parameter],
+        forward: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.module = module
+        self.index = index
+        self.is_first = index == 0
+        self.is_last = index == schedule.num_stages - 1
+        self.is_frozen = index in schedule.frozen
+        self.has_backward = index >= schedule.first_backward_stage
+        self.returns_gradient = index > schedule.first_backward_stage
+        self.parameters = parameters
+        self._leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
+        self._forward = forward or module
+        self._held: dict[int, _Held] = {}
+        self._weight_work: dict[int, WeightWork] = {}
+
+    # -- the actions ----------------------------------------------------------------------------------------
+
+    def forward(self, microbatch: int, received: Payload) -> Payload:
+        """F, on any stage but the last: return the activations for the next stage, in C order.
+
+        Parameters
+        ----------
+        microbatch : int
+        received : Payload
+            The inputs, arrays of shape (samples, ...), or the result of the stage before.
+        """
+        inputs, result = self._compute(received)
+        result = boundary(result)
+        self._hold(microbatch, inputs, result, None)
+        return Payload.of(result)
+
+    def forward_with_loss(self, microbatch: int, received: Payload, objective: Objective) -> None:
+        """F on the last stage, and the loss.
+
+        Parameters
+        ----------
+        microbatch : int
+        received : Payload
+        objective : function
+            ``(microbatch, outputs) -> (loss, share)``. The backward begins with this microbatch's share of the batch
+            instead of 1, which scales every gradient. None instead of a loss: nothing is held for a backward.
+        """
+        inputs, outputs = self._compute(received)
+        loss, share = objective(microbatch, outputs)
+        if loss is not None:
+            self._hold(microbatch, inputs, loss, loss.seed_gradient(share))
+
+    def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
+        """B: add this microbatch's weight gradients, and return the gradients of its inputs.
+
+        Parameters
+        ----------
+        microbatch : int
+        gradient : Payload or None
+            Of the stage's results. None on the last stage, where the loss begins it.
+        """
+        held = self._held.pop(microbatch)
+        autograd.backward(self._roots(held, gradient))
+        return self._gradients(held)
+
+    def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
+        """I: return the gradients of the stage's inputs, and leave the weights for later.
+
+        Parameters and result are those of :meth:`backward`. Arrays that only these gradients needed are freed. On a
+        frozen stage, which has no weights to come back for, it is the whole backward.
+        """
+        if self.is_frozen:
+            return self.backward(microbatch, gradient)
+        held = self._held.pop(microbatch)
+        self._weight_work[microbatch] = autograd.backward_input(self._roots(held, gradient))
+        return self._gradients(held)
+
+    def backward_weight(self, *microbatches: int) -> None:
+        """W: add the weight gradients of a microbatch; those of several as one product for each weight."""
+        stacked([self._weight_work.pop(k) for k in microbatches]).run()
+
+    def _compute(self, received: Payload) -> tuple[list[StageInput], Any]:
+        tensors, inputs = [], []
+        for array, is_wanted in zip(received.arrays, received.wanted):
+            tensor = record(array)
+            tensor.node = stage_input = StageInput(is_wanted, array)
+            tensors.append(tensor)
+            inputs.append(stage_input)
+        return inputs, self._forward(received.rebuilt(tensors))
+
+    def _hold(self, microbatch: int, inputs: list[StageInput], result: Any, seed: Array | None) -> None:
+        if self.has_backward and is_grad_enabled():
+            results = [(tensor.node, tensor.shape) for tensor in tensors_in(result)]
+            self._held[microbatch] = _Held(inputs, results, seed)
+
+    def _roots(self, held: _Held, gradient: Payload | None) -> dict[Node, Array]:
+        """Return where the walk begins, and with which gradients."""
+        arrays = [held.seed] if gradient is None else gradient.arrays
+        roots, fits = {}, len(arrays) == len(held.results)
+        for array, (node, shape) in zip(arrays, held.results):
+            if array is not None:
+                fits = fits and array.shape == shape
+                if node is not None:
+                    roots[node] = array
+        if not fits:
+            given = [None if array is None else array.shape for array in arrays]
+            expected = [shape for _, shape in held.results]
+            raise MessageError(
+                "shape",
+                f"Stage {self.index} passed on tensors of shapes {expected}; gradients of shapes {given} came back.",
+            )
+        return roots
+
+    @staticmethod
+    def _gradients(held: _Held) -> Payload:
+        """Return the gradients in their order; the stage before knows what bundle, if any, they belong to."""
+        arrays = [stage_input.grad for stage_input in held.inputs]
+        return Payload(arrays, [True] * len(arrays), None if len(arrays) == 1 else ())
+
+    # -- memory ---------------------------------------------------------------------------------------------
+
+    def begin(self, accumulate: bool = False) -> None:
+        """Forget whatever a step that failed has left, and the gradients, unless others are to be added to them."""
+        self._held.clear()
+        self._weight_work.clear()
+        for leaf in () if accumulate else self._leaves:
+            leaf.grad = None
+
+    @property
+    def num_held(self) -> int:
+        """How many microbatches hold activations: from F until B, or until W where the backward is split."""
+        return len(self._held) + len(self._weight_work)
+
+    def graph_of(self, microbatch: int) -> list[Node]:
+        """Return the roots of the graph that a microbatch holds from F until B or I."""
+        return [node for node, _ in self._held[microbatch].results if node is not None]
+
+    @property
+    def held(self) -> list[Node | WeightWork]:
+        """The graphs that are kept for backwards to come."""
+        return [*(node for k in self._held for node in self.graph_of(k)), *self._weight_work.values()]

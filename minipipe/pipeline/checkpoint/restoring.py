@@ -1,0 +1,306 @@
+"""Restoring: each rank reads the files that hold something of its own stages, and compares them with the manifest."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minipipe.autograd import backend
+from minipipe.comm import ProcessGroup
+from minipipe.errors import CheckpointCode, CheckpointError, RankError
+from minipipe.execution.checks import digest
+from minipipe.optim import Optimiser
+from minipipe.pipeline import Pipeline
+from minipipe.pipeline.checkpoint import storage
+from minipipe.pipeline.checkpoint.exchange import gather, tell
+from minipipe.pipeline.checkpoint.manifest import Manifest, damage, mismatch, read_manifest
+from minipipe.pipeline.checkpoint.state import Arrays, Told, by_name, check, check_given, put, replaced, states
+from minipipe.pipeline.checkpoint.tensors import unpacked
+from minipipe.printable import quoted
+
+
+class Restored(NamedTuple):
+    """What a script needs to go on.
+
+    Attributes
+    ----------
+    step : int
+        As it was given to ``save``.
+    extra : dict
+        As it was given to ``save`` on the rank of the first stage, on every rank. Tuples and arrays come as lists, the
+        keys of dicts as strings.
+    path : Path
+        Of the checkpoint.
+
+    Examples
+    --------
+    >>> Restored(20, {"epoch": 3}, Path("000001-step-20")).step
+    20
+    """
+
+    step: int
+    extra: dict[str, Any]
+    path: Path
+
+
+def restore(
+    folder: str | Path,
+    pipeline: Pipeline,
+    optimiser: Optimiser | Mapping[str, Optimiser] | None = None,
+    *,
+    required: bool = True,
+) -> Restored | None:
+    """Take the newest checkpoint of a folder that is whole: training goes on as if it had never stopped.
+
+    Collective. The number of ranks, the schedule, the partition and the device may be others than when it was saved.
+    Each rank reads the files that hold something of its own stages, and compares their length and SHA-256 with the
+    manifest, before it changes anything.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Of all checkpoints of a run, as given to :func:`save`; or one of them.
+    pipeline : Pipeline
+        Of the same layers and the same seed. One with a ``dropout_seed`` of its own, such as another replica of the
+        one that was saved, draws from that, and rank 0 says so.
+    optimiser : Optimiser, or mapping of str to Optimiser
+        As given to :func:`save`; None for a pipeline that is not trained any more. Its learning rate and its other
+        hyper-parameters become those of the checkpoint. Where the script gives others than it did then, a warning on
+        rank 0 names both. To keep the script's, set them afterwards, such as ``optimiser.learning_rate = 0.1``; with a
+        ``LearningRateSchedule``, load ``{**state, "first_rates": [0.1]}``.
+    required : bool
+        Whether it is an error that the folder does not exist or has no checkpoint; otherwise None is returned. One
+        that cannot be read is an error in any case: training must not begin anew by mistake.
+
+    Returns
+    -------
+    Restored or None
+
+    Raises
+    ------
+    CheckpointError
+        The same on every rank; then nothing has changed. Codes ``not-found``; ``damaged``, when no checkpoint is whole
+        (where an earlier one is, it is taken, with a warning on rank 0); ``mismatch``, when it is of other layers,
+        another optimiser or another seed; ``version``.
+    RankError
+        Code ``disagreement``, when the ranks have read different checkpoints.
+    ArgumentError
+        Codes ``type`` and ``value``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from minipipe import Pipeline, checkpoint, init_process_group, nn, optim
+    >>> with tempfile.TemporaryDirectory() as folder, init_process_group() as group:
+    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group)
+    ...     optimiser = optim.Adam(pipeline.parameters())
+    ...     checkpoint.save(folder, pipeline, optimiser, step=20, extra={"epoch": 3}).name
+    ...     restored = checkpoint.restore(folder, pipeline, optimiser)
+    ...     restored.step, restored.extra
+    '000001-step-20'
+    (20, {'epoch': 3})
+    """
+    check_given("restore", folder, pipeline)
+    group, optimisers = pipeline.group, by_name(optimiser)
+    found = _candidates(Path(folder)) if group.rank == 0 else None
+    names, reason, is_empty = tell(group, 0, found, "checkpoint.restore()")
+    if is_empty and not required:
+        return None
+    if not names:
+        raise CheckpointError("not-found", f"There is no checkpoint in {str(folder)!r}: {reason}.")
+    problems: list[str] = []
+    for name in names:
+        path = Path(folder) / name
+        read, failure = None, None
+        try:
+            read = _read(path, pipeline, optimisers)
+        except CheckpointError as error:
+            failure = [str(error.code), error.message]
+        mark = digest(str(read[0])) if read else 0  # of the manifest: ranks may have been given other folders
+        told = gather(group, [failure, mark], "checkpoint.restore()")
+        _check_alike(group, folder, [mark for _, mark in told])
+        failures = [error for error, _ in told if error]
+        for code, message in failures:
+            if code != CheckpointCode.DAMAGED:
+                raise CheckpointError(code, message)
+        if not failures and read is not None:
+            return _taken(path, pipeline, optimisers, *read, problems)
+        problems.append(failures[0][1])
+    raise CheckpointError("damaged", " ".join([*problems, "There is no other checkpoint."]))
+
+
+def _check_alike(group: ProcessGroup, folder: str | Path, marks: list[int]) -> None:
+    """Refuse checkpoints of the same name that are not the same.
+
+    Raises
+    ------
+    RankError
+        Code ``disagreement``.
+    """
+    others = [rank for rank, mark in enumerate(marks) if mark and mark != max(marks)]
+    if others:
+        one, other = group.name(marks.index(max(marks))), group.name(others[0])
+        raise RankError(
+            "disagreement",
+            f"Ranks {one} and {other} have read different checkpoints (this rank in {str(folder)!r}). Every rank must "
+            "be given the same folder, on a file system that all hosts share.",
+        )
+
+
+def newest(folder: str | Path) -> Restored:
+    """Return what the newest checkpoint of a folder says, without taking anything of it.
+
+    Local. With it a script makes the model that was saved, before it restores it.
+
+    Parameters
+    ----------
+    folder : str or Path
+        As for :func:`restore`.
+
+    Raises
+    ------
+    CheckpointError
+        Codes ``not-found``, ``damaged`` and ``version``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from minipipe import Pipeline, checkpoint, init_process_group, nn
+    >>> with tempfile.TemporaryDirectory() as folder, init_process_group() as group:
+    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 5)), group)
+    ...     path = checkpoint.save(folder, pipeline, step=1, extra={"width": 5})
+    ...     checkpoint.newest(folder).extra
+    {'width': 5}
+    """
+    names, reason, _ = _candidates(Path(folder))
+    for name in names:
+        path = Path(folder) / name
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError as error:
+            reason = error.message
+            if error.code != CheckpointCode.DAMAGED:
+                raise
+        else:
+            return Restored(manifest.step, manifest.extra, path)
+    code = CheckpointCode.DAMAGED if names else CheckpointCode.NOT_FOUND
+    raise CheckpointError(code, f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}.")
+
+
+def _candidates(folder: Path) -> tuple[list[str], str, bool]:
+    """Return the names of the checkpoints in a folder, the newest first, why there is none, and whether nothing is.
+
+    Local, on rank 0.
+    """
+    try:
+        found = storage.checkpoints(folder)
+    except (OSError, ValueError) as error:  # such as a NUL in its name
+        return [], getattr(error, "strerror", None) or str(error), isinstance(error, FileNotFoundError)
+    return [str(path.relative_to(folder)) for path in found], "no checkpoint in it was finished", not found
+
+
+def _read(path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> tuple[Manifest, Arrays, Told]:
+    """Read what this rank needs of a checkpoint, and check all of it. Local."""
+    manifest = read_manifest(path)
+    _check_model(manifest, pipeline)
+    check(pipeline, optimisers, manifest.optimisers)
+    own = {name for name, _ in pipeline.named_parameters()}
+    missing = [name for name in manifest.files if not os.path.isfile(path / name)]
+    if missing:
+        raise damage(path, f"of its {len(manifest.files)} files these are missing: {', '.join(missing[:9])}.")
+    arrays: Arrays = {}
+    for file in sorted({manifest.parameters[name][0] for name in own}):
+        arrays |= _arrays(path, file, manifest, own)
+    for name in own:
+        _, dtype, shape = manifest.parameters[name]
+        array = arrays.get(f"parameters/{name}")
+        if array is None or (array.dtype.name, array.shape) != (dtype, shape):
+            raise damage(path, f"its files do not hold {name} as {storage.MANIFEST} says.")
+    return manifest, arrays, states(pipeline, optimisers, arrays, manifest.optimisers)
+
+
+def _arrays(path: Path, file: str, manifest: Manifest, own: set[str]) -> Arrays:
+    """Return the arrays of a file that belong to some parameters."""
+    size, sha256 = manifest.files[file]
+    try:
+        found = os.path.getsize(path / file)
+        content = storage.read(path / file, size) if found == size else b""
+    except OSError as error:
+        raise damage(path, str(error)) from None
+    if found != size:
+        raise damage(path, f"{file} has {found:,} bytes; {size:,} were written.")
+    if storage.digest_of(content) != (size, sha256):
+        raise damage(path, f"{file} is not what was written there: its SHA-256 differs.")
+    try:
+        arrays = unpacked(content)
+    except CheckpointError as error:
+        raise damage(path, f"{file}: {error.message}") from None
+    return {key: array for key, array in arrays.items() if key.rpartition("/")[2] in own}
+
+
+def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
+    """Refuse a checkpoint of another model. Local.
+
+    Raises
+    ------
+    CheckpointError
+        Code ``mismatch``.
+    """
+    model = dict(pipeline.model.named_parameters())
+    only = [name for name in manifest.parameters if name not in model]
+    missing = [name for name in model if name not in manifest.parameters]
+    if only or missing:
+        there, here = (
+            ", ".join(map(_name, names[:3])) + " …" * (len(names) > 3) or "nothing" for names in (only, missing)
+        )
+        raise mismatch(f"it is of another model. Only there: {there}; only in this pipeline: {here}")
+    for name, parameter in model.items():
+        _, dtype, shape = manifest.parameters[name]
+        looks = backend.numpy_dtype(parameter.dtype).name, parameter.shape
+        if looks != (dtype, shape):
+            here = f"shape {looks[1]} and dtype {looks[0]}"
+            raise mismatch(
+                f"its {name} has shape {quoted(shape)} and dtype {_name(dtype)}, that of this pipeline {here}"
+            )
+    if manifest.dropout_seed != pipeline.dropout_seed == pipeline.seed:
+        name = "seed" if manifest.dropout_seed == manifest.seed else "dropout_seed"
+        there, here = f"{name}={quoted(manifest.dropout_seed)}", f"{name}={pipeline.dropout_seed}"
+        message = f"it was trained with {there}, and this pipeline has {here}: dropout would draw other numbers"
+        raise mismatch(f"{message}. Give Pipeline(…, {there})")
+
+
+def _name(given: str) -> str:
+    """Return a name that comes from a file, made safe for a terminal."""
+    return quoted(given)[1:-1]
+
+
+def _taken(
+    path: Path,
+    pipeline: Pipeline,
+    optimisers: Mapping[str, Optimiser],
+    manifest: Manifest,
+    arrays: Arrays,
+    found: Told,
+    problems: list[str],
+) -> Restored:
+    """Put everything in its place; say on rank 0 what is not as one might expect. Local."""
+    others = list(replaced(optimisers, found))
+    put(pipeline, optimisers, arrays, found)
+    pipeline.num_steps = manifest.num_steps
+    now = pipeline.schedule.num_microbatches
+    if pipeline.group.rank == 0 and problems:
+        warnings.warn(f"{' '.join(problems)} Going on from {path.name}, of step {manifest.step}.", stacklevel=3)
+    if pipeline.group.rank == 0 and manifest.dropout_seed != pipeline.dropout_seed:
+        message = (
+            f"{path.name} was trained with dropout_seed={manifest.dropout_seed}, and this pipeline draws from its own"
+        )
+        warnings.warn(f"{message}, {pipeline.dropout_seed}, as another replica does.", stacklevel=3)
+    if pipeline.group.rank == 0 and now != manifest.num_microbatches:
+        message = f"{path.name} was trained with {manifest.num_microbatches} microbatches, and this pipeline has {now}"
+        warnings.warn(f"{message}: its gradients will have other last bits.", stacklevel=3)
+    if pipeline.group.rank == 0 and others:
+        warnings.warn(" ".join(others), stacklevel=3)
+    return Restored(manifest.step, manifest.extra, path)

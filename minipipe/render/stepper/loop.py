@@ -1,0 +1,151 @@
+"""The key loop of ``minipipe step``: each key selects the next snapshot to draw."""
+
+from __future__ import annotations
+
+from minipipe.render.stepper.description import describe_verdict
+from minipipe.render.stepper.frame import LEAST_SIZE, Frame
+from minipipe.render.stepper.keys import Screen
+from minipipe.render.stepper.walkthrough import Walkthrough
+
+_KEYS = "n next  p back  home end  g go to  r one rank  ? help  q quit"
+_HELP = """
+  n, space, right, Enter   next step: one more action begins
+  p, left, backspace       previous step
+  page down, page up       ten steps forward, ten steps back
+  home (0), end ($)        first step, last step
+  g                        go to a step, 17, or to a time, t12.5
+  r                        only one rank's actions; r and Enter: all ranks
+  q                        quit
+
+  F3  forward of microbatch 3; 2F3 on stage 2, if its rank has several stages,
+      or f3 on the second of two, if there is no space for 2F3
+  B3  backward; if split, I for the inputs and W for the weights
+  S3, R3  send, receive
+
+  v   now. To the left are past actions, filled with - = ~ +, and idle time,
+      dotted; to the right are the labels of future actions. The > marks the
+      rank whose action has just begun.
+  holds  4 (0-3)  four microbatches, 0 to 3; 2 (0:1 7:0)  microbatch 1 of
+      stage 0 and microbatch 0 of stage 7
+""".splitlines()[1:]
+
+
+def step_with_keys(walkthrough: Walkthrough, screen: Screen, colour: bool) -> bool:
+    """Walk through a schedule by keys; at the end, restore the terminal and print the verdict.
+
+    Returns
+    -------
+    bool
+        True after a key to quit, False after Ctrl-C.
+    """
+    try:
+        with screen:
+            Stepper(walkthrough, screen, colour).run()
+    except KeyboardInterrupt:
+        return False
+    print("\n".join(describe_verdict(walkthrough)))
+    return True
+
+
+class Stepper:
+    """Shows the snapshots of a walk, one for each key.
+
+    Parameters
+    ----------
+    walkthrough : Walkthrough
+    screen : Screen
+    colour : bool
+
+    Attributes
+    ----------
+    number : int
+        The number of the current snapshot.
+    rank : int or None
+        The rank whose actions it stops at; None for all ranks.
+    """
+
+    def __init__(self, walkthrough: Walkthrough, screen: Screen, colour: bool) -> None:
+        self.walkthrough, self.screen = walkthrough, screen
+        self.frame = Frame(walkthrough, colour)
+        self.number, self.notice = 0, ""
+        self.rank: int | None = None
+
+    def run(self) -> None:
+        """Draw snapshots and handle keys until one of them quits."""
+        while True:
+            self.show()
+            key = self.screen.read_key()
+            self.notice = ""
+            if key in ("q", "Q", "eof"):
+                return
+            self.press(key)
+
+    def show(self) -> None:
+        """Draw the snapshot and, below it, a notice or the keys."""
+        width, height = self.screen.size()
+        if width < LEAST_SIZE[0] or height <= LEAST_SIZE[1]:
+            self.screen.show(["too small; q quits"[:width]])
+            return
+        lines = self.frame.draw(self.walkthrough[self.number], width, height - 1, self.rank)
+        only = f"only rank {self.rank} | " if self.rank is not None else ""
+        self.screen.show([*lines, *[""] * (height - 1 - len(lines)), (self.notice or only + _KEYS)[:width]])
+
+    def press(self, key: str) -> None:
+        """Handle a key."""
+        last = len(self.walkthrough) - 1
+        if key in ("n", "space", "right", "enter", "down"):
+            self.number = self.following(1)
+        elif key in ("p", "b", "left", "backspace", "up"):
+            self.number = self.following(-1)
+        elif key in ("pagedown", "pageup"):
+            self.number = max(0, min(last, self.number + (10 if key == "pagedown" else -10)))
+        elif key in ("home", "0"):
+            self.number = 0
+        elif key in ("end", "$", "G"):
+            self.number = last
+        elif key == "g":
+            self.go(self.screen.ask(f"go to a step, 0 to {last}, or to a time such as t12.5: "))
+        elif key == "r":
+            self.choose(
+                self.screen.ask(f"stop only at actions of rank (0 to {self.frame.num_ranks - 1}; Enter: all): ")
+            )
+        elif key in ("?", "h"):
+            self.help()
+        else:
+            self.notice = f"{key!r:.20} has no function; ? lists the keys"
+
+    def following(self, direction: int) -> int:
+        """Return the number of the next snapshot in a direction: of the chosen rank's actions, or of any."""
+        last, events, number = len(self.walkthrough) - 1, self.walkthrough.events, self.number + direction
+        while 0 < number < last and self.rank is not None and events[number - 1].rank != self.rank:
+            number += direction
+        return max(0, min(last, number))
+
+    def go(self, answer: str) -> None:
+        """Go to a step, ``17``, or to a time, ``t12.5``, in the unit of the screen."""
+        answer = answer.strip()
+        scale = 1000 if self.walkthrough.timeline.unit == "s" else 1
+        try:
+            if answer.startswith("t"):
+                self.number = self.walkthrough.at_time(float(answer[1:]) / scale)
+            elif answer:
+                self.number = max(0, min(len(self.walkthrough) - 1, int(answer)))
+        except ValueError:
+            self.notice = f"{answer!r:.20} is neither a step, such as 17, nor a time, such as t12.5"
+
+    def choose(self, answer: str) -> None:
+        """Stop only at the actions of one rank; an empty answer selects all ranks."""
+        answer = answer.strip()
+        if not answer:
+            self.rank = None
+        elif answer.isdecimal() and int(answer) < self.frame.num_ranks:
+            self.rank = int(answer)
+        else:
+            self.notice = f"{answer!r:.20} is not a rank; there are {self.frame.num_ranks}, counted from 0"
+
+    def help(self) -> None:
+        """Show the keys and the notation until a key is pressed."""
+        width, height = self.screen.size()
+        lines = [line[:width] for line in _HELP[: height - 1]]
+        self.screen.show([*lines, *[""] * (height - 1 - len(lines)), "press any key to go back"[:width]])
+        self.screen.read_key()

@@ -1,0 +1,245 @@
+"""A walk through a schedule, action by action: a snapshot of all ranks and messages for each action.
+
+The events of a legal schedule have the times that :func:`minipipe.simulate` predicts. An illegal schedule runs until it
+gets stuck. Each of its actions takes one round, as in :func:`minipipe.schedules.analysis.dependencies.walk`, and a SEND
+and its RECV are a rendezvous.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from math import inf
+
+from minipipe.render.stepper.events import by_rank, events_in_rounds, problems_of, timed_events, timeline_in_rounds
+from minipipe.render.stepper.snapshot import Activity, Event, RankState, Snapshot
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import ActionTable, check_table
+from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs
+from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.message import Message
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.span import IdleCause
+
+_SENDS = (ActionKind.SEND_F, ActionKind.SEND_B)
+_RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
+
+
+class Walkthrough:
+    """A sequence of snapshots of a schedule in chronological order, one at the start of each action.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Legal or not.
+    costs : Costs, optional
+        By default F, I and W take one unit each, and messages take no time.
+    memory_limit : int or float, or a sequence of them, optional
+    memory : Footprint, optional
+        As for :func:`minipipe.verify`.
+
+    Attributes
+    ----------
+    program : Schedule or Program
+        The table of the walk: the schedule itself or, if sends block, its lowered form.
+    timeline : Timeline
+        The times of the events: predicted or, for an illegal schedule, in rounds.
+    events : tuple of Event
+        The actions that run, in order of their starts.
+    problems : tuple of Problem
+        The problems that the verifier found, the cause first.
+    grid : str
+        The verifier's grid of the first problem.
+
+    Raises
+    ------
+    ScheduleError
+        If the walk cannot begin, because an action names a stage or a microbatch that does not exist, or because nearly
+        all actions are missing. Code ``costs``, if the costs do not match the schedule.
+
+    Examples
+    --------
+    >>> from minipipe import Schedule, schedules
+    >>> walkthrough = Walkthrough(schedules.gpipe(2, 1))
+    >>> snapshot = walkthrough[1]
+    >>> [state.activity.value for state in snapshot.ranks], str(snapshot.ranks[1].awaited)
+    (['runs', 'waits'], '0F0')
+    >>> [str(state.action) for state in Walkthrough(schedules.Schedule.from_text("0B0 0F0"))[-1].ranks]
+    ['0B0']
+    """
+
+    def __init__(
+        self,
+        schedule: ActionTable,
+        costs: Costs | None = None,
+        memory_limit: float | Sequence[float] | None = None,
+        memory: Footprint | None = None,
+    ) -> None:
+        check_table(schedule)
+        self.schedule, self.costs = schedule, costs or Costs()
+        self.problems, self.grid = problems_of(schedule, memory_limit, memory)
+        self.is_timed = all(problem.code == "memory" for problem in self.problems)
+        self._check_costs()
+        if self.is_timed:
+            self.program = lower(schedule) if self.costs.sends_block else schedule
+            self.timeline = simulate(schedule, self.costs)
+            self.events = timed_events(self.program, self.timeline, self.costs.sends_block)
+        else:
+            self.program = schedule
+            self.events = events_in_rounds(schedule)
+            self.timeline = timeline_in_rounds(schedule, self.events)
+        self.dependencies = Dependencies(self.program)
+        self._own = by_rank(self.events, self.program.num_ranks)
+        self._first = {event.action: at for at, event in reversed(list(enumerate(self.events)))}
+        self._times = [*(event.start for event in self.events), max((event.end for event in self.events), default=0.0)]
+
+    @property
+    def is_legal(self) -> bool:
+        """Whether the verifier found no problem."""
+        return not self.problems
+
+    @cached_property
+    def stuck(self) -> dict[int, RankState]:
+        """By rank, the final states of the ranks that never finish."""
+        return {rank: state for rank, state in enumerate(self[-1].ranks) if state.activity is Activity.STUCK}
+
+    @cached_property
+    def cycle(self) -> tuple[int, ...]:
+        """The ranks that wait for each other in a cycle, starting with the lowest; empty if there is no cycle."""
+        for rank in self.stuck:
+            path: list[int] = []
+            following: int | None = rank
+            while following in self.stuck and following not in path:
+                path.append(following)
+                waits = self.stuck[following]
+                following = waits.source if waits.awaited in self.dependencies.rank_of else None  # None: it is missing
+            if following in path:
+                cycle = path[path.index(following) :]
+                lowest = cycle.index(min(cycle))
+                return (*cycle[lowest:], *cycle[:lowest])
+        return ()
+
+    def __len__(self) -> int:
+        return len(self.events) + 2
+
+    def __getitem__(self, index: int) -> Snapshot:
+        number = range(len(self))[index]
+        event = self.events[number - 1] if 0 < number <= len(self.events) else None
+        time = self._times[max(0, number - 1)]
+        states = tuple(self._state(rank, number, time) for rank in range(self.program.num_ranks))
+        return Snapshot(number, time, event, states, self._messages_at(number))
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return map(self.__getitem__, range(len(self)))
+
+    def at_time(self, time: float) -> int:
+        """Return the number of the last snapshot at or before a time."""
+        return min(bisect_right(self._times, time), len(self) - 1)
+
+    # -- one rank ------------------------------------------------------------------------------------------
+
+    def _state(self, rank: int, number: int, time: float) -> RankState:
+        own, row = self._own[rank], self.program.actions[rank]
+        begun = bisect_left(own, number)
+        last = self.events[own[begun - 1]] if begun else None
+        if last and (last.end > time or own[begun - 1] == number - 1):
+            source, awaited = self._receiver(last, time)
+            cause = IdleCause.SENDING if last.action.kind in _SENDS and last.end > last.start else None
+            held, _ = self._held_pairs[rank][begun - 1]
+            return RankState(Activity.RUNS, last.action, last.position, last.end, cause, source, awaited, *held)
+        held = self._held_pairs[rank][begun - 1][1] if begun else Held((), 0.0)
+        if begun == len(row):
+            return RankState(Activity.DONE, None, begun, None, IdleCause.DRAIN, None, None, *held)
+        coming = self.events[own[begun]].start if begun < len(own) else None
+        if coming is not None and coming <= time:
+            return RankState(Activity.BEGINS, row[begun], begun, coming, None, None, None, *held)
+        has_begun = any(not action.kind.is_communication for action in row[:begun])
+        cause = IdleCause.WAITING if has_begun else IdleCause.WARM_UP
+        activity = Activity.STUCK if coming is None and number == len(self) - 1 else Activity.WAITS
+        source, awaited = self._reason(rank, row[begun], time)
+        if awaited is None:
+            cause = IdleCause.OVERHEAD
+        return RankState(activity, row[begun], begun, coming, cause, source, awaited, *held)
+
+    @cached_property
+    def _held_pairs(self) -> list[list[tuple[Held, Held]]]:
+        return held_pairs(self.program, self.costs.memory(self.program.num_stages))
+
+    def _reason(self, rank: int, action: Action, time: float) -> tuple[int | None, Action | None]:
+        """Return the rank and the action that a waiting action depends on; None for both if nothing is missing."""
+        need = None
+        for need in self.dependencies.of(action):
+            if need.kind in _RECEIVES and not action.kind.is_communication and self._start(need) <= time:
+                need = self.dependencies.partner_of(need)  # the RECV is posted; the SEND is not
+            if not self._is_available(need, rank, time):
+                return self.dependencies.home_of(need), need
+        if need is None or self.is_timed:  # the overhead between two actions
+            return None, None
+        return self.dependencies.home_of(need), need  # it occurs twice, and the walk waits for the second one
+
+    def _is_available(self, need: Action, rank: int, time: float) -> bool:
+        if need not in self._first:
+            return False
+        event = self.events[self._first[need]]
+        return (event.end if event.rank == rank else self._arrival(event)) <= time
+
+    def _start(self, action: Action) -> float:
+        return self.events[self._first[action]].start if action in self._first else inf
+
+    def _receiver(self, event: Event, time: float) -> tuple[int | None, Action | None]:
+        """Return the rank and the RECV that a SEND waits for; None for both once the RECV is posted."""
+        blocks = self.is_timed and event.action.kind in _SENDS and event.end > event.start
+        if not blocks or self._start(receive := self.dependencies.partner_of(event.action)) <= time:
+            return None, None
+        return self.dependencies.home_of(receive), receive
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def _messages_at(self, number: int) -> tuple[Message, ...]:
+        return tuple(message for first, last, message in self._messages if first <= number < last)
+
+    @cached_property
+    def _messages(self) -> list[tuple[int, float, Message]]:
+        """The messages between ranks, each with the numbers of its first snapshot and of its consumption."""
+        found = []
+        for at, event in enumerate(self.events):
+            value = self._value_sent(event)
+            consumer = None if value is None else self.dependencies.as_written(value.consumer)
+            if value is None or consumer is None or self.dependencies.home_of(consumer) == event.rank:
+                continue
+            is_sent = event.action.kind in _SENDS
+            sent = event.start if is_sent else event.end
+            first = at + 1 if is_sent else max(at + 2, bisect_left(self._times, sent) + 1)
+            last = self._first[consumer] + 1 if consumer in self._first else inf
+            destination = self.dependencies.home_of(consumer)
+            assert destination is not None
+            producer = self.dependencies.as_written(value.producer)
+            message = Message(producer, consumer, event.rank, destination, sent, self._arrival(event))
+            found.append((first, last, message))
+        return sorted(found, key=lambda entry: (entry[2].sent, entry[2].arrived))
+
+    def _value_sent(self, event: Event) -> Value | None:
+        """Return the value that an event passes on: by a SEND if the program has one, otherwise by the computation."""
+        is_sent = event.action.kind in _SENDS
+        value = Value.carried_by(event.action) if is_sent else Value.produced_by(event.action)
+        if value is None or not self.dependencies.exists(value):
+            return None
+        return value if is_sent == self.program.message_cuts[value.cut] else None
+
+    def _arrival(self, event: Event) -> float:
+        """Return the time from which on the value of an event is available on another rank."""
+        is_sent = event.action.kind in _SENDS
+        if not self.is_timed or (is_sent and self.costs.sends_block):
+            return event.end
+        value = Value.carried_by(event.action) if is_sent else Value.produced_by(event.action)
+        if value is None or not self.dependencies.exists(value):
+            return event.end
+        return event.end + self.timeline.message_times[value.cut]
+
+    def _check_costs(self) -> None:
+        self.costs.durations(self.schedule.num_stages)
+        self.costs.message_times(self.schedule)
+        self.costs.memory(self.schedule.num_stages)

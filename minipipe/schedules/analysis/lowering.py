@@ -1,0 +1,86 @@
+"""Lowering: from a schedule to the program that the ranks run.
+
+There is one global order of all actions, that of the walk in ``walk.py``. Each message is put at one position
+of it, right behind the action that produces the value::
+
+    global order    0F0 [1]   0SEND_F0 [2]   1RECV_F0 [3]   0F1   1F0   1SEND_F0   2RECV_F0   …
+    rank 0          0F0       0SEND_F0                      0F1                               …
+    rank 1                                   1RECV_F0             1F0   1SEND_F0              …
+
+Each rank's row is a part of that order, all that an item depends on stands before it, and a SEND stands beside its
+RECV. So the first unfinished item can always run: no deadlock, even when every send blocks until it is received. The
+naive rule (receive just before use, send just after) makes 1F1B deadlock: rank 0 is at 0SEND_F1 and rank 1 at 1SEND_B0,
+and each RECV stands behind the other rank's SEND.
+
+File 4 of 12 on the first path through the code (README.md):
+after ``schedules/analysis/dependencies.py``, before ``execution/executor.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import ActionTable, check_table
+from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.analysis.walk import complete_walk
+from minipipe.schedules.garbage import collector_paused
+from minipipe.schedules.program import Program
+
+# The constructor of a NamedTuple takes twice as long; a large schedule has a million messages.
+_new_action: Callable[[tuple[int, ActionKind, int]], Action] = partial(tuple.__new__, Action)
+
+
+def lower(schedule: ActionTable) -> Program:
+    """Add a SEND and a RECV for every value that crosses ranks, in pairs.
+
+    Local; no messages. Roughly: ``for rank, action in complete_walk(schedule).order(): run it; its SEND goes here, its
+    RECV to the rank of its consumer, now``.
+
+    Parameters
+    ----------
+    schedule : Schedule or Program
+        A program is returned as it is.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    ScheduleError
+        Code ``deadlock``, when the schedule cannot run to its end; :func:`minipipe.verify` says why.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(lower(schedules.gpipe(2, 1)))
+    # gpipe: 2 ranks, 2 stages, 1 microbatch
+    rank 0: 0F0 0SEND_F0 0RECV_B0 0B0
+    rank 1: 1RECV_F0 1F0 1B0 1SEND_B0
+    """
+    check_table(schedule)
+    if isinstance(schedule, Program):
+        return schedule
+    rows: list[list[Action]] = [[] for _ in range(schedule.num_ranks)]
+    messages = {kind: [_message(schedule, stage, kind) for stage in range(schedule.num_stages)] for kind in ActionKind}
+    with collector_paused():
+        for rank, action in complete_walk(schedule).order():
+            stage, kind, k = action
+            row = rows[rank]
+            row.append(action)  # [1]
+            message = messages[kind][stage]
+            if message is not None:
+                send, consumer, receive, destination = message
+                row.append(_new_action((stage, send, k)))  # [2]
+                rows[destination].append(_new_action((consumer, receive, k)))  # [3]
+    return schedule.with_rows(Program, rows)
+
+
+def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind, int] | None:
+    """Return the message behind an action: kind of SEND, stage of the consumer, kind of RECV, rank of the consumer."""
+    value = Value.produced_by(Action(stage, kind, 0))
+    if value is None or not Dependencies(table).crosses_ranks(value):
+        return None
+    return value.send.kind, value.consumer_stage, value.receive.kind, table.placement[value.consumer_stage]

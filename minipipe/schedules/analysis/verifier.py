@@ -1,0 +1,321 @@
+"""The verifier proves that a schedule is legal and free of deadlock, or lists its problems, the cause first.
+
+A schedule is legal if
+
+1. each (stage, microbatch) has one F, and one B or one I and one W, on the rank of the stage
+   (a forward-only schedule has no backward at all);
+2. F comes after the F of the previous stage, B and I after the F of the same stage and the B or I of the next stage,
+   and W after its I;
+3. each rank runs one action at a time, in the given order;
+4. the orders of all ranks together have no cycle, even if every send blocks until it is received.
+
+For a schedule without SEND and RECV, rule 4 means that its computations have no cycle. The messages that
+:func:`minipipe.schedules.lower` adds then cause no deadlock: it places each SEND together with its RECV in one global
+order, so that the first unfinished item of that order can always run. A program with SEND and RECV is checked as
+written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from operator import attrgetter
+
+from minipipe.errors import Problem, ScheduleCode, ScheduleError
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import ActionTable, check_table
+from minipipe.schedules.analysis.activations import Footprint, held_memory
+from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.analysis.walk import Blocked, walk
+from minipipe.schedules.analysis.workload import amount_per_rank, check_footprint, fits
+from minipipe.schedules.placement import stages_by_rank
+
+F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+
+_STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")
+_MOST = 1000  # problems of one kind that are listed: if one action is missing, thousands often are
+_BIT = {kind: 1 << i for i, kind in enumerate(ActionKind)}
+
+
+def verify(
+    schedule: ActionTable, memory_limit: float | Sequence[float] | None = None, memory: Footprint | None = None
+) -> None:
+    """Prove that a schedule is legal and free of deadlock; otherwise raise an error with all its problems.
+
+    Local: no messages. The time is linear in the number of actions.
+
+    Parameters
+    ----------
+    schedule : Schedule or Program
+        A program is checked as written, a schedule with the messages that :func:`minipipe.schedules.lower` adds.
+    memory_limit : int or float, or a sequence of them, optional
+        The most that a rank may hold at once: one limit for all ranks, or one for each. Without ``memory`` it
+        counts (stage, microbatch) pairs.
+    memory : Footprint, optional
+        By stage, what one microbatch holds, in the unit of the limits: ``costs.memory(num_stages)`` of a
+        :class:`minipipe.Costs`.
+
+    Raises
+    ------
+    ScheduleError
+        ``.problems`` lists every :class:`~minipipe.errors.Problem` with its code, message, rank and step, the cause
+        first, without mere consequences. The codes, in the order of the checks: ``out-of-range``, ``wrong-rank``;
+        ``duplicate``, ``tag-collision`` (a repeated SEND or RECV), ``missing``, ``mixed-backward``, ``frozen``,
+        ``no-partner``;
+        ``order``, ``deadlock``, ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``. Code
+        ``parameters``, if the limit or the memory is none.
+
+    Examples
+    --------
+    >>> from minipipe import Schedule
+    >>> verify(Schedule.from_text("rank 0: 0B0 0F0"))
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ScheduleError: [order] Rank 0, position 0: 0B0 comes before 0F0 (position 1), which it needs.
+    <BLANKLINE>
+    rank 0: >0B0<  0F0
+
+    Half of an activation is kept from I until W.
+
+    >>> from minipipe import Costs, schedules
+    >>> halves = Costs(activation=1, weight_activation=0.5)
+    >>> verify(schedules.zb_h2(4, 8), memory_limit=[7, 6, 5, 4], memory=halves.memory(4))
+    """
+    check_table(schedule)
+    if "is legal" not in schedule._kept:
+        problems = _placed_problems(schedule) or _counted_problems(schedule) or _order_problems(schedule)
+        if problems:
+            raise ScheduleError(problems, _grid(schedule, problems[0]))
+        schedule._kept["is legal"] = True
+    problems = _memory_problems(schedule, memory_limit, memory)
+    if problems:
+        raise ScheduleError(problems, _grid(schedule, problems[0]))
+
+
+# -- rule 1: every action, once, on the right rank -------------------------------------------------------------
+
+
+def _placed_problems(schedule: ActionTable) -> list[Problem]:
+    """Check that every action is in range and on the rank of its stage."""
+    stages, rows = stages_by_rank(schedule.placement, schedule.num_ranks), schedule.actions
+    strays = [rank for rank, row in enumerate(rows) if not _is_placed(row, stages[rank], schedule.num_microbatches)]
+    present = list(map(frozenset, rows)) if strays else []
+    found = (_placed_problem(schedule, present, rank, at) for rank in strays for at in range(len(rows[rank])))
+    return list(islice((problem for problem in found if problem is not None), _MOST))
+
+
+def _is_placed(row: Sequence[Action], stages: Sequence[int], num_microbatches: int) -> bool:
+    """Check a whole row at once: it may have a million actions."""
+    if not row:
+        return True
+    first, last = min(map(_MICROBATCH, row)), max(map(_MICROBATCH, row))
+    return set(map(_STAGE, row)) <= set(stages) and 0 <= first <= last < num_microbatches
+
+
+def _placed_problem(table: ActionTable, present: list[frozenset[Action]], rank: int, position: int) -> Problem | None:
+    """Check one action; ``present`` has the actions of each rank."""
+    action = table.actions[rank][position]
+    where = f"Rank {rank}, position {position}: {action}"
+    if not 0 <= action.stage < table.num_stages:
+        sentence = f"{where} names stage {action.stage}; there are {table.num_stages}, counted from 0."
+        return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, position)
+    if not 0 <= action.microbatch < table.num_microbatches:
+        sentence = f"{where} names microbatch {action.microbatch}; there are {table.num_microbatches}, counted from 0."
+        return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, position)
+    home = table.placement[action.stage]
+    if home != rank:
+        sentence = f"{where} is on the wrong rank; stage {action.stage} is on rank {home}."
+        if action in present[home]:
+            why = "a stage lives on one rank, and replicas of a stage (Chimera, DualPipe) are not supported"
+            sentence += f" {action} is on rank {home} as well: {why}."
+        return Problem(ScheduleCode.WRONG_RANK, sentence, rank, position)
+    return None
+
+
+def _counted_problems(schedule: ActionTable) -> list[Problem]:
+    """Check that every required action occurs exactly once, and no other."""
+    if _is_complete(schedule):
+        return []
+    counts = Counter(action for row in schedule.actions for action in row)
+    needless = {action for action in counts if action.kind not in _expected_kinds(schedule, counts, *action[::2])}
+    rows = enumerate(schedule.actions) if needless else ()
+    places = ((action, rank, at) for rank, row in rows for at, action in enumerate(row) if action in needless)
+    unexpected = (_unexpected(schedule, *place) for place in places)
+    kinds = (_repeated(schedule), _missing(schedule, counts), unexpected)
+    return [problem for problems in kinds for problem in islice(problems, _MOST)]
+
+
+def _missing(schedule: ActionTable, counts: Counter[Action]) -> Iterator[Problem]:
+    for k in range(schedule.num_microbatches):
+        for stage, rank in enumerate(schedule.placement):
+            for kind in _expected_kinds(schedule, counts, stage, k):
+                action = Action(stage, kind, k)
+                if not counts[action]:
+                    yield Problem(ScheduleCode.MISSING, f"{action} is missing on rank {rank}.", rank)
+
+
+def _expected_kinds(schedule: ActionTable, counts: Counter[Action], stage: int, k: int) -> list[ActionKind]:
+    """Return the expected kinds of a (stage, microbatch): of the complete sets, the one that was begun."""
+    is_split = (counts[Action(stage, I, k)] or counts[Action(stage, W, k)]) and not counts[Action(stage, B, k)]
+    return _complete_sets(schedule, stage)[-1 if is_split else 0]
+
+
+def _complete_sets(schedule: ActionTable, stage: int) -> list[list[ActionKind]]:
+    """Return what each microbatch may have on a stage: F and B, or F, I and W; F and I if frozen; and its messages."""
+    backwards = [[B], [I, W]]
+    if stage in schedule.frozen:
+        backwards = [[I]]
+    if schedule.is_forward_only or stage < schedule.first_backward_stage:
+        backwards = [[]]
+    return [[F, *backward, *_message_kinds(schedule, stage)] for backward in backwards]
+
+
+def _is_complete(schedule: ActionTable) -> bool:
+    """Check quickly that each (stage, microbatch) has a complete set of kinds, each once."""
+    m = schedule.num_microbatches
+    if schedule.num_stages * m > sum(map(len, schedule.actions)):
+        return False
+    if any(len(set(row)) < len(row) for row in schedule.actions):
+        return False
+    found = [0] * (schedule.num_stages * m)
+    for row in schedule.actions:
+        for stage, kind, k in row:
+            found[stage * m + k] |= _BIT[kind]
+    for stage in range(schedule.num_stages):
+        right = {sum(map(_BIT.__getitem__, kinds)) for kinds in _complete_sets(schedule, stage)}
+        if not set(found[stage * m : stage * m + m]) <= right:
+            return False
+    return True
+
+
+def _message_kinds(schedule: ActionTable, stage: int) -> list[ActionKind]:
+    """Return the kinds of SEND and RECV that a stage has for each microbatch."""
+    forward, backward = Action(stage, F, 0), Action(stage, B, 0)
+    values = (
+        (Value.produced_by(forward), "send"),
+        (Value.consumed_by(forward), "receive"),
+        (Value.produced_by(backward), "send"),
+        (Value.consumed_by(backward), "receive"),
+    )[: 2 if schedule.is_forward_only else 4]
+    exists, cuts = Dependencies(schedule).exists, schedule.message_cuts
+    return [getattr(value, half).kind for value, half in values if value and exists(value) and cuts[value.cut]]
+
+
+def _repeated(schedule: ActionTable) -> Iterator[Problem]:
+    for rank, row in enumerate(schedule.actions):
+        first: dict[Action, int] = {}
+        for position, action in enumerate(row):
+            if action in first:
+                sentence = f"Rank {rank}, position {position}: {action} is a duplicate of position {first[action]}."
+                if action.kind.is_communication:
+                    sentence += " Two messages with the same tag cannot be told apart."
+                code = ScheduleCode.TAG_COLLISION if action.kind.is_communication else ScheduleCode.DUPLICATE
+                yield Problem(code, sentence, rank, position)
+            first.setdefault(action, position)
+
+
+def _unexpected(schedule: ActionTable, action: Action, rank: int, position: int) -> Problem:
+    where = f"Rank {rank}, position {position}: {action}"
+    if action.kind.is_communication:
+        sentence = f"{where} has no partner: stage {action.stage} has no such value to exchange with another rank."
+        return Problem(ScheduleCode.NO_PARTNER, sentence, rank, position)
+    if action.stage in schedule.frozen:
+        return Problem(ScheduleCode.FROZEN, f"{where} is needless: stage {action.stage} is frozen.", rank, position)
+    sentence = f"{where} comes in addition to {Action(action.stage, B, action.microbatch)}, which includes I and W."
+    if action.kind is W:
+        sentence += " Zero-bubble papers write B for the half that is I here."
+    return Problem(ScheduleCode.MIXED_BACKWARD, sentence, rank, position)
+
+
+# -- rules 2 to 4: the order -----------------------------------------------------------------------------------
+
+
+def _order_problems(schedule: ActionTable) -> list[Problem]:
+    """Walk in topological order; if ranks remain blocked, report the cycle in which they wait."""
+    blocked = {stuck.rank: stuck for stuck in walk(schedule).blocked}
+    if not blocked:
+        return []
+    cycle, as_written = _cycle(schedule, blocked), Dependencies(schedule).as_written
+    first = cycle[0]
+    if len(cycle) == 1:
+        needed = as_written(first.awaited)
+        later = schedule.actions[first.rank].index(needed)
+        where = f"Rank {first.rank}, position {first.position}: {first.action}"
+        sentence = f"{where} comes before {needed} (position {later}), which it needs."
+        return [Problem(ScheduleCode.ORDER, sentence, first.rank, first.position)]
+    waits = [
+        f"rank {stuck.rank} cannot run {stuck.action} (position {stuck.position}) before {as_written(stuck.awaited)}, "
+        f"which rank {schedule.placement[stuck.awaited.stage]} runs later"
+        for stuck in cycle
+    ]
+    sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
+    if not walk(schedule, sends_are_buffered=True).blocked:
+        sentence += " It would finish only if every send were buffered, as small messages are and large ones are not."
+        return [Problem(ScheduleCode.RENDEZVOUS_DEADLOCK, sentence, first.rank, first.position)]
+    return [Problem(ScheduleCode.DEADLOCK, sentence, first.rank, first.position)]
+
+
+def _cycle(schedule: ActionTable, blocked: dict[int, Blocked]) -> list[Blocked]:
+    """Follow the waits from the lowest blocked rank until a rank repeats."""
+    path: list[int] = []
+    rank = min(blocked)
+    while rank not in path:
+        path.append(rank)
+        rank = schedule.placement[blocked[rank].awaited.stage]
+    return [blocked[rank] for rank in path[path.index(rank) :]]
+
+
+# -- memory ----------------------------------------------------------------------------------------------------
+
+
+def _memory_problems(
+    schedule: ActionTable, memory_limit: float | Sequence[float] | None, memory: Footprint | None
+) -> list[Problem]:
+    """Report, for each rank, the first action that exceeds its memory limit."""
+    if memory_limit is None:
+        return []
+    unit = " (stage, microbatch) pairs" if memory is None else ""
+    ones, nothing = (1,) * schedule.num_stages, (0,) * schedule.num_stages
+    memory = Footprint(ones, ones, nothing) if memory is None else memory
+    check_footprint(memory, schedule.num_stages)
+    problems = []
+    for rank, limit in enumerate(amount_per_rank(memory_limit, schedule.num_ranks)):
+        for position, (held, _) in enumerate(held_memory(schedule.actions[rank], memory)):
+            if not fits(held, limit):
+                action = schedule.actions[rank][position]
+                sentence = (
+                    f"Rank {rank}, position {position}: with {action} it holds {held:.12g}{unit}; "
+                    f"the limit is {limit:.12g}."
+                )
+                problems.append(Problem(ScheduleCode.MEMORY, sentence, rank, position))
+                break
+    return problems
+
+
+# -- the grid under the message --------------------------------------------------------------------------------
+
+
+def _grid(schedule: ActionTable, problem: Problem, reach: int = 5) -> str:
+    """Draw the rows around a problem's cell, marked ``>0B0<``; a cycle has a mark on each of its ranks."""
+    if problem.rank is None:
+        return ""
+    if problem.step is None:  # a missing action has no cell to mark: draw the beginning of its row
+        return _draw_row(schedule, problem.rank, reach, reach, is_marked=False)
+    marks = {problem.rank: problem.step}
+    if problem.code in (ScheduleCode.DEADLOCK, ScheduleCode.RENDEZVOUS_DEADLOCK):
+        blocked = {stuck.rank: stuck for stuck in walk(schedule).blocked}
+        marks = {stuck.rank: stuck.position for stuck in _cycle(schedule, blocked)}
+    return "\n".join(
+        _draw_row(schedule, rank, marks.get(rank, problem.step), reach, is_marked=rank in marks)
+        for rank in range(schedule.num_ranks)
+    )
+
+
+def _draw_row(schedule: ActionTable, rank: int, middle: int, reach: int, is_marked: bool) -> str:
+    row, start, stop = schedule.actions[rank], max(0, middle - reach), middle + reach + 1
+    cells = [
+        f">{action}<" if is_marked and i == middle else f" {action} " for i, action in enumerate(row[start:stop], start)
+    ]
+    before, after = "… " if start > 0 else "", " …" if stop < len(row) else ""
+    return f"rank {rank}: {before}{' '.join(cells)}{after}".rstrip()

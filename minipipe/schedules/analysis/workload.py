@@ -1,0 +1,162 @@
+"""A workload: what the ranks have to do, without the order in which they do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from math import inf
+from numbers import Real
+from sys import float_info
+from typing import NamedTuple
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
+from minipipe.schedules.analysis.activations import Footprint
+
+ROUNDING = 1e-9  # sums of floating-point amounts may differ by so much, relatively, with the order of their terms
+
+
+class Objective(StrEnum):
+    """What a good schedule makes small.
+
+    Examples
+    --------
+    >>> Objective("span") is Objective.SPAN
+    True
+    """
+
+    MAKESPAN = "makespan"  # from the first start to the last end, all ranks together
+    SPAN = "span"  # the longest time of any rank from its own first start to its own last end
+
+
+class Workload(NamedTuple):
+    """Stages on ranks, microbatches, the times and the memory of their actions, and limits: a scheduling problem.
+
+    Every backward is split into I and W. :meth:`minipipe.Costs.workload` makes one.
+
+    Attributes
+    ----------
+    placement : tuple of int
+        The rank of each stage.
+    num_microbatches : int
+    forward, backward_input, backward_weight : tuple of float
+        By stage, the times of F, I and W.
+    message : tuple of float
+        By stage, the time in flight between it and the next one, either way; 0 on one rank, and after the last.
+    footprint : Footprint
+        By stage, what one microbatch holds.
+    memory_limit : tuple of float
+        By rank, the most that it may hold while an action runs; infinite where there is no limit.
+    overhead : float
+        The time of a rank between two actions.
+    """
+
+    placement: tuple[int, ...]
+    num_microbatches: int
+    forward: tuple[float, ...]
+    backward_input: tuple[float, ...]
+    backward_weight: tuple[float, ...]
+    message: tuple[float, ...]
+    footprint: Footprint
+    memory_limit: tuple[float, ...]
+    overhead: float = 0.0
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.memory_limit)
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages."""
+        return len(self.placement)
+
+    def work(self, rank: int) -> float:
+        """Return the time for which a rank computes.
+
+        Examples
+        --------
+        >>> from minipipe import Costs
+        >>> Costs(forward=[1, 3]).workload((0, 1), num_microbatches=4).work(1)
+        20.0
+        """
+        own = (s for s, owner in enumerate(self.placement) if owner == rank)
+        return self.num_microbatches * sum(
+            self.forward[s] + self.backward_input[s] + self.backward_weight[s] for s in own
+        )
+
+    def least_memory(self, rank: int) -> float:
+        """Return the memory without which a rank cannot finish one microbatch, alone: all its F, then each I and W.
+
+        Examples
+        --------
+        >>> from minipipe import Costs
+        >>> Costs(weight_activation=2).workload((0, 1, 1, 0), 4).least_memory(0)
+        3.0
+        """
+        activation, weight_activation, transient = self.footprint
+        held, least = 0.0, 0.0
+        for s in (stage for stage, owner in enumerate(self.placement) if owner == rank):
+            least = max(least, held + weight_activation[s], held + activation[s] + transient[s])
+            held += activation[s]
+        return least
+
+
+def fits(amount: float, limit: float) -> bool:
+    """Tell whether an amount of memory is within a limit, up to rounding.
+
+    Examples
+    --------
+    >>> fits(0.1 + 0.2, 0.3), fits(0.31, 0.3)
+    (True, False)
+    """
+    return amount <= limit or amount <= limit * (1 + ROUNDING)
+
+
+def check_footprint(memory: Footprint, num_stages: int) -> None:
+    """Refuse what does not say, for each stage, what one microbatch holds.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+
+    Examples
+    --------
+    >>> check_footprint(Footprint([1, 1], [0.5, 0.5], [0, 0]), num_stages=2)
+    """
+    if not isinstance(memory, Footprint):
+        message = f"memory is {quoted(memory)}; expected a Footprint, such as Costs(activation=2).memory({num_stages})."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    for name, given in memory._asdict().items():
+        values = given.values() if isinstance(given, Mapping) else given
+        keys = set(given) if isinstance(given, Mapping) else set(range(len(given)))
+        if keys != set(range(num_stages)) or not all(_is_real(value) and value >= 0 for value in values):
+            message = (
+                f"{name} of memory is {quoted(given)}; expected an amount, at least 0, for each of {num_stages} stages."
+            )
+            raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real)
+
+
+def amount_per_rank(given: float | Sequence[float], num_ranks: int) -> tuple[float, ...]:
+    """Return a limit of memory for each rank: one amount for all alike, or those given.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+
+    Examples
+    --------
+    >>> amount_per_rank(2.5, num_ranks=3)
+    (2.5, 2.5, 2.5)
+    """
+    values: tuple = tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
+    if len(values) != num_ranks or not all(_is_real(value) and value > 0 for value in values):
+        message = f"memory_limit is {quoted(given)}; expected an amount above 0, or one for each of {num_ranks} ranks."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    return tuple(float(value) if value < float_info.max else inf for value in values)

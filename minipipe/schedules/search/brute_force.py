@@ -1,0 +1,283 @@
+"""Branch and bound in plain Python: all orders of a small workload, but for those that cannot be the best.
+
+It needs no package, and checks the solver of ``exact.py``, with which it shares neither model nor bound. The actions
+are placed one by one; what is placed has its time, as early as its order allows, as in the simulator::
+
+    next rank: the one whose ready action can start first
+      |-- its next action is this ready one        (a branch for each)
+      `-- its next action is none of the ready ones: they are refused until it has done another one
+
+So each order of each rank comes up once. A branch is left where
+
+    [1] bound      the rest takes so long, even if every rank may do what it has in the best order for itself, that no
+                   better schedule comes of it;
+    [2] gap        another ready I or W, or F where memory has no limit, would be over before the action that is to be
+                   next can start: in the gap before that one it delays nothing, and memory is given back sooner;
+    [3] dominance  the same actions are done and refused elsewhere, where every rank is free and every value is there no
+                   later.
+
+The stages take their microbatches in ascending order; see
+:func:`minipipe.schedules.search.first_schedule.in_microbatch_order`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf, isinf
+from time import perf_counter
+from typing import NamedTuple
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
+from minipipe.schedules.placement import stages_by_rank
+from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.search.certificate import Certificate
+from minipipe.schedules.search.first_schedule import one_after_another
+from minipipe.schedules.simulation.evaluation import evaluate
+
+F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+NAME = "branch and bound"
+Kind = tuple[int, ActionKind]  # (stage, kind): its next microbatch follows from how many are done
+
+
+def solve_by_branch_and_bound(workload: Workload, objective: Objective, seconds: float = inf) -> Certificate:
+    """Return the best schedule of a small workload, such as 4 ranks and 6 microbatches.
+
+    Parameters
+    ----------
+    workload : Workload
+    objective : Objective
+        A span only where the first stages are on as many ranks as there are, as in straight and V placements. The first
+        F of all ranks then have the same times in all schedules. Elsewhere a rank may gain by beginning late, and which
+        order makes it do so depends on more than what is placed.
+    seconds : float
+        The most that it may take. Stopped before the end, it has proved no more than its first bound.
+
+    Returns
+    -------
+    Certificate
+        Its value is the simulated one.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``, if no schedule fits the memory, or for a span over another placement.
+
+    References
+    ----------
+    Giffler and Thompson 1960, "Algorithms for solving production-scheduling problems" (gaps).
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> workload = Costs(forward=[1, 2]).workload((0, 1), num_microbatches=3, memory_limit=2)
+    >>> found = solve_by_branch_and_bound(workload, Objective.MAKESPAN)
+    >>> found.value, found.bound, found.bound_by
+    (13.0, 13.0, 'branch and bound')
+    """
+    began = perf_counter()
+    first = one_after_another(workload)
+    leading = workload.placement[: workload.num_ranks]
+    if objective is Objective.SPAN and len(set(leading)) < workload.num_ranks:
+        message = (
+            f"The first stages are on ranks {', '.join(map(str, leading))}; for a span each must be on another rank"
+        )
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}. Use the makespan, or exact search.")
+    search = _Search(workload, objective, began + seconds)
+    search.best = evaluate(first, workload, objective)
+    least = search.bound()
+    search.explore()
+    schedule = first if search.rows is None else first.with_rows(Schedule, search.rows)
+    name = NAME if search.rows else first.name
+    schedule = Schedule(f"found by {name}", schedule.placement, schedule.num_microbatches, schedule.actions)
+    value = evaluate(schedule, workload, objective)
+    bound = min(least, value) if search.is_late else value
+    return Certificate(schedule, workload, objective, value, bound, NAME, name, perf_counter() - began)
+
+
+class _Placed(NamedTuple):
+    """What is restored when an action is taken back."""
+
+    action: Action
+    free: float
+    held: float
+    refused: frozenset[Kind]
+
+
+class _Search:
+    """The actions placed so far, and the best schedule found."""
+
+    def __init__(self, workload: Workload, objective: Objective, deadline: float) -> None:
+        self.workload, self.objective, self.deadline = workload, objective, deadline
+        self.best, self.is_late = inf, False
+        self.rows: list[list[Action]] | None = None
+        stages, ranks = range(workload.num_stages), range(workload.num_ranks)
+        self.own = stages_by_rank(workload.placement, workload.num_ranks)
+        times = zip((F, I, W), (workload.forward, workload.backward_input, workload.backward_weight))
+        self.times = {(stage, kind): by_stage[stage] for kind, by_stage in times for stage in stages}
+        self.shortest = min(self.times.values())
+        # By kind of action, the one on a neighbouring stage whose value it needs.
+        self.source: dict[Kind, Kind] = {(upper, F): (lower, F) for lower, upper in pairwise(stages)}
+        self.source |= {(lower, I): (upper, I) for lower, upper in pairwise(stages)}
+        self.delay = {kind: workload.message[min(kind[0], source[0])] for kind, source in self.source.items()}
+        self.ends: dict[Kind, list[float]] = {kind: [] for kind in self.times}  # of what is placed
+        self.placed: list[list[Action]] = [[] for _ in ranks]
+        self.first_start = [0.0 for _ in ranks]
+        self.free, self.held = [0.0 for _ in ranks], [0.0 for _ in ranks]
+        self.refused: list[frozenset[Kind]] = [frozenset() for _ in ranks]
+        self.seen: defaultdict[tuple, list[list[float]]] = defaultdict(list)
+
+    # -- branches -----------------------------------------------------------------------------------------------------
+
+    def explore(self) -> None:
+        """Look at all schedules that go on from what is placed."""
+        self.is_late = self.is_late or perf_counter() > self.deadline
+        bound = self.bound()
+        if self.is_late or bound >= self.best * (1 - ROUNDING):  # [1]
+            return
+        if all(len(ends) == self.workload.num_microbatches for ends in self.ends.values()):
+            self.best, self.rows = bound, [list(row) for row in self.placed]  # nothing is left: the bound is the value
+            return
+        if self._is_dominated():
+            return
+        options = [self._options(rank) for rank in range(len(self.own))]
+        soonest = [min((start for start, _, _ in choices), default=inf) for choices in options]
+        rank = min(range(len(soonest)), key=soonest.__getitem__)
+        if isinf(soonest[rank]):  # all wait for what was refused
+            return
+        harmless = ((end, kind) for _, end, kind in options[rank] if self._gives_back(rank, kind))
+        over, soonest_over = min(harmless, default=(inf, None))
+        for start, _, kind in sorted(options[rank], key=lambda option: (option[0], "IFW".index(option[2][1]))):
+            if start < over or kind == soonest_over:  # [2]; it may take no time
+                taken_back = self._place(rank, kind, start)
+                self.explore()
+                self._take_back(rank, kind, taken_back)
+        others = min((start for other, start in enumerate(soonest) if other != rank), default=inf)
+        if others + self.shortest < over:  # [2]
+            refused = self.refused[rank]
+            self.refused[rank] = refused | {kind for _, _, kind in options[rank]}
+            self.explore()
+            self.refused[rank] = refused
+
+    def _options(self, rank: int) -> list[tuple[float, float, Kind]]:
+        """Return (start, end and overhead, kind) of the ready actions of a rank that are not refused."""
+        found = []
+        for kind in ((stage, kind) for stage in self.own[rank] for kind in (F, I, W)):
+            k = len(self.ends[kind])
+            needed = [*self._own_need(kind), *([self.source[kind]] if kind in self.source else [])]
+            is_ready = k < self.workload.num_microbatches and all(len(self.ends[need]) > k for need in needed)
+            if is_ready and kind not in self.refused[rank] and fits(self._levels(rank, kind)[0], self._limit(rank)):
+                start = max(self._next_start(rank), self._arrival(kind, k))
+                found.append((start, start + self.times[kind] + self.workload.overhead, kind))
+        return found
+
+    def _own_need(self, kind: Kind) -> list[Kind]:
+        """Return the kind of action on the same stage that comes before."""
+        stage, letter = kind
+        return [] if letter is F else [(stage, F if letter is I else I)]
+
+    def _arrival(self, kind: Kind, k: int) -> float:
+        """Return when the value from a neighbouring stage is there."""
+        return self.ends[self.source[kind]][k] + self.delay[kind] if kind in self.source else 0.0
+
+    def _next_start(self, rank: int) -> float:
+        return self.free[rank] + (self.workload.overhead if self.placed[rank] else 0.0)
+
+    def _limit(self, rank: int) -> float:
+        return self.workload.memory_limit[rank]
+
+    def _levels(self, rank: int, kind: Kind) -> tuple[float, float]:
+        """Return what the rank holds during an action and after it; ``schedules/analysis/activations.py`` says why."""
+        (stage, letter), held = kind, self.held[rank]
+        before, after, transient = (amounts[stage] for amounts in self.workload.footprint)
+        if letter is F:
+            return held + before, held + before
+        if letter is I:
+            left = held - before + after
+            return max(held + transient, left), left
+        return held, held - after
+
+    def _gives_back(self, rank: int, kind: Kind) -> bool:
+        """Tell whether an action may come sooner for all that memory says."""
+        activation, weight_activation, _ = self.workload.footprint
+        stage, letter = kind
+        return (
+            isinf(self._limit(rank)) or letter is W or (letter is I and weight_activation[stage] <= activation[stage])
+        )
+
+    def _place(self, rank: int, kind: Kind, start: float) -> _Placed:
+        action = Action(*kind, len(self.ends[kind]))
+        before = _Placed(action, self.free[rank], self.held[rank], self.refused[rank])
+        if not self.placed[rank]:
+            self.first_start[rank] = start
+        self.held[rank] = self._levels(rank, kind)[1]
+        self.free[rank] = start + self.times[kind]
+        self.ends[kind].append(self.free[rank])
+        self.placed[rank].append(action)
+        self.refused[rank] = frozenset()
+        return before
+
+    def _take_back(self, rank: int, kind: Kind, before: _Placed) -> None:
+        self.ends[kind].pop()
+        self.placed[rank].pop()
+        _, self.free[rank], self.held[rank], self.refused[rank] = before
+
+    # -- what cannot be the best --------------------------------------------------------------------------------------
+
+    def bound(self) -> float:
+        """Return a time below which the objective cannot be: of a complete schedule its value."""
+        heads = self._heads()
+        longest = 0.0
+        for rank, own in enumerate(self.own):
+            left = sorted((head, self.times[s, kind]) for s in own for kind in (F, I, W) for head in heads[s, kind])
+            end, is_first = self.free[rank], not self.placed[rank]
+            begin = left[0][0] if left and is_first else self.first_start[rank]
+            for head, time in left:
+                end = max(end + (0.0 if is_first else self.workload.overhead), head) + time
+                is_first = False
+            longest = max(longest, end - (begin if self.objective is Objective.SPAN else 0.0))
+        return longest
+
+    def _heads(self) -> dict[Kind, list[float]]:
+        """Return by kind of action the times before which those that are left cannot start."""
+        heads: dict[Kind, list[float]] = {}
+        for kind in self._in_order():
+            stage, _ = kind
+            soonest = self._next_start(self.workload.placement[stage])
+            found: list[float] = []
+            for k in range(len(self.ends[kind]), self.workload.num_microbatches):
+                for need, delay in self._needs(kind):
+                    placed = self.ends[need]
+                    end = placed[k] if k < len(placed) else heads[need][k - len(placed)] + self.times[need]
+                    soonest = max(soonest, end + delay)
+                found.append(soonest)
+                soonest += self.times[kind] + self.workload.overhead
+            heads[kind] = found
+        return heads
+
+    def _in_order(self) -> Iterator[Kind]:
+        """Yield the kinds of action, each after those that it needs."""
+        stages = range(self.workload.num_stages)
+        yield from ((stage, F) for stage in stages)
+        yield from ((stage, kind) for stage in reversed(stages) for kind in (I, W))
+
+    def _needs(self, kind: Kind) -> Iterator[tuple[Kind, float]]:
+        yield from ((need, 0.0) for need in self._own_need(kind))
+        if kind in self.source:
+            yield self.source[kind], self.delay[kind]
+
+    def _is_dominated(self) -> bool:  # [3]
+        """Tell whether the same actions were placed and refused before, and all ranks and values there no later."""
+        done = tuple(map(len, self.ends.values()))
+        state = list(self.free)
+        for kind, source in self.source.items():
+            state += self.ends[source][len(self.ends[kind]) :]
+        known = self.seen[done, tuple(self.refused)]
+        if any(all(a <= b for a, b in zip(other, state)) for other in known):
+            return True
+        known[:] = [other for other in known if not all(b <= a for a, b in zip(other, state))]
+        known.append(state)
+        return False

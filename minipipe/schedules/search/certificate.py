@@ -1,0 +1,253 @@
+"""A certificate: a schedule, the question that it answers, and how good it can be at most.
+
+As a file it is JSON, with the workload and the schedule in full, so that anybody can check it; see
+:func:`minipipe.schedules.simulation.claim.check_claim`. Infinite limits of memory are written as null.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from math import inf, isfinite
+from typing import Any, NamedTuple, NoReturn
+
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError
+from minipipe.limits import MOST_ACTIONS, MOST_JSON, MOST_STAGES
+from minipipe.printable import quoted
+from minipipe.schedules.action import Action
+from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
+from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.simulation.costs import Costs
+
+_FORMAT, _VERSION = "minipipe certificate", 1
+_BY_STAGE = ("forward", "backward_input", "backward_weight", "message")
+_HELD = ("activation", "weight_activation", "transient")
+
+
+class Certificate(NamedTuple):
+    """A schedule found for a workload, with a bound below which no schedule can be.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    workload : Workload
+    objective : Objective
+        What ``value`` and ``bound`` count.
+    value : float
+        Of the schedule, in the unit of the times.
+    bound : float
+        No schedule of the workload has less.
+    bound_by : str
+        What is said to prove the bound: a :class:`~minipipe.schedules.analysis.bounds.Formula`, or an exact search.
+    found_by : str
+        What found the schedule.
+    seconds : float
+        The time that the search took.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> workload = Costs().workload((0, 1), num_microbatches=4)
+    >>> found = Certificate(schedules.zb_h1(2, 4), workload, Objective.SPAN, 13.0, 12.0, "work", "zb-h1", 0.0)
+    >>> f"{found.gap:.3f}"
+    '0.083'
+    """
+
+    schedule: Schedule
+    workload: Workload
+    objective: Objective
+    value: float
+    bound: float
+    bound_by: str
+    found_by: str
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """How far the value is above the bound, relative to the bound: 0 where the schedule is proved optimal."""
+        above = self.value - self.bound
+        return 0.0 if above <= ROUNDING * self.bound else above / self.bound if self.bound else inf
+
+    def to_json(self) -> str:
+        """Return the certificate as the text of a file.
+
+        Examples
+        --------
+        >>> from minipipe import schedules
+        >>> workload = Costs().workload((0, 1), num_microbatches=4)
+        >>> found = Certificate(schedules.zb_h1(2, 4), workload, Objective.SPAN, 13.0, 12.0, "work", "zb-h1", 0.0)
+        >>> Certificate.from_json(found.to_json()) == found
+        True
+        """
+        workload = self.workload
+        stages = range(workload.num_stages)
+        content = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "objective": self.objective.value,
+            **{name: getattr(self, name) for name in ("value", "bound", "bound_by", "found_by", "seconds")},
+            "workload": {
+                "placement": list(workload.placement),
+                "num_microbatches": workload.num_microbatches,
+                **{name: list(map(float, getattr(workload, name))) for name in _BY_STAGE},
+                **{name: [float(held[s]) for s in stages] for name, held in zip(_HELD, workload.footprint)},
+                "memory_limit": [limit if isfinite(limit) else None for limit in workload.memory_limit],
+                "overhead": workload.overhead,
+            },
+            "schedule": {
+                "name": self.schedule.name,
+                "rows": [" ".join(map(str, row)) for row in self.schedule.actions],
+            },
+        }
+        return json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        """Return the certificate of a file, without checking what it says.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``syntax``, where the text is no certificate; ``certificate``, where it is not what was written; the
+            codes of :class:`~minipipe.Schedule` and of :meth:`minipipe.Costs.workload`.
+        """
+        certificate, is_unchanged = read_certificate(text)
+        if not is_unchanged:
+            raise changed()
+        return certificate
+
+
+def read_certificate(text: str) -> tuple[Certificate, bool]:
+    """Return a certificate, and whether its digest is that of its content.
+
+    Raises
+    ------
+    ScheduleError
+        Codes as :meth:`Certificate.from_json`, without ``certificate``.
+
+    Examples
+    --------
+    >>> read_certificate("{}")
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ScheduleError: [syntax] This is no certificate: its format is None, expected 'minipipe certificate'.
+    """
+    found = _loaded(text)
+    for name, expected in (("format", _FORMAT), ("version", _VERSION)):
+        if found.get(name) != expected or type(found[name]) is not type(expected):
+            raise _refusal(f"its {name} is {quoted(found.get(name))}, expected {expected!r}")
+    digest = found.pop("sha256", None)
+    try:
+        return _certificate(found), digest == _digest(found)
+    except KeyError as error:
+        raise _refusal(f"it lacks {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, ScheduleError):
+            raise
+        raise _refusal(str(error)) from None
+
+
+def changed() -> ScheduleError:
+    """Return the error for a certificate that is not what was written."""
+    return ScheduleError.of(
+        ScheduleCode.CERTIFICATE, "The certificate is not what was written: the SHA-256 of its content differs."
+    )
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    if len(text) > MOST_JSON:
+        raise ScheduleError.of(
+            ScheduleCode.TOO_LARGE, f"The text has {len(text):,} characters; the limit is {MOST_JSON:,}."
+        )
+    try:
+        found = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_name_twice)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(f"it cannot be read as JSON: {quoted(str(error), 120)}") from None
+    if not isinstance(found, dict):
+        raise _refusal(f"it is {quoted(found)}, expected an object")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ArgumentError("value", f"{name} is no number")
+
+
+def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ArgumentError("value", f"{quoted(name)} is there twice")
+        found[name] = value
+    return found
+
+
+def _certificate(found: dict[str, Any]) -> Certificate:
+    workload = _workload(_of_kind(dict, found, "workload"))
+    told = _of_kind(dict, found, "schedule")
+    rows = [_row(row) for row in _of_kind(list, told, "rows")[: workload.num_ranks + 1]]
+    schedule = Schedule(_of_kind(str, told, "name"), workload.placement, workload.num_microbatches, tuple(rows))
+    return Certificate(
+        schedule,
+        workload,
+        Objective(_of_kind(str, found, "objective")),
+        _number(found, "value"),
+        _number(found, "bound"),
+        _of_kind(str, found, "bound_by"),
+        _of_kind(str, found, "found_by"),
+        _number(found, "seconds"),
+    )
+
+
+def _workload(told: dict[str, Any]) -> Workload:
+    placement = _of_kind(list, told, "placement")
+    if not placement or len(placement) > MOST_STAGES or not all(type(rank) is int for rank in placement):
+        raise _refusal(f"its placement is {quoted(placement)}, expected a rank for each of 1 to {MOST_STAGES} stages")
+    if not 0 <= min(placement) <= max(placement) < MOST_STAGES:
+        raise _refusal(f"its placement is {quoted(placement)}, expected ranks from 0 to {MOST_STAGES - 1}")
+    lists = {name: _of_kind(list, told, name) for name in (*_BY_STAGE, *_HELD, "memory_limit")}
+    for name, amounts in lists.items():
+        is_limit = name == "memory_limit"
+        lists[name] = [inf if is_limit and amount is None else _amount(name, amount) for amount in amounts]
+    costs = Costs(
+        forward=lists["forward"],
+        backward_input=lists["backward_input"],
+        backward_weight=lists["backward_weight"],
+        message_size=lists["message"],
+        bandwidth=1.0,
+        activation=lists["activation"],
+        weight_activation=lists["weight_activation"],
+        transient_activation=lists["transient"],
+        overhead=_number(told, "overhead"),
+    )
+    return costs.workload(placement, _of_kind(int, told, "num_microbatches"), lists["memory_limit"])
+
+
+def _row(row: object) -> tuple[Action, ...]:
+    if not isinstance(row, str) or row.count(" ") > MOST_ACTIONS:
+        raise _refusal(f"a row of its schedule is {quoted(row)}, expected cells such as '0F0 0F1'")
+    return tuple(map(Action.parse, row.split()))
+
+
+def _of_kind(kind: type, told: dict[str, Any], name: str) -> Any:
+    if type(told[name]) is not kind:
+        raise _refusal(f"its {name} is {quoted(told[name])}, expected {kind.__name__}")
+    return told[name]
+
+
+def _number(told: dict[str, Any], name: str) -> float:
+    return _amount(name, told[name])
+
+
+def _amount(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= float(value) < inf:
+        raise _refusal(f"its {name} is {quoted(value)}, expected a number, at least 0")
+    return float(value)
+
+
+def _refusal(reason: str) -> ScheduleError:
+    return ScheduleError.of(ScheduleCode.SYNTAX, f"This is no certificate: {reason}.")
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Return the SHA-256 of a content, however its text is spaced and ordered."""
+    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

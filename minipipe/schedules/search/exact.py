@@ -1,0 +1,280 @@
+"""Exact search: the best schedule of a workload, with the proof that there is no better one, by CP-SAT of OR-tools.
+
+F, I and W of every microbatch and stage are intervals with a variable start. The tags are repeated at the code:
+
+    [1] order     F, I and W of a stage each take their microbatches in ascending order. Renumbering loses nothing: see
+                  :func:`minipipe.schedules.search.first_schedule.in_microbatch_order`.
+    [2] values    F(s,k) ends, and its message arrives, before F(s + 1,k) starts; I(s + 1,k) likewise before I(s,k);
+                  F(s,k) before I(s,k), and I(s,k) before W(s,k).
+    [3] ranks     A rank computes one action at a time, with the overhead between two.
+    [4] memory    Of each pair (stage, microbatch) as in ``schedules/analysis/activations.py``, from the start of F to
+      the end of
+                  W: the activation M_B until I ends, M_W after it, and while I runs M_B and the transient, or M_W if
+                  that is more. Where all is whole units, one stage on the rank and L of them, F(s, k + L) starts
+                  after W(s,k) has ended. What F takes it takes at its start; what I and W free is free at their end.
+                  What is held for no time is not counted, so a workload whose actions take no time may keep a gap.
+                  Few actions of several amounts fill and empty a reservoir, so that CP-SAT decides which comes first;
+                  it tries times otherwise, for minutes where these are long numbers.
+    [5] objective The end of the last W: from time 0, or from the start of the rank's first F.
+
+A simulated rank starts as early as its order allows, and its own span is counted from there. A solver that lets a rank
+wait before its first F finds shorter spans than any order has. Here it cannot as long as each stage is on a new rank:
+the first F of these ranks follow one another with nothing in between, so their starts are constants [6]. That covers
+all ranks of straight, looped and V placements. For others the bound is that of ranks that may wait, which is a bound
+all the same; the value is always the simulated one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from itertools import pairwise
+from math import floor, isinf
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from minipipe.errors import ArgumentError, ScheduleError
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.analysis.bounds import lower_bound
+from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
+from minipipe.schedules.placement import stages_by_rank
+from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.search.certificate import Certificate
+from minipipe.schedules.search.first_schedule import in_microbatch_order, one_after_another
+from minipipe.schedules.search.whole_numbers import in_whole_numbers
+from minipipe.schedules.simulation.evaluation import costs_of, evaluate, value_of
+from minipipe.schedules.simulation.simulator import simulate
+
+F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+_MANY = 1000  # actions: up to here one strategy proves sooner, and more surely, than several in turns
+_FEW = 120  # actions: up to here which of two comes first is a variable, so that no long times have to be tried
+
+
+def solve(
+    workload: Workload, objective: Objective, seconds: float, hint: Schedule | None = None, threads: int = 1
+) -> Certificate:
+    """Return the best schedule of a workload that CP-SAT finds in some time, with what it proves about all others.
+
+    Parameters
+    ----------
+    workload : Workload
+    objective : Objective
+    seconds : float
+        The most that it may take. It ends before, once the schedule is proved optimal.
+    hint : Schedule, optional
+        An answer to the workload to begin with. The result is no worse.
+    threads : int
+        The number of threads of the solver. A single one lets its strategies take turns where the workload is large;
+        large-neighbourhood searches are among them.
+
+    Returns
+    -------
+    Certificate
+        Its value is the simulated one. Its bound is the solver's, or that of ``schedules/analysis/bounds.py`` if
+        larger.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, without OR-tools.
+    ScheduleError
+        Code ``parameters``, if no schedule fits the memory; the codes of
+        :func:`~minipipe.schedules.simulation.evaluation.evaluate`, if the hint is no answer.
+
+    References
+    ----------
+    Qi et al. 2023, "Zero bubble pipeline parallelism", appendix G, states the problem as an integer program.
+
+    Examples
+    --------
+    >>> from importlib.util import find_spec
+    >>> from minipipe import Costs
+    >>> workload = Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=4)
+    >>> find_spec("ortools") is None or solve(workload, Objective.MAKESPAN, seconds=10)[3:5] == (27.0, 27.0)
+    True
+    """
+    cp_model, began = solver_module(), perf_counter()
+    best = hint or one_after_another(workload)
+    value, found_by = evaluate(best, workload, objective), best.name
+    formula, formula_name, _ = lower_bound(workload, objective)
+    if value <= formula * (1 + ROUNDING):  # no need of a solver
+        return Certificate(best, workload, objective, value, value, formula_name, found_by, perf_counter() - began)
+    whole, scale = in_whole_numbers(workload)
+    model = Model(cp_model, whole, objective)
+    model.begin_with(in_microbatch_order(best), least=floor(formula * scale))
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(seconds - (perf_counter() - began), 0.01)
+    solver.parameters.num_workers = threads
+    solver.parameters.interleave_search = threads == 1 and len(model.spans) > _MANY
+    status = solver.solve(model.cp)
+    assert status not in (cp_model.INFEASIBLE, cp_model.MODEL_INVALID), "the first schedule is a solution"
+    name = f"CP-SAT {version('ortools')}"
+    found = model.schedule(solver.value) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else best
+    try:
+        found_value = evaluate(found, workload, objective)
+    except ScheduleError:  # within rounded memory only, or of actions without length at one time
+        found_value = value
+    if found_value < value:
+        best, value, found_by = found, found_value, name
+    proved = float(floor(solver.best_objective_bound + 1e-6) / scale)
+    bound, bound_by = (proved, name) if proved > formula else (formula, formula_name)
+    if value <= bound * (1 + ROUNDING):  # the value is a sum of floats, which may be a little more or less
+        bound = value
+    return Certificate(best, workload, objective, value, bound, bound_by, found_by, perf_counter() - began)
+
+
+def solver_module() -> Any:
+    """Return the module of CP-SAT.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, if OR-tools are not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        message = "Exact search needs OR-tools, which is not installed; run `pip install 'minipipe-mpi[search]'`"
+        raise ArgumentError("value", f"{message}, or branch and bound for a small workload.") from None
+    return cp_model
+
+
+class _Span(NamedTuple):
+    """An action as the solver sees it."""
+
+    start: Any
+    end: Any
+
+
+class Model:
+    """A workload of whole numbers as variables and constraints."""
+
+    def __init__(self, cp_model: Any, workload: Workload, objective: Objective) -> None:
+        self.cp = cp_model.CpModel()
+        self.workload, self.objective = workload, objective
+        self.own = stages_by_rank(workload.placement, workload.num_ranks)
+        self.microbatches = range(workload.num_microbatches)
+        stages = range(workload.num_stages)
+        kinds = [*((s, F) for s in stages), *((s, kind) for kind in (I, W) for s in reversed(stages))]
+        times = {F: workload.forward, I: workload.backward_input, W: workload.backward_weight}
+        self.times = {(stage, kind): int(times[kind][stage]) for stage, kind in kinds}
+        # No schedule that starts everything as early as possible takes longer than all actions and messages together.
+        per_microbatch = sum(self.times.values()) + 2 * sum(workload.message) + len(self.times) * workload.overhead
+        self.horizon = workload.num_microbatches * int(per_microbatch)
+        # Each after those that it needs: where several take no time, they keep this order.
+        actions = (Action(stage, kind, k) for k in self.microbatches for stage, kind in kinds)
+        self.spans = {action: self._span(self.times[action[:2]]) for action in actions}
+        self._order_stages()
+        self._pass_values()
+        for rank, own in enumerate(self.own):
+            self._occupy(own)
+            if not isinf(workload.memory_limit[rank]):
+                self._hold(own, int(workload.memory_limit[rank]))
+        self.objective_variable = self.cp.new_int_var(0, self.horizon, "objective")
+        self._aim()
+
+    def _span(self, time: int) -> _Span:
+        start = self.cp.new_int_var(0, self.horizon - time, "")
+        return _Span(start, start + time)
+
+    def _order_stages(self) -> None:  # [1]
+        for stage, kind in self.times:
+            for k, following in pairwise(self.microbatches):
+                self.follow(Action(stage, kind, k), Action(stage, kind, following), self.workload.overhead)
+
+    def _pass_values(self) -> None:  # [2]
+        overhead = self.workload.overhead
+        for k in self.microbatches:
+            for stage in range(self.workload.num_stages):
+                self.follow(Action(stage, F, k), Action(stage, I, k), overhead)
+                self.follow(Action(stage, I, k), Action(stage, W, k), overhead)
+            for lower, upper in pairwise(range(self.workload.num_stages)):
+                is_local = self.workload.placement[lower] == self.workload.placement[upper]
+                gap = overhead if is_local else self.workload.message[lower]
+                self.follow(Action(lower, F, k), Action(upper, F, k), gap)
+                self.follow(Action(upper, I, k), Action(lower, I, k), gap)
+
+    def follow(self, first: Action, then: Action, gap: float) -> None:
+        """Let an action start only after the end of another one, and a time after it."""
+        self.cp.add(self.spans[then].start >= self.spans[first].end + int(gap))
+
+    def _occupy(self, own: list[int]) -> None:  # [3]
+        overhead = int(self.workload.overhead)
+        busy = [
+            self.cp.new_fixed_size_interval_var(self.spans[action].start, self.times[action[:2]] + overhead, "")
+            for action in self.spans
+            if action.stage in own
+        ]
+        self.cp.add_no_overlap(busy)
+
+    def _hold(self, own: list[int], limit: int) -> None:  # [4]
+        activation, weight_activation, transient = self.workload.footprint
+        amounts = {activation[s] for s in own} | {weight_activation[s] for s in own}
+        if len(own) == 1 and len(amounts) == 1 and not transient[own[0]]:
+            (stage,), (amount,) = own, amounts
+            if amount:
+                for k in self.microbatches[int(limit // amount) :]:
+                    self.follow(Action(stage, W, k - int(limit // amount)), Action(stage, F, k), 0)
+            return
+        held = [part for stage in own for k in self.microbatches for part in self._parts(stage, k) if part[2]]
+        if held and len(self.spans) <= _FEW and len(amounts) > 1:
+            starts, ends, taken = zip(*held)
+            changes = [*taken, *(-amount for amount in taken)]
+            self.cp.add_reservoir_constraint([*starts, *ends], changes, 0, limit)
+            return
+        intervals = [
+            self.cp.new_interval_var(start, self.cp.new_int_var(0, self.horizon, ""), end, "") for start, end, _ in held
+        ]
+        self.cp.add_cumulative(intervals, [amount for _, _, amount in held], limit)
+
+    def _parts(self, stage: int, k: int) -> Iterator[tuple[Any, Any, int]]:
+        """Yield from when until when a pair takes how much, in parts that add up."""
+        before, after, transient = (int(amounts[stage]) for amounts in self.workload.footprint)
+        forward, inputs, weights = (self.spans[Action(stage, kind, k)] for kind in (F, I, W))
+        yield forward.start, weights.end, min(before, after)
+        yield forward.start, inputs.end, max(before - after, 0)
+        yield inputs.start, weights.end, max(after - before, 0)
+        yield inputs.start, inputs.end, max(transient - max(after - before, 0), 0)
+
+    def _aim(self) -> None:  # [5]
+        constants = dict(_first_starts(self.workload))
+        for stage, time in constants.items():  # [6]
+            self.cp.add(self.spans[Action(stage, F, 0)].start == time)
+        for own in filter(None, self.own):
+            first = self.spans[Action(own[0], F, 0)].start if self.objective is Objective.SPAN else 0
+            for stage in own:
+                last = self.spans[Action(stage, W, self.microbatches[-1])].end
+                self.cp.add(self.objective_variable >= last - first)
+        self.cp.minimize(self.objective_variable)
+
+    def begin_with(self, schedule: Schedule, least: int) -> None:
+        """Give the solver a solution, and look below its value, above a bound."""
+        timeline = simulate(schedule, costs_of(self.workload))
+        value = int(value_of(timeline, self.objective))
+        self.cp.add(self.objective_variable <= value)
+        self.cp.add(self.objective_variable >= min(least, value))
+        self.cp.add_hint(self.objective_variable, value)
+        for row in timeline.spans:
+            for action, start, _ in row:
+                self.cp.add_hint(self.spans[action].start, int(start))
+
+    def schedule(self, value: Any) -> Schedule:
+        """Return the actions of every rank in the order of their starts."""
+        rows: list[list[Action]] = [[] for _ in self.own]
+        for action in self.spans:
+            rows[self.workload.placement[action.stage]].append(action)
+        ordered = [sorted(row, key=lambda action: [value(time) for time in self.spans[action]]) for row in rows]
+        return Schedule(
+            "found by CP-SAT", self.workload.placement, self.workload.num_microbatches, tuple(map(tuple, ordered))
+        )
+
+
+def _first_starts(workload: Workload) -> Iterator[tuple[int, int]]:
+    """Yield (stage, time) of the first F of a rank, as far as every rank before has begun with one of these, too."""
+    time, seen = 0, set()
+    for stage, rank in enumerate(workload.placement):
+        if rank in seen:
+            return
+        seen.add(rank)
+        yield stage, time
+        time += int(workload.forward[stage] + workload.message[stage])

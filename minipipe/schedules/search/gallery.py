@@ -1,0 +1,167 @@
+"""The gallery: optima of small pipelines, proved once and shipped with the package.
+
+``optima.csv`` has a line for each placement, number of ranks, times of F, I and W, objective and number of
+microbatches. It lists the optima for 1, 2, 3, … units of memory on each rank, a unit being what one microbatch holds of
+one stage; the last one holds for all more, too. ``?`` stands where no proof is known, and for 1 unit and the two stages
+of a rank of a V, which do not fit. Messages take no time, and stages are alike.
+``python -m tests.slow.gallery`` made it, with :func:`minipipe.schedules.search.exact.solve`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from math import floor, isinf
+from typing import NamedTuple
+
+from minipipe.errors import FileError
+from minipipe.schedules.analysis.bounds import Bound, lower_bound
+from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
+from minipipe.schedules.placement import looped_placement, v_placement
+
+
+class Exhibit(NamedTuple):
+    """What a line of the gallery is about.
+
+    Attributes
+    ----------
+    placement : tuple of int
+    times : tuple of int
+        Of F, I and W of a stage.
+    objective : Objective
+    num_microbatches : int
+    """
+
+    placement: tuple[int, ...]
+    times: tuple[int, int, int]
+    objective: Objective
+    num_microbatches: int
+
+
+GALLERY = "gallery"
+TIMES = ((1, 1, 1), (2, 2, 1), (1, 1, 2))
+PLACEMENTS = {"straight": looped_placement, "v": v_placement}
+Optima = dict[Exhibit, tuple[float | None, ...]]
+
+
+def proved_optimum(workload: Workload, objective: Objective) -> float | None:
+    """Return the least that any schedule of a workload takes, where the gallery has it; None elsewhere.
+
+    Parameters
+    ----------
+    workload : Workload
+        The gallery has straight and V placements of up to 4 ranks and 16 microbatches, with equal stages, F:I:W of
+        1:1:1, 2:2:1 or 1:1:2 in any unit, neither messages nor overhead, and the same limit on every rank.
+    objective : Objective
+
+    Returns
+    -------
+    float or None
+        In the unit of the times.
+
+    Raises
+    ------
+    FileError
+        Code ``damaged``, where the file of the installed package is not the one that was shipped.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> proved_optimum(Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=3), Objective.MAKESPAN)
+    31.0
+    >>> half = Costs(0.5, 0.5, 0.5)
+    >>> proved_optimum(half.workload((0, 1, 2, 3), num_microbatches=8), Objective.SPAN)
+    12.0
+    """
+    stages = set(zip(workload.forward, workload.backward_input, workload.backward_weight))
+    units = _units(workload)
+    if len(stages) > 1 or not units or any(workload.message) or workload.overhead:
+        return None
+    (stage,) = stages
+    for times in TIMES:
+        unit = sum(stage) / sum(times)
+        if unit and all(abs(given - unit * time) <= ROUNDING * unit for given, time in zip(stage, times)):
+            exhibit = Exhibit(workload.placement, times, objective, workload.num_microbatches)
+            optima = _gallery().get(exhibit, (None,))
+            best = optima[min(units, len(optima)) - 1]
+            return None if best is None else best * unit
+    return None
+
+
+def known_bound(workload: Workload, objective: Objective) -> Bound:
+    """Return the largest lower bound that is known: that of a formula, or the optimum that the gallery records.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> known_bound(Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=3), Objective.MAKESPAN)[:2]
+    (31.0, 'gallery')
+    """
+    formula, best = lower_bound(workload, objective), proved_optimum(workload, objective)
+    if best is None or best <= formula.value:
+        return formula
+    return Bound(best, GALLERY, "The gallery records it, proved by exact search when it was made; not proved here.")
+
+
+def gallery_from(text: str) -> Optima:
+    """Return the lines of a gallery.
+
+    Raises
+    ------
+    FileError
+        Code ``damaged``.
+
+    Examples
+    --------
+    >>> gallery_from("v,2,1:1:1,makespan,4,28 25 ? 24")
+    {Exhibit(placement=(0, 1, 1, 0), times=(1, 1, 1), objective=..., num_microbatches=4): (28.0, 25.0, None, 24.0)}
+    """
+    try:
+        return dict(map(_exhibit, text.splitlines()))
+    except (ValueError, KeyError):
+        raise FileError("damaged", "optima.csv of this package is damaged; install minipipe again.") from None
+
+
+def _exhibit(line: str) -> tuple[Exhibit, tuple[float | None, ...]]:
+    name, ranks, times, objective, microbatches, optima = line.split(",")
+    forward, inputs, weights = map(int, times.split(":"))
+    placement = PLACEMENTS[name](int(ranks))
+    exhibit = Exhibit(placement, (forward, inputs, weights), Objective(objective), int(microbatches))
+    return exhibit, tuple(None if best == "?" else float(best) for best in optima.split())
+
+
+def gallery_as_text(gallery: Optima) -> str:
+    """Return the text that :func:`gallery_from` reads.
+
+    Examples
+    --------
+    >>> gallery_as_text(gallery_from("v,2,1:1:1,makespan,4,28 25 ? 24"))
+    'v,2,1:1:1,makespan,4,28 25 ? 24\\n'
+    """
+    return "".join(_line(exhibit, optima) for exhibit, optima in gallery.items())
+
+
+def _line(exhibit: Exhibit, optima: tuple[float | None, ...]) -> str:
+    ranks = 1 + max(exhibit.placement)
+    name = next(name for name, placement in PLACEMENTS.items() if placement(ranks) == exhibit.placement)
+    times, best = ":".join(map(str, exhibit.times)), ["?" if value is None else f"{value:g}" for value in optima]
+    return f"{name},{ranks},{times},{exhibit.objective},{exhibit.num_microbatches},{' '.join(best)}\n"
+
+
+@cache
+def _gallery() -> Optima:
+    return gallery_from((files("minipipe.schedules.search") / "optima.csv").read_text())
+
+
+def _units(workload: Workload) -> int | None:
+    """Return how many pairs (stage, microbatch) a rank may hold; None where the limits are not a matter of numbers."""
+    activation, weight_activation, transient = (
+        tuple(amounts[s] for s in range(workload.num_stages)) for amounts in workload.footprint
+    )
+    limits, pairs = set(workload.memory_limit), workload.num_stages * workload.num_microbatches
+    if all(map(isinf, limits)):
+        return pairs
+    if len({*activation, *weight_activation}) > 1 or any(transient) or len(limits) > 1:
+        return None
+    (limit,), amount = limits, activation[0]
+    return min(floor(limit / amount * (1 + ROUNDING)), pairs) if amount else pairs

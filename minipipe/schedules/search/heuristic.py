@@ -1,0 +1,262 @@
+"""The heuristic: many list schedules, then many small changes, first of policies and then of the order itself.
+
+1. Seeds. Sweeps, the list scheduler under a grid of policies, the same for less memory, and the named schedules.
+2. Policies. Change those of a few ranks at a time.
+3. Orders. Move one action, or a few, and time the new order; ever less often for the worse.
+4. Windows. Let CP-SAT, where it is installed, order a part of the best schedule anew. Then again from 3.
+
+A change is kept if it makes the schedule better or, with a small probability, slightly worse (simulated annealing).
+Work is counted in evaluations, of one schedule each. A clock may end a search, but chooses nothing: what is found is
+what as many evaluations find on any machine.
+
+References
+----------
+Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 3.1, has a heuristic of this kind for one stage on each
+rank: warm-up as far as memory allows, W in gaps. Kirkpatrick et al. 1983, "Optimization by simulated annealing".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from math import exp, inf
+from random import Random
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from minipipe.errors import ArgumentError, ScheduleError
+from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
+from minipipe.schedules.registry import REGISTRY, build
+from minipipe.schedules.search.list_scheduling import Facts, ListScheduler, Policy, Word, schedule_of
+from minipipe.schedules.search.reordering import TimedOrder, is_possible, with_any_move, without_delay
+from minipipe.schedules.search.sweeps import Sweeps
+from minipipe.schedules.search.windows import Windows
+from minipipe.schedules.split_backward import split_backward
+
+_WINDOW = 250  # evaluations that a window counts, as it takes as long
+_WAITS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)  # parts of an action's time
+
+
+class Candidate(NamedTuple):
+    """The words of all ranks, and what they are worth.
+
+    Attributes
+    ----------
+    energy : float
+        What annealing makes small: the value, and half of the mean over ranks, so that ranks beside the slowest count.
+    value : float
+        The objective.
+    slowest : int
+        The rank that has this value.
+    run : ListScheduler or TimedOrder
+        With the words.
+    policies : tuple of Policy
+        That made it; empty where none did.
+    found_by : str
+    """
+
+    energy: float
+    value: float
+    slowest: int
+    run: ListScheduler | TimedOrder
+    policies: tuple[Policy, ...]
+    found_by: str
+
+
+class Search:
+    """A search for one workload and objective: a sequence of candidates, the same on every machine, and its best.
+
+    How many candidates are evaluated depends on the limits of :meth:`run` alone; which they are, on the seed.
+
+    Attributes
+    ----------
+    best : Candidate or None
+    evaluations : int
+        How many candidates were evaluated.
+    progress : list of (int, float)
+        After how many evaluations something better was found, and its value.
+    """
+
+    def __init__(self, workload: Workload, objective: Objective, bound: float, seed: int) -> None:
+        self.facts, self.objective, self.bound, self.random = Facts(workload), objective, bound, Random(seed)
+        actions = 3 * workload.num_stages * workload.num_microbatches
+        self.mean_time = sum(map(workload.work, range(workload.num_ranks))) / actions
+        self.best: Candidate | None = None
+        self.evaluations = 0
+        try:
+            self.windows: Windows | None = Windows(workload, objective)
+        except ArgumentError:  # without OR-tools
+            self.windows = None
+        self.progress: list[tuple[int, float]] = []
+
+    def run(self, evaluations: float, seconds: float = inf) -> Candidate:
+        """Evaluate so many candidates, at least one; fewer if one reaches the bound, or if the time is over."""
+        begun = perf_counter()
+        for candidate in self.candidates():
+            self.evaluations += 1
+            self.note(candidate)
+            if self.best is not None and (
+                self.best.value <= self.bound * (1 + ROUNDING)
+                or self.evaluations >= evaluations
+                or perf_counter() - begun >= seconds
+            ):
+                break
+        assert self.best is not None
+        return self.best
+
+    def candidates(self) -> Iterator[Candidate | None]:
+        """Yield candidates for ever; None stands for an order that is not possible."""
+        yield from self.seeds()
+        yield from self.anneal(Search.with_other_policies, 2000, 1 / 16, 1 / 16)
+        while True:
+            yield from self.anneal(Search.with_other_order, 4000, 1, 1 / 16)
+            yield from self.reorder(40)
+
+    def note(self, candidate: Candidate | None) -> None:
+        """Keep a candidate that is better than the best so far."""
+        if candidate is None:
+            return
+        if self.best is None or (candidate.value, candidate.energy) < (self.best.value, self.best.energy):
+            if self.best is None or candidate.value < self.best.value:
+                self.progress.append((self.evaluations, candidate.value))
+            self.best = candidate
+
+    def candidate(self, run: ListScheduler | TimedOrder, found_by: str, policies: tuple[Policy, ...] = ()) -> Candidate:
+        """Return the words of a run with their value."""
+        begins = run.begins if self.objective is Objective.SPAN else [0.0] * len(run.begins)
+        times = [end - begin for begin, end in zip(begins, run.ends)]
+        value = max(times)
+        return Candidate(value + sum(times) / len(times) / 2, value, times.index(value), run, policies, found_by)
+
+    def anneal(self, change: Change, number: int, hot: float, cold: float) -> Iterator[Candidate | None]:
+        """Walk from candidate to candidate, from the best one on; heat is in mean times of an action."""
+        now = self.best
+        for done in range(number):
+            assert now is not None
+            other = change(self, now)
+            if other is not None:
+                rise, heat = other.energy - now.energy, hot * (cold / hot) ** (done / number) * self.mean_time
+                if rise <= 0 or self.random.random() < exp(-rise / heat):
+                    now = other
+            yield other
+
+    def reorder(self, number: int) -> Iterator[Candidate | None]:
+        """Let CP-SAT, where it is installed, order so many windows of the best candidate anew, one after another."""
+        now = self.best
+        for _ in range(number if self.windows else 0):
+            assert now is not None and self.windows is not None
+            order = self.order_of(self.windows.reordered(now.run.words, self.random), range(len(now.run.words)))
+            other = None if order is None else self.candidate(order, "CP-SAT on windows")
+            if other is not None and other.energy <= now.energy:
+                now = other
+            self.evaluations += _WINDOW - 1
+            yield other
+
+    # -- seeds ---------------------------------------------------------------------------------------------------
+
+    def seeds(self) -> Iterator[Candidate | None]:
+        """Yield the schedules to start from."""
+        yield from self.built(self.facts)
+        yield from self.named()
+        for facts in self.with_less_memory():
+            yield from self.built(facts)
+
+    def built(self, facts: Facts) -> Iterator[Candidate | None]:
+        """Yield what sweeps and the list scheduler build within the memory of some facts."""
+        for decisions in product((True, False), repeat=3):
+            sweeps = Sweeps(facts, *decisions)
+            order = self.order_of(sweeps.words, range(len(sweeps.words))) if sweeps.is_complete else None
+            yield None if order is None else self.candidate(order, "sweeps")
+        for policies in self.grid():
+            yield self.candidate(ListScheduler(facts, policies), "list scheduling", policies)
+
+    def with_less_memory(self) -> Iterator[Facts]:
+        """Yield the facts for one microbatch of memory less, two, and so on.
+
+        Who builds as memory allows may run ahead of what pays. What is built for less memory fits, too.
+        """
+        facts, workload = self.facts, self.facts.workload
+        unit = max(facts.activation[stage] for stage in range(workload.num_stages))
+        held = [workload.num_microbatches * sum(facts.activation[s] for s in own) for own in facts.own]
+        limits = tuple(map(min, workload.memory_limit, held))
+        while unit:
+            limits = tuple(limit - unit for limit in limits)
+            if not all(map(fits, facts.least, limits)):
+                return
+            yield Facts(workload._replace(memory_limit=limits))
+
+    def grid(self) -> Iterator[tuple[Policy, ...]]:
+        """Yield policies for all ranks, the simplest first."""
+        p, m = len(self.facts.own), self.facts.num_microbatches
+        orders = (True, False) if len(self.facts.rank_of) > p else (True,)
+        depths: list[Callable[[int], int]] = [
+            lambda _: m,
+            lambda _: p,
+            lambda rank: p - rank,
+            lambda rank: 2 * (p - rank) - 1,
+            lambda rank: 2 * (p - rank),
+        ]
+        waits = product((0.0, 1.0), (0.0, 0.25), (0.0, 0.5, 1.0), (0.0, 1.0))
+        for deep_first, wait, depth in product(orders, waits, depths):
+            yield tuple(Policy(min(depth(rank), m), *wait, deep_first=deep_first) for rank in range(p))
+
+    def named(self) -> Iterator[Candidate]:
+        """Yield the named schedules over this placement that keep the limits, their backwards split."""
+        workload = self.facts.workload
+        for name in REGISTRY:
+            try:
+                schedule = split_backward(build(name, workload.num_ranks, workload.num_microbatches))
+            except ScheduleError:  # of other sizes only
+                continue
+            words = [[(kind, stage) for stage, kind, _ in row] for row in schedule.actions]
+            if schedule.placement == workload.placement and schedule_of(words, workload, name) == schedule:
+                order = None if schedule.is_forward_only else self.order_of(words, range(workload.num_ranks))
+                if order is not None:
+                    yield self.candidate(order, name)
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    def with_other_policies(self, now: Candidate) -> Candidate:
+        """Change the policies of one to three ranks a little."""
+        random, num_ranks = self.random, len(self.facts.own)
+        policies = list(now.policies or next(self.grid()))
+        for _ in range(random.choice((1, 1, 2, 3))):
+            rank = random.randrange(num_ranks)
+            policies[rank] = self.changed(policies[rank])
+        return self.candidate(ListScheduler(self.facts, policies), "list scheduling, annealed", tuple(policies))
+
+    def changed(self, policy: Policy) -> Policy:
+        """Change one part of a policy."""
+        field = self.random.choice(Policy._fields[: 5 if len(self.facts.own) == len(self.facts.rank_of) else 6])
+        if field == "in_flight":
+            depth = policy.in_flight + self.random.choice((-2, -1, 1, 2))
+            return policy._replace(in_flight=min(max(depth, 1), self.facts.num_microbatches))
+        if field == "deep_first":
+            return policy._replace(deep_first=not policy.deep_first)
+        waits: dict[str, Any] = {field: self.random.choice((*_WAITS, self.random.random()))}
+        return policy._replace(**waits)
+
+    def with_other_order(self, now: Candidate) -> Candidate | None:
+        """Move one to three actions, each on its rank: of the critical path, or any."""
+        words, random, changed = list(now.run.words), self.random, set()
+        delays = now.run.delays(now.slowest) if isinstance(now.run, TimedOrder) and random.random() < 0.5 else []
+        if delays:
+            rank, position = random.choice(delays)
+            words[rank] = without_delay(words[rank], position, random)
+            changed.add(rank)
+        for _ in range(random.choice((0, 0, 1) if delays else (1, 1, 1, 2, 3))):
+            rank = random.randrange(len(words))
+            words[rank] = with_any_move(words[rank], random)
+            changed.add(rank)
+        order = self.order_of(words, changed)
+        return None if order is None else self.candidate(order, "annealing of the order")
+
+    def order_of(self, words: list[Word], ranks: Iterable[int]) -> TimedOrder | None:
+        """Time an order; None where it is not legal, or one of these ranks takes too much memory."""
+        if not all(is_possible(words[rank], rank, self.facts) for rank in ranks):
+            return None
+        order = TimedOrder(words, self.facts)
+        return order if order.is_complete else None
+
+
+Change = Callable[[Search, Candidate], Candidate | None]

@@ -1,0 +1,498 @@
+"""Costs: the times of actions and messages, and the memory of activations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from math import inf
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError
+from minipipe.files import read_text, write_whole
+from minipipe.limits import MOST_JSON, MOST_STAGES
+from minipipe.printable import printable, quoted
+from minipipe.schedules.action import ActionKind
+from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.analysis.activations import Footprint
+from minipipe.schedules.analysis.workload import Workload, amount_per_rank
+from minipipe.schedules.placement import check_sizes, stages_by_rank
+from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.simulation.fitting import fit_costs
+from minipipe.schedules.simulation.hosts import Hosts, hosts_of
+from minipipe.schedules.simulation.timeline import Timeline
+
+F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+_SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
+_HELD = ("activation", "weight_activation", "transient_activation")
+_OTHERS = ("latency", "bandwidth", "message_size", "overhead", "update", *_HELD, "cores", "hosts")
+_SINGLE = ("latency", "bandwidth", "overhead")
+_NUMBERS = (*_SHORT.values(), *_OTHERS)
+_HEAD = {"format": "minipipe costs", "version": 1}  # of a file
+ByStage = float | Sequence[float]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The times of actions and messages, in one unit of time, and the memory of activations, in one unit of memory.
+
+    A value by stage is one number for all stages, or a sequence with one number for each. A rank with several chunks
+    takes the full time of each of its stages.
+
+    Attributes
+    ----------
+    forward, backward_input, backward_weight : float or sequence of float
+        By stage, the times of F, I and W. A whole backward B takes backward_input + backward_weight.
+    latency : float
+        The time from the end of an action until its result is available on another rank. Adjacent stages on one rank
+        have no latency between them.
+    bandwidth : float
+        Units of size per unit of time. A message takes its size over the bandwidth in addition to the latency.
+        Messages slow each other down only where they share the link of a host, see ``hosts``.
+    message_size : float or sequence of float
+        By stage, the size of its activation. The gradient of the activation has the same size.
+    activation : float or sequence of float
+        By stage, the memory of one microbatch from F until B or I.
+    weight_activation : float or sequence of float, optional
+        By stage, its memory from I until W. By default the same as ``activation``.
+    transient_activation : float or sequence of float
+        By stage, the additional memory while its B or I runs, such as recomputed activations.
+    overhead : float
+        The time of a rank between two actions of a step: bookkeeping and the start of transfers.
+    update : float or sequence of float
+        By stage, the time of a rank between two training steps: the optimiser, and whatever else it does there.
+        ``Costs.measured(pipeline.timeline(num_steps=4)).update`` is a measured one.
+    sends_block : bool
+        Whether a SEND blocks its rank until the receiver has reached the RECV and the message has been transferred.
+        Otherwise a SEND takes no time.
+    unit, memory_unit : str
+        The units in captions: ``"s"`` or ``"units"``, ``"bytes"`` or ``"units"``.
+    cores : float or sequence of float, optional
+        The cores of a host, or of each. An action, an overhead and an update each need one. While n of them are at work
+        on a host with fewer cores, each goes on at the rate cores / n. By default every rank has a core of its own.
+    hosts : sequence of int, optional
+        By rank, the number of its host, counted from 0. Between two hosts messages share links: each host has one out
+        and one in, with the bandwidth above, and those that share a link get max-min fair parts. The latency is not
+        shared. By default all ranks are on one host, where messages share nothing.
+
+    Examples
+    --------
+    A slow third stage, and messages of a tenth of a forward.
+
+    >>> from minipipe import Costs, schedules, simulate
+    >>> costs = Costs(forward=[1, 1, 2, 1], backward_input=[1, 1, 2, 1], latency=0.1)
+    >>> schedule = schedules.one_f_one_b(4, 8)
+    >>> print(f"{simulate(schedule).bubble_fraction:.0%}, {simulate(schedule, costs).bubble_fraction:.0%}")
+    27%, 41%
+
+    Four ranks on two cores: no less than half of their work, 4 * 8 * 3 units.
+
+    >>> simulate(schedule).makespan, simulate(schedule, Costs(cores=2)).makespan
+    (33.0, 51.0)
+    """
+
+    forward: ByStage = 1.0
+    backward_input: ByStage = 1.0
+    backward_weight: ByStage = 1.0
+    latency: float = 0.0
+    bandwidth: float = inf
+    message_size: ByStage = 0.0
+    activation: ByStage = 1.0
+    weight_activation: ByStage | None = None
+    transient_activation: ByStage = 0.0
+    overhead: float = 0.0
+    update: ByStage = 0.0
+    sends_block: bool = False
+    unit: str = "units"
+    memory_unit: str = "units"
+    cores: float | Sequence[float] | None = None
+    hosts: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("unit", "memory_unit"):
+            unit = getattr(self, name)
+            if not isinstance(unit, str) or printable(unit) != unit:
+                raise ScheduleError.of(ScheduleCode.COSTS, f"{name} is {quoted(unit)}; expected a name such as 's'.")
+
+    @classmethod
+    def measured(cls, *timelines: Timeline) -> Costs:
+        """Return the costs fitted to one or, better, several timelines of one model over the same stages.
+
+        The times of actions and the overhead are means within a timeline and medians over several. Updates come from
+        timelines of several steps. Latency and bandwidth are fitted to the messages whose receivers waited for them. If
+        all messages have about the same size, the latency is their whole time: latency and bandwidth cannot be told
+        apart.
+
+        If a stage has whole backwards only, B counts as ``backward_input``. If it has both kinds, I and W are measured
+        where the backward is split. A timeline does not contain the size of activations;
+        :meth:`minipipe.Pipeline.measure_costs` measures that, too.
+
+        Parameters
+        ----------
+        *timelines : Timeline
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, if there is no timeline, or if their units or numbers of stages differ.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> timeline = simulate(schedules.one_f_one_b(2, 4), Costs(forward=[2, 3], latency=0.5))
+        >>> costs = Costs.measured(timeline)
+        >>> costs.forward, costs.latency
+        ([2.0, 3.0], 0.5)
+        """
+        return cls(**fit_costs(timelines))
+
+    def cut(self, pieces: int) -> Costs:
+        """Return the costs after cutting every stage into equal pieces.
+
+        Costs measured with one stage on each rank then serve for schedules with several, provided that the layers are
+        alike. A message between two pieces of one stage gets the mean of the known sizes.
+
+        Parameters
+        ----------
+        pieces : int
+            1 to ``limits.MOST_STAGES``.
+
+        Examples
+        --------
+        >>> Costs(forward=[2, 4], message_size=[8, 0]).cut(2).forward
+        (1.0, 1.0, 2.0, 2.0)
+        """
+        if not isinstance(pieces, int) or not 1 <= pieces <= MOST_STAGES:
+            message = f"pieces is {quoted(pieces)}; expected a whole number, 1 to {MOST_STAGES}."
+            raise ScheduleError.of(ScheduleCode.COSTS, message)
+        times: dict[str, Any] = {
+            name: _pieces_of(getattr(self, name), pieces) for name in (*_SHORT.values(), "update", *_HELD)
+        }
+        return replace(self, **times, message_size=_sizes_between(self.message_size, pieces))
+
+    @classmethod
+    def parse(cls, text: str) -> Costs:
+        """Parse the costs of a command line, such as ``"F=1,I=1,W=0.5:1:1:2,latency=0.1"``.
+
+        ``F``, ``I`` and ``W`` are the times of one stage. The other names are those of the attributes. A value by stage
+        may be several numbers, separated by colons.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``; the message quotes the invalid item.
+
+        Examples
+        --------
+        >>> Costs.parse("F=2,W=1:3").backward_weight
+        (1.0, 3.0)
+        """
+        if not isinstance(text, str):
+            message = f"Costs.parse reads text, not {quoted(text)}; expected a form such as F=1,I=1,W=1,latency=0.1."
+            raise ScheduleError.of(ScheduleCode.COSTS, message)
+        found: dict[str, Any] = {}
+        for item in filter(None, map(str.strip, text.split(","))):
+            key, _, value = item.partition("=")
+            name = _SHORT.get(key, key)
+            if name not in _NUMBERS:
+                hint = " A whole backward B takes I + W." if key == "B" else ""
+                raise ScheduleError.of(
+                    ScheduleCode.COSTS,
+                    f"{quoted(item)} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}.{hint}",
+                )
+            try:
+                numbers = tuple(map(float, value.split(":")))
+            except ValueError:
+                raise ScheduleError.of(
+                    ScheduleCode.COSTS, f"{quoted(item)} has no number; expected a form such as {key}=1 or {key}=1:2:3."
+                ) from None
+            if len(numbers) > 1 and name in _SINGLE:
+                raise ScheduleError.of(
+                    ScheduleCode.COSTS, f"{quoted(item)} has {len(numbers)} numbers; {name} is a single number."
+                )
+            if name in found:
+                raise ScheduleError.of(ScheduleCode.COSTS, f"{quoted(text)} has {name} twice.")
+            found[name] = numbers if len(numbers) > 1 else numbers[0]
+        return cls(**found)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the costs to a file, from which :meth:`load` and ``--costs FILE`` of the command line read them.
+
+        The file is an object of JSON: ``format`` is ``"minipipe costs"``, ``version`` is 1; every other member has the
+        name of an attribute, and its value, a list where there is one number for each stage, rank or host. What is left
+        out has its default.
+
+        Parameters
+        ----------
+        path : str or Path
+            Its name ends in ``.json``.
+
+        Returns
+        -------
+        Path
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, for costs that :meth:`load` would refuse, or another ending.
+        FileError
+            Code ``unwritable``.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Costs(forward=[2, 3], latency=0.5, unit="s").save(f"{folder}/measured.json")
+        ...     path.read_text(), Costs.load(path).forward
+        ('{"format": "minipipe costs", "version": 1, "forward": [2, 3], "latency": 0.5, "unit": "s"}\\n', (2, 3))
+        """
+        own = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        found = {field.name: own[field.name] for field in fields(self) if own[field.name] != field.default}
+        if Path(path).suffix.lower() != ".json":
+            raise _refused(path, "its name does not end in .json")
+        _check_file(path, found)
+        return write_whole(path, json.dumps({**_HEAD, **found}) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Costs:
+        """Return the costs of a file that :meth:`save` wrote, or a person.
+
+        Parameters
+        ----------
+        path : str or Path
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``: where it is not the JSON that :meth:`save` describes, it names the member.
+        FileError
+            Codes as for :func:`minipipe.files.read_text`.
+        """
+
+        def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            found = dict(pairs)
+            if len(found) < len(pairs):
+                raise ArgumentError("value", f"a member of {quoted([name for name, _ in pairs])} is there twice")
+            return found
+
+        try:
+            found = json.loads(read_text(path, MOST_JSON), object_pairs_hook=members)
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, ScheduleError):
+                raise
+            raise _refused(path, f"it is not JSON: {quoted(str(error), 120)}") from None
+        if not isinstance(found, dict):
+            raise _refused(path, f"it is {quoted(found)}, expected an object")
+        for name, expected in _HEAD.items():
+            if type(given := found.pop(name, None)) is not type(expected) or given != expected:
+                raise _refused(path, f"its {name} is {quoted(given)}, expected {expected!r}")
+        _check_file(path, found)
+        own: dict[str, Any] = {name: tuple(it) if isinstance(it, list) else it for name, it in found.items()}
+        return cls(**own)
+
+    def durations(self, num_stages: int) -> dict[ActionKind, list[float]]:
+        """Return the time of F, B, I and W on each stage.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, if a sequence does not have one value for each stage, or a cost is negative or not finite.
+        """
+        forward, inputs, weights = (
+            self._by_stage(name, num_stages) for name in ("forward", "backward_input", "backward_weight")
+        )
+        return {F: forward, I: inputs, W: weights, B: [i + w for i, w in zip(inputs, weights)]}
+
+    def update_times(self, schedule: ActionTable) -> list[float]:
+        """Return, by rank, the time of the optimiser between two training steps.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``.
+        """
+        by_stage = self._by_stage("update", schedule.num_stages)
+        by_rank = stages_by_rank(schedule.placement, schedule.num_ranks)
+        return [sum(by_stage[stage] for stage in stages) for stages in by_rank]
+
+    def message_times(self, schedule: ActionTable) -> tuple[float, ...]:
+        """Return, by stage, the transfer time of its activation to the next stage, and of the gradient back.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, if the latency, the overhead or a size is negative or infinite, or the bandwidth is not
+            above 0.
+        """
+        for name in ("latency", "overhead"):
+            time = getattr(self, name)
+            if not isinstance(time, Real) or not 0 <= _as_float(time) < inf:
+                raise ScheduleError.of(
+                    ScheduleCode.COSTS, f"{name} is {quoted(time)}; expected a finite time, at least 0."
+                )
+        if not isinstance(self.bandwidth, Real) or not _as_float(self.bandwidth) > 0:
+            raise ScheduleError.of(
+                ScheduleCode.COSTS, f"bandwidth is {quoted(self.bandwidth)}; expected a number, more than 0."
+            )
+        sizes = self._by_stage("message_size", schedule.num_stages)
+        latency, bandwidth = float(self.latency), _as_float(self.bandwidth)
+        return tuple(
+            latency + size / bandwidth if schedule.crosses_ranks(stage) else 0.0 for stage, size in enumerate(sizes)
+        )
+
+    def hosts_of(self, schedule: ActionTable) -> Hosts | None:
+        """Return the hosts of a schedule's ranks; None, where ranks share no cores and messages no links.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, if there is not one host for each rank, or not one number of cores for each host.
+
+        Examples
+        --------
+        >>> from minipipe import schedules
+        >>> Costs(cores=2).hosts_of(schedules.gpipe(4, 8)), Costs(cores=4).hosts_of(schedules.gpipe(4, 8))
+        (Hosts(of_rank=(0, 0, 0, 0), cores=(2.0,)), None)
+        """
+        found = hosts_of(self.cores, self.hosts, schedule.num_ranks)
+        return found if found.are_shared(time - self.latency for time in self.message_times(schedule) if time) else None
+
+    def memory(self, num_stages: int) -> Footprint:
+        """Return, by stage, the activation memory of one microbatch.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``.
+        """
+        activation, transient = (self._by_stage(n, num_stages) for n in ("activation", "transient_activation"))
+        is_given = self.weight_activation is not None
+        return Footprint(
+            activation, self._by_stage("weight_activation", num_stages) if is_given else activation, transient
+        )
+
+    def workload(
+        self,
+        placement: Sequence[int],
+        num_microbatches: int,
+        memory_limit: float | Sequence[float] | None = None,
+    ) -> Workload:
+        """Return what the ranks have to do for a batch: the question that a schedule answers.
+
+        A workload knows no hosts: each rank has a core of its own, and each message a link.
+
+        Parameters
+        ----------
+        placement : sequence of int
+            The rank of each stage.
+        num_microbatches : int
+        memory_limit : float or sequence of float, optional
+            The most that a rank may hold, in the memory unit of the costs: one limit for all ranks, or one for each.
+
+        Raises
+        ------
+        ScheduleError
+            Codes ``costs``, ``parameters`` and ``placement``.
+
+        Examples
+        --------
+        >>> Costs(latency=0.5).workload((0, 1, 1), num_microbatches=4, memory_limit=2.5).message
+        (0.5, 0.0, 0.0)
+        """
+        num_ranks = 1 + max(placement, default=0)
+        check_sizes(num_ranks, num_microbatches)
+        blank = Schedule("workload", tuple(placement), num_microbatches, ((),) * num_ranks)
+        times = self.durations(blank.num_stages)
+        limits = (inf,) * num_ranks if memory_limit is None else amount_per_rank(memory_limit, num_ranks)
+        footprint = self.memory(blank.num_stages)
+        messages = self.message_times(blank)
+        activation, weight_activation, transient = map(tuple, footprint)
+        return Workload(
+            blank.placement,
+            num_microbatches,
+            forward=tuple(times[F]),
+            backward_input=tuple(times[I]),
+            backward_weight=tuple(times[W]),
+            message=messages,
+            footprint=Footprint(activation, weight_activation, transient),
+            memory_limit=limits,
+            overhead=float(self.overhead),
+        )
+
+    def _by_stage(self, name: str, num_stages: int) -> list[float]:
+        given = getattr(self, name)
+        try:
+            values = [_as_float(given)] * num_stages if isinstance(given, Real) else [_as_float(v) for v in list(given)]
+        except (TypeError, ValueError):
+            raise ScheduleError.of(
+                ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected a number, or one for each stage."
+            ) from None
+        if isinstance(given, str):
+            raise ScheduleError.of(
+                ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected a number. Costs.parse reads text."
+            )
+        if len(values) != num_stages:
+            raise ScheduleError.of(
+                ScheduleCode.COSTS,
+                f"{name} has {len(values)} values for {num_stages} stages; expected one number, or one for each stage.",
+            )
+        if not all(0 <= value < inf for value in values):
+            raise ScheduleError.of(
+                ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected finite numbers, at least 0."
+            )
+        return values
+
+
+def _plain(given: Any) -> Any:
+    """Return a value as JSON has it: also numbers and arrays of NumPy."""
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return list(map(_plain, given))
+    return given.item() if hasattr(given, "item") else given
+
+
+def _check_file(path: str | Path, found: dict[str, Any]) -> None:
+    """Refuse members of a file that no costs have."""
+    by_stage = set(_NUMBERS) - {*_SINGLE, "cores", "hosts"}
+    lengths = {name: len(given) for name, given in found.items() if name in by_stage and isinstance(given, list)}
+    for name, given in found.items():
+        kind = {"sends_block": bool, "unit": str, "memory_unit": str}.get(name)
+        numbers = given if isinstance(given, list) and name not in _SINGLE else [given]
+        is_number = all(type(number) in (int, float) and 0 <= _as_float(number) < inf for number in numbers)
+        is_whole = name != "hosts" or (isinstance(given, list) and all(type(host) is int for host in given))
+        is_above_0 = name not in ("bandwidth", "cores") or 0 not in numbers
+        if name not in (*_NUMBERS, "sends_block", "unit", "memory_unit"):
+            raise _refused(path, f"it has {quoted(name)}, expected names of costs, such as 'forward'")
+        if type(given) is not kind if kind else not (numbers and is_number and is_whole and is_above_0):
+            numbers_of = {"hosts": "whole numbers", "bandwidth": "a number above 0", "cores": "numbers above 0"}
+            expected = kind.__name__ if kind else numbers_of.get(name, "numbers, finite and at least 0")
+            raise _refused(path, f"its {name} is {quoted(given)}, expected {expected}")
+    if len(set(lengths.values())) > 1:
+        raise _refused(path, f"it has lists for different numbers of stages: {quoted(lengths, 200)}")
+
+
+def _refused(path: str | Path, reason: str) -> ScheduleError:
+    return ScheduleError.of(ScheduleCode.COSTS, f"{quoted(str(path), 200)} is no file of costs: {reason}.")
+
+
+def _as_float(number: Any) -> float:
+    """Return a number as float; one that no float can hold, such as ``10**400``, as infinity, which no cost may be."""
+    try:
+        return float(number)
+    except OverflowError:
+        return inf if number > 0 else -inf
+
+
+def _pieces_of(given: ByStage | None, pieces: int) -> ByStage | None:
+    if isinstance(given, Iterable):
+        return tuple(value / pieces for value in given for _ in range(pieces))
+    return None if given is None else given / pieces
+
+
+def _sizes_between(given: ByStage, pieces: int) -> ByStage:
+    if not isinstance(given, Iterable):
+        return given
+    known = [size for size in given if size]
+    inside = sum(known) / len(known) if known else 0.0
+    return tuple(size for last in given for size in (*[inside] * (pieces - 1), last))

@@ -1,0 +1,116 @@
+"""Evaluation: is a schedule an answer to a workload, and how good is it?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.schedules.action import ActionKind
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.analysis.workload import Objective, Workload
+from minipipe.schedules.schedule import Schedule, check_schedule
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.timeline import Timeline
+
+
+def costs_of(workload: Workload) -> Costs:
+    """Return the costs of a workload, for the simulator: what :meth:`minipipe.Costs.workload` was made of.
+
+    Examples
+    --------
+    >>> workload = Costs(forward=[1, 2], latency=0.5, message_size=3, bandwidth=2).workload((0, 1), 4)
+    >>> costs_of(workload).workload((0, 1), 4) == workload
+    True
+    """
+    return Costs(
+        forward=workload.forward,
+        backward_input=workload.backward_input,
+        backward_weight=workload.backward_weight,
+        message_size=workload.message,
+        bandwidth=1.0,
+        activation=tuple(workload.footprint.activation[s] for s in range(workload.num_stages)),
+        weight_activation=tuple(workload.footprint.weight_activation[s] for s in range(workload.num_stages)),
+        transient_activation=tuple(workload.footprint.transient[s] for s in range(workload.num_stages)),
+        overhead=workload.overhead,
+    )
+
+
+def value_of(timeline: Timeline, objective: Objective) -> float:
+    """Return what an objective counts.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> timeline = simulate(schedules.zb_h2(4, 8))
+    >>> value_of(timeline, Objective.MAKESPAN), value_of(timeline, Objective.SPAN)
+    (27.0, 24.0)
+    """
+    return timeline.makespan if objective is Objective.MAKESPAN else timeline.cost
+
+
+def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> float:
+    """Return how long a schedule takes for a workload, simulated, after checking that it is an answer to it.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Legal, with every backward split, within the memory of every rank.
+    workload : Workload
+    objective : Objective
+
+    Returns
+    -------
+    float
+        In the unit of the times. Every action starts as early as its order allows, the first of a rank, too.
+
+    Raises
+    ------
+    ScheduleError
+        The codes of :func:`minipipe.verify`; ``placement`` and ``missing`` for a schedule of other sizes,
+        ``mixed-backward`` for one with whole backwards, ``memory`` for one that takes too much.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> workload = Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=4)
+    >>> evaluate(schedules.zb_h1(4, 8), workload, Objective.MAKESPAN)
+    27.0
+    """
+    check_answer(schedule, workload)
+    return value_of(simulate(schedule, costs_of(workload)), objective)
+
+
+def check_answer(schedule: Schedule, workload: Workload) -> None:
+    """Refuse a schedule that does not do what a workload asks for, or not within its memory.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``placement``, ``missing``, ``mixed-backward`` and ``memory``, and those of :func:`minipipe.verify`.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> check_answer(schedules.zb_h2(4, 6), Costs().workload((0, 1, 2, 3), num_microbatches=8))
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ScheduleError: [missing] zb-h2 has 6 microbatches; the workload has 8.
+    """
+    check_schedule(schedule)
+    if schedule.placement != workload.placement or schedule.num_ranks != workload.num_ranks:
+        message = f"{schedule.title} places its stages on ranks {_shown(schedule.placement)}; the workload has them on"
+        raise ScheduleError.of(ScheduleCode.PLACEMENT, f"{message} {_shown(workload.placement)}.")
+    if schedule.num_microbatches != workload.num_microbatches:
+        message = f"{schedule.title} has {schedule.num_microbatches} microbatches; the workload has"
+        raise ScheduleError.of(ScheduleCode.MISSING, f"{message} {workload.num_microbatches}.")
+    verify(schedule)
+    if schedule.frozen or ActionKind.BACKWARD in schedule.kinds or ActionKind.BACKWARD_WEIGHT not in schedule.kinds:
+        message = f"{schedule.title} has backwards that are not split; the workload has I and W of every stage."
+        hint = "split_backward of minipipe.schedules splits them."
+        raise ScheduleError.of(ScheduleCode.MIXED_BACKWARD, f"{message} {hint}")
+    verify(schedule, workload.memory_limit, workload.footprint)
+
+
+def _shown(placement: Sequence[int]) -> str:
+    return ", ".join(map(str, placement[:16])) + (", …" if len(placement) > 16 else "")

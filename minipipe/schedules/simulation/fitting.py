@@ -1,0 +1,163 @@
+"""Fitting of costs to timelines: times of stages, latency and bandwidth of messages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+from statistics import mean, median
+from typing import Any
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
+from minipipe.schedules.action import ActionKind
+from minipipe.schedules.simulation.span import IdleCause
+from minipipe.schedules.simulation.timeline import Timeline
+
+F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+
+
+def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
+    """Return the attributes of Costs, fitted to timelines of one model over the same stages.
+
+    A time is the mean within each timeline and the median over several, so that one step disturbed by another program
+    has no influence. Latency and bandwidth are fitted to the messages whose receivers waited for them; the arrival
+    times of other messages are unknown.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``costs``, if there is no timeline, if an argument is not one, or if the timelines do not match.
+    """
+    _check_alike(timelines)
+    stages = _stages_of(timelines[0])
+    times = [_mean_times(timeline) for timeline in timelines]
+
+    def usual(kind: ActionKind, stage: int) -> float:
+        return _median(found[kind, stage] for found in times if (kind, stage) in found)
+
+    latency, bandwidth = fit_messages(list(_message_samples(timelines)))
+    return {
+        "forward": [usual(F, s) for s in stages],
+        "backward_input": [usual(I if any((I, s) in found for found in times) else B, s) for s in stages],
+        "backward_weight": [usual(W, s) for s in stages],
+        "overhead": _median(map(_overhead, timelines)),
+        "update": _updates(timelines),
+        "latency": latency,
+        "bandwidth": bandwidth,
+        "message_size": _message_sizes(timelines, len(stages)),
+        "unit": timelines[0].unit,
+    }
+
+
+def fit_messages(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the latency and the bandwidth fitted to samples of (size, time).
+
+    They come from a least-squares line through the median time of each size; neither is below 0. If the sizes hardly
+    differ (the largest is not twice the smallest), noise would determine the slope. Then, and if larger messages took
+    no longer, the latency is the median time and the bandwidth is infinite.
+
+    Examples
+    --------
+    >>> fit_messages([(0, 1.0), (100, 3.0), (100, 3.0), (100, 9.0)])
+    (1.0, 50.0)
+    """
+    by_size: defaultdict[float, list[float]] = defaultdict(list)
+    for size, time in samples:
+        by_size[size].append(time)
+    points = [(size, median(times), len(times)) for size, times in by_size.items()]
+    total = sum(count for _, _, count in points)
+    if not points:
+        return 0.0, inf
+    middle_size = sum(size * count for size, _, count in points) / total
+    middle_time = sum(time * count for _, time, count in points) / total
+    spread = sum(count * (size - middle_size) ** 2 for size, _, count in points)
+    together = sum(count * (size - middle_size) * (time - middle_time) for size, time, count in points)
+    if max(by_size) < 2 * min(by_size) or together <= 0:
+        return median(time for _, time in samples), inf
+    time_per_size = together / spread
+    latency = middle_time - time_per_size * middle_size
+    if latency < 0:  # then the best line passes through the origin: no latency, bandwidth alone
+        squares = sum(count * size * size for size, _, count in points)
+        return 0.0, squares / sum(count * size * time for size, time, count in points)
+    return latency, 1 / time_per_size
+
+
+def _check_alike(timelines: Sequence[Timeline]) -> None:
+    """Refuse timelines whose times cannot be compared."""
+    if not timelines:
+        raise ScheduleError.of(
+            ScheduleCode.COSTS,
+            "There is no timeline to fit costs to; expected at least one, such as pipeline.timeline().",
+        )
+    for item in timelines:
+        if not isinstance(item, Timeline):
+            raise ScheduleError.of(
+                ScheduleCode.COSTS,
+                f"{quoted(item)} is not a Timeline; expected timelines, such as Costs.measured(first, second).",
+            )
+    units = sorted({timeline.unit for timeline in timelines})
+    if len(units) > 1:
+        raise ScheduleError.of(
+            ScheduleCode.COSTS, f"These timelines are in {' and in '.join(units)}; expected all in one unit."
+        )
+    counts = sorted({len(_stages_of(timeline)) for timeline in timelines})
+    if len(counts) > 1:
+        stages = " and ".join(map(str, counts))
+        raise ScheduleError.of(
+            ScheduleCode.COSTS, f"These timelines have {stages} stages; expected one model over the same stages."
+        )
+
+
+def _stages_of(timeline: Timeline) -> range:
+    return range(max((span.action.stage for row in timeline.spans for span in row), default=0) + 1)
+
+
+def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
+    times: defaultdict[tuple[ActionKind, int], list[float]] = defaultdict(list)
+    for action, start, end in (span for row in timeline.spans for span in row):
+        times[action.kind, action.stage].append(end - start)
+    return {key: mean(found) for key, found in times.items()}
+
+
+def _overhead(timeline: Timeline) -> float:
+    """Return the mean time between two actions of a rank, if the second one was ready."""
+    gaps = [slot.end - slot.start for slots in timeline.idle for slot in slots if slot.cause is IdleCause.OVERHEAD]
+    waits = sum(slot.cause is IdleCause.WAITING for slots in timeline.idle for slot in slots)
+    pairs = sum(max(0, len(row) - timeline.num_steps) for row in timeline.spans) - waits
+    return sum(gaps) / pairs if pairs else 0.0
+
+
+def _updates(timelines: Sequence[Timeline]) -> float | list[float]:
+    """Return, by stage, the median time between two steps, equal parts for the stages of a rank; 0 for single steps."""
+    times: defaultdict[int, list[float]] = defaultdict(list)
+    for timeline in timelines:
+        for row, changes in zip(timeline.spans, timeline.step_changes):
+            stages = {span.action.stage for span in row}
+            for stage in stages:
+                times[stage] += [(change.begun - change.left) / len(stages) for change in changes]
+    return [_median(times[stage]) for stage in _stages_of(timelines[0])] if times else 0.0
+
+
+def _message_samples(timelines: Iterable[Timeline]) -> Iterator[tuple[float, float]]:
+    """Yield (size, mean time) of the awaited messages, for each timeline and each size."""
+    for timeline in timelines:
+        times: defaultdict[float, list[float]] = defaultdict(list)
+        for message in timeline.messages:
+            if message.was_awaited:
+                times[message.size or 0.0].append(max(0.0, message.arrived - message.sent))
+        yield from ((size, mean(found)) for size, found in times.items())
+
+
+def _message_sizes(timelines: Iterable[Timeline], num_stages: int) -> list[float]:
+    """Return, by stage, the mean size of its activations in messages, or 0 if no size is known."""
+    sizes: defaultdict[int, list[float]] = defaultdict(list)
+    for message in (message for timeline in timelines for message in timeline.messages):
+        if message.value.kind is F and message.size is not None:
+            sizes[message.value.stage].append(message.size)
+    return [mean(sizes[stage]) if sizes[stage] else 0.0 for stage in range(num_stages)]
+
+
+def _median(times: Iterable[float]) -> float:
+    found = list(times)
+    return median(found) if found else 0.0

@@ -1,0 +1,240 @@
+"""The simulation of ranks that share cores, and of messages that share links: work flows, like a fluid.
+
+Each rank goes through its row; the tags are those of ``simulator.py``. An action, an overhead and an update need a
+core. While more of them are at work on a host than it has cores, all of them get the same part of one::
+
+    two ranks, one core     rank 0   |0F0|---- 0F1 ----|        0F1 and 1F0 take 1 each, and run at rate 1/2
+                            rank 1       |---- 1F0 ----|1F1|    until both end; then 1F1 has the core to itself
+
+Each host has a clock of its own, which goes at the rate of its actions: work of 1 that begins at 3 on that clock ends
+at 4, however often the rate changes meanwhile. So only the earliest end of each host has to be known.
+
+A message between two hosts leaves at its fair rate, and is there after the latency; ``hosts.py`` has the rates.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+
+from minipipe.schedules.action import Action
+from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.analysis.dependencies import Value
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.hosts import Hosts, Link, fair_rates
+from minipipe.schedules.simulation.span import Span, StepChange
+from minipipe.schedules.simulation.timing import Timing, new_span
+
+Waits = Iterator[None]  # stops wherever a rank has to wait, and goes on when it is asked for the next item
+Then = Callable[[], object]
+
+
+class Fluid(Timing):
+    """Lets all ranks go at once, from event to event; parameters are those of :class:`Timing`, and the hosts."""
+
+    def __init__(self, step: ActionTable, costs: Costs, num_steps: int, hosts: Hosts) -> None:
+        super().__init__(step, costs, num_steps)
+        self.now, self.latency = 0.0, float(costs.latency)
+        self.hosts, self.cores, self.links = hosts, [_Cores(number) for number in hosts.cores], _Links()
+        self.step_ended = self.dependencies.num_events  # and the numbers after it: the last stage's rank ended a step
+        self.happened = bytearray(self.step_ended + num_steps)  # by event
+        self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by event, the ranks that wait for it
+        self.ready, self.num_over = deque(range(self.table.num_ranks)), 0  # ranks that can go on, that are at their end
+        self.timers: list[tuple[float, int, Then]] = []
+        self.serial = count()  # of timers: those of one moment keep their order
+
+    def run(self, wait: bool) -> float:
+        """Run all steps, and return the latest end: infinite, if no number can hold the time of an event."""
+        going = [self.steps(rank, wait) for rank in range(self.table.num_ranks)]
+        while self.ready or self.advance():
+            while self.ready:
+                next(going[self.ready.popleft()], None)
+        return self.now if self.num_over == len(going) else inf
+
+    # -- a rank: each of these may wait ------------------------------------------------------------------------------
+
+    def steps(self, rank: int, wait: bool) -> Waits:
+        """Take a rank through its row."""
+        row, append, plan = self.table.actions[rank], self.spans[rank].append, self.plan()
+        length = len(row) // self.num_steps
+        for step in range(self.num_steps):
+            if step:
+                yield from self.change_step(rank, step, wait)
+            has_begun = False
+            for action in row[step * length : (step + 1) * length]:
+                stage, kind, k = action
+                if kind not in plan:
+                    yield from self.pass_message(rank, action)
+                    continue
+                awaits, duration, completes, in_flight = plan[kind][stage]
+                if has_begun:
+                    yield from self.work(rank, self.overhead)  # [1]
+                if awaits >= 0:
+                    yield from self.until(rank, awaits + k)  # [2]
+                start, has_begun = self.now, True
+                yield from self.work(rank, duration)  # [3]
+                append(new_span((action, start, self.now)))
+                if completes >= 0:
+                    self.hand_over(action, completes + k, in_flight)  # [4]
+        self.num_over += 1
+
+    def change_step(self, rank: int, step: int, wait: bool) -> Waits:
+        """Update the parameters; if the rank waits, once the rank of the last stage has ended the step."""
+        end, last = self.now, self.table.placement[-1]
+        if rank == last:
+            self.happen(self.step_ended + step)
+        elif wait:
+            yield from self.until(rank, self.step_ended + step)
+        left = self.now
+        yield from self.work(rank, self.updates[rank])
+        self.changes[rank].append(StepChange(left, self.now, last if left > end else rank))
+
+    def pass_message(self, rank: int, action: Action) -> Waits:
+        """Come to a SEND or RECV. Where sends block, the later half of the two lets the message pass."""
+        value, start, spans = Value.carried_by(action), self.now, self.spans[rank]
+        rule = self.rules[action.kind][action.stage]
+        if action != value.send:
+            if self.sends_block:
+                spans.append(Span(action, start, start))
+                self.happen(rule.announces + action.microbatch)
+            return
+        received = self.rules[value.receive.kind][value.consumer_stage].completes + action.microbatch
+        if self.sends_block:
+            yield from self.until(rank, rule.awaits + action.microbatch)
+            self.transfer(value, received)
+            yield from self.until(rank, received)
+            spans.append(Span(action, start, self.now))
+        else:
+            self.sent[value] = inf, rank, len(spans) - 1  # it arrives later
+            self.transfer(value, received)
+
+    def work(self, rank: int, time: float) -> Waits:
+        """Take a time on a core of the rank's own."""
+        if time:
+            self.cores[self.hosts.of_rank[rank]].begin(rank, time)
+            yield
+
+    def until(self, rank: int, event: int) -> Waits:
+        """Wait for an event."""
+        if not self.happened[event]:
+            self.waiting[event].append(rank)
+            yield
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def hand_over(self, action: Action, event: int, in_flight: float) -> None:
+        """Send the value of an action to its consumer, unless that is on the same rank or the value has a SEND."""
+        value = Value.produced_by(action)
+        if value is not None and in_flight and not self.table.message_cuts[value.cut]:
+            self.transfer(value, event)
+        else:
+            self.happen(event)
+
+    def transfer(self, value: Value, event: int) -> None:
+        """Let a message begin its way, at the end of which an event happens."""
+        ranks = (self.table.placement[stage] for stage in (value.stage, value.consumer_stage))
+        links, time = self.hosts.links_between(*ranks), self.message_times[value.cut]
+        arrive = partial(self.arrive, value, event)
+        if links and time > self.latency:
+            self.links.begin(self.now, time - self.latency, links, partial(self.after, self.latency, arrive))
+        else:
+            self.after(time, arrive)
+
+    def arrive(self, value: Value, event: int) -> None:
+        """Note when a message has arrived."""
+        self.arrived[value] = self.now
+        if value in self.sent:
+            self.sent[value] = self.now, *self.sent[value][1:]
+        self.happen(event)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def happen(self, event: int) -> None:
+        """Let the ranks go on that wait for an event, now or later."""
+        self.happened[event] = True
+        if event in self.waiting:
+            self.ready += self.waiting.pop(event)
+
+    def after(self, time: float, then: Then) -> None:
+        """Do something after some time."""
+        heappush(self.timers, (self.now + time, next(self.serial), then))
+
+    def advance(self) -> bool:
+        """Go to the next moment at which something ends; return False if nothing does."""
+        ends, timer = [cores.next_end(self.now) for cores in self.cores], self.timers[0][0] if self.timers else inf
+        until = min(*ends, timer, self.links.next_end())
+        if not until < inf:
+            return False
+        for cores, end in zip(self.cores, ends):
+            self.ready += cores.advance(until - self.now, is_end=end == until)
+        self.now = until
+        for then in self.links.ended(self.now):
+            then()
+        while self.timers and self.timers[0][0] <= self.now:
+            heappop(self.timers)[2]()
+        return True
+
+
+class _Cores:
+    """The cores of a host, and the ranks at work there; ``clock`` shows how much work each of them has done."""
+
+    def __init__(self, number: float) -> None:
+        self.number, self.clock = number, 0.0
+        self.ends: list[tuple[float, int]] = []  # on the clock, and the ranks
+
+    def begin(self, rank: int, time: float) -> None:
+        heappush(self.ends, (self.clock + time, rank))
+
+    @property
+    def rate(self) -> float:
+        return min(1.0, self.number / len(self.ends))
+
+    def next_end(self, now: float) -> float:
+        return now + (self.ends[0][0] - self.clock) / self.rate if self.ends else inf
+
+    def advance(self, time: float, is_end: bool) -> Iterator[int]:
+        """Let some time pass; yield the ranks whose work has ended."""
+        if self.ends:
+            self.clock = self.ends[0][0] if is_end else self.clock + time * self.rate
+        while self.ends and self.ends[0][0] <= self.clock:
+            yield heappop(self.ends)[1]
+
+
+class _Message:
+    """A message on shared links: the time that it would still take alone, and its part of the bandwidth."""
+
+    def __init__(self, time: float, links: tuple[Link, Link], then: Then) -> None:
+        self.time, self.links, self.then, self.rate = time, links, then, 1.0
+
+
+class _Links:
+    """The messages that are passing links between hosts."""
+
+    def __init__(self) -> None:
+        self.passing: list[_Message] = []
+        self.since = 0.0  # the time of the last change
+
+    def begin(self, now: float, time: float, links: tuple[Link, Link], then: Then) -> None:
+        self._change(now, [*self.passing, _Message(time, links, then)])
+
+    def next_end(self) -> float:
+        return min((self.since + message.time / message.rate for message in self.passing), default=inf)
+
+    def ended(self, now: float) -> list[Then]:
+        """Take away the messages that have passed by now; return what comes after each."""
+        over = [message for message in self.passing if self.since + message.time / message.rate <= now]
+        if over:
+            self._change(now, [message for message in self.passing if message not in over])
+        return [message.then for message in over]
+
+    def _change(self, now: float, passing: list[_Message]) -> None:
+        for message in self.passing:
+            message.time = max(0.0, message.time - (now - self.since) * message.rate)
+        rates = fair_rates({message: message.links for message in passing})
+        for message in passing:
+            message.rate = rates[message]
+        self.passing, self.since = passing, now

@@ -1,0 +1,224 @@
+"""The simulator: when would each action run, if actions and messages took so long?
+
+It goes through the actions in topological order and gives each its start and end. The tags are repeated at the code::
+
+    rank 0   | 0F0 |----------------------| 0F1 | …
+                 [4] available at end + time in flight
+                    \\
+    rank 1           [2]| 1F0 | …
+                     [1] the rank is free, and the overhead between two actions is over
+                     [2] the value that it consumes is available
+                     [3] it ends after the time that it takes
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
+from minipipe.schedules.action import Action
+from minipipe.schedules.action_table import ActionTable, check_table
+from minipipe.schedules.analysis.activations import Level, memory_levels, peak_activations
+from minipipe.schedules.analysis.dependencies import Value
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.analysis.walk import complete_walk
+from minipipe.schedules.garbage import collector_paused
+from minipipe.schedules.repeated import repeat
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.fluid import Fluid
+from minipipe.schedules.simulation.span import Span, StepChange
+from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timing import Timing, new_span
+
+
+def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, wait: bool = False) -> Timeline:
+    """Predict the timeline of a schedule: each action starts once its rank is free and the value it needs is there.
+
+    Local; no messages. Exact, and linear in the number of actions. Where ranks share cores or links
+    (``costs.cores``, ``costs.hosts``), actions and messages take longer while they share;
+    ``schedules/simulation/fluid.py`` has the rules.
+
+    Parameters
+    ----------
+    schedule : Schedule or Program
+        A legal one. In a program a value leaves when its SEND is reached, in a schedule when it is computed.
+    costs : Costs, optional
+        By default F, I and W take one unit each, and messages nothing.
+    num_steps : int
+        Training steps, one after another. Between them each rank takes ``costs.update`` for its stages.
+    wait : bool
+        Whether a rank leaves a step only with the loss, as from ``Pipeline.step``: when the rank of the last stage has
+        ended the step, too. Otherwise it goes on at once, as with ``Pipeline.step(…, wait=False)``.
+
+    Returns
+    -------
+    Timeline
+        Its spans are computations; where sends block, SEND and RECV too.
+
+    Raises
+    ------
+    ScheduleError
+        When the schedule is not legal, with the codes of :func:`minipipe.verify` (``rendezvous-deadlock`` only where
+        sends block); code ``costs``, when the costs do not fit.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> timeline = simulate(schedules.one_f_one_b(4, 8))
+    >>> timeline.makespan, round(timeline.bubble_fraction, 4), timeline.peak_activations
+    (33.0, 0.2727, (4, 3, 2, 1))
+    """
+    check_table(schedule)
+    check_costs(costs)
+    costs = costs or Costs()
+    _check_legal(schedule, costs)
+    whole = repeat(schedule, num_steps)
+    hosts, step = costs.hosts_of(schedule), lower(schedule) if costs.sends_block else schedule
+    simulation = Fluid(step, costs, num_steps, hosts) if hosts is not None else _Exact(step, costs, num_steps)
+    with collector_paused():
+        latest = simulation.run(wait)
+    if not latest < inf:
+        raise ScheduleError.of(
+            ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
+        )
+    footprint, ran = costs.memory(schedule.num_stages), simulation.table if costs.sends_block else whole.schedule
+    levels = memory_levels(ran, footprint)
+    return Timeline(
+        f"{whole.title}, each with its loss" if wait and num_steps > 1 else whole.title,
+        tuple(map(tuple, simulation.spans)),
+        peak_activations(whole),
+        _peaks(levels),
+        memory=tuple(tuple(held for _, held in row) for row in levels),
+        memory_during=tuple(tuple(held for held, _ in row) for row in levels),
+        unit=costs.unit,
+        memory_unit=costs.memory_unit,
+        message_times=simulation.message_times,
+        sent=simulation.sent,
+        arrived=simulation.arrived,
+        step_changes=tuple(map(tuple, simulation.changes)) if num_steps > 1 else (),
+    )
+
+
+def check_costs(given: object) -> None:
+    """Refuse what is neither None nor Costs.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``costs``.
+    """
+    if not (given is None or isinstance(given, Costs)):
+        message = (
+            f"costs is {quoted(given)}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
+        )
+        raise ScheduleError.of(ScheduleCode.COSTS, message)
+
+
+def _check_legal(schedule: ActionTable, costs: Costs) -> None:
+    """Refuse what is not legal. A deadlock that buffered sends avoid counts only where sends block."""
+    try:
+        verify(schedule)
+    except ScheduleError as error:
+        if costs.sends_block or error.problems[0].code is not ScheduleCode.RENDEZVOUS_DEADLOCK:
+            raise
+
+
+def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
+    """Return, by rank, the most memory that activations take at once.
+
+    Parameters
+    ----------
+    schedule : Schedule or Program
+    costs : Costs
+
+    Returns
+    -------
+    tuple of float
+        By rank, in the memory unit of the costs.
+
+    Examples
+    --------
+    >>> from minipipe import Costs, schedules
+    >>> peak_memory(schedules.one_f_one_b(2, 4), Costs(activation=[10, 20]))
+    (20.0, 20.0)
+    """
+    return _peaks(memory_levels(schedule, costs.memory(schedule.num_stages)))
+
+
+def _peaks(levels: list[list[Level]]) -> tuple[float, ...]:
+    return tuple(max((during for during, _ in row), default=0.0) for row in levels)
+
+
+class _Exact(Timing):
+    """Goes through a table in topological order, once for each step, and gives every action its start and end."""
+
+    def __init__(self, step: ActionTable, costs: Costs, num_steps: int) -> None:
+        super().__init__(step, costs, num_steps)
+        order = complete_walk(step, sends_are_buffered=not costs.sends_block).order()
+        self.order = order if num_steps == 1 else list(order)
+        self.num_microbatches = step.num_microbatches
+        self.available = [0.0] * self.dependencies.num_events  # by event: when others can use what it completes
+        self.free = [0.0] * self.table.num_ranks
+        self.reached: dict[Action, float] = {}  # by SEND: when the first half of a message was reached, if sends block
+
+    def run(self, wait: bool) -> float:
+        """Run all steps, and return the latest end; between two of them ranks wait for the loss, or do not."""
+        for step in range(self.num_steps):
+            if step:
+                self.change_step(wait)
+            self.run_step(step)
+        return max(self.free)
+
+    def run_step(self, step: int) -> None:
+        free, available, plan, first = self.free, self.available, self.plan(), step * self.num_microbatches
+        append = [row.append for row in self.spans]
+        between = [0.0] * self.table.num_ranks  # before a rank's next action
+        for rank, action in self.order:
+            if first:
+                action = action._replace(microbatch=action.microbatch + first)
+            stage, kind, k = action
+            if kind not in plan:
+                self.pass_message(rank, action)
+                continue
+            awaits, duration, completes, in_flight = plan[kind][stage]
+            start = free[rank] + between[rank]  # [1]
+            if awaits >= 0 and available[awaits + k] > start:  # [2]
+                start = available[awaits + k]
+            free[rank] = end = start + duration  # [3]
+            if completes >= 0:  # [4]
+                available[completes + k] = end + in_flight
+            between[rank] = self.overhead
+            append[rank](new_span((action, start, end)))
+
+    def change_step(self, wait: bool) -> None:
+        """Let every rank update its parameters; those that wait, once the rank of the last stage has ended the step."""
+        ends, last = list(self.free), self.table.placement[-1]
+        for rank, end in enumerate(ends):
+            after = last if wait and ends[last] > end else rank
+            self.free[rank] = ends[after] + self.updates[rank]
+            self.changes[rank].append(StepChange(ends[after], self.free[rank], after))
+
+    def pass_message(self, rank: int, action: Action) -> None:
+        """Come to a SEND or RECV. Where sends block, the later half of the two lets the message pass."""
+        now, value = self.free[rank], Value.carried_by(action)
+        is_send, time = action == value.send, self.message_times[value.cut]
+        if not self.sends_block:
+            _, _, awaits, completes = self.rules[action.kind][action.stage]
+            arrival = now + time if is_send else self.available[awaits + action.microbatch]
+            self.available[completes + action.microbatch] = arrival
+            if is_send:
+                self.sent[value] = arrival, rank, len(self.spans[rank]) - 1
+            return
+        if not is_send:
+            self.spans[rank].append(Span(action, now, now))
+        if value.send not in self.reached:
+            self.reached[value.send] = now
+            return
+        sender = self.table.placement[value.stage]
+        end = max(now, self.reached.pop(value.send)) + time
+        self.spans[sender].append(Span(value.send, self.free[sender], end))
+        self.free[sender] = end
+        completes = self.rules[value.receive.kind][value.consumer_stage].completes
+        self.available[completes + value.microbatch] = end

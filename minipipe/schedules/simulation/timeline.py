@@ -1,0 +1,334 @@
+"""Timelines: the start and the end of every action on every rank, predicted or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from minipipe.printable import printable
+from minipipe.schedules.analysis.activations import Level, held_counts, held_over_time
+from minipipe.schedules.analysis.dependencies import Value
+from minipipe.schedules.simulation.duration import format_time
+from minipipe.schedules.simulation.message import Message
+from minipipe.schedules.simulation.span import Idle, Span, StepChange
+
+_MOST_LISTED = 8  # ranks: of more, the most and the least say more than a list
+ONE_UNIT = "microbatches of all its layers"
+"""The unit of what a rank holds where others hold other numbers of stages."""
+
+
+@dataclass(frozen=True, repr=False)
+class Timeline:
+    """The start and the end of every action on every rank, predicted or measured.
+
+    Attributes
+    ----------
+    name : str
+        The schedule's name.
+    spans : tuple of tuple of Span
+        ``spans[rank]``, in order of execution. SEND and RECV have spans only if sends block.
+    peak_activations : tuple of int
+        By rank: the largest number of (stage, microbatch) pairs whose activations were held at once.
+    peak_memory : tuple of float or None
+        By rank: the peak memory of the activations held, if known.
+    unit, memory_unit : str
+        ``"s"`` for seconds, ``"bytes"`` for bytes, ``"units"`` for those of the costs.
+    note : str
+        A remark on the interpretation of the times.
+    message_times : tuple of float
+        By stage: the time in flight of a message to the next stage, and of the gradient back. Empty if unknown.
+    sent : dict of Value to (float, int, int)
+        For values with a SEND of their own: the arrival time, the sending rank, and the index of that rank's last span
+        before the SEND.
+    arrived : dict of Value to float
+        When messages arrived in a simulation in which something is shared; empty otherwise.
+    memory : tuple of tuple of float or None
+        ``memory[rank][i]`` is the memory of the activations held after span ``i`` of the rank, if known.
+    memory_during : tuple of tuple of float or None
+        ``memory_during[rank][i]`` is the most memory that the rank held while its span ``i`` ran, known where
+        ``memory`` is. A backward that recomputes may hold more than before and after it.
+    measured_messages : tuple of Message
+        The messages of a measured timeline.
+    is_measured : bool
+        Whether the timeline is measured; otherwise it is predicted.
+    step_changes : tuple of tuple of StepChange
+        By rank, its changes from one training step to the next; empty for one step. Microbatch k of step s has the
+        number ``s * num_microbatches + k``.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> timeline = simulate(schedules.one_f_one_b(2, 4))
+    >>> print(timeline)
+    1f1b: makespan 15 units, bubble 20.0 %, peak activations by rank 2, 1
+    >>> [timeline.busy(rank) for rank in range(2)], timeline.own_span(1)
+    ([12.0, 12.0], 12.0)
+    """
+
+    name: str
+    spans: tuple[tuple[Span, ...], ...]
+    peak_activations: tuple[int, ...]
+    peak_memory: tuple[float, ...] | None = None
+    unit: str = "units"
+    memory_unit: str = "bytes"
+    note: str = ""
+    message_times: tuple[float, ...] = ()
+    sent: dict[Value, tuple[float, int, int]] = field(default_factory=dict, compare=False)
+    memory: tuple[tuple[float, ...], ...] | None = None
+    memory_during: tuple[tuple[float, ...], ...] | None = None
+    measured_messages: tuple[Message, ...] = ()
+    is_measured: bool = False
+    step_changes: tuple[tuple[StepChange, ...], ...] = ()
+    arrived: dict[Value, float] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        for text in ("name", "unit", "memory_unit", "note"):  # the name may be that of a file
+            object.__setattr__(self, text, printable(getattr(self, text)))
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.spans)
+
+    @property
+    def num_steps(self) -> int:
+        """The number of training steps."""
+        return 1 + len(self.step_changes[0]) if self.step_changes else 1
+
+    @property
+    def time_of_further_step(self) -> float:
+        """The time from the end of the first step to the end of the last, for each step: that of one, if it is alone.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> [simulate(schedules.zb_h2(4, 8), num_steps=n).time_of_further_step for n in (1, 2, 5)]
+        [27.0, 24.0, 24.0]
+        """
+        first_step = [row[: len(row) // self.num_steps] for row in self.spans]
+        end = max((span.end for row in first_step for span in row), default=0.0)
+        return (self.end - end) / (self.num_steps - 1) if self.num_steps > 1 else self.makespan
+
+    @cached_property
+    def start(self) -> float:
+        """The earliest start on any rank."""
+        return min((span.start for row in self.spans for span in row), default=0.0)
+
+    @cached_property
+    def end(self) -> float:
+        """The latest end on any rank."""
+        return max((span.end for row in self.spans for span in row), default=0.0)
+
+    @property
+    def makespan(self) -> float:
+        """The time from the earliest start to the latest end."""
+        return self.end - self.start
+
+    def busy(self, rank: int) -> float:
+        """Return the computing time of a rank."""
+        return sum(end - start for action, start, end in self.spans[rank] if not action.kind.is_communication)
+
+    def own_span(self, rank: int) -> float:
+        """Return the time between the first start and the last end of a rank's own computations."""
+        row = [span for span in self.spans[rank] if not span.action.kind.is_communication]
+        return row[-1].end - row[0].start if row else 0.0
+
+    def idle_within_span(self, rank: int) -> float:
+        """Return the idle time between the first start and the last end of a rank's own computations."""
+        return self.own_span(rank) - self.busy(rank)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The idle fraction of the total time, idle / (num_ranks * makespan): (p-1)/(m+p-1) for GPipe and 1F1B."""
+        available = self.num_ranks * self.makespan
+        return 1 - sum(map(self.busy, range(self.num_ranks))) / available if available else 0.0
+
+    @property
+    def bubble_over_ideal(self) -> float:
+        """Idle time over work, Megatron's convention: (p-1)/m for GPipe and 1F1B, (p-1)/(m v) interleaved."""
+        work = sum(map(self.busy, range(self.num_ranks)))
+        return self.num_ranks * self.makespan / work - 1 if work else 0.0
+
+    @property
+    def cost(self) -> float:
+        """The longest own span of any rank, the cost in the zero-bubble papers."""
+        return max(map(self.own_span, range(self.num_ranks)), default=0.0)
+
+    @property
+    def span_bubble_rate(self) -> float:
+        """The bubble rate of the zero-bubble papers: (span - work) / span of the rank with the longest own span."""
+        spans = list(map(self.own_span, range(self.num_ranks)))
+        longest = max(spans, default=0.0)
+        return self.idle_within_span(spans.index(longest)) / longest if longest else 0.0
+
+    # -- waits and messages: doors to explanation.py, the file above this one ----------------------------------------
+
+    @cached_property
+    def _explanation(self) -> Any:
+        from minipipe.schedules.simulation.explanation import explain
+
+        return explain(self)
+
+    @property
+    def idle(self) -> tuple[tuple[Idle, ...], ...]:
+        """By rank, its idle times in chronological order, each with its cause."""
+        return self._explanation.idle
+
+    @property
+    def critical_path(self) -> tuple[tuple[int, Span], ...]:
+        """The critical path: a chain of (rank, span) up to the latest end, each dependent on the one before it.
+
+        The makespan shrinks only if one of these spans, or a message between two of them, gets shorter.
+        """
+        return self._explanation.critical_path
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages between ranks, in the order of their sends."""
+        return self._explanation.messages
+
+    # -- activations held --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _held(self) -> list[list[Level]]:
+        return [list(held_counts([span.action for span in row])) for row in self.spans]
+
+    @property
+    def held_activations(self) -> tuple[tuple[int, ...], ...]:
+        """By rank, the number of (stage, microbatch) pairs held after each of its spans; see ``peak_activations``."""
+        return tuple(tuple(int(held) for _, held in row) for row in self._held)
+
+    def memory_over_time(self, rank: int) -> list[tuple[float, float]]:
+        """Return (time, memory held) at the start and at the end of each span of a rank, a curve of steps; or nothing.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> simulate(schedules.gpipe(1, 1)).memory_over_time(0)
+        [(0.0, 1.0), (1.0, 1.0), (1.0, 1.0), (3.0, 0.0)]
+        """
+        if self.memory is None or self.memory_during is None:
+            return []
+        return list(held_over_time(self.spans[rank], zip(self.memory_during[rank], self.memory[rank])))
+
+    def activations_over_time(self, rank: int) -> list[tuple[float, float]]:
+        """Return (time, activations held) at the start and at the end of each span of a rank: a curve of steps.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> simulate(schedules.gpipe(1, 1)).activations_over_time(0)
+        [(0.0, 1), (1.0, 1), (1.0, 1), (3.0, 0)]
+        """
+        return list(held_over_time(self.spans[rank], self._held[rank]))
+
+    # -- as data, and as text -----------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures as plain data: strings, numbers and lists.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> summary = simulate(schedules.one_f_one_b(4, 8)).summary()
+        >>> summary["makespan"], summary["unit"], summary["peak_activations"]
+        (33.0, 'units', [4, 3, 2, 1])
+        """
+        return {
+            "name": self.name,
+            "origin": "measured" if self.is_measured else "predicted",
+            "num_ranks": self.num_ranks,
+            "unit": self.unit,
+            "num_steps": self.num_steps,
+            "makespan": self.makespan,
+            "time_of_further_step": self.time_of_further_step,
+            "bubble_fraction": self.bubble_fraction,
+            "bubble_over_ideal": self.bubble_over_ideal,
+            "span_bubble_rate": self.span_bubble_rate,
+            "peak_activations": list(self.peak_activations),
+            "memory_unit": self.memory_unit,
+            "peak_memory": list(self.peak_memory or ()),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a plain dictionary for each span, rank by rank: for ``csv.DictWriter``, JSON or a data frame.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> simulate(schedules.gpipe(2, 1)).rows()[1]
+        {'rank': 0, 'stage': 0, 'kind': 'B', 'microbatch': 0, 'start': 4.0, 'end': 6.0, 'held_activations': 0, ...}
+        """
+        return [
+            {
+                "rank": rank,
+                "stage": action.stage,
+                "kind": action.kind.value,
+                "microbatch": action.microbatch,
+                "start": start,
+                "end": end,
+                "held_activations": held,
+                **({} if self.memory is None else {"memory": self.memory[rank][i]}),
+            }
+            for rank, row in enumerate(self.spans)
+            for i, ((action, start, end), held) in enumerate(zip(row, self.held_activations[rank]))
+        ]
+
+    def describe(self) -> str:
+        """Return the main figures in words, without the name."""
+        return ", ".join(f"{name} {value}" for name, value in self.figures())
+
+    def figures(self, pairs: int | None = None) -> tuple[tuple[str, str], ...]:
+        """Return the main figures as text, each with its name: makespan, bubble and peak activations.
+
+        Parameters
+        ----------
+        pairs : int, optional
+            How many (stage, microbatch) pairs count as one microbatch: the stages of a rank, beside timelines with
+            other numbers of them.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> simulate(schedules.gpipe(2, 2)).figures()
+        (('makespan', '9 units'), ('bubble', '33.3 %'), ('peak activations by rank', '2, 2'))
+        >>> simulate(schedules.zb_v(2, 4)).figures(pairs=2)[-1]
+        ('peak activations by rank', '2, 2 microbatches of all its layers')
+        """
+        peaks = by_rank([peak / (pairs or 1) for peak in self.peak_activations])
+        return (
+            ("makespan", format_time(self.makespan, self.unit)),
+            ("bubble", f"{100 * self.bubble_fraction:.1f} %"),
+            ("peak activations by rank", peaks if pairs is None else f"{peaks} {ONE_UNIT}"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.describe()}"
+
+    def __repr__(self) -> str:
+        return f"<Timeline {self}>"
+
+    def _repr_html_(self) -> str:
+        """Return the picture of the timeline for a notebook."""
+        from minipipe.render.notebook import picture_or_text  # a door to the room above, like those to explanation.py
+
+        return picture_or_text(self)
+
+
+def by_rank(amounts: Sequence[float], write: Callable[[float], str] = "{:.9g}".format) -> str:
+    """Return amounts by rank as text: all of them, or of many ranks the most and the least.
+
+    Examples
+    --------
+    >>> by_rank([4, 3, 2.5]), by_rank([128] * 64), by_rank(range(64, 0, -1))
+    ('4, 3, 2.5', '128 on each', 'at most 64 (rank 0), at least 1 (rank 63)')
+    """
+    if len(amounts) <= _MOST_LISTED:
+        return ", ".join(map(write, amounts))
+    most, least = max(amounts), min(amounts)
+    if most == least:
+        return f"{write(most)} on each"
+    ends = (f"{word} {write(x)} (rank {amounts.index(x)})" for word, x in (("at most", most), ("at least", least)))
+    return ", ".join(ends)

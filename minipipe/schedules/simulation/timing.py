@@ -1,0 +1,67 @@
+"""What every simulation has: the rules of a table with the times of actions and messages, and the spans it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.repeated import repeat
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.span import Span, StepChange
+
+# The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
+new_span: Callable[[tuple[Action, float, float]], Span] = partial(tuple.__new__, Span)
+
+
+class Timing:
+    """A table of several training steps, the times of its actions and messages, and room for what a simulation finds.
+
+    Parameters
+    ----------
+    step : Schedule or Program
+        Of one training step; lowered, where sends block.
+    costs : Costs
+    num_steps : int
+
+    Attributes
+    ----------
+    spans : list of list of Span
+        By rank.
+    changes : list of list of StepChange
+        By rank.
+    sent, arrived : dict
+        As in :class:`Timeline`.
+    """
+
+    def __init__(self, step: ActionTable, costs: Costs, num_steps: int) -> None:
+        table = self.table = repeat(step, num_steps)
+        self.num_steps = num_steps
+        self.updates = costs.update_times(table)
+        self.changes: list[list[StepChange]] = [[] for _ in range(table.num_ranks)]
+        self.dependencies = Dependencies(table, sends_are_buffered=not costs.sends_block)
+        self.rules = self.dependencies.rules
+        self.durations = costs.durations(table.num_stages)
+        self.message_times = costs.message_times(table)
+        self.overhead, self.sends_block = float(costs.overhead), costs.sends_block
+        self.spans: list[list[Span]] = [[] for _ in range(table.num_ranks)]
+        self.sent: dict[Value, tuple[float, int, int]] = {}
+        self.arrived: dict[Value, float] = {}
+
+    def plan(self) -> dict[ActionKind, list[tuple[int, float, int, float]]]:
+        """Return, by kind of computation and stage: the event it awaits, its time, its event, its time in flight."""
+        return {
+            kind: [
+                (rule.awaits, duration, rule.completes, self.time_in_flight(stage, kind))
+                for stage, (rule, duration) in enumerate(zip(self.rules[kind], self.durations[kind]))
+            ]
+            for kind in self.durations
+            if kind in self.rules
+        }
+
+    def time_in_flight(self, stage: int, kind: ActionKind) -> float:
+        """Return how long the value of an action travels to its consumer, if not by a SEND of its own."""
+        value = Value.produced_by(Action(stage, kind, 0))
+        return self.message_times[value.cut] if value is not None and self.dependencies.exists(value) else 0.0

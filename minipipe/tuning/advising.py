@@ -1,0 +1,245 @@
+"""Advice for a model: measure once, weigh every choice."""
+
+from __future__ import annotations
+
+from math import inf
+from types import ModuleType
+from typing import Any
+
+from minipipe.autograd import backend
+from minipipe.comm import spawn
+from minipipe.comm.job.host import core_times, num_cores
+from minipipe.errors import ArgumentError
+from minipipe.execution.checks.consistency import check_loss
+from minipipe.execution.objective import Loss
+from minipipe.execution.partition.layers import partition_evenly
+from minipipe.execution.plan import Plan, check_model
+from minipipe.execution.samples import Pieces, samples
+from minipipe.nn import Sequential
+from minipipe.schedules.registry import NUM_MICROBATCHES
+from minipipe.tuning.candidates import Candidate, candidates, numbers_of_microbatches
+from minipipe.tuning.layers import MakeOptimiser
+from minipipe.tuning.measurements import Measurements, measure_call, measure_sizes
+from minipipe.tuning.memory_size import memory_size
+from minipipe.tuning.messages import Messages, messages_of_this_machine
+from minipipe.tuning.question import Question
+from minipipe.tuning.report import Advice
+from minipipe.tuning.weighing import Weighing
+
+REPEATS = 5
+SECONDS = 4.0
+
+
+def advise(
+    model: Sequential,
+    inputs: Any,
+    targets: Any = None,
+    *,
+    num_ranks: int,
+    loss: Loss | None = None,
+    memory_limit: float | str | None = None,
+    num_microbatches: int | None = None,
+    chunks_per_rank: int | None = None,
+    recompute: bool | None = None,
+    optimiser: MakeOptimiser | None = None,
+    messages: Messages | str | None = None,
+    seconds: float | None = None,
+    repeats: int = REPEATS,
+    seed: int = 0,
+    device: str | ModuleType = "cpu",
+) -> Advice:
+    """Measure a model, and weigh cuts, schedules, chunks, numbers of microbatches and recomputation.
+
+    Local. The layers are measured on this process alone, for each number of microbatches that is weighed: how the time
+    depends on the size of a microbatch is measured, and not assumed. Then every choice is simulated. The best is the
+    fastest one whose ranks all stay within the memory limit.
+
+    Parameters
+    ----------
+    model : Sequential
+    inputs, targets : array of shape (samples, ...), or bundle
+        A batch, as for :meth:`minipipe.Pipeline.step`.
+    num_ranks : int
+    loss : function, optional
+        Goes with the targets.
+    memory_limit : number or str, optional
+        What a rank may take: bytes, or text such as ``"500 MB"`` or ``"2 GiB"``. Counted is what
+        :meth:`minipipe.Plan.memory` counts.
+    num_microbatches, chunks_per_rank : int, optional
+        Only choices with these. Dropout and the last bits of the loss depend on the number of microbatches.
+    recompute : bool, optional
+        Only choices with recomputation, or without. By default both are weighed where there is a limit.
+    optimiser : function, optional
+        ``parameters -> Optimiser``, for its state.
+    messages : Messages or str, optional
+        What messages cost. By default it is measured between ranks that ``mpirun`` starts, or between thread ranks
+        where there is no ``mpirun``; with ``"assumed"`` they cost nothing.
+    seconds : float, optional
+        How long to search for schedules beyond the named ones, all searches together: 4 by default, 0 for none.
+    repeats, seed, device
+        As for :func:`minipipe.measure_layers`.
+
+    Returns
+    -------
+    Advice
+        It prints as a table. ``Pipeline(model, group, loss=loss, **advice.options)`` runs the best choice.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``memory``, when nothing is within the limit: with the least that there is.
+    ArgumentError
+        Codes ``value`` and ``type``.
+    ModelError, MicrobatchError
+        Codes as for :func:`minipipe.measure_layers`.
+    PartitionError
+        Code ``too-few-layers``, when there are fewer layers than ranks.
+    LaunchError
+        Code ``no-launcher``, when ``mpirun`` cannot start the ranks.
+
+    Notes
+    -----
+    Predicted is the time of forward and backward of a batch; the optimiser takes as long with any choice. The model
+    does not run on several ranks here, where its actions may take longer than alone: ``minipipe advise`` and
+    ``Pipeline(…, schedule="auto")`` measure that, too, and let the best choices race.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import advise, nn, optim
+    >>> model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    >>> x = np.ones((16, 16), np.float32)
+    >>> free = {"messages": "assumed", "seconds": 0}
+    >>> advice = advise(model, x, x, num_ranks=2, loss=nn.MSELoss(), optimiser=optim.Adam, **free)
+    >>> advice.best.schedule.num_ranks, len(advice.best.partition) >= 2
+    (2, True)
+    """
+    check_model(model)
+    if loss is not None:
+        check_loss(loss)
+    if (loss is None) != (targets is None):
+        given, missing = ("targets", "loss") if loss is None else ("a loss", "targets")
+        raise ArgumentError("value", f"advise has {given}, but no {missing}; give both, or neither.")
+    if messages is not None and messages != "assumed" and not isinstance(messages, Messages):
+        raise ArgumentError("type", f"messages is {messages!r}; expected Messages(latency, bandwidth), or 'assumed'.")
+    limit = inf if memory_limit is None else memory_size(memory_limit)
+    options = {"loss": loss, "seed": seed, "device": device}
+    chosen = num_microbatches, chunks_per_rank, None, recompute
+    question = Question(model, inputs, targets, options, optimiser, limit, *chosen)
+    check_sizes(question, num_ranks)
+    if messages is None:
+        messages = messages_of_this_machine(num_ranks)
+    known = Messages() if isinstance(messages, str) else messages
+    measured = spawn(lambda group: measure(question, num_ranks, known, repeats=repeats), num_ranks=1)[0]
+    return weigh(question, num_ranks, measured, seconds)
+
+
+def check_sizes(question: Question, num_ranks: int) -> None:
+    """Refuse fewer layers than ranks.
+
+    Raises
+    ------
+    PartitionError
+        Code ``too-few-layers``.
+    """
+    check_model(question.model)
+    partition_evenly(len(question.model.flat_layers), num_ranks)
+
+
+def checked_seconds(seconds: float | None, default: float) -> float:
+    """Return how long something may take.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, for less than nothing, and for ever.
+    """
+    if seconds is not None and not 0 <= seconds < inf:
+        raise ArgumentError("value", f"seconds is {seconds!r}; expected a finite time, at least 0.")
+    return default if seconds is None else seconds
+
+
+def measure(
+    question: Question, num_ranks: int, messages: Messages, rank: int = 0, repeats: int = REPEATS, shares: bool = True
+) -> Measurements:
+    """Measure the layers for each number of microbatches, with as many BLAS threads as there are now. Local.
+
+    Parameters
+    ----------
+    question : Question
+    num_ranks : int
+    messages : Messages
+    rank : int
+        Of this process among those of its host, each of which has a device of its own.
+    repeats : int
+    shares : bool
+        Whether all ranks share the cores of this host.
+    """
+    options, given = question.options, samples(question.inputs, "inputs")
+    xp: ModuleType = backend.module_for(options.get("device", "cpu"), rank)
+    batch = question.model, question.inputs, question.targets, options.get("loss")
+    before = core_times()
+    layers = measure_sizes(*batch, counts_of(question, num_ranks), repeats, options.get("seed", 0), xp)
+    cores = (messages.cores or num_cores()) if shares and num_cores() < num_ranks else None
+    had, waited = (after - begun for after, begun in zip(core_times(), before))
+    share = waited / (had + waited) if waited else 0.0
+    return Measurements(layers, given.num_samples, messages, cores, measure_call(repeats, xp), waited=share)
+
+
+def counts_of(question: Question, num_ranks: int) -> list[int]:
+    """Return the numbers of microbatches to measure: the one that is wanted, or the given ones, or those worth it."""
+    given = samples(question.inputs, "inputs")
+    if question.num_microbatches is not None:
+        return [question.num_microbatches]
+    if isinstance(given, Pieces):
+        return [len(given.parts)]
+    own = own_plan(question, num_ranks)
+    usual = NUM_MICROBATCHES if own is None else own.schedule.num_microbatches
+    return numbers_of_microbatches(given.num_samples, num_ranks, usual)
+
+
+def own_plan(question: Question, num_ranks: int) -> Plan | None:
+    """Return the plan of the choice that was made already, if there is one."""
+    if question.own is None:
+        return None
+    grad = question.options.get("inputs_require_grad", False)
+    return Plan(question.model, num_ranks=num_ranks, inputs_require_grad=grad, **question.own)
+
+
+def weigh(question: Question, num_ranks: int, measured: Measurements, seconds: float | None = None) -> Advice:
+    """Weigh every candidate; then search schedules for the forms of the best. Pure, but for the time of the search.
+
+    Parameters
+    ----------
+    question : Question
+    num_ranks : int
+    measured : Measurements
+    seconds : float, optional
+        As for :func:`advise`.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+    """
+    seconds = checked_seconds(seconds, SECONDS)
+    weighing, limit, chunks = Weighing(question, num_ranks, measured), question.memory_limit, question.chunks_per_rank
+    cuts = ["given"] if question.partition is not None else ["time", "memory"] if limit < inf else ["time"]
+    both = [False, True] if limit < inf else [False]
+    again = both if question.recompute is None else [question.recompute]
+    forms = [(cut, computed_again) for computed_again in again for cut in cuts]
+    num_layers = len(question.model.flat_layers)
+    choices = list(weighing.named(candidates(num_ranks, num_layers, measured.layers, chunks), forms))
+    if choices and chunks is None and seconds > 0:
+        choices += weighing.searched(choices, seconds)
+    if not choices:
+        sizes = f"{num_layers} layers on {num_ranks} rank{'s' * (num_ranks > 1)}"
+        given = f"chunks_per_rank={chunks} and partition={question.partition}"
+        raise ArgumentError("value", f"No schedule fits {sizes} with {given}; leave one of these out.")
+    own = own_plan(question, num_ranks)
+    if own is None or own.schedule.num_microbatches not in measured.layers:
+        return Advice(choices, measured, limit)
+    cut = "given" if {"partition", "layer_costs"} & {*(question.own or ())} else "parameters"
+    of_rank = own.schedule.num_stages // num_ranks
+    named = Candidate(own.schedule.name, own.schedule.num_microbatches, of_rank, cut, bool(question.recompute))
+    return Advice(choices, measured, limit, weighing.plan(named, own, own.schedule))

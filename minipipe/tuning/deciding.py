@@ -1,0 +1,200 @@
+"""What the ranks of a pipeline leave to measurements: they measure together, and rank 0 decides for all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from math import inf
+from types import ModuleType
+from typing import Any
+
+from minipipe.comm import ProcessGroup
+from minipipe.comm.job.launcher import LOCAL_SIZE, told
+from minipipe.errors import ArgumentError
+from minipipe.execution.objective import Loss
+from minipipe.execution.plan import Plan
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.tuning.advising import check_sizes, checked_seconds, measure, weigh
+from minipipe.tuning.balancing import measured_partition
+from minipipe.tuning.memory_size import memory_size
+from minipipe.tuning.messages import measure_messages
+from minipipe.tuning.plan import ChosenPlan
+from minipipe.tuning.progress import silent, teller
+from minipipe.tuning.question import ABOUT_CHOOSING, PLANNED, Question
+from minipipe.tuning.report import Advice
+from minipipe.tuning.text import choices_of_rank_0, text_of_rank_0
+from minipipe.tuning.trial import Trial
+from minipipe.tuning.weighing import Choice, described
+
+RACE_SECONDS = 40.0  # with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at most 1.00
+_RUNNERS = 32  # how many choices race at most
+_PROBES, _OF_PROBES = 3, 0.25  # how many choices run before, to measure costs at work; the time, of that of the race
+
+
+def decided(
+    model: Any,
+    group: ProcessGroup,
+    options: Mapping[str, Any],
+    loss: Loss,
+    seed: int,
+    device: str | ModuleType,
+    recompute: bool,
+    **others: Any,
+) -> tuple[Any, dict[str, Any], bool]:
+    """Return the model and the options of a pipeline with what was left to measurements, and whether to recompute.
+
+    Collective. With ``schedule="auto"`` as :func:`advice_on_ranks` says: the model is a :class:`ChosenPlan` then.
+    Otherwise rank 0 measures for ``partition="measured"``.
+
+    Parameters
+    ----------
+    model : Sequential
+    group : ProcessGroup
+    options : mapping
+        Those of :class:`minipipe.Plan`, and ``sample``: inputs and targets, of which only rank 0 needs some. With
+        ``schedule="auto"`` also ``memory_limit`` and ``optimiser``, as for :func:`minipipe.advise`, and ``progress``,
+        as for :func:`minipipe.tuning.progress.teller`.
+    loss : function
+    seed : int
+    device : str or module
+    recompute : bool
+    **others
+        Further options of the pipeline, such as ``loss_weight``.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: without a sample, or with costs of layers.
+    PartitionError
+        Code ``too-few-layers``, when there are fewer layers than ranks.
+    ScheduleError
+        Code ``memory``: on rank 0, when nothing is within the limit.
+    """
+    if options.get("schedule") != "auto":
+        partition = measured_partition(model, group, options, loss, seed, device, recompute)
+        others = {name: value for name, value in options.items() if name != "sample"}
+        return model, {**others, "partition": partition}, recompute
+    if options.get("layer_costs") is not None:
+        message = 'schedule="auto" balances times that it measures; expected no layer_costs beside it.'
+        raise ArgumentError("value", message)
+    sample = (None, None) if options.get("sample") is None else options["sample"]
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise ArgumentError("value", 'schedule="auto" needs a batch to measure: sample=(inputs, targets).')
+    inputs, targets = sample
+    limit = inf if options.get("memory_limit") is None else memory_size(options["memory_limit"])
+    kept = {name: value for name, value in options.items() if name not in (*PLANNED, *ABOUT_CHOOSING)}
+    if kept.keys() - {"inputs_require_grad"}:  # no such options: the plan refuses them, and before anything is measured
+        return model, kept, recompute
+    others = {**others, "loss": loss, "seed": seed, "device": device, **kept}
+    asked = {name: options.get(name) for name in ("optimiser", "num_microbatches", "chunks_per_rank", "partition")}
+    if str(asked["partition"]) == "measured":
+        asked["partition"] = None
+    question = Question(
+        model, inputs, targets, others, memory_limit=limit, recompute=True if recompute else None, **asked
+    )
+    tell = teller(group, options.get("progress"))
+    advice = advice_on_ranks(question, group, "the ranks of this job", tell=tell)
+    choice = choices_of_rank_0(group, None if advice is None else [advice.best])[0]
+    told = text_of_rank_0(group, None if advice is None else f'schedule="auto" chose {advice.summary}')
+    tell(told)
+    again = choice.pop("recompute")
+    return ChosenPlan(advice, told, model, num_ranks=group.size, **kept, **choice), {}, again
+
+
+def advice_on_ranks(
+    question: Question,
+    group: ProcessGroup,
+    where: str,
+    seconds: float | None = None,
+    tell: Callable[[str], None] = silent,
+) -> Advice | None:
+    """Return advice from measurements on the ranks at hand, on rank 0; None on the others.
+
+    Collective. Messages are measured between all ranks, layers on rank 0. The best choices of a few numbers of
+    microbatches then run, to tell what actions and messages cost where all ranks work; all choices are weighed again by
+    that, and the best ones race.
+
+    Parameters
+    ----------
+    question : Question
+        Of the batch one rank needs some.
+    group : ProcessGroup
+    where : str
+        On which ranks, for the report.
+    seconds : float, optional
+        Of the race: 40 by default. With 0, or without a loss, no choice runs.
+    tell : function
+        Takes a sentence about what comes next.
+
+    Raises
+    ------
+    PartitionError, ArgumentError, ScheduleError
+        As for :func:`minipipe.advise`: on every rank for sizes, ``seconds`` and where there is no batch, otherwise on
+        rank 0.
+    """
+    seconds = checked_seconds(seconds, RACE_SECONDS)
+    check_sizes(question, group.size)
+    trial = Trial(question, group)
+    question, may_run = trial.question, trial.trains and seconds > 0
+    tell(f"measuring messages between {group.size} rank{'s' * (group.size > 1)}")
+    messages, advice = measure_messages(group, where), None
+    if group.rank == 0:
+        tell("measuring layers on rank 0, in microbatches of several sizes; then weighing all choices")
+        is_one_host = told(os.environ, LOCAL_SIZE, group.size) == group.size
+        measured = measure(question, group.size, messages, group.local_rank, shares=is_one_host)
+        advice = weigh(question, group.size, measured, 0 if may_run else None)
+    if not may_run:
+        return advice
+    probes = None if advice is None else _probes(advice)
+    tell(f"running {len(probes or ())} choices, to measure actions where all ranks work")
+    costs = trial.probes(choices_of_rank_0(group, probes), _OF_PROBES * seconds)
+    if advice is not None and probes is not None:
+        runs: dict[int, list[tuple[Costs, Costs]]] = {}
+        for number, found in costs:
+            choice = probes[number]
+            expected = measured.costs(_plan(question, choice), choice.candidate.recompute)
+            runs.setdefault(choice.candidate.num_microbatches, []).append((expected, found))
+        advice = weigh(question, group.size, measured.with_runs(runs))
+    return _raced(trial, advice, seconds, tell)
+
+
+def _raced(trial: Trial, advice: Advice | None, seconds: float, tell: Callable[[str], None]) -> Advice | None:
+    """Return advice whose best choices ran, and the own one. Collective."""
+    programs, num_kept = dict[Hashable, Choice](), 0
+    if advice is not None:
+        own = [] if advice.own is None else _allowed([advice.own])
+        num_kept = len(own)
+        for choice in (*own, *_allowed(advice.choices)):
+            programs.setdefault(choice.program, choice)
+    field = None if advice is None else list(programs.values())[: _RUNNERS + num_kept]
+    tell(f"the best {len(field or ())} choices race, for {seconds:g} s")
+    names = [described(choice.candidate) for choice in field or ()]
+    runs = trial.race(choices_of_rank_0(trial.group, field), seconds, range(num_kept), tell, names)
+    if advice is None:
+        return None
+    by_program = dict(zip(programs, map(runs.get, range(len(programs)))))
+
+    def with_run(choice: Choice) -> Choice:
+        run = by_program.get(choice.program)
+        return choice if run is None else choice._replace(**run._asdict())
+
+    own_choice = None if advice.own is None else with_run(advice.own)
+    return Advice(list(map(with_run, advice.choices)), advice.measured, advice.memory_limit, own_choice)
+
+
+def _allowed(choices: Iterable[Choice]) -> list[Choice]:
+    return [choice for choice in choices if choice.is_within_limit]
+
+
+def _probes(advice: Advice) -> list[Choice]:
+    """Return the best choices, of different numbers of microbatches, and the own one."""
+    best: dict[int, Choice] = {}
+    for choice in _allowed(advice.choices):
+        if len(best) < _PROBES:
+            best.setdefault(choice.candidate.num_microbatches, choice)
+    own = [] if advice.own is None else _allowed([advice.own])
+    return [*best.values(), *own]
+
+
+def _plan(question: Question, choice: Choice) -> Plan:
+    return Plan(question.model, choice.schedule, partition=choice.partition)

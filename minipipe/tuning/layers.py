@@ -1,0 +1,314 @@
+"""The costs of a model's layers, as measured, and the costs of any stages that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple, overload
+
+from minipipe.errors import ArgumentError
+from minipipe.execution.partition.layers import check_partition, partition_by_cost, partition_by_stage_cost
+from minipipe.nn import Module, Parameter
+from minipipe.nn.sequential import parameters_of
+from minipipe.optim.optimiser import Optimiser
+from minipipe.render.table import html_table, text_table
+from minipipe.schedules.analysis.activations import held_counts
+from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.tuning.holding import Holding, held_by_stage
+from minipipe.tuning.state_size import gradient_bytes, state_bytes
+
+MakeOptimiser = Callable[[list[Parameter]], Optimiser]
+_HEAD = ("layer", "", "F ms", "I ms", "W ms", "held after F", "after I", "message", "gradient", "parameters", "bytes")
+_ON_THE_RIGHT = {0, *range(2, len(_HEAD))}
+
+
+class Measured(NamedTuple):
+    """What was measured of a layer, or of the loss: the times of F, I and W, and what :class:`LayerCosts` has of it."""
+
+    times: tuple[float, float, float]
+    holding: Holding
+    message_size: int
+    returns_gradient: bool
+
+
+class LayerCosts(NamedTuple):
+    """What one microbatch costs in one layer, as if that were a stage. The names are those of :class:`minipipe.Costs`.
+
+    Attributes
+    ----------
+    layer : str
+        The layer, in short.
+    forward, backward_input, backward_weight : float
+        The times of F, I and W, in seconds: medians.
+    activation, weight_activation, transient_activation : int
+        The bytes held from F until I, from I until W, and beyond the first while I runs.
+    message_size : int
+        The bytes that go to another rank where a cut follows. The gradient has as many.
+    returns_gradient : bool
+        Whether a gradient comes back over that cut.
+    num_parameters : int
+        How many numbers it has.
+    parameter_bytes : int
+
+    Examples
+    --------
+    >>> LayerCosts("Linear(2, 2)", 1e-3, 1e-3, 2e-3, 32, 48, 0, 16, True, 6, 24).time
+    0.004
+    """
+
+    layer: str
+    forward: float
+    backward_input: float
+    backward_weight: float
+    activation: int
+    weight_activation: int
+    transient_activation: int
+    message_size: int
+    returns_gradient: bool
+    num_parameters: int
+    parameter_bytes: int
+
+    @property
+    def time(self) -> float:
+        """The seconds of one microbatch: F, I and W."""
+        return self.forward + self.backward_input + self.backward_weight
+
+
+class MeasuredLayers(Sequence[LayerCosts]):
+    """The costs of each layer of a model: a sequence of :class:`LayerCosts`, which prints as a table.
+
+    :func:`minipipe.measure_layers` makes it. Nothing of it is changed later.
+
+    Attributes
+    ----------
+    loss : LayerCosts or None
+        The costs of the loss behind the last layer, where there was one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import measure_layers, nn
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+    >>> layers = measure_layers(model, np.ones((40, 2)), np.ones((40, 3)), nn.MSELoss(), num_microbatches=4)
+    >>> [costs.layer for costs in layers], layers[1].activation, layers.loss.activation
+    (['Linear(2, 3)', 'Tanh()'], 120, 120)
+    """
+
+    def __init__(self, layers: list[Module], measured: Sequence[Measured], loss: Any = None) -> None:
+        self._layers, self._holdings = layers, [found.holding for found in measured]
+        names = [*(layer.brief() for layer in layers), getattr(loss, "__qualname__", type(loss).__name__)]
+        sizes = (
+            [layer.num_parameters for layer in layers],
+            [sum(p.nbytes for p in layer.parameters()) for layer in layers],
+        )
+        rows = [
+            LayerCosts(name, *found.times, *self._alone(i), found.message_size, found.returns_gradient, *own)
+            for i, (name, found, own) in enumerate(zip(names, measured, [*zip(*sizes), (0, 0)]))
+        ]
+        self._costs = rows[: len(layers)]
+        self.loss = rows[-1] if loss is not None else None
+
+    def _alone(self, number: int) -> tuple[int, int, int]:
+        """Return what a layer holds, or the loss, as if it were a stage."""
+        return held_by_stage([self._holdings[number]], [], batch=None if number else self._holdings[0].inputs.buffers)
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+    @overload
+    def __getitem__(self, index: int) -> LayerCosts: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[LayerCosts]: ...
+    def __getitem__(self, index: int | slice) -> LayerCosts | list[LayerCosts]:
+        return self._costs[index]
+
+    @property
+    def times(self) -> list[float]:
+        """The seconds of one microbatch in each layer, the loss counted with the last: for ``layer_costs``."""
+        last = 0.0 if self.loss is None else self.loss.time
+        return [costs.time + last * (i == len(self) - 1) for i, costs in enumerate(self)]
+
+    def costs(
+        self, partition: Iterable[range], placement: Sequence[int] | None = None, recompute: bool = False
+    ) -> Costs:
+        """Return the costs of the stages of a partition, in seconds and bytes, for ``simulate``.
+
+        The bytes are those that :meth:`minipipe.Pipeline.measure_memory` would find: a buffer that two layers hold
+        counts once. The times are sums over layers. What a message takes was not measured: set ``latency`` and
+        ``bandwidth``.
+
+        Parameters
+        ----------
+        partition : iterable of range
+            The layers of each stage.
+        placement : sequence of int, optional
+            The rank of each stage, since a message of several tensors is one buffer; by default each has its own.
+        recompute : bool
+            Whether a stage keeps only its input between forward and backward.
+
+        Raises
+        ------
+        PartitionError
+            Code ``not-a-partition``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import measure_layers, nn
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3))
+        >>> layers = measure_layers(model, np.ones((40, 2)), num_microbatches=4)
+        >>> layers.costs([range(0, 2), range(2, 3)]).activation, layers.costs([range(0, 3)]).activation
+        ((120, 120), (120,))
+        """
+        given = list(partition)
+        parts = check_partition(given, len(self), len(given))
+        rows = [self._rows_of(part) for part in parts]
+        forward = [sum(row.forward for row in own) for own in rows]
+        backward_input = [sum(row.backward_input for row in own) for own in rows]
+        if recompute:
+            backward_input = [time and time + again for time, again in zip(backward_input, forward)]
+        ranks = range(len(parts)) if placement is None else placement
+        # Neighbouring stages on one rank hand over without a message: what came to one may lie in the graph of another.
+        runs = [[parts[stage] for stage in run] for _, run in groupby(range(len(parts)), list(ranks).__getitem__)]
+        held = [self._held(part, recompute, run[0].start, run[-1].stop) for run in runs for part in run]
+        activation, weight_activation, transient = zip(*held)
+        return Costs(
+            forward=forward,
+            backward_input=backward_input,
+            backward_weight=[sum(row.backward_weight for row in own) for own in rows],
+            message_size=[*(self[part.stop - 1].message_size for part in parts[:-1]), 0],
+            activation=activation,
+            weight_activation=weight_activation,
+            transient_activation=transient,
+            unit="s",
+            memory_unit="bytes",
+        )
+
+    def _rows_of(self, part: range) -> list[LayerCosts]:
+        follows = part.stop == len(self) and self.loss is not None
+        return [*self[part.start : part.stop], *([self.loss] if follows and self.loss else [])]
+
+    def _held(self, part: range, recompute: bool, first: int, end: int) -> tuple[int, int, int]:
+        """Return what a stage holds; its rank has the layers from ``first`` to before ``end``, its neighbours'."""
+        layers = self._holdings[part.start : part.stop]
+        loss = self._holdings[len(self) :] if part.stop == len(self) else []
+        came = self._holdings[first].inputs if first else None
+        came_back = self._holdings[end - 1].gradients if end < len(self) else None
+        batch = None if first else self._holdings[0].inputs.buffers
+        return held_by_stage(layers, loss, recompute, came, came_back, batch)
+
+    def balance(
+        self,
+        num_stages: int | None = None,
+        *,
+        by: str = "time",
+        placement: Sequence[int] | None = None,
+        schedule: Schedule | None = None,
+        optimiser: MakeOptimiser | None = None,
+        recompute: bool = False,
+    ) -> list[range]:
+        """Return the partition in which the largest sum on any rank is as small as can be.
+
+        Parameters are those of :func:`minipipe.balance`, which measures first.
+
+        Raises
+        ------
+        ArgumentError
+            Codes ``name``, ``value``.
+        PartitionError
+            Codes ``zero-stages`` and ``too-few-layers``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import measure_layers, nn, schedules
+        >>> layers = measure_layers(nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), np.ones((8, 4)))
+        >>> layers.balance(3, by="parameters")
+        [range(0, 2), range(2, 4), range(4, 6)]
+
+        In 1F1B the first rank holds most microbatches, so it gets the fewest layers.
+
+        >>> layers.balance(by="memory", schedule=schedules.one_f_one_b(2, 8))
+        [range(0, 3), range(3, 6)]
+        """
+        if (num_stages is None) == (schedule is None):
+            raise ArgumentError("value", "balance takes num_stages, or a schedule instead, which has its own.")
+        if schedule is not None:
+            num_stages, placement = schedule.num_stages, schedule.placement
+        assert num_stages is not None
+        if by == "memory":
+            in_flight = [1] * num_stages if schedule is None else microbatches_in_flight(schedule)
+            held = [max(costs.activation, costs.weight_activation) for costs in self]
+            kept = [self._kept(layer, optimiser) for layer in self._layers]
+            rows = [[count * own + fixed for own, fixed in zip(held, kept)] for count in in_flight]
+            return partition_by_stage_cost(rows, num_stages, placement)
+        return partition_by_cost(self._amounts(by, recompute), num_stages, placement)
+
+    def _amounts(self, by: str, recompute: bool) -> Sequence[float]:
+        if by not in ("time", "parameters"):
+            raise ArgumentError("name", f"by is {by!r}; expected 'time', 'memory' or 'parameters'.")
+        if by == "parameters":
+            return [costs.num_parameters for costs in self]
+        again = [costs.forward if recompute and costs.backward_input else 0.0 for costs in self]
+        return [time + more for time, more in zip(self.times, again)]
+
+    @staticmethod
+    def _kept(layer: Module, optimiser: MakeOptimiser | None) -> int:
+        """Return the bytes of a layer's parameters, gradients and optimiser state."""
+        own = list(layer.parameters())
+        return sum(p.nbytes for p in own) + gradient_bytes(parameters_of(layer)) + state_bytes(optimiser, own)
+
+    # -- as a table -----------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"<MeasuredLayers: {len(self)} layers, {1e3 * sum(self.times):.3g} ms a microbatch>"
+
+    def __str__(self) -> str:
+        return text_table(self._table(), _ON_THE_RIGHT)
+
+    def _repr_html_(self) -> str:
+        return html_table(self._table(), _ON_THE_RIGHT)
+
+    def _table(self) -> list[tuple[str, ...]]:
+        numbered = [*enumerate(self), *([] if self.loss is None else [("", self.loss)])]
+        return [_HEAD, *(_cells(str(number), costs) for number, costs in numbered)]
+
+
+def _cells(number: str, costs: LayerCosts) -> tuple[str, ...]:
+    times = (f"{1e3 * time:.3f}" for time in (costs.forward, costs.backward_input, costs.backward_weight))
+    held = (f"{size:,}" for size in (costs.activation, costs.weight_activation, costs.message_size))
+    gradient = "yes" if costs.returns_gradient else "no"
+    return number, costs.layer, *times, *held, gradient, f"{costs.num_parameters:,}", f"{costs.parameter_bytes:,}"
+
+
+def microbatches_in_flight(schedule: Schedule) -> list[int]:
+    """Return, by stage, the most microbatches that it holds at once.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> microbatches_in_flight(schedules.one_f_one_b(4, 8))
+    [4, 3, 2, 1]
+    """
+    rows = [
+        [action for action in schedule.actions[rank] if action.stage == stage]
+        for stage, rank in enumerate(schedule.placement)
+    ]
+    return [int(max((during for during, _ in held_counts(row)), default=0)) for row in rows]
+
+
+def check_layers(layers: Any, num_layers: int) -> None:
+    """Refuse what is not measured, or was measured of another model.
+
+    Raises
+    ------
+    ArgumentError
+        Codes ``type`` and ``value``.
+    """
+    if not isinstance(layers, MeasuredLayers):
+        message = f"The layers are given as {type(layers).__name__}; expected the result of minipipe.measure_layers."
+        raise ArgumentError("type", message)
+    if len(layers) != num_layers:
+        message = f"{len(layers)} layers were measured, but the plan has {num_layers}; measure the plan's own model."
+        raise ArgumentError("value", message)

@@ -1,0 +1,297 @@
+"""Measuring a model layer by layer, on one process.
+
+Each layer becomes a stage on a rank of its own, by the same functions that make the stages of a pipeline, so that what
+is measured is what runs. One layer at a time has values: once for what it hands on, and again, from the last layer to
+the first, for its times and its memory::
+
+    build layer i, F, forget it       i = 0, 1, ..., n - 1      keeps what passes between layers
+    build layer i, F I W, forget it   i = n, n - 1, ..., 0      layer n is the loss; keeps the gradients that pass
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from statistics import median
+from time import perf_counter
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from minipipe.autograd import Node, backend
+from minipipe.autograd.backend import Array
+from minipipe.autograd.grad_mode import enable_grad
+from minipipe.autograd.memory import buffer_of, held_buffers
+from minipipe.autograd.random_key import current_place, random_key
+from minipipe.comm import spawn
+from minipipe.errors import ArgumentError, MicrobatchError
+from minipipe.execution.build_stages import build_stages
+from minipipe.execution.checks.consistency import check_loss
+from minipipe.execution.division import divided
+from minipipe.execution.microbatch import Batch
+from minipipe.execution.objective import Loss, Objective
+from minipipe.execution.payload import Payload
+from minipipe.execution.plan import Plan, check_model
+from minipipe.execution.samples import Samples, samples
+from minipipe.execution.stage import Stage
+from minipipe.nn import Identity, Sequential
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.registry import NUM_MICROBATCHES
+from minipipe.schedules.sequential import one_microbatch
+from minipipe.tuning.holding import Buffers, Holding, Passed
+from minipipe.tuning.layers import Measured, MeasuredLayers
+from minipipe.tuning.memory_meter import MemoryMeter
+
+F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+_NOTHING = Payload([], [], ())
+
+
+def measure_layers(
+    model: Sequential,
+    inputs: Any,
+    targets: Any = None,
+    loss: Loss | None = None,
+    *,
+    num_microbatches: int = NUM_MICROBATCHES,
+    repeats: int = 5,
+    seed: int = 0,
+    device: str | ModuleType = "cpu",
+) -> MeasuredLayers:
+    """Measure what each layer of a model costs: times, memory, and what passes to the next one.
+
+    Local; no messages. It runs the first microbatch of a batch on this process alone, with one BLAS thread, in the mode
+    and with the random numbers of a pipeline's step. Each layer is cut off as a stage is. Only one layer at a time has
+    values, which are drawn for it where it has none; so the model may be larger than this process can hold. What passes
+    between the layers is kept for all of them, for one microbatch. The model stays as it was.
+
+    Parameters
+    ----------
+    model : Sequential
+    inputs, targets : array of shape (samples, ...), or bundle
+        A batch, as for :meth:`minipipe.Pipeline.step`.
+    loss : function, optional
+        ``(outputs, targets) -> Tensor``. Without one, backward begins with gradients of ones.
+    num_microbatches : int
+        Into how many the batch is divided.
+    repeats : int
+        Of how many runs of each layer the times are medians, after one that is not timed; at least 1.
+    seed : int
+        For first values, and for random numbers.
+    device : str or module
+        As for :class:`minipipe.Pipeline`.
+
+    Returns
+    -------
+    MeasuredLayers
+        A :class:`LayerCosts <minipipe.tuning.LayerCosts>` for each layer; a sequence inside the model is no layer,
+        its layers are. It prints as a table.
+
+    Raises
+    ------
+    ModelError
+        Codes ``not-a-sequence``, ``loss`` and ``loss-with-parameters``.
+    ArgumentError
+        Code ``value``: targets without a loss or a loss without targets, or a number that is out of range.
+    MicrobatchError
+        Codes ``too-few-samples``, ``wrong-number`` and ``unequal-lengths``.
+
+    Notes
+    -----
+    Times are those of a layer alone, on a machine on which nothing else computes: ranks that share a memory bus are
+    slower. A layer whose input was just made has it in the cache, in a stage as here.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import measure_layers, nn
+    >>> model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    >>> layers = measure_layers(model, np.ones((80, 64)), np.ones((80, 10)), nn.MSELoss(), num_microbatches=8)
+    >>> [(costs.num_parameters, costs.message_size, costs.activation) for costs in layers]
+    [(2080, 1280, 0), (0, 1280, 1280), (330, 400, 1280)]
+    >>> all(time > 0 for time in layers.times)
+    True
+    """
+    check_model(model)
+    if loss is not None:
+        check_loss(loss)
+    if (loss is None) != (targets is None):
+        given, missing = ("targets", "loss") if loss is None else ("a loss", "targets")
+        raise ArgumentError("value", f"measure_layers has {given}, but no {missing}; give both, or neither.")
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ArgumentError("value", f"repeats is {repeats!r}; expected a whole number, at least 1.")
+    xp = backend.module_for(device)
+    measure = partial(measured_layers, model, inputs, targets, loss, num_microbatches, repeats, seed, xp)
+    return spawn(lambda group: measure(), num_ranks=1)[0]
+
+
+def measured_layers(
+    model: Sequential,
+    inputs: Any,
+    targets: Any,
+    loss: Loss | None,
+    num_microbatches: int,
+    repeats: int,
+    seed: int,
+    xp: ModuleType,
+) -> MeasuredLayers:
+    """Do what :func:`measure_layers` does, with as many BLAS threads as there are now; it has the parameters."""
+    plan = _plan_of_layers(model)
+    batch = _first_microbatch(plan, inputs, targets, loss, num_microbatches, seed, xp)
+    layers = plan.layers[:-1]
+
+    def stage_of(index: int) -> Stage:
+        return build_stages(plan, index, seed, xp=xp)[index]
+
+    with random_key(seed), enable_grad():
+        values = [batch.input(0)]  # by layer, what it receives
+        for index in range(len(layers)):
+            values.append(_forward(stage_of(index), values[-1], batch))
+        behind = values[-1] if loss is None else _NOTHING
+        gradients = [Payload([_ones(a) if wanted else None for a, wanted in zip(behind.arrays, behind.wanted)], [], ())]
+        found = []
+        for index in reversed(range(len(layers) + (loss is not None))):
+            passing = _Passing(values[index], values[index + 1] if index < len(layers) else None, gradients)
+            times, holding, gradient = _measure(stage_of(index), passing, batch, repeats, xp)
+            found.append(Measured(times, holding, passing.size, any(a is not None for a in gradients[-1].arrays)))
+            gradients.append(gradient)
+    return MeasuredLayers(layers, found[::-1], loss)
+
+
+class _Passing(NamedTuple):
+    """What a layer receives and hands on, and the gradients that passed behind it: the last one is of its results."""
+
+    received: Payload
+    result: Payload | None
+    gradients: list[Payload]
+
+    @property
+    def size(self) -> int:
+        """The bytes of the message that the result would be."""
+        return 0 if self.result is None else _size_of(self.result)
+
+
+def _plan_of_layers(model: Sequential) -> Plan:
+    """Return a plan with a stage for each layer, each on a rank of its own, and a last one for the loss alone."""
+    whole = Sequential(*model.tied(), Identity())
+    num_stages = len(whole.flat_layers)
+    schedule = one_microbatch(range(num_stages), num_stages)
+    return Plan(whole, schedule, partition=[range(i, i + 1) for i in range(num_stages)])
+
+
+def _first_microbatch(
+    plan: Plan, inputs: Any, targets: Any, loss: Loss | None, num_microbatches: int, seed: int, xp: ModuleType
+) -> Batch:
+    """Return the first microbatch of a batch, in memory of its own."""
+    x = samples(inputs, "inputs", plan.dtypes["inputs"], xp)
+    y = None if loss is None else samples(targets, "targets", plan.dtypes["targets"], xp)
+    if y is not None and y.num_samples != x.num_samples:
+        message = f"There are {x.num_samples} inputs, but {y.num_samples} targets; expected one for each."
+        raise MicrobatchError("unequal-lengths", message)
+    part, *_ = divided(x.num_samples, num_microbatches, x, y)
+    own_x, own_y = (None if given is None else _copied(given.cut(part)) for given in (x, y))
+    alone, objective = [slice(0, part.stop)], Objective(loss)
+    objective.begin(alone, own_y)
+    return Batch("measure_layers", alone, own_x, objective, 0, 0, seed, is_cut=False, inputs_require_grad=False)
+
+
+def _copied(given: Samples) -> Samples:
+    return given._replace(arrays=list(map(backend.copy, given.arrays)))
+
+
+def _measure(
+    stage: Stage, passing: _Passing, batch: Batch, repeats: int, xp: ModuleType
+) -> tuple[tuple[float, float, float], Holding, Payload]:
+    """Run F, I and W of a stage several times: once to measure its memory, then the times.
+
+    Returns those, what it holds, and the gradient of its inputs.
+    """
+    gradient = passing.gradients[-1]
+    actions: dict[ActionKind, Callable[[], Any]] = {F: partial(_forward, stage, passing.received, batch)}
+    if stage.has_backward:
+        actions[I] = partial(stage.backward_input, 0, None if stage.is_last else gradient)
+        if not stage.is_frozen:
+            actions[W] = partial(stage.backward_weight, 0)
+    times: dict[ActionKind, list[float]] = {kind: [] for kind in (F, I, W)}
+    holding, returned = _held(stage, actions, passing, batch)
+    for _ in range(repeats):
+        for kind, act in actions.items():
+            start = perf_counter()
+            act()
+            backend.synchronise(xp)
+            times[kind].append(perf_counter() - start)
+    forward, backward_input, backward_weight = (median(spent) if spent else 0.0 for spent in times.values())
+    return (forward, backward_input, backward_weight), holding, returned
+
+
+def _held(
+    stage: Stage, actions: dict[ActionKind, Callable[[], Any]], passing: _Passing, batch: Batch
+) -> tuple[Holding, Payload]:
+    """Run each action once; return what the stage holds after F and I, and the gradient of its inputs."""
+    targets = batch.objective.targets
+    not_counted = [*(p.data for p in stage.parameters.values()), *(targets.arrays if targets else ())]
+    meter = MemoryMeter(not_counted)
+    result = actions[F]()
+    same = {}  # the result was computed before, too: the next layer has the buffer of then
+    if passing.result is not None:
+        same = {_buffer(a): _buffer(b) for a, b in zip(result.arrays, passing.result.arrays)}
+    known = {_buffer(a) for payload in (passing.received, *passing.gradients) for a in payload.arrays}
+    known |= set(same.values())
+
+    def apart(buffers: dict[int, int]) -> Buffers:
+        """Tell what only this stage holds from what has the same identity in another, later."""
+        found = {same.get(key, key): size for key, size in buffers.items()}
+        return {_key(key, stage.index, known): size for key, size in found.items()}
+
+    after_forward, has_graph = apart(held_buffers(stage.held, not_counted)), _has_graph(stage)
+    after_input: Buffers = {}
+    returned, transient = _NOTHING, 0
+    if I in actions:
+        meter.observe(stage, 0)
+        returned = actions[I]()
+        known |= {_buffer(array) for array in returned.arrays}
+        after_input = apart(held_buffers(stage.held, not_counted))
+        (_, recomputed), _ = meter.measure(Action(stage.index, I, 0), stage)
+        transient = max(0, recomputed - sum(after_forward.values()))
+    if W in actions:
+        actions[W]()
+    inputs, gradients = _passed(passing.received), _passed(passing.gradients[-1])
+    return Holding(inputs, gradients, after_forward, after_input, transient, has_graph), returned
+
+
+def _has_graph(stage: Stage) -> bool:
+    return any(node.needs_gradient for node in stage.held if isinstance(node, Node))
+
+
+def _passed(payload: Payload) -> Passed:
+    arrays = [array for array in payload.arrays if array is not None]
+    buffers: Buffers = {_buffer(array): backend.num_bytes(buffer_of(array)) for array in arrays}
+    return Passed(buffers, _size_of(payload) if arrays and _is_packed(payload) else 0)
+
+
+def _is_packed(payload: Payload) -> bool:
+    """Tell whether arrays travel as one message of bytes, and not a single one as it is."""
+    return payload.to_message(may_be_on_device=True) is not payload.arrays[0]
+
+
+def _size_of(payload: Payload) -> int:
+    return backend.num_bytes(payload.to_message(may_be_on_device=True))
+
+
+def _key(buffer: int, stage: int, known: set[int]) -> Hashable:
+    return buffer if buffer in known else (stage, buffer)
+
+
+def _buffer(array: Array | None) -> int:
+    return id(buffer_of(array))
+
+
+def _forward(stage: Stage, received: Payload, batch: Batch) -> Payload:
+    """Run F. The loss, behind the last layer, hands on nothing."""
+    current_place().begin(0)
+    if not stage.is_last:
+        return stage.forward(0, received)
+    stage.forward_with_loss(0, received, batch.objective)
+    return _NOTHING
+
+
+def _ones(array: Array) -> Array:
+    return backend.array_module(array).ones_like(array)

@@ -1,0 +1,141 @@
+"""How much memory each rank of a plan will take, from shapes and from what was measured of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from minipipe.execution.plan import Plan
+from minipipe.nn.sequential import parameters_of
+from minipipe.render.table import html_table, text_table
+from minipipe.schedules.analysis.activations import memory_levels
+from minipipe.schedules.analysis.dependencies import Direction, Value
+from minipipe.schedules.analysis.walk import complete_walk
+from minipipe.schedules.schedule import Schedule
+from minipipe.tuning.layers import MakeOptimiser, MeasuredLayers, check_layers
+from minipipe.tuning.state_size import gradient_bytes, state_bytes
+
+_HEAD = ("rank", "parameters", "gradients", "optimiser", "activations", "messages", "total bytes")
+
+
+class RankMemory(NamedTuple):
+    """What one rank will take in a training step, in bytes.
+
+    Attributes
+    ----------
+    parameters : int
+        The values of its stages' parameters; one that several of them share counts once.
+    gradients : int
+        Of each use of a parameter that is trained.
+    optimiser_state : int
+        What the optimiser keeps for them.
+    activations : int
+        The most that graphs hold at once.
+    messages : int
+        The most that is sent and not yet taken at once, where every action takes equally long. A rank whose consumer is
+        late holds more.
+
+    Examples
+    --------
+    >>> RankMemory(8, 8, 16, 100, 20).total
+    152
+    """
+
+    parameters: int
+    gradients: int
+    optimiser_state: int
+    activations: int
+    messages: int
+
+    @property
+    def total(self) -> int:
+        """The sum, as if all were largest at the same time. More only where messages wait for a late consumer."""
+        return sum(self)
+
+
+class MemoryPrediction(tuple[RankMemory, ...]):
+    """What each rank will take in a training step: a tuple of :class:`RankMemory`, by rank, which prints as a table.
+
+    :meth:`minipipe.Plan.memory` makes it, and says what it does not count.
+
+    Examples
+    --------
+    >>> print(MemoryPrediction([RankMemory(8, 8, 16, 1000, 20)]))
+    rank  parameters  gradients  optimiser  activations  messages  total bytes
+       0           8          8         16        1,000        20        1,052
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return text_table(self._table(), range(len(_HEAD)))
+
+    def _repr_html_(self) -> str:
+        return html_table(self._table(), range(len(_HEAD)))
+
+    def _table(self) -> list[tuple[str, ...]]:
+        rows = ((str(rank), *(f"{size:,}" for size in (*own, own.total))) for rank, own in enumerate(self))
+        return [_HEAD, *rows]
+
+
+def predict_memory(
+    plan: Plan, layers: MeasuredLayers, optimiser: MakeOptimiser | None, recompute: bool
+) -> MemoryPrediction:
+    """Return what each rank of a plan will take. Parameters and errors are those of :meth:`minipipe.Plan.memory`."""
+    check_layers(layers, len(plan.layers))
+    schedule = plan.schedule
+    costs = layers.costs(plan.partition, plan.placement, recompute)
+    levels = memory_levels(schedule, costs.memory(schedule.num_stages))
+    cuts = [layers[part.stop - 1] for part in plan.partition]
+    messages = in_flight(schedule, [(cut.message_size, cut.message_size * cut.returns_gradient) for cut in cuts])
+    found = []
+    for rank in range(schedule.num_ranks):
+        own = [layer for stage in schedule.stages_of(rank) for layer in plan.part(stage)]
+        uses = [use for layer in own for use in parameters_of(layer)]
+        parameters = list({id(use.owner): use.owner for use in uses}.values())
+        found.append(
+            RankMemory(
+                parameters=sum(parameter.nbytes for parameter in parameters),
+                gradients=0 if schedule.is_forward_only else gradient_bytes(uses),
+                optimiser_state=state_bytes(optimiser, parameters),
+                activations=int(max((during for during, _ in levels[rank]), default=0)),
+                messages=messages[rank],
+            )
+        )
+    return MemoryPrediction(found)
+
+
+def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]:
+    """Return, by rank, the most bytes that it has sent and its neighbours have not yet taken.
+
+    Every action takes equally long. A message lives from its producer's action until its consumer's begins.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    sizes : sequence of (int, int)
+        By stage, the bytes of its activation, and of the gradient that comes back for it.
+
+    Examples
+    --------
+    Eager forwards wait for their consumer, which has backwards to do in between.
+
+    >>> from minipipe import schedules
+    >>> in_flight(schedules.one_f_one_b(2, 8), [(10, 10), (0, 0)])
+    [10, 10]
+    >>> in_flight(schedules.eager_1f1b(2, 8), [(10, 10), (0, 0)])
+    [20, 10]
+    """
+    crosses = [schedule.crosses_ranks(stage) for stage in range(schedule.num_stages)]
+    rank_of, held, most = schedule.placement, [0] * schedule.num_ranks, [0] * schedule.num_ranks
+
+    walk = complete_walk(schedule)
+    heads = [iter(row) for row in schedule.actions]
+    for ranks in walk.rounds:
+        actions = [next(heads[rank]) for rank in ranks]
+        for sign, value_of in ((-1, Value.consumed_by), (1, Value.produced_by)):
+            for value in map(value_of, actions):
+                if value is not None and 0 <= value.cut < len(crosses) and crosses[value.cut]:
+                    held[rank_of[value.stage]] += sign * sizes[value.cut][value.direction is Direction.BACKWARD]
+        most = list(map(max, most, held))
+    return most

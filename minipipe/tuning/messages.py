@@ -1,0 +1,148 @@
+"""What messages between ranks cost: measured on the ranks at hand, or on those that mpirun starts.
+
+Ping-pong tells the bandwidth. The rest is that of ranks at work, which look for messages between their actions and may
+share cores: of a small pipeline over all of them.
+
+``mpirun -n 4 python -m minipipe.tuning.messages`` prints it as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from minipipe.cli.supervision.launching import find_mpirun
+from minipipe.comm import ProcessGroup, init_process_group, spawn
+from minipipe.comm.job.launcher import num_ranks as ranks_of_launcher
+from minipipe.errors import LaunchError
+from minipipe.nn import Linear, MSELoss, Sequential
+from minipipe.pipeline import Pipeline
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.fitting import fit_messages
+from minipipe.tuning.progress import unwarned
+
+_SIZES, _REPEATS = (1 << 10, 1 << 18), 40  # bytes; the cost is a line through these two
+_WIDTH, _SAMPLES, _MICROBATCHES, _STEPS = 64, 16, 16, 10  # of the small pipeline: a layer on each rank
+_THREADS, _MPI = "thread ranks", "MPI ranks"
+
+
+class Messages(NamedTuple):
+    """What messages cost, and the bookkeeping between two actions.
+
+    Attributes
+    ----------
+    latency : float
+        Seconds of a message without content, from the send until it is received.
+    bandwidth : float
+        Bytes per second.
+    overhead : float
+        Seconds of a rank between two actions.
+    cores : float, optional
+        Where ranks outnumber the cores of one host: how much of the cores they get.
+    measured_on : str
+        Between which ranks.
+
+    Examples
+    --------
+    >>> Messages(latency=2e-5, bandwidth=1e9).overhead
+    0.0
+    """
+
+    latency: float = 0.0
+    bandwidth: float = float("inf")
+    overhead: float = 0.0
+    cores: float | None = None
+    measured_on: str = "assumed"
+
+
+def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
+    """Measure messages between neighbours, one pair after another, and then in a pipeline of all ranks.
+
+    Collective. Only rank 0 has the result of all pairs; the others return an empty one.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    measured_on : str
+        For the result.
+    """
+    samples = np.array([sample for rank in range(group.size - 1) for sample in _pair(group, rank)]).reshape(-1, 2)
+    gathered = group.all_gather(samples, what="the times of messages, which are measured for schedule='auto',")
+    at_work = _costs_at_work(group)
+    if group.rank:
+        return Messages()
+    latency, bandwidth = fit_messages([(size, time) for own in gathered for size, time in own.tolist()])
+    cores = at_work.cores if isinstance(at_work.cores, float) else None
+    return Messages(max(latency, at_work.latency), bandwidth, at_work.overhead, cores, measured_on)
+
+
+def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
+    """Send arrays to the next rank and back; return, on the first rank of the pair, (bytes, seconds of one message)."""
+    group.barrier()
+    second, found = first + 1, []
+    for size in _SIZES if group.rank in (first, second) else ():
+        array, times = np.zeros(size, np.uint8), []
+        for _ in range(_REPEATS):
+            start = perf_counter()
+            if group.rank == first:
+                group.send(array, second)
+                group.recv(second)
+            else:
+                group.send(group.recv(first), first)
+            times.append((perf_counter() - start) / 2)
+        # The lower quartile: another program on the core makes some messages late.
+        found += [(float(size), sorted(times)[_REPEATS // 4])] if group.rank == first else []
+    group.barrier()
+    return found
+
+
+def _costs_at_work(group: ProcessGroup) -> Costs:
+    """Return the costs of a pipeline with small layers, one on each rank. Collective."""
+    model = Sequential(*(Linear(_WIDTH, _WIDTH) for _ in range(group.size)))
+    pipeline = Pipeline(model, group, loss=MSELoss(), num_microbatches=_MICROBATCHES)
+    ones = np.ones((_MICROBATCHES * _SAMPLES, _WIDTH), np.float32)
+    with unwarned(group):
+        return pipeline.measure_costs(ones, ones, num_steps=_STEPS)
+
+
+def messages_of_this_machine(num_ranks: int) -> Messages:
+    """Measure messages between ranks that mpirun starts or, where that cannot be, between thread ranks.
+
+    Local; it starts processes of its own. The result says which ranks were measured.
+
+    Parameters
+    ----------
+    num_ranks : int
+
+    Raises
+    ------
+    LaunchError
+        Code ``no-launcher``, where mpirun is there and cannot start the ranks.
+    """
+    command = find_mpirun()
+    if command is None or ranks_of_launcher(os.environ) != 1:  # or this is a rank itself, which can start no others
+        return spawn(lambda group: measure_messages(group, _THREADS), num_ranks)[0]
+    program = [command, "-n", str(num_ranks), sys.executable, "-m", "minipipe.tuning.messages"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        raise LaunchError("no-launcher", f"{command} -n {num_ranks} cannot start ranks to measure messages: {said}")
+    return Messages(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Measure as one rank of a job; rank 0 prints."""
+    with init_process_group() as group:
+        found = measure_messages(group, _MPI)
+        if group.rank == 0:
+            print(json.dumps(found._asdict()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Advice as a value: what was weighed, the best of it, a table and a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+from minipipe.render.descriptions import format_memory
+from minipipe.render.table import html_table, text_table
+from minipipe.tuning.measurements import Measurements
+from minipipe.tuning.reasons import Reason, reasons
+from minipipe.tuning.weighing import Choice, best_of, by_worth, described
+
+_IDLE = {"fill": ("warm-up",), "wait": ("waiting", "sending", "overhead"), "drain": ("drain",)}
+_TIMES = ("predicted ms", "measured ms")
+_HEAD = ("schedule", "v", "microbatches", "cut by", "recompute", *_TIMES, "bubble", *_IDLE, "memory", "over bound")
+_LEFT = {0, 3, 4}
+_ON_THE_RIGHT = set(range(len(_HEAD))) - _LEFT
+_SHOWN = 10
+_LITTLE = 0.05  # a part of the time that is not worth a word
+
+
+class Advice:
+    """Choices for a model, weighed, and the best of them. It prints as a table. Nothing of it is changed later.
+
+    :func:`minipipe.advise` makes it.
+
+    Attributes
+    ----------
+    choices : tuple of Choice
+        Those within the memory limit first, the fastest first; those that ran before those that are only predicted.
+    best : Choice
+        The first of them.
+    own : Choice or None
+        What a program had chosen itself.
+    measured : Measurements
+    memory_limit : float
+        Bytes of each rank; infinite where there is none.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``memory``, when no choice is within the limit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Pipeline, advise, nn, spawn
+    >>> model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), np.ones((8, 8), np.float32)
+    >>> advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, messages="assumed", seconds=0)
+    >>> advice.best.is_within_limit, advice.best.time == min(choice.time for choice in advice.choices)
+    (True, True)
+    >>> spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss(), **advice.options).step(x, x) > 0, num_ranks=2)
+    [True, True]
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        measured: Measurements,
+        memory_limit: float = inf,
+        own: Choice | None = None,
+    ) -> None:
+        self.best = best_of(choices, memory_limit)
+        self.choices = tuple(sorted(choices, key=by_worth))
+        self.measured, self.memory_limit, self.own = measured, memory_limit, own
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The best choice as arguments: ``Pipeline(model, group, loss=…, **advice.options)``."""
+        return self.best.options
+
+    @property
+    def reason(self) -> str:
+        """Why the best is the best: sentences about rows of the table, each true of the figures there."""
+        found, own = [each.text for each in self._reasons], self.own
+        if own is not None and own.measured is not None and self.best.measured is not None:
+            found += ["Yours ran as fast: keep it."] if own.measured <= self.best.measured else []
+        return " ".join(found)
+
+    @property
+    def _reasons(self) -> list[Reason]:
+        return reasons(self.best, self.choices, self.measured)
+
+    @property
+    def summary(self) -> str:
+        """The best choice in a line, with its figures as predicted and as measured."""
+        best = self.best
+        ran = "" if best.measured is None else f", measured {1e3 * best.measured:.3f} ms"
+        return f"{described(best.candidate)}: predicted {1e3 * best.time:.3f} ms a step{ran}."
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a plain dictionary for each choice: for csv, JSON or a data frame. Times are in seconds.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import advise, nn
+        >>> model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), np.ones((4, 2), np.float32)
+        >>> options = {"num_microbatches": 4, "messages": "assumed", "seconds": 0}
+        >>> advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, **options)
+        >>> sorted({row["schedule"] for row in advice.rows()})
+        ['1f1b', 'eager-1f1b', 'gpipe', 'sequential', 'zb-h1', 'zb-h2']
+        """
+        return [choice.row() for choice in self.choices]
+
+    def __repr__(self) -> str:
+        return f"<Advice: {len(self.choices)} choices, predicted {1e3 * self.best.time:.3g} ms a step>"
+
+    def __str__(self) -> str:
+        return f"{text_table(self._table(), _ON_THE_RIGHT)}\n\n{self.reason}\n{self._measured_on()}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._table(), _ON_THE_RIGHT)
+
+    @property
+    def _num_run(self) -> int:
+        """How many of the choices ran."""
+        return sum(choice.measured is not None for choice in self.choices)
+
+    def _table(self) -> list[tuple[str, ...]]:
+        """Return the head, the best choice of each schedule, and those of the reasons; the program's own is marked."""
+        best_by_name: dict[str, Choice] = {}
+        for choice in self.choices:
+            if choice.is_within_limit:
+                best_by_name.setdefault(choice.candidate.schedule, choice)
+        named = [*list(best_by_name.values())[:_SHOWN], *(each.other for each in self._reasons)]
+        shown = [_cells(choice) for choice in self.choices if any(choice is each for each in named)]
+        rows = [_HEAD, *shown, *([] if self.own is None else [_cells(self.own, "yours: ")])]
+        left_out = _HEAD.index("measured ms") if not self._num_run else len(_HEAD)
+        return [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
+
+    def _measured_on(self) -> str:
+        messages = self.measured.messages
+        slowdown, latency, _, cores = self.measured.conditions(self.best.candidate.num_microbatches)
+        shared = "" if cores is None else f"; the ranks share {cores:.3g} core{'s' * (cores != 1)}, as fitted"
+        speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
+        at_work = f"; an action takes {slowdown:.2f} times as long as alone" if self.measured.at_work else ""
+        ran = f" {self._num_run} of {len(self.choices)} choices ran in turns." if self._num_run else ""
+        half = f" Half of the best one's {self.best.num_steps} steps differed by up to {100 * self.best.spread:.1f} %."
+        noise = half if self.best.measured is not None else ""
+        if self.measured.waited > _LITTLE:
+            share = f"{100 * self.measured.waited:.0f} % of the time that they wanted a core"
+            noise += f" The machine was busy: the layers were measured without a core for {share}."
+        return f"A message takes {1e6 * latency:.3g} µs{speed} ({messages.measured_on}){shared}{at_work}.{ran}{noise}"
+
+
+def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
+    """Return the row of a choice. Idle time by cause is in percent of the ranks' time."""
+    candidate = choice.candidate
+    idle = (f"{100 * sum(choice.idle.get(cause, 0.0) for cause in causes):.1f}" for causes in _IDLE.values())
+    return (
+        mark + candidate.schedule,
+        str(candidate.chunks_per_rank),
+        str(candidate.num_microbatches),
+        candidate.cut,
+        "yes" if candidate.recompute else "no",
+        f"{1e3 * choice.time:.3f}",
+        "" if choice.measured is None else f"{1e3 * choice.measured:.3f}",
+        f"{100 * choice.bubble_fraction:.1f} %",
+        *idle,
+        format_memory(max(choice.memory), "bytes") + " !" * (not choice.is_within_limit),
+        f"{100 * choice.gap:.1f} %",
+    )

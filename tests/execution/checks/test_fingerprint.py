@@ -1,0 +1,71 @@
+"""The fingerprint of a batch notices another batch, costs little, and takes whatever a batch may be."""
+
+from math import prod
+
+import array_api_strict
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from minipipe import Microbatches, Replicated, Tensor
+from minipipe.execution.checks import fingerprint
+from minipipe.execution.checks.comparison import marks_of
+from minipipe.execution.checks.fingerprint import _form
+
+SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
+
+
+@given(SHAPES, st.integers(0, 5))
+def test_a_batch_drawn_again_has_another_fingerprint_and_a_copy_the_same(shape, seed):
+    one, other = (np.random.default_rng(seed + k).standard_normal(shape) for k in (0, 1))
+    assert (
+        fingerprint(one) == fingerprint(one.copy()) == fingerprint(np.asfortranarray(one)) == fingerprint(Tensor(one))
+    )
+    assert fingerprint(one) != fingerprint(other)
+
+
+@given(st.integers(1, 3000), st.integers(1, 300))
+def test_every_column_has_its_turn(samples, width):
+    """At distances of a row, or a row and one, all elements came from the first columns, black in every image."""
+    batch = np.zeros((samples, width), np.int32)
+    batch[:, width // 2 :] = 1
+    assert fingerprint(batch) != fingerprint(np.zeros_like(batch))
+
+
+def test_form_shape_and_dtype_count():
+    x = np.arange(8.0).reshape(4, 2)
+    same = [x, x.reshape(2, 4), x.astype(np.float32), (x,), [x], {"a": x}, {"b": x}, (x, x), (x, Replicated(x))]
+    same += [Microbatches([x, x]), array_api_strict.asarray(x)]
+    found = [fingerprint(batch) for batch in same]
+    assert len(set(found)) == len(found)
+    assert fingerprint(x.tolist()) == fingerprint(x)
+
+
+@pytest.mark.parametrize("nothing", [None, np.sum, "unused", object(), np.array([None]), (np.ones(2), "text")])
+def test_what_is_no_batch_is_not_compared(nothing):
+    assert fingerprint(nothing) is None
+
+
+def test_a_batch_in_a_file_has_the_fingerprint_of_one_in_memory(tmp_path):
+    rows = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (500, 100))
+    assert fingerprint(rows) == fingerprint(np.zeros((500, 100), np.float32))
+
+
+@given(SHAPES, st.integers(1, 10**6))
+def test_32_elements_are_looked_at_at_most(shape, samples):
+    """So many pages of a file are touched; and of a small array every element counts."""
+    _, positions = _form((samples, *shape), np.dtype(np.float32))
+    size = samples * prod(shape)
+    assert len(positions) == size if size <= 32 else 1 <= len(positions) <= 32
+
+
+VALUES = st.floats(min_value=0) | st.just(float("nan")) | st.booleans() | st.integers(0, 2**32)
+
+
+@given(VALUES, VALUES)
+def test_marks_differ_where_values_do_and_nothing_has_the_mark_of_nothing(one, other):
+    marks = [marks_of({"value": value}) for value in (one, other)]
+    are_same = one == other or (one != one and other != other)
+    assert (marks[0] == marks[1]) == are_same
+    assert marks_of({"value": None}) not in marks

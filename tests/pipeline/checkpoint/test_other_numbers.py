@@ -1,0 +1,83 @@
+"""A script that resumes with other hyper-parameters than it began with is told, and one that changes none is not."""
+
+import warnings
+
+import pytest
+
+from minipipe import checkpoint, optim, spawn
+from minipipe.comm import OneRankGroup
+from tests.pipeline.checkpoint import small
+
+
+def made(group=None, **numbers):
+    """Return what a script makes: a learning rate that a schedule changes, and other numbers that stay."""
+    pipeline, _ = small.pipeline_of(group or OneRankGroup())
+    optimiser = optim.AdamW(pipeline.parameters(), **{"learning_rate": 0.1, **numbers})
+    return pipeline, optimiser, optim.LearningRateSchedule(optimiser, optim.cosine(10, warmup_steps=2))
+
+
+def saved(folder, **numbers):
+    """Train with a learning rate that falls, and save."""
+    pipeline, optimiser, rates = made(**numbers)
+    for _ in range(5):
+        small.train(pipeline, optimiser)
+        rates.step()
+    checkpoint.save(folder, pipeline, optimiser, step=5)
+    return optimiser
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("learning_rate", 0.3, "learning_rate is 0.15 in this script; that of the checkpoint is taken, "),
+        ("betas", (0.8, 0.9), "betas is (0.8, 0.9) in this script; that of the checkpoint is taken, [0.9, 0.999]"),
+        ("weight_decay", 0.5, "weight_decay is 0.5 in this script; that of the checkpoint is taken, 0.01 (0.01 before"),
+    ],
+)
+def test_other_hyper_parameters_of_the_script_are_named_beside_those_that_are_taken(tmp_path, name, value, words):
+    """The story: a script that resumed with another learning rate, betas or decay trained with the saved ones, without
+    a word."""
+    before = saved(tmp_path).groups[0].hyper_parameters
+    pipeline, optimiser, _ = made(**{name: value})
+    with pytest.warns(UserWarning) as caught:
+        checkpoint.restore(tmp_path, pipeline, optimiser)
+    assert len(caught) == 1 and words in str(caught[0].message)
+    assert f"To keep it: optimiser.groups[0].{name} = {0.15 if value == 0.3 else value}" in str(caught[0].message)
+    assert optimiser.groups[0].hyper_parameters == before
+
+
+def test_a_schedule_that_has_changed_the_learning_rate_is_no_other_script(tmp_path):
+    saved(tmp_path)
+    pipeline, optimiser, _ = made()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoint.restore(tmp_path, pipeline, optimiser)
+
+
+def test_the_number_that_was_kept_is_no_other_one_when_the_script_resumes_again(tmp_path):
+    """And a script that follows no advice is told each time, since it still trains with other numbers than it gives."""
+    saved(tmp_path)
+    for times in range(3):
+        pipeline, optimiser, _ = made(weight_decay=0.5)
+        if times < 2:
+            with pytest.warns(UserWarning, match="weight_decay is 0.5 in this script"):
+                checkpoint.restore(tmp_path, pipeline, optimiser)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                checkpoint.restore(tmp_path, pipeline, optimiser)
+        if times == 1:
+            optimiser.groups[0].weight_decay = 0.5
+        small.train(pipeline, optimiser)
+        checkpoint.save(tmp_path, pipeline, optimiser, step=6 + times)
+
+
+def test_one_rank_speaks(tmp_path):
+    saved(tmp_path)
+
+    def resume(group):
+        checkpoint.restore(tmp_path, *made(group, weight_decay=0.5)[:2])
+
+    with pytest.warns(UserWarning, match="weight_decay is 0.5") as caught:
+        spawn(resume, 3)
+    assert len(caught) == 1

@@ -1,0 +1,115 @@
+"""Who produces what for whom: values, the ready rule, and the one walk."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minipipe import schedules
+from minipipe.schedules import schedule_of_text
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.analysis.dependencies import Dependencies, Direction, Value
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.walk import complete_walk, walk
+from tests.strategies import examples, named_schedules
+
+values = st.builds(Value, st.integers(0, 9), st.sampled_from(Direction), st.integers(0, 9))
+
+
+def cells(actions):
+    return [str(action) for action in actions]
+
+
+def test_an_activation_goes_to_the_next_stage_and_a_gradient_to_the_one_before():
+    activation, gradient = Value(1, Direction.FORWARD, 3), Value(1, Direction.BACKWARD, 3)
+    for value, expected in (
+        (activation, ["1F3", "2F3", "1SEND_F3", "2RECV_F3"]),
+        (gradient, ["1B3", "0B3", "1SEND_B3", "0RECV_B3"]),
+    ):
+        assert cells([value.producer, value.consumer, value.send, value.receive]) == expected
+    assert (activation.cut, gradient.cut) == (1, 0)
+
+
+@given(values)
+def test_a_value_is_found_from_its_producer_its_consumer_and_both_halves_of_its_message(value):
+    assert Value.produced_by(value.producer) == Value.consumed_by(value.consumer) == value
+    assert Value.carried_by(value.send) == Value.carried_by(value.receive) == value
+    if value.direction is Direction.BACKWARD:  # I has the place of B
+        produces, consumes = (action._replace(kind=ActionKind("I")) for action in (value.producer, value.consumer))
+        assert Value.produced_by(produces) == Value.consumed_by(consumes) == value
+
+
+@pytest.mark.parametrize("cell", ["0W1", "0SEND_F1", "1RECV_B0"])
+def test_weights_sends_and_receives_neither_produce_nor_consume_a_value(cell):
+    assert Value.produced_by(Action.parse(cell)) is Value.consumed_by(Action.parse(cell)) is None
+
+
+@pytest.mark.parametrize(
+    ("cell", "in_schedule", "in_program"),
+    [
+        ("0F0", [], []),
+        ("1F0", ["0F0"], ["1RECV_F0"]),
+        ("2F0", ["1F0"], ["1F0"]),  # stages 1 and 2 are both on rank 1
+        ("3I1", ["3F1"], ["3F1"]),
+        ("2I1", ["2F1", "3I1"], ["2F1", "2RECV_B1"]),
+        ("1I1", ["1F1", "2I1"], ["1F1", "2I1"]),
+        ("3W1", ["3I1"], ["3I1"]),
+        ("0SEND_F0", None, ["0F0", "1RECV_F0"]),
+        ("1RECV_F0", None, ["0SEND_F0"]),
+        ("3SEND_B0", None, ["3I0", "2RECV_B0"]),
+    ],
+)
+def test_what_an_action_depends_on(cell, in_schedule, in_program):
+    schedule = schedules.zb_v(2, 2)  # rank 0 holds stages 0 and 3
+    if in_schedule is not None:
+        assert cells(Dependencies(schedule).of(Action.parse(cell))) == in_schedule
+    assert cells(Dependencies(lower(schedule)).of(Action.parse(cell))) == in_program
+
+
+@examples(60)
+@given(named_schedules(max_ranks=5, max_microbatches=8, max_chunks=3), st.booleans(), st.booleans())
+def test_the_walk_runs_every_action_after_all_that_it_depends_on(named, is_program, sends_are_buffered):
+    table = lower(named[1]) if is_program else named[1]
+    dependencies, rounds, position = Dependencies(table), {}, [0] * table.num_ranks
+    for number, ranks in enumerate(complete_walk(table, sends_are_buffered).rounds):
+        assert ranks == sorted(ranks)
+        for rank in ranks:
+            rounds[table.actions[rank][position[rank]]] = number
+            position[rank] += 1
+    assert len(rounds) == sum(map(len, table.actions))
+    for action, number in rounds.items():
+        for needed in dependencies.of(action):
+            meets = {action.kind.is_communication, needed.kind.is_communication} == {True} and not sends_are_buffered
+            if meets:  # both halves of a message run in one round
+                assert rounds[needed] == number
+            elif not (sends_are_buffered and action.kind.value.startswith("SEND") and needed.kind.is_communication):
+                assert rounds[needed] < number
+
+
+def test_of_an_action_on_two_ranks_the_first_one_counts():
+    schedule = schedules.Schedule("x", (0, 1), 1, [["0F0", "0F0", "0F0"], ["1F0", "0F0"]])
+    assert Dependencies(schedule).rank_of[Action.parse("0F0")] == 0
+    assert walk(schedule).rounds == [[0], [0, 1], [0, 1]]  # 1F0 is ready once 0F0 has run, not once it has run thrice
+
+
+def test_a_weight_gradient_depends_on_its_own_half_even_where_that_is_missing():
+    for text in ("0F0 0W0", "0W0 0B0"):
+        assert cells(Dependencies(schedule_of_text(text)).of(Action.parse("0W0"))) == ["0I0"]
+
+
+@pytest.mark.parametrize("cell", ["0SEND_B0", "1RECV_F0", "0RECV_F0"])
+def test_a_message_to_a_stage_that_is_not_there_depends_on_it_and_never_runs(cell):
+    stage = 1 if cell == "1RECV_F0" else 0
+    text = f"{cell} 0F0 0B0" if stage == 0 else f"0F0 0B0\n{cell} 1F0 1B0"
+    program = schedule_of_text(text)
+    assert walk(program).blocked
+    if stage == 0:
+        assert cells(Dependencies(program).of(Action.parse(cell))) in (["-1RECV_B0"], ["-1SEND_F0"])
+
+
+def test_a_table_is_walked_once_and_pickled_without_its_walk():
+    schedule = schedules.gpipe(2, 2)
+    assert walk(schedule).rounds is walk(schedule).rounds
+    assert walk(schedule, sends_are_buffered=True).rounds is walk(schedule).rounds  # nothing to buffer
+    program = lower(schedule)
+    assert walk(program).rounds is not walk(program, sends_are_buffered=True).rounds
+    assert walk(program.schedule).table is program.schedule and program.schedule._kept is not schedule._kept

@@ -1,0 +1,304 @@
+"""The verifier against a second opinion: a token game over sets of facts, written from the rules alone.
+
+They must agree in both directions: a verifier that refuses too much is as wrong as one that accepts too much.
+"""
+
+from collections import Counter
+from itertools import permutations, product
+from math import comb
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from minipipe import schedules
+from minipipe.errors import ScheduleError
+from minipipe.schedules import schedule_of_text
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.verifier import verify
+from tests.launch import slowly
+from tests.strategies import examples, named_schedules, table
+
+
+def is_accepted(schedule):
+    try:
+        verify(schedule)
+    except ScheduleError:
+        return False
+    return True
+
+
+# -- the second opinion ----------------------------------------------------------------------------------------
+
+
+def is_legal(schedule):
+    """Play the schedule. Actions are (rank, stage, letter, microbatch), and facts are tuples that begin with a word."""
+    cells = [(r, a.stage, a.kind.value, a.microbatch) for r, row in enumerate(schedule.actions) for a in row]
+    sends_by_hand = any("_" in letter for _, _, letter, _ in cells)
+    return Counter(cells) == meant(schedule, cells, sends_by_hand) and ends(schedule, sends_by_hand)
+
+
+def meant(schedule, cells, sends_by_hand):
+    """Return the bag of actions that a legal schedule with these backwards has; None, if there is no such schedule."""
+    backwards = {(stage, letter, k) for _, stage, letter, k in cells if letter in ("B", "I", "W")}
+    bag = Counter()
+    for stage, k in product(range(schedule.num_stages), range(schedule.num_microbatches)):
+        home = schedule.placement[stage]
+        halves = {letter for s, letter, i in backwards if (s, i) == (stage, k)}
+        if backwards and halves not in ({"B"}, {"I", "W"}):
+            return None
+        for letter in ("F", *halves):
+            bag[home, stage, letter, k] += 1
+        for neighbour, letter in ((stage + 1, "F"), (stage - 1, "B")):
+            wanted = sends_by_hand and (letter == "F" or backwards)
+            if wanted and 0 <= neighbour < schedule.num_stages and schedule.placement[neighbour] != home:
+                bag[home, stage, f"SEND_{letter}", k] += 1
+                bag[schedule.placement[neighbour], neighbour, f"RECV_{letter}", k] += 1
+    return bag
+
+
+def ends(schedule, sends_by_hand):
+    """Take actions off the heads of the lists, in any order that the facts allow, until nothing moves."""
+    last = schedule.num_stages - 1
+    left = [[(a.stage, a.kind.value, a.microbatch) for a in row] for row in schedule.actions]
+    facts = {("input", 0, k) for k in range(schedule.num_microbatches)}
+    facts |= {("gradient", last, k) for k in range(schedule.num_microbatches)}
+
+    def is_direct(stage, neighbour):
+        return not sends_by_hand or schedule.placement[stage] == schedule.placement[neighbour]
+
+    def effect(stage, letter, k):
+        """Return (needs, gives) of an action that computes."""
+        if letter == "F":
+            gives = {("kept", stage, k), ("output", stage, k)}
+            if stage < last and is_direct(stage, stage + 1):
+                gives |= {("input", stage + 1, k)}
+            return {("input", stage, k)}, gives
+        if letter == "W":
+            return {("halfway", stage, k)}, set()
+        gives = {("halfway", stage, k), ("sensitivity", stage, k)}
+        if stage > 0 and is_direct(stage, stage - 1):
+            gives |= {("gradient", stage - 1, k)}
+        return {("kept", stage, k), ("gradient", stage, k)}, gives
+
+    while True:
+        heads = {row[0] for row in left if row}
+        taken = set()
+        for stage, letter, k in heads:
+            if "_" not in letter:
+                needs, gives = effect(stage, letter, k)
+                if needs <= facts:
+                    taken |= {(stage, letter, k)}
+                    facts |= gives
+            elif letter.startswith("SEND"):  # a rendezvous: both at once or neither
+                neighbour, carried, gift = (
+                    (stage + 1, "output", "input") if letter == "SEND_F" else (stage - 1, "sensitivity", "gradient")
+                )
+                partner = (neighbour, letter.replace("SEND", "RECV"), k)
+                if partner in heads and (carried, stage, k) in facts:
+                    taken |= {(stage, letter, k), partner}
+                    facts |= {(gift, neighbour, k)}
+        if not taken:
+            return not any(left)
+        left = [row[1:] if row and row[0] in taken else row for row in left]
+
+
+@pytest.mark.parametrize(
+    ("legal", "text"),
+    [
+        (True, "0F0 0B0\n1F0 1B0"),
+        (False, "0B0 0F0\n1F0 1B0"),
+        (False, "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"),
+        (False, "0F0 0B0\n1F0"),
+        (False, "0F0 0I0\n1F0 1B0"),
+        (True, "0F0 0I0 0W0\n1F0 1B0"),
+        (False, "0F0 0W0 0I0\n1F0 1B0"),
+        (True, "0F0 0F1\n1F0 1F1"),
+        (True, "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0"),
+        (False, "0F0 0SEND_F0 0B0 0RECV_B0\n1RECV_F0 1F0 1B0 1SEND_B0"),
+        (False, "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1SEND_B0 1B0"),
+        # Two neighbours that both send first: each would block until the other receives.
+        (
+            False,
+            "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1",
+        ),
+    ],
+)
+def test_the_second_opinion_is_right_where_one_can_see_it(legal, text):
+    assert is_legal(schedule_of_text(text)) is legal
+
+
+# -- all orders of small programs ------------------------------------------------------------------------------
+
+
+def orders(schedule):
+    for programs in product(*(permutations(row) for row in schedule.actions)):
+        yield table("any order", schedule.placement, schedule.num_microbatches, programs)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_legal"),
+    [
+        # One rank, two microbatches: any interleaving of two chains, C(4, 2) and C(6, 3).
+        ("0F0 0F1 0B0 0B1", comb(4, 2)),
+        ("0F0 0F1 0I0 0I1 0W0 0W1", comb(6, 3)),
+        # Forwards alone may go in any order on either rank.
+        ("0F0 0F1\n1F0 1F1", 4),
+        # Two ranks. If rank 0 begins F0 B0, rank 1 must do the same; if it begins F0 F1, rank 1 may do any of its
+        # C(4, 2) orders, and rank 0 may end in two ways. Twice, for the names of the microbatches.
+        ("0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1", 2 * (1 + 2 * 6)),
+        # One path through everything: only one order of each rank.
+        ("0F0 2F0 2B0 0B0\n1F0 1B0", 1),
+        ("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", 1),
+        # W may stand before or behind the SEND of its I.
+        slowly("0F0 0SEND_F0 0RECV_B0 0I0 0W0\n1RECV_F0 1F0 1I0 1SEND_B0 1W0", 2),
+        # A rendezvous ties the orders: the messages pass in one order at both ends, half of C(4, 2)² pairs.
+        ("0F0 0SEND_F0 0F1 0SEND_F1\n1RECV_F0 1F0 1RECV_F1 1F1", 6 * 6 // 2),
+    ],
+)
+def test_of_all_orders_of_a_small_program_both_accept_the_same(text, num_legal):
+    verdicts = Counter()
+    for schedule in orders(schedule_of_text(text)):
+        legal = is_legal(schedule)
+        assert is_accepted(schedule) is legal, str(schedule)
+        verdicts[legal] += 1
+    assert verdicts[True] == num_legal
+
+
+# -- mutants of larger programs --------------------------------------------------------------------------------
+
+
+def mutate(draw, programs, kinds, num_stages, num_microbatches):
+    """Change something at a place that is drawn; nothing, where nothing is left."""
+    rank = draw(st.integers(0, len(programs) - 1))
+    row = programs[rank]
+    if not row:
+        return
+    step = draw(st.integers(0, len(row) - 1))
+    stage, kind, k = row[step]
+    act = draw(
+        st.sampled_from(["swap", "swap", "neighbours", "drop", "duplicate", "move", "kind", "stage", "microbatch"])
+    )
+    if act == "swap":
+        other = draw(st.integers(0, len(row) - 1))
+        row[step], row[other] = row[other], row[step]
+    elif act == "neighbours":
+        row[step - 1], row[step] = row[step], row[step - 1]
+    elif act == "drop":
+        row.pop(step)
+    elif act == "duplicate":
+        row.insert(draw(st.integers(0, len(row))), row[step])
+    elif act == "move":
+        target = draw(st.sampled_from(programs))
+        action = row.pop(step)
+        target.insert(draw(st.integers(0, len(target))), action)
+    elif act == "kind":
+        row[step] = Action(stage, draw(st.sampled_from(kinds)), k)
+    elif act == "stage":
+        row[step] = Action(draw(st.integers(-1, num_stages)), kind, k)
+    else:
+        row[step] = Action(stage, kind, draw(st.integers(-1, num_microbatches)))
+
+
+def split_some(draw, schedule):
+    """Write some B as I and, later or at once, W."""
+    programs = []
+    for row in schedule.actions:
+        program = list(row)
+        for action in row:
+            if action.kind is ActionKind.BACKWARD and draw(st.booleans()):
+                step = program.index(action)
+                program[step] = Action(action.stage, ActionKind.BACKWARD_INPUT, action.microbatch)
+                half = Action(action.stage, ActionKind.BACKWARD_WEIGHT, action.microbatch)
+                program.insert(draw(st.integers(step + 1, len(program))), half)
+        programs.append(program)
+    return table(schedule.name, schedule.placement, schedule.num_microbatches, programs)
+
+
+@st.composite
+def originals(draw):
+    """Small legal schedules without messages, some with split backwards, some forward only, some on a V."""
+    _, built = draw(named_schedules(max_ranks=3, max_microbatches=4, max_chunks=2))
+    if draw(st.integers(0, 9)) == 0:
+        p = built.num_ranks
+        placement = draw(st.sampled_from([(*range(p), *reversed(range(p))), (*range(p), p - 1), (0, *range(p))]))
+        built = schedules.forward_only_over(placement, built.num_microbatches)
+    return split_some(draw, built)
+
+
+@st.composite
+def mutants(draw, lowered):
+    original = draw(originals())
+    programs = [list(row) for row in (lower(original) if lowered else original).actions]
+    kinds = [kind for kind in ActionKind if lowered or not kind.is_communication]
+    for _ in range(draw(st.integers(0, 3))):
+        mutate(draw, programs, kinds, original.num_stages, original.num_microbatches)
+    return table("mutant", original.placement, original.num_microbatches, programs)
+
+
+@examples(100)
+@given(originals())
+def test_both_accept_what_mutants_are_made_of(original):
+    assert is_legal(original) and is_accepted(original)
+    assert is_legal(lower(original)) and is_accepted(lower(original))
+
+
+@pytest.mark.parametrize("lowered", [False, True], ids=["schedule", "program"])
+@examples(400)
+@given(st.data())
+def test_both_agree_on_any_mutant(lowered, data):
+    mutant = data.draw(mutants(lowered=lowered))
+    legal = is_legal(mutant)
+    event("legal" if legal else "illegal")
+    assert is_accepted(mutant) is legal
+
+
+@examples(200)
+@given(mutants(lowered=False))
+def test_every_problem_points_at_a_cell_that_exists_or_at_the_rank_that_lacks_one(mutant):
+    try:
+        verify(mutant)
+    except ScheduleError as error:
+        event(error.code)
+        for problem in error.problems:
+            assert 0 <= problem.rank < mutant.num_ranks
+            if problem.code == "missing":
+                assert problem.step is None
+            else:
+                assert str(mutant.actions[problem.rank][problem.step]) in problem.message
+        marks = str(error).count(">")
+        assert marks == str(error).count("<")
+        waits_in_a_cycle = error.code in ("deadlock", "rendezvous-deadlock")
+        assert marks >= 2 if waits_in_a_cycle else marks == (error.problems[0].step is not None)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        schedules.one_f_one_b(3, 4),
+        lower(schedules.one_f_one_b(3, 2)),
+        # Three ranks in a row: the middle one must not answer a send before it has something to answer with.
+        lower(schedules.sequential(3, 2)),
+        lower(schedule_of_text("0F0 3F0 0F1 3F1 3I0 0I0 3I1 0I1 0W0 3W0 0W1 3W1\n1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1")),
+    ],
+    ids=["1f1b", "lowered 1f1b", "lowered sequential", "lowered V"],
+)
+def test_every_single_swap_is_judged_alike(schedule):
+    verdicts = Counter()
+    for rank, row in enumerate(schedule.actions):
+        for first, second in product(range(len(row)), repeat=2):
+            if first < second:
+                programs = [list(row) for row in schedule.actions]
+                programs[rank][first], programs[rank][second] = row[second], row[first]
+                swapped = table("swapped", schedule.placement, schedule.num_microbatches, programs)
+                legal = is_legal(swapped)
+                assert is_accepted(swapped) is legal, str(swapped)
+                verdicts[legal] += 1
+    assert verdicts[True] > 0 and verdicts[False] > 5
+
+
+def test_every_schedule_is_legal_by_the_second_opinion(every_schedule):
+    for schedule in every_schedule:
+        assert is_legal(schedule), str(schedule)
+        assert is_legal(lower(schedule)), str(schedule)

@@ -1,0 +1,86 @@
+"""What the verifier says: the cause first, the cell marked, and every rank of a cycle."""
+
+from minipipe import schedules
+from minipipe.schedules import schedule_of_text
+from minipipe.schedules.action import Action
+from tests.schedules.analysis.verdicts import B, F, changed, refusal
+
+
+def test_a_deadlock_names_the_cycle_of_ranks_and_the_grid_marks_the_step():
+    # Rank 0 wants the gradient of microbatch 0 before it sends microbatch 1; rank 1 wants 1 before 0.
+    error = refusal(schedule_of_text("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("deadlock", 0, 1)
+    assert problem.message == (
+        "These ranks wait for each other in a cycle: "
+        "rank 0 cannot run 0B0 (position 1) before 1B0, which rank 1 runs later; "
+        "rank 1 cannot run 1F1 (position 0) before 0F1, which rank 0 runs later."
+    )
+    assert str(error) == (
+        f"[deadlock] {problem.message}\n\nrank 0:  0F0  >0B0<  0F1   0B1\nrank 1: >1F1<  1B1   1F0   1B0"
+    )
+
+
+def test_a_deadlock_is_blamed_on_the_cycle_and_not_on_a_rank_that_only_waits_for_it():
+    # Rank 0 waits too, for 1B0; but it is ranks 1 and 2 that wait for each other.
+    error = refusal(schedule_of_text("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n2F1 2B1 2F0 2B0"))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("deadlock", 1, 1)
+    assert "rank 1 cannot run 1B0" in problem.message and "rank 2 cannot run 2F1" in problem.message
+    assert "rank 0" not in problem.message
+
+
+def test_a_rank_that_waits_for_itself_is_named_although_another_waits_for_it():
+    error = refusal(schedule_of_text("0F0 0B0\n1B0 1F0"))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("order", 1, 0)
+    assert problem.message == "Rank 1, position 0: 1B0 comes before 1F0 (position 1), which it needs."
+    assert "rank 1: >1B0<  1F0" in str(error)
+
+
+def test_a_wait_for_a_split_backward_names_i():
+    # What rank 0 lacks is the gradient that 1I0 sends; there is no 1B0 in this schedule.
+    error = refusal(schedule_of_text("0F0 0I0 0F1 0I1 0W0 0W1\n1F1 1I1 1F0 1I0 1W0 1W1"))
+    assert "rank 0 cannot run 0I0 (position 1) before 1I0, which rank 1 runs later" in str(error)
+
+
+def test_all_problems_are_listed_and_the_message_counts_them():
+    error = refusal(schedule_of_text("0F0 0F0 0B0 0B0 0B0"))
+    assert [(p.code, p.rank, p.step) for p in error.problems] == [
+        ("duplicate", 0, 1),
+        ("duplicate", 0, 3),
+        ("duplicate", 0, 4),
+    ]
+    assert "(2 more problems in .problems)" in str(error).splitlines()[0]
+    assert refusal(schedule_of_text("0F0 0F0 0B0")).code == "duplicate"
+    assert "more problem" not in str(refusal(schedule_of_text("0F0 0F0 0B0")))
+
+
+def test_the_grid_of_a_long_schedule_shows_the_neighbourhood_of_the_marked_step():
+    error = refusal(changed(schedules.gpipe(2, 8), lambda programs: programs[0].insert(12, Action(0, B, 0))))
+    assert str(error).splitlines()[2:] == [
+        "rank 0: …  0F7   0B0   0B1   0B2   0B3  >0B0<  0B4   0B5   0B6   0B7",
+        "rank 1: …  1F7   1B0   1B1   1B2   1B3   1B4   1B5   1B6   1B7",
+    ]
+    error = refusal(changed(schedules.gpipe(2, 8), lambda programs: programs[0].insert(1, Action(0, F, 0))))
+    assert str(error).splitlines()[2:] == [
+        "rank 0:  0F0  >0F0<  0F1   0F2   0F3   0F4   0F5  …",
+        "rank 1:  1F0   1F1   1F2   1F3   1F4   1F5   1F6  …",
+    ]
+
+
+def test_the_grid_leaves_out_nothing_without_saying_so():
+    def grid(text):
+        return str(refusal(schedule_of_text(text))).splitlines()[2]
+
+    assert grid("0F0 0F0 0F1 0F2 0B0 0B1 0B2") == "rank 0:  0F0  >0F0<  0F1   0F2   0B0   0B1   0B2"
+    assert grid("0F0 0F0 0F1 0F2 0B0 0B1 0B2 0F3 0B3") == "rank 0:  0F0  >0F0<  0F1   0F2   0B0   0B1   0B2  …"
+    assert grid("0F0 0F1 0F2 0B0 0B1 0B2 0F0") == "rank 0: …  0F1   0F2   0B0   0B1   0B2  >0F0<"
+    assert grid("0F0 0F1 0F2 0B0 0B1 0F0 0B2") == "rank 0:  0F0   0F1   0F2   0B0   0B1  >0F0<  0B2"
+
+
+def test_what_is_missing_stands_nowhere_so_its_row_is_shown_unmarked():
+    error = refusal(schedule_of_text("0F0 0F1 0B0"))
+    (problem,) = error.problems
+    assert (problem.code, problem.rank, problem.step) == ("missing", 0, None)
+    assert str(error) == "[missing] 0B1 is missing on rank 0.\n\nrank 0:  0F0   0F1   0B0"

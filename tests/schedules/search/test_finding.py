@@ -1,0 +1,92 @@
+"""``find_schedule``: what decides what is found, when it ends, and how an exact search goes on."""
+
+from itertools import count
+
+import pytest
+
+from minipipe import Costs
+from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules.search import finding, heuristic
+from minipipe.schedules.search.finding import find_schedule
+from minipipe.schedules.simulation.evaluation import evaluate
+
+UNEVEN = Costs([3, 4, 5, 3], [4, 4, 6, 5], [2, 3, 3, 2], latency=0.5).workload(range(4), 6, 4)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Give every reader of the clock a later time, by as many seconds as the test says."""
+
+    def set_(step):
+        times = count(0.0, step)
+        for module in (finding, heuristic):
+            monkeypatch.setattr(module, "perf_counter", lambda: next(times))
+
+    return set_
+
+
+def test_a_slow_machine_finds_what_a_fast_one_finds(clock):
+    """Its phases ended with parts of the time, so a busy machine went another way, and came less far."""
+    clock(1e-9)
+    fast = find_schedule(UNEVEN, evaluations=3000)
+    clock(1e3)
+    slow = find_schedule(UNEVEN, evaluations=3000)
+    assert fast._replace(seconds=0) == slow._replace(seconds=0)
+
+
+def test_a_clock_only_ends_a_search(clock):
+    """What it has found in 700 readings of a clock is what 700 evaluations find."""
+    clock(1.0)
+    timed = find_schedule(UNEVEN, seconds=700.0)
+    assert timed._replace(seconds=0) == find_schedule(UNEVEN, evaluations=700)._replace(seconds=0)
+
+
+def test_more_evaluations_never_find_less():
+    values = [find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=number).value for number in (1, 8, 60, 500, 4000)]
+    assert values == sorted(values, reverse=True) and values[0] > values[-1]
+
+
+def test_the_evaluation_it_names_finds_the_same():
+    found = find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=4000)
+    number = found.found_by.rsplit(", evaluation ", 1)[1]
+    again = find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=int(number))
+    assert (again.value, again.found_by) == (found.value, found.found_by)
+    assert find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=int(number) - 1).value > found.value
+
+
+def test_a_search_of_no_given_length_counts_actions(monkeypatch):
+    tried, run = [], heuristic.Search.run
+    monkeypatch.setattr(finding, "_ACTIONS", 7250)
+    monkeypatch.setattr(finding.Search, "run", lambda self, *limits: tried.append(limits) or run(self, 10))
+    find_schedule(UNEVEN)
+    find_schedule(UNEVEN, seconds=3)
+    find_schedule(UNEVEN, seconds=3, evaluations=5)
+    assert tried == [(7250 // 72, float("inf")), (float("inf"), 3), (5, 3)]
+
+
+def test_it_stops_where_the_gallery_proves_the_optimum():
+    """It went on for 10 s, and said 3.3 % above the bound of what ``simulate`` called proved optimal."""
+    found = find_schedule(Costs().workload(range(4), 8, 3), Objective.MAKESPAN)
+    assert (found.value, found.gap, found.bound, found.bound_by) == (31, 0, 31, "gallery")
+
+
+@pytest.mark.parametrize("spent, left", [(0.0, 12.0), (1.0, 10.0), (10.0, 1.0)])
+def test_an_exact_search_has_the_time_that_is_left_and_begins_with_what_was_found(monkeypatch, clock, spent, left):
+    """The clock goes two steps until then: one before the first evaluation, and one after the last."""
+    asked = []
+
+    def solve(workload, objective, seconds, hint):
+        asked.append(seconds)
+        value = evaluate(hint, workload, objective)
+        return finding.Certificate(hint, workload, objective, value, 1.0, "CP-SAT", "CP-SAT", 0.5)
+
+    monkeypatch.setattr(finding, "solve", solve)
+    monkeypatch.setattr(finding, "solver_module", lambda: None)
+    clock(spent)
+    plain = find_schedule(UNEVEN, evaluations=1)
+    clock(spent)
+    found = find_schedule(UNEVEN, seconds=12, exact=True, evaluations=1)
+    assert asked == [left]
+    assert found[:-1] == plain[:-1]  # neither the solver's bound nor its schedule is better
+    find_schedule(UNEVEN, exact=True, evaluations=1)
+    assert asked == [left, 20.0]

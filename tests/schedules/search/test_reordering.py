@@ -1,0 +1,59 @@
+"""What a search asks of an order: its critical path, and how to shorten it."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minipipe import Costs, simulate
+from minipipe.schedules.action import ActionKind
+from minipipe.schedules.search.list_scheduling import Facts, ListScheduler, Policy, schedule_of
+from minipipe.schedules.search.reordering import TimedOrder, without_delay
+from minipipe.schedules.simulation.evaluation import costs_of
+from tests.schedules.search.workloads import any_workloads
+from tests.strategies import examples
+
+KINDS = {str(kind): kind for kind in (ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)}
+
+
+@pytest.mark.parametrize(
+    "rows, of_rank_0, of_rank_1",
+    [
+        # rank 0: F0 F1 .. I0 W0 .. I1 W1      I1 of rank 0 waits for that of rank 1, which is late for W0 before F1
+        # rank 1: .. F0 I0 W0 F1 I1 W1
+        (["FFIWIW", "FIWFIW"], [(0, 5), (1, 4), (1, 3), (1, 2), (1, 1)], [(1, 5), (1, 4), (1, 3), (1, 2), (1, 1)]),
+        # rank 0: F0 F1 .. .. I0 I1 W0 W1      an action like the one before it is not late for it
+        # rank 1: .. F0 F1 I0 I1 W0 W1
+        (["FFIIWW", "FFIIWW"], [(0, 4), (1, 2)], [(1, 4), (1, 2)]),
+    ],
+)
+def test_delays_are_the_steps_of_the_critical_path_that_stay_on_a_rank(rows, of_rank_0, of_rank_1):
+    words = [[(KINDS[letter], rank) for letter in row] for rank, row in enumerate(rows)]
+    order = TimedOrder(words, Facts(Costs().workload((0, 1), 2)))
+    assert (order.delays(0), order.delays(1)) == (of_rank_0, of_rank_1)
+
+
+@examples(100)
+@given(data=st.data(), workload=any_workloads())
+def test_a_delayed_action_starts_when_its_rank_is_free_and_follows_another_one(data, workload):
+    words = ListScheduler(Facts(workload), [Policy(6)] * workload.num_ranks).words
+    spans = simulate(schedule_of(words, workload, "drawn"), costs_of(workload)).spans
+    last = data.draw(st.sampled_from([rank for rank, word in enumerate(words) if word]))
+    before = None
+    for rank, position in TimedOrder(words, Facts(workload)).delays(last):
+        previous, span = spans[rank][position - 1 : position + 1]
+        assert span.start == pytest.approx(previous.end + workload.overhead)
+        assert words[rank][position] != words[rank][position - 1]
+        assert before is None or span.end <= before + 1e-9
+        before = span.start
+
+
+@given(seed=st.integers(0, 99), position=st.integers(1, 5))
+def test_without_a_delay_an_action_comes_earlier_or_the_w_before_it_later(seed, position):
+    word = [(KINDS[letter], 0) for letter in "FFIWIW"]
+    changed = without_delay(word, position, Random(seed))
+    assert sorted(changed) == sorted(word)
+    first = next((i for i, (old, new) in enumerate(zip(word, changed)) if old != new), None)
+    if first is not None:
+        assert (changed[first] == word[position] and first < position) or word[first][0] is KINDS["W"]

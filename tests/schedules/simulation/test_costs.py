@@ -1,0 +1,59 @@
+"""Costs that do not fit, and schedules that cannot be timed."""
+
+import math
+
+import pytest
+
+from minipipe import schedules
+from minipipe.errors import ScheduleError
+from minipipe.schedules import schedule_of_text
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import simulate
+from tests.strategies import table
+
+
+@pytest.mark.parametrize("field", ["forward", "backward_input", "backward_weight"])
+@pytest.mark.parametrize("wrong", [[1, 2], [1, 2, 3, 4], [], -1, math.nan, math.inf, [1, -1, 1], [1, math.nan, 1]])
+def test_costs_of_another_length_or_below_zero_or_not_finite_are_refused(field, wrong):
+    with pytest.raises(ScheduleError) as caught:
+        simulate(schedules.gpipe(3, 2), Costs(**{field: wrong}))
+    assert caught.value.code == "costs"
+    assert field in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, math.nan])
+def test_a_bandwidth_that_carries_nothing_is_refused(wrong):
+    with pytest.raises(ScheduleError, match="bandwidth is .*; expected a number, more than 0"):
+        simulate(schedules.gpipe(3, 2), Costs(bandwidth=wrong))
+
+
+@pytest.mark.parametrize("field", ["message_size", "activation", "weight_activation"])
+@pytest.mark.parametrize("wrong", [[1, 2], -1, math.inf])
+def test_sizes_and_memory_of_another_length_or_below_zero_are_refused(field, wrong):
+    with pytest.raises(ScheduleError, match=field):
+        simulate(schedules.gpipe(3, 2), Costs(**{field: wrong}))
+
+
+@pytest.mark.parametrize("wrong", ["5F0", "0F9"])
+def test_what_names_a_stage_or_microbatch_that_is_not_there_is_no_bare_index_error(wrong):
+    schedule = table("wrong", (0,), 1, [["0F0", wrong, "0B0"]])
+    for use in (simulate, lower):
+        with pytest.raises(ScheduleError) as caught:
+            use(schedule)
+        assert caught.value.code == "out-of-range"
+
+
+@pytest.mark.parametrize("wrong", [-1, math.nan, math.inf])
+def test_a_latency_below_zero_or_not_finite_is_refused(wrong):
+    with pytest.raises(ScheduleError) as caught:
+        simulate(schedules.gpipe(3, 2), Costs(latency=wrong))
+    assert caught.value.code == "costs"
+    assert "latency" in str(caught.value)
+
+
+def test_what_cannot_end_has_no_timeline():
+    with pytest.raises(ScheduleError) as caught:
+        simulate(schedule_of_text("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"))
+    assert caught.value.code == "deadlock"
+    assert "rank 0 cannot run 0B0 (position 1) before 1B0, which rank 1 runs later" in str(caught.value)

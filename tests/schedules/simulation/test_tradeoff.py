@@ -1,0 +1,77 @@
+"""Time against memory: the points are those of the table, the front is what nothing beats, and bounds are below all."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minipipe import Costs, schedules
+from minipipe.errors import ScheduleError
+from minipipe.schedules.simulation.tradeoff import Choice, pareto_front, searched_choice, tradeoff
+from tests.strategies import examples
+
+some_costs = st.sampled_from(
+    [Costs(), Costs(latency=0.5), Costs(1, 2, 0.5, weight_activation=0.4), Costs(activation=3)]
+)
+
+
+@examples(20)
+@given(st.integers(2, 4), st.integers(1, 8), some_costs)
+def test_the_points_are_those_of_the_table_and_no_bound_is_above_them(num_ranks, num_microbatches, costs):
+    rows = {row["schedule"]: row for row in schedules.table(num_ranks, num_microbatches, costs)}
+    found = tradeoff(num_ranks, num_microbatches, costs)
+    assert [choice.name for choice in found.choices] == [
+        name for name, row in rows.items() if name != "forward-only" and row["error"] is None
+    ]
+    for choice in found.choices:
+        row = rows[choice.name]
+        assert choice.memory == max(row["peak_memory"])
+        if costs.cores is None:  # otherwise ranks at work slow each other down, which is no idle time
+            assert choice.bubble == pytest.approx(row["bubble_fraction"])
+        corners = [corner for corner in found.bounds.get(choice.placement, ()) if corner[0] <= choice.memory]
+        assert not corners or corners[-1][1] <= choice.bubble + 1e-9, choice
+    for corners in found.bounds.values():
+        assert list(corners) == sorted(corners, key=lambda corner: (corner[0], -corner[1]))
+        assert all(after < before for (_, before), (_, after) in zip(corners, corners[1:]))
+
+
+@examples(40)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=8))
+def test_the_front_is_what_no_other_choice_is_at_least_as_good_as(drawn):
+    choices = [Choice(f"{i}", "V", float(memory), bubble / 8, 1.0) for i, (memory, bubble) in enumerate(drawn)]
+    expected = {
+        (a.memory, a.bubble)
+        for a in choices
+        if not any(b.memory <= a.memory and b.bubble <= a.bubble and b[2:4] != a[2:4] for b in choices)
+    }
+    front = pareto_front(choices)
+    assert [(choice.memory, choice.bubble) for choice in front] == sorted(expected)
+
+
+def test_no_bound_is_above_a_schedule_whose_ranks_share_cores():
+    """The story: time that ranks lose to each other was no bubble, so ZB-H1 was below the bound of its memory."""
+    found = tradeoff(4, 8, Costs(cores=2))
+    (zb_h1,) = (choice for choice in found.choices if choice.name == "zb-h1")
+    assert zb_h1.bubble == pytest.approx(1 - 24 / zb_h1.makespan)
+    assert zb_h1.bubble > dict(found.bounds["straight"])[4.0] == pytest.approx(1 - 24 / 27)
+
+
+def test_a_searched_schedule_is_a_point_under_the_costs_of_a_ranks_share():
+    named = tradeoff(4, 8, Costs(latency=0.5)).choices
+    (v_half,) = (choice for choice in named if choice.name == "v-half")
+    assert searched_choice(schedules.v_half(4, 8), Costs(latency=0.5)) == v_half._replace(is_searched=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((1, 8), "parameters", "num_ranks is 1; expected at least 2, because one rank has no bubble"),
+        ((4, 0), "parameters", "num_microbatches is 0; expected a whole number"),
+        ((4, 8, Costs(activation=0)), "costs", "activation is 0; expected memory"),
+        ((4, 8, Costs(0, 0, 0)), "costs", "F, I and W take no time; expected some"),
+        ((4, 8, Costs([1, 2])), "costs", "forward has 2 values for 4 stages"),
+    ],
+)
+def test_what_has_no_tradeoff_is_refused(arguments, code, words):
+    with pytest.raises(ScheduleError) as caught:
+        tradeoff(*arguments)
+    assert caught.value.code == code and words in str(caught.value)

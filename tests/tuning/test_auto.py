@@ -1,0 +1,137 @@
+"""``Pipeline(…, schedule="auto")``: rank 0 measures and decides, all ranks run the same."""
+
+from dataclasses import replace
+
+import pytest
+
+from minipipe import Pipeline, Plan, nn, schedules, spawn
+from minipipe.comm import OneRankGroup
+from minipipe.errors import ArgumentError, ModelError, PartitionError, ScheduleError
+from minipipe.testing import same_bits
+from minipipe.tuning import advising, deciding
+from tests.launch import mpirun, needs_mpi
+from tests.pipeline.small_pipelines import mlp
+from tests.strategies import batch
+
+X, Y = batch(8, 4)
+
+
+@pytest.fixture(autouse=True)
+def searches_are_short(monkeypatch):
+    monkeypatch.setattr("minipipe.tuning.advising.SECONDS", 0.1)
+    monkeypatch.setattr(deciding, "RACE_SECONDS", 0.2)
+
+
+def stepped(group, **options):
+    pipeline = Pipeline(mlp(), group, loss=nn.MSELoss(), **options)
+    loss = pipeline.step(X, Y)
+    return loss, {name: parameter.grad for name, parameter in pipeline.named_parameters()}, pipeline
+
+
+def alike(ones, others):
+    assert len(ones) == len(others)
+    for (loss, gradients, _), (other, of_other, _) in zip(ones, others):
+        assert loss == other and gradients.keys() == of_other.keys()
+        assert all(same_bits(gradients[name], of_other[name]) for name in gradients)
+
+
+def test_it_has_the_bits_of_the_same_schedule_by_name():
+    given = {"chunks_per_rank": 1, "num_microbatches": 4}  # with which no schedule is searched
+    auto = spawn(lambda g: stepped(g, schedule="auto", sample=None if g.rank else (X, Y), **given), 2)
+    chosen = auto[0][2]
+    assert all(each[2].schedule == chosen.schedule and each[2].partition == chosen.partition for each in auto)
+    named = {"schedule": chosen.schedule.name, "partition": chosen.partition, "num_microbatches": 4}
+    assert named["schedule"] in schedules.REGISTRY
+    alike(auto, spawn(lambda g: stepped(g, **named), 2))
+
+
+def test_a_choice_that_computes_activations_again_reaches_every_rank(monkeypatch):
+    """Which choice that is depends on times. So here it is the only one."""
+    monkeypatch.setattr(
+        deciding, "weigh", lambda question, *given: advising.weigh(replace(question, recompute=True), *given)
+    )
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4), nn.GELU(), nn.Tanh())))
+
+    def step(group, **options):
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), partition=[range(0, 6), range(6, 12)], **options)
+        held = pipeline.measure_memory(X, X).activation
+        return pipeline.step(X, X), [p.grad for p in pipeline.parameters()], pipeline.schedule, held
+
+    auto = spawn(lambda g: step(g, schedule="auto", sample=(X, X), num_microbatches=1), 2)
+    plain = spawn(lambda g: step(g, schedule=auto[0][2]), 2)
+    for (loss, gradients, _, held), (other, of_other, _, more) in zip(auto, plain):
+        assert loss == other and all(map(same_bits, gradients, of_other))
+        assert all(map(int.__lt__, held, more))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error", "words"),
+    [
+        (mlp(), {}, ArgumentError, r'schedule="auto" needs a batch to measure: sample=\(inputs, targets\)'),
+        (mlp(), {"sample": X}, ArgumentError, "needs a batch to measure"),
+        (mlp(), {"sample": (X, Y), "layer_costs": [1]}, ArgumentError, "expected no layer_costs beside it"),
+        (mlp(), {"sample": (X, Y), "memory_limit": "much"}, ArgumentError, "memory_limit is 'much'"),
+        (mlp(), {"sample": (X, Y), "memory_limit": 100}, ScheduleError, "No choice needs at most 100 B on every rank"),
+        (mlp(), {"sample": (X, Y), "chunks_per_rank": 10}, ArgumentError, "No schedule fits 9 layers on 1 rank"),
+        (mlp(), {"sample": (X, Y), "speed": 2}, ArgumentError, "Pipeline takes no speed="),
+        (nn.Linear(4, 4), {"sample": (X, Y)}, ModelError, "cuts an nn.Sequential"),
+        (Plan(mlp(), num_ranks=1), {}, ModelError, "The stages are given"),
+    ],
+)
+def test_what_cannot_be_decided_is_refused(model, options, error, words):
+    with pytest.raises(error, match=words):
+        Pipeline(model, OneRankGroup(), loss=nn.MSELoss(), schedule="auto", **options)
+
+
+def test_a_misspelt_option_is_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(deciding, "advice_on_ranks", lambda *given: pytest.fail("it has measured"))
+    with pytest.raises(ArgumentError, match="Pipeline takes no memory_limt="):
+        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), schedule="auto", sample=(X, Y), memory_limt="1 MB")
+
+
+def test_a_limit_without_auto_is_refused():
+    with pytest.raises(ArgumentError, match="Pipeline takes no memory_limit="):
+        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), memory_limit="1 MB")
+
+
+def test_fewer_layers_than_ranks_are_refused_on_every_rank():
+    with pytest.raises(PartitionError, match="cannot make 3 stages"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        spawn(lambda g: Pipeline(model, g, loss=nn.MSELoss(), schedule="auto", sample=(X, Y)), 3)
+
+
+def test_what_was_chosen_stands_below_the_pipeline_on_every_rank_and_the_advice_on_rank_0(capsys):
+    """The story: after a minute of silence, nothing said which schedule it was, or why."""
+    given = {"chunks_per_rank": 1, "num_microbatches": 4, "progress": True}
+    auto = spawn(lambda g: stepped(g, schedule="auto", sample=(X, Y), **given)[2], 2)
+    assert auto[1].advice is None
+    best = auto[0].advice.best
+    assert auto[0].schedule.actions == best.schedule.actions and best.measured is not None
+    told = f'schedule="auto" chose {best.candidate.schedule}, 4 microbatches, cut by {best.candidate.cut}'
+    for pipeline in auto:
+        table, _, line = str(pipeline).rpartition("\n\n")
+        assert line.startswith(told) and table.startswith("layer")
+        assert line.endswith(f"predicted {1e3 * best.time:.3f} ms a step, measured {1e3 * best.measured:.3f} ms.")
+        assert told.replace('"', "&quot;") in pipeline._repr_html_()
+    out, err = capsys.readouterr()
+    said = err.splitlines()
+    assert out == "" and all(line.startswith("minipipe: ") for line in said) and f"minipipe: {line}" in said
+    for words in ("measuring messages between 2 ranks", "measuring layers on rank 0", "choices race, for 0.2 s"):
+        assert sum(words in line for line in said) == 1, words
+
+
+def test_nothing_is_printed_where_nobody_watches_and_progress_belongs_to_auto(capsys):
+    pipeline = stepped(OneRankGroup(), schedule="auto", sample=(X, Y), num_microbatches=2)[2]
+    assert capsys.readouterr() == ("", "") and "chose" in str(pipeline)
+    plain = stepped(OneRankGroup(), schedule="1f1b")[2]
+    assert plain.advice is None and "chose" not in str(plain)
+    with pytest.raises(ArgumentError, match="Pipeline takes no progress="):
+        stepped(OneRankGroup(), schedule="1f1b", progress=True)
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_all_ranks_of_mpirun_take_the_choice_of_rank_0():
+    done = mpirun(3, "-m", "tests.tuning.auto_over_mpi", limit=120)
+    assert done.code == 0, done.err
+    assert done.out.count("one choice") == 3

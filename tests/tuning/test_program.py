@@ -1,0 +1,179 @@
+"""The first step of a program, found without a word changed in it; and the command."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from minipipe import Pipeline, nn, optim
+from minipipe.cli.advise_program import first_step_of
+from minipipe.cli.advise_running import program_report
+from minipipe.cli.main import main
+from minipipe.errors import ArgumentError, LaunchError
+from minipipe.tuning.state_size import state_bytes
+from tests.launch import ROOT, needs_mpi
+
+PROGRAM = """
+import sys
+import numpy as np
+from minipipe import Pipeline, init_process_group, nn, optim
+from beside import WIDTH
+
+assert __name__ == "__main__"
+model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+x = np.ones((int(sys.argv[1]), WIDTH), np.float32)
+with init_process_group() as group:
+    pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule="gpipe", num_microbatches=4, seed=3)
+    optimiser = optim.AdamW(pipeline.parameters(), learning_rate=0.1, betas=(0.9, 0.99))
+    print("before")
+    try:
+        for _ in range(100):
+            pipeline.step(x, 2 * x)
+            optimiser.step()
+    except Exception:
+        print("not here")
+    print("after")
+"""
+
+
+@pytest.fixture(autouse=True)
+def searches_are_short(monkeypatch):
+    monkeypatch.setattr("minipipe.tuning.advising.SECONDS", 0.1)
+    monkeypatch.setattr("minipipe.tuning.deciding.RACE_SECONDS", 0.2)
+
+
+@pytest.fixture
+def program(tmp_path):
+    (tmp_path / "beside.py").write_text("WIDTH = 6\n")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    yield str(tmp_path / "program.py")
+    sys.modules.pop("beside", None)
+
+
+def test_it_is_what_the_program_gave_to_it(program, capsys):
+    before, path, argv = (Pipeline.__init__, Pipeline.step, optim.Optimiser.__init__), list(sys.path), sys.argv
+    step = first_step_of(program, ["8"])
+    assert [layer.brief() for layer in step.model] == ["Linear(6, 6)"] * 4
+    assert np.array_equal(step.targets, 2 * step.inputs) and step.inputs.shape == (8, 6)
+    assert isinstance(step.options.pop("loss"), nn.MSELoss)
+    assert step.options == {"schedule": "gpipe", "num_microbatches": 4, "seed": 3}
+    parameters = list(step.model.parameters())
+    assert state_bytes(step.optimiser, parameters) == state_bytes(optim.AdamW, parameters) > 0
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "before\n")  # it was left there, and its own `except` has not seen it
+    assert (Pipeline.__init__, Pipeline.step, optim.Optimiser.__init__) == before
+    assert (sys.path, sys.argv) == (path, argv)
+
+
+def test_a_program_for_several_ranks_is_left_before_it_would_need_them(tmp_path):
+    """Its schedule and its partition are for 4 ranks, while it runs on one."""
+    given = "schedules.zb_h1(4, 4), partition=[range(i, i + 1) for i in range(4)]"
+    text = PROGRAM.replace('"gpipe", num_microbatches=4', given).replace("nn, optim", "nn, optim, schedules")
+    (tmp_path / "four.py").write_text(text.replace("from beside import WIDTH", "WIDTH = 2"))
+    assert first_step_of(str(tmp_path / "four.py"), ["8"]).options["schedule"].name == "zb-h1"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"came to its end without a training step; expected a call of Pipeline\.step"),
+        ("raise SystemExit(3)", r"ended with 3 before its first training step\. Its own arguments stand behind its"),
+        ("import sys; sys.exit()", "ended with exit code 0 before its first training step"),
+        ("1 / 0", "failed before its first training step, with ZeroDivisionError: division by zero"),
+        ("import numpy; from nowhere import x", "failed before its first training step, with ModuleNotFoundError"),
+        (
+            "from minipipe import Pipeline, nn, spawn\n"
+            "model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))\n"
+            "spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss()).step([[1]] * 8, [[1]] * 8), 2)",
+            r"makes 2 ranks itself; expected init_process_group\(\)",
+        ),
+    ],
+)
+def test_a_program_that_does_not_step_is_refused(text, words, tmp_path):
+    (tmp_path / "program.py").write_text(text)
+    with pytest.raises(ArgumentError, match=words) as caught:
+        first_step_of(str(tmp_path / "program.py"))
+    assert caught.value.code == "value"
+
+
+def test_a_program_that_is_not_there_is_refused():
+    with pytest.raises(LaunchError, match=r"There is no program 'nope\.py'; expected a file with Python") as caught:
+        first_step_of("nope.py")
+    assert caught.value.code == "no-script"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "There is no program; expected one behind the options"),
+        (["--ranks", "0", "x.py"], "--ranks is 0; expected 1 to 4096."),
+        (["--memory-limit", "much", "x.py"], "memory_limit is 'much'; expected an amount above 0"),
+        (["--seconds", "-1", "x.py"], "seconds is -1.0; expected a finite time, at least 0."),
+        (["--seconds", "inf", "x.py"], "seconds is inf; expected a finite time, at least 0."),
+        (["nope.py"], "There is no program 'nope.py'"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_carry_out(words, said, capsys):
+    assert main(["advise", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_command_prints_its_table_and_the_reason_last(program, capsys, monkeypatch):
+    monkeypatch.setattr("minipipe.cli.advise_running.find_mpirun", lambda: None)  # thread ranks start faster
+    assert main(["advise", "--ranks", "2", "--microbatches", "4", program, "8"]) == 0
+    table, told = capsys.readouterr().out.split("\n\n")
+    rows = table.splitlines()
+    assert rows[0].startswith("schedule") and rows[-1].startswith("yours: gpipe") and "parameters" in rows[-1]
+    *_, about_messages, best, yours = told.splitlines()
+    assert about_messages.startswith("A message takes ") and "thread ranks" in about_messages
+    assert best.startswith("the best: predicted ") and yours.startswith("yours: predicted ")
+
+
+def test_a_limit_that_nothing_keeps_is_the_answer_no(program, capsys, monkeypatch):
+    monkeypatch.setattr("minipipe.cli.advise_running.find_mpirun", lambda: None)
+    words = ["--ranks", "2", "--microbatches", "4", "--memory-limit", "1 kB", "--json", program, "8"]
+    assert main(["advise", *words]) == 1
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["error"] == "memory" and "The least is" in said["message"]
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("train.py", ["--hidden", "16"]), ("train_lm.py", ["--width", "8", "--heads", "2", "--context", "8"])],
+)
+def test_a_training_program_is_advised_and_run_and_a_terminal_is_told_meanwhile(name, arguments, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    program = str(ROOT / "tutorials" / name)
+    words = ["--ranks", "2", "--memory-limit", "100 MB", "--seconds", "1", "--json"]
+    assert main(["advise", *words, program, *arguments]) == 0
+    out, err = capsys.readouterr()
+    told = [line for line in err.splitlines() if line.startswith("minipipe: ")]
+    for words in ("measuring messages between 2 ranks", "choices race, for 1 s"):
+        assert sum(words in line for line in told) == 1, words
+    found = json.loads(out.splitlines()[-1])
+    assert found["best"] == found["choices"][0] and found["own"]["schedule"] == "1f1b"
+    assert found["measured"] == {"the best": found["best"]["measured"], "yours": found["own"]["measured"]}
+    assert all(time > 0 for time in found["measured"].values())
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_the_answer_no_comes_back_from_ranks_of_mpirun(program, capsys):
+    words = ["--ranks", "2", "--microbatches", "4", "--memory-limit", "1 kB", "--json"]
+    assert main(["advise", *words, program, "8"]) == 1
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["error"] == "memory" and "The least is" in said["message"]
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_program_that_fails_under_mpirun_is_reported(tmp_path):
+    """On one rank it comes to its step; on two it stops before."""
+    text = PROGRAM.replace('    print("before")', "    assert group.size == 1, 'not for two'")
+    (tmp_path / "alone.py").write_text(text.replace("from beside import WIDTH", "WIDTH = 2"))
+    with pytest.raises(LaunchError, match="has not come through its first step under mpirun -n 2") as caught:
+        program_report(str(tmp_path / "alone.py"), ["8"], 2)
+    assert caught.value.code == "no-launcher"

@@ -1,0 +1,166 @@
+"""Choices that run: whose turn it is, who wins, and the batch that all ranks have in common."""
+
+import gc
+import weakref
+from statistics import median
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minipipe import Microbatches, Pipeline, Replicated, nn, schedules, spawn
+from minipipe.comm import OneRankGroup
+from minipipe.errors import ArgumentError
+from minipipe.execution.samples import samples
+from minipipe.testing import same_bits
+from minipipe.tuning import trial
+from minipipe.tuning.deciding import advice_on_ranks
+from minipipe.tuning.question import Question
+from minipipe.tuning.trial import Trial, turns
+
+
+def asked(inputs, targets=None):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2)))
+    return Question(model, inputs, targets, {"loss": nn.MSELoss()})
+
+
+def raced(seconds_of_turns, seconds, kept=()):
+    """Return what ran, and in which order: every choice takes always as long as it says, on a clock of its own."""
+    times, order, now = {}, [], 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "perf_counter", lambda: now)
+        for choice in turns(len(seconds_of_turns), seconds, times, kept):
+            order.append(choice)
+            times.setdefault(choice, []).append(seconds_of_turns[choice])
+            now += seconds_of_turns[choice]
+    return times, order
+
+
+TIMES = st.lists(st.floats(0.1, 10), min_size=1, max_size=40, unique=True)
+
+
+@given(TIMES)
+def test_the_fastest_wins_and_has_the_most_turns(seconds_of_turns):
+    times, _ = raced(seconds_of_turns, 10 * sum(seconds_of_turns))
+    winner = min(times, key=lambda choice: (-len(times[choice]), median(times[choice])))
+    assert set(times) == set(range(len(seconds_of_turns)))
+    assert seconds_of_turns[winner] == min(seconds_of_turns)
+
+
+@given(TIMES, st.data())
+def test_choices_that_are_kept_run_in_every_turn(seconds_of_turns, data):
+    kept = data.draw(st.sets(st.integers(0, len(seconds_of_turns) - 1), max_size=2))
+    times, _ = raced(seconds_of_turns, 10 * sum(seconds_of_turns), kept)
+    assert all(len(times[choice]) == max(map(len, times.values())) for choice in kept)
+
+
+@given(TIMES, st.floats(0.1, 1000))
+def test_the_first_turns_take_a_fifth_of_the_time_and_the_last_ones_are_left_out(seconds_of_turns, seconds):
+    times, order = raced(seconds_of_turns, seconds)
+    assert order[: len(times)] == list(range(len(times)))
+    assert len(times) == 1 or sum(seconds_of_turns[: len(times) - 1]) <= seconds / 5
+    assert sum(seconds_of_turns[choice] for choice in order) <= seconds + sum(seconds_of_turns)
+
+
+@pytest.mark.parametrize("root", [0, 2])
+def test_the_batch_of_one_rank_is_that_of_all(root):
+    x, y = np.arange(12.0).reshape(6, 2), np.arange(6)
+
+    def share(group):
+        inputs = {"x": x, "scale": Replicated(2.0)} if group.rank == root else None
+        question = Trial(asked(inputs, y if group.rank == 1 else None), group).question
+        return question.inputs, question.targets
+
+    for inputs, targets in spawn(share, 3):
+        assert set(inputs) == {"x", "scale"} and isinstance(inputs["scale"], Replicated) and inputs["scale"].value == 2
+        assert same_bits(inputs["x"], x) and same_bits(targets, y)
+
+
+def test_microbatches_stay_microbatches():
+    parts = Microbatches([np.ones((2, 5)), np.zeros((3, 7))])
+    found = spawn(lambda group: Trial(asked(parts if group.rank else None), group).question.inputs, 2)
+    assert [part.shape for part in found[0]] == [(2, 5), (3, 7)]
+    assert samples(found[0], "inputs").layout == samples(parts, "inputs").layout
+
+
+def test_a_batch_of_another_dtype_is_taken_as_a_pipeline_takes_it():
+    """The story: what came from another rank was not converted, and float64 met the float32 of the model."""
+    x = np.random.default_rng(0).standard_normal((4, 4))
+    found = spawn(lambda group: len(Trial(asked(x, x), group).turn({"schedule": "gpipe", "num_microbatches": 2})), 2)
+    assert found == [2, 2]
+
+
+def test_a_choice_with_frozen_stages_reaches_other_ranks_and_runs():
+    """The story: its text said nothing of them, and their backward was missing."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    model[0].freeze()
+    x, cut = np.ones((8, 4), np.float32), [range(i, i + 1) for i in range(4)]
+    own = {"schedule": "1f1b", "num_microbatches": 4, "partition": cut}
+    question = Question(model, x, x, {"loss": nn.MSELoss()}, num_microbatches=4, own=own)
+    found = spawn(lambda group: advice_on_ranks(question, group, "threads", 0.1), 4)[0]
+    assert found.own.schedule.frozen == {0} and found.own.measured > 0
+
+
+def test_probes_end_with_their_time_but_for_the_first_one():
+    x = np.ones((4, 4), np.float32)
+    choices = [{"schedule": "gpipe", "num_microbatches": 2}] * 3
+    tried = Trial(asked(x, x), OneRankGroup())
+    assert [number for number, _ in tried.probes(choices, seconds=0)] == [0]
+    assert [number for number, _ in tried.probes(choices, seconds=60)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_without_a_batch_every_rank_says_so():
+    def refuse(group):
+        with pytest.raises(ArgumentError, match="on one rank at least") as caught:
+            Trial(asked(None), group)
+        return str(caught.value.code)
+
+    assert spawn(refuse, 2) == ["value"] * 2
+
+
+def test_choices_run_on_the_ranks_at_hand():
+    """All of them give every rank the same times, though the clocks of thread ranks say nothing about schedules."""
+    x = np.ones((4, 4), np.float32)
+    cut = [range(0, 1), range(1, 2)]
+    choices = [{"schedule": build(2, 4), "partition": cut} for build in (schedules.gpipe, schedules.one_f_one_b)]
+
+    def run(group):
+        tried = Trial(asked(x, x), group)
+        costs = tried.costs(choices[0])
+        return tried.race(choices, seconds=0.5), len(costs.forward)
+
+    (found, num_stages), other = spawn(run, 2)
+    assert other == (found, num_stages) and num_stages == 2
+    assert 0 in found and set(found) <= {0, 1}  # a slow machine has no time for both
+    assert all(run.measured > 0 and run.num_steps >= 2 for run in found.values())
+
+
+class KnowsItself(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.again = [lambda: self]
+
+
+@pytest.mark.parametrize("layer", [nn.Linear, KnowsItself])
+def test_one_pipeline_at_a_time_has_memory(layer, monkeypatch):
+    """Whatever the layers are: where they know themselves, they stay until Python looks for such."""
+    x, before, alive = np.ones((4, 4), np.float32), [], []
+
+    class Watched(Pipeline):
+        def __init__(self, *given, **options):
+            alive.append([parameter for parameter in before if parameter() is not None])
+            super().__init__(*given, **options)
+            before.extend(map(weakref.ref, self.parameters()))
+
+    monkeypatch.setattr(trial, "Pipeline", Watched)
+    question = Question(nn.Sequential(layer(4, 4), nn.Linear(4, 4)), x, x, {"loss": nn.MSELoss()})
+    tried = Trial(question, OneRankGroup())
+    gc.disable()
+    try:
+        for _ in range(3):
+            tried.turn({"schedule": "gpipe", "num_microbatches": 2})
+            tried.costs({"schedule": "gpipe", "num_microbatches": 2})
+    finally:
+        gc.enable()
+    assert alive == [[]] * 6 and len(before) == 24

@@ -1,0 +1,175 @@
+"""Weighing by invented measurements: nothing is timed, so every answer is known."""
+
+import json
+from functools import cache
+from math import inf
+
+import pytest
+
+from minipipe import Plan, simulate
+from minipipe.errors import ScheduleError
+from minipipe.tuning import Advice, Candidate, Messages
+from minipipe.tuning.advising import weigh
+from minipipe.tuning.measurements import AtWork, Call
+from minipipe.tuning.weighing import Weighing
+from tests.tuning.invented import asked, measured, model
+
+COUNTS = (2, 4)
+
+
+@cache
+def advice(limit=inf, seconds=0, **rules):
+    return weigh(asked(memory_limit=limit), 2, measured(4, COUNTS, **rules), seconds)
+
+
+def test_the_best_is_the_fastest_of_all():
+    found = advice()
+    assert found.best.time == min(choice.time for choice in found.choices)
+    assert [choice.time for choice in found.choices] == sorted(choice.time for choice in found.choices)
+    assert {choice.candidate.schedule for choice in found.choices} >= {"1f1b", "zb-v", "interleaved-1f1b"}
+
+
+def test_a_choice_takes_what_the_simulator_says_of_its_plan():
+    for choice in advice().choices[::7]:
+        plan = Plan(model(4), choice.schedule, partition=choice.partition)
+        costs = measured(4, COUNTS).costs(plan, choice.candidate.recompute)
+        assert choice.time == simulate(plan.schedule, costs).makespan
+        assert sum(choice.idle.values()) == pytest.approx(choice.bubble_fraction)
+        assert choice.time >= choice.bound * (1 - 1e-12) and choice.gap >= -1e-12
+
+
+def test_no_choice_is_below_its_bound_where_actions_have_an_overhead():
+    """The story: 1F1B was 0.5 % below, for its whole backward is one action, and the bound counted I and W."""
+    for choice in advice(messages=Messages(overhead=1e-2)).choices:
+        assert choice.time >= choice.bound * (1 - 1e-12), choice.candidate
+
+
+def test_where_time_is_in_proportion_to_samples_many_microbatches_are_best():
+    assert advice().best.candidate.num_microbatches == max(COUNTS)
+
+
+def test_where_small_microbatches_take_as_long_as_large_ones_few_are_best():
+    """The dependence on the size is what was measured: here, there is none."""
+    found = advice(time=lambda layer, samples: 1e-3)
+    assert found.best.candidate.num_microbatches == min(COUNTS)
+    assert "with 4 microbatches: alone, 8 samples take 1.00 of the time of 16, as measured." in found.reason
+
+
+def test_a_slow_layer_gets_a_rank_to_itself():
+    found = advice(time=lambda layer, samples: samples * (3e-3 if layer == 0 else 1e-3))
+    straight = next(choice for choice in found.choices if choice.candidate.schedule == "1f1b")
+    assert straight.partition == (range(0, 1), range(1, 4))
+
+
+def test_slow_messages_favour_schedules_with_few_of_them():
+    slow = Messages(latency=0.2)
+    assert advice().best.candidate.chunks_per_rank > 1
+    assert advice(messages=slow).best.candidate.chunks_per_rank == 1
+
+
+def test_a_tighter_limit_chooses_less_memory_and_takes_longer():
+    limits = [inf, *(share * max(advice(held=1000).best.memory) for share in (0.9, 0.5))]
+    found = [advice(held=1000, limit=limit) for limit in limits]
+    assert all(max(each.best.memory) <= limit for each, limit in zip(found, limits))
+    times = [each.best.time for each in found]
+    assert times == sorted(times) and times[0] < times[-1]
+    assert "beyond the limit" in found[-1].reason and "beyond the limit" not in found[0].reason
+
+
+def test_activations_are_computed_again_only_where_nothing_else_fits():
+    plain = [c for c in advice(held=1000, limit=1e9).choices if c.candidate.recompute]
+    least = min(max(choice.memory) for choice in advice(held=1000).choices)
+    tight = advice(held=1000, limit=0.8 * least)
+    assert plain == [] and tight.best.candidate.recompute
+
+
+def test_where_nothing_fits_the_error_says_what_the_least_is():
+    with pytest.raises(ScheduleError, match=r"at most 1 KiB on every rank\. The least is .* on rank \d") as caught:
+        advice(held=1000, limit=1024)
+    assert caught.value.problems[0].code == "memory"
+
+
+def test_calls_count_once_for_each_stage_and_not_for_each_layer():
+    found = measured(4, [4], time=lambda layer, samples: 1.0, call=Call(0.5, 0.0, 0.25))
+    costs = found.costs(Plan(model(4), "1f1b", num_ranks=2, num_microbatches=4), recompute=False)
+    assert (costs.forward, costs.backward_input, costs.backward_weight) == ([1.5, 1.5], [2.0, 2.0], [1.75, 1.75])
+    again = found.costs(Plan(model(4), "1f1b", num_ranks=2, num_microbatches=4), recompute=True)
+    assert again.backward_input == [3.5, 3.5]
+
+
+def test_a_given_partition_leaves_only_schedules_with_as_many_stages():
+    found = weigh(asked(partition=[range(0, 3), range(3, 4)]), 2, measured(4, [4]), seconds=0.1)
+    assert {choice.partition for choice in found.choices} == {(range(0, 3), range(3, 4))}
+    assert {choice.candidate.chunks_per_rank for choice in found.choices} == {1}
+
+
+@pytest.mark.parametrize("limit", [inf, 2000])
+def test_searched_schedules_keep_the_bits_of_one_process_and_the_best_the_limit(limit):
+    found = advice(limit, seconds=0.4, held=40)
+    searched = [choice for choice in found.choices if choice.candidate.schedule == "searched"]
+    assert searched and all(choice.schedule.is_reproducible for choice in searched)
+    assert found.best.is_within_limit
+    named = min(choice.time for choice in advice(limit, held=40).choices if choice.is_within_limit)
+    assert found.best.time <= named * (1 + 1e-12)
+
+
+def test_ranks_that_share_cores_are_not_below_all_their_work():
+    alone, shared = (advice(cores=cores).best for cores in (None, 1))
+    assert shared.bound > alone.bound and shared.time >= shared.bound * (1 - 1e-9) and shared.time > alone.time
+    assert shared.bound == pytest.approx(4 * 3 * 32e-3)  # layers; F, I and W; a millisecond for each sample
+    assert "on cores that they share" in shared.bound_by
+
+
+def test_the_table_has_a_row_for_each_schedule_and_marks_ones_own():
+    found = advice()
+    own = Weighing(asked(), 2, measured(4, COUNTS))
+    (mine,) = own.named([Candidate("gpipe", 4)])
+    text = str(Advice(found.choices, measured(4, COUNTS), own=mine))
+    head, *rows = text.split("\n\n")[0].splitlines()
+    assert head.split()[:3] == ["schedule", "v", "microbatches"]
+    names = {row.split()[0] for row in rows[:-1]}
+    assert len(names) == 11 and "1f1b" in names and rows[-1].startswith("yours: gpipe")  # ten, and that of the reason
+    assert found.reason in text and "<table>" in found._repr_html_()
+
+
+def test_rows_are_plain_data():
+    rows = advice().rows()
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_ranks_at_work_are_slower_and_the_costs_say_so():
+    """Two pipelines of four microbatches ran, and one of sixteen: eight lie half way."""
+    found = measured(4, [4, 8, 16])
+    runs = {4: [ran(found, 4, 1.0, 1e-4, 1.5), ran(found, 4, 3.0, 3e-4, 1.0)], 16: [ran(found, 16, 4.0, 4e-4, 2.0)]}
+    found = found.with_runs(runs)
+    assert found.conditions(4) == pytest.approx((2.0, 2e-4, 1e-5, 1.25))
+    assert found.conditions(8) == pytest.approx((3.0, 3e-4, 1e-5, 1.625))
+    assert found.conditions(2) == found.conditions(4) and found.conditions(99) == found.conditions(16)
+    plan = Plan(model(4), num_ranks=2, num_microbatches=4)
+    alone, costs = (each.costs(plan, recompute=False) for each in (measured(4, [4]), found))
+    assert (costs.latency, costs.overhead, costs.cores) == pytest.approx((2e-4, 1e-5, 1.25))
+    for kind in ("forward", "backward_input", "backward_weight"):
+        assert getattr(costs, kind) == pytest.approx([2 * time for time in getattr(alone, kind)])
+
+
+def ran(found, microbatches, slowdown, latency, cores):
+    """Return what was expected of a pipeline, and what it cost."""
+    plan = Plan(model(4), num_ranks=2, num_microbatches=microbatches)
+    there = found._replace(at_work={microbatches: AtWork(slowdown, latency, 1e-5, cores)})
+    return found.costs(plan, recompute=False), there.costs(plan, recompute=False)
+
+
+def test_of_choices_that_ran_the_one_that_stayed_in_the_race_is_the_best():
+    """A choice that ran three steps in a quiet moment, or that was only predicted, may seem faster."""
+    slow, middle, fast, *rest = advice().choices
+    ran = [
+        slow._replace(measured=2.0, num_steps=3),
+        middle._replace(measured=3.0, num_steps=9),
+        fast._replace(measured=2.5, num_steps=9),
+    ]
+    found = Advice([*rest, *ran], measured(4, COUNTS), own=slow._replace(measured=9.0, num_steps=9))
+    assert found.choices[:3] == (ran[2], ran[1], ran[0]) and found.best == ran[2]
+    table, said = str(found).split("\n\n")
+    assert "measured ms" in table and "measured ms" not in str(advice()) and "3 of " in said
+    assert "Yours ran as fast" not in said
+    assert "Yours ran as fast" in Advice([*rest, *ran], measured(4, COUNTS), own=ran[2]).reason
