@@ -170,7 +170,7 @@ def test_a_loss_behind_the_training_ends_all():
 
 
 def test_the_program_of_the_readme_survives_with_the_bits_of_one_process(tmp_path):
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "minipipe" / "pipeline" / "elastic" / "README.md").read_text()
     program = re.search(r"^```python\n([^`]*elastic\.train.*?)^```$", readme, re.DOTALL | re.MULTILINE)[1]
     dies = "    if k == 5 and pipeline.group.name() == 1:\n        os.kill(os.getpid(), 9)\n    optimiser.step()\n"
     (tmp_path / "alone.py").write_text(program.replace("2000", "20"))
