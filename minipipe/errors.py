@@ -1,14 +1,15 @@
 """One tree of errors, each with a code for programs and a sentence for people.
 
-Programs (and the tests) compare ``error.code``; people read the sentence, which says what was given, what was
-expected and what to do. Both towers, numerics and schedules, import this file, so it imports nothing.
+Programs and tests compare ``error.code``; people read the sentence: what was given, what was expected, what to do.
+At the end are the checks of arguments that are common to all rooms. Every room imports this file, so it imports none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 __all__ = [
     "ArgumentError",
@@ -29,6 +30,10 @@ __all__ = [
     "ScheduleCode",
     "ScheduleError",
     "TensorError",
+    "one_of",
+    "quoted",
+    "shape_error",
+    "whole_number",
 ]
 
 
@@ -69,6 +74,9 @@ class MinipipeError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+Refusal = Callable[[Any, str], MinipipeError]  # from a code and a message
 
 
 class ArgumentCode(StrEnum):
@@ -583,3 +591,118 @@ class ScheduleError(MinipipeError, ValueError):
 
     def __reduce__(self) -> tuple:
         return type(self), (self.problems, self.grid)
+
+
+# -- checks of arguments that share their words -----------------------------------------------------------------
+
+
+def quoted(given: object, most: int = 60) -> str:
+    """Return the repr of anything in at most ``most`` printable characters, for a message.
+
+    It always succeeds: a repr may fail, as that of an integer with more than 4300 digits does.
+
+    Examples
+    --------
+    >>> quoted("x" * 100, most=10), quoted(10**5000)
+    ("'xxxxxxxx…", 'a value of type int')
+    """
+    try:
+        text = repr(given[: most + 1] if isinstance(given, str | bytes) else given)
+    except Exception:  # whatever a class does in its __repr__
+        text = f"a value of type {type(given).__name__}"
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def whole_number(
+    name: str,
+    value: Any,
+    least: int | None = 1,
+    most: int | None = None,
+    *,
+    advice: str = "",
+    error: Refusal = ArgumentError,
+    code: str = "value",
+) -> int:
+    """Return an argument as an int; refuse fractions, truth values and numbers out of range.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument; after ``"operation: "`` where the caller's name helps.
+    value : Any
+        An int, or an integer of NumPy.
+    least, most : int, optional
+        The bounds, both included.
+    advice : str
+        A sentence after the message.
+    error : function
+        From a code and a message to an error: a class, or ``ScheduleError.of``.
+    code : str
+        One of its codes.
+
+    Examples
+    --------
+    >>> whole_number("num_steps", 3)
+    3
+    >>> whole_number("num_steps", 2.5)
+    Traceback (most recent call last):
+    minipipe.errors.ArgumentError: num_steps is 2.5; expected a whole number, at least 1.
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        number = int(value)
+        if (least is None or number >= least) and (most is None or number <= most):
+            return number
+    if least is not None and most is not None:
+        bounds = f", {least} to {most}"
+    else:
+        bounds = f", at least {least}" if least is not None else f", at most {most}" if most is not None else ""
+    raise error(code, f"{name} is {quoted(value)}; expected a whole number{bounds}.{advice and f' {advice}'}")
+
+
+def one_of(
+    name: str,
+    value: Any,
+    names: Iterable[str],
+    *,
+    advice: str = "",
+    error: Refusal = ArgumentError,
+    code: str = "value",
+) -> str:
+    """Return an argument that is one of several names; refuse anything else.
+
+    Parameters other than ``names`` are those of :func:`whole_number`.
+
+    Examples
+    --------
+    >>> one_of("reduction", "max", ("mean", "sum"))
+    Traceback (most recent call last):
+    minipipe.errors.ArgumentError: reduction is 'max'; expected 'mean' or 'sum'.
+    """
+    known = [str(each) for each in names]
+    if isinstance(value, str) and value in known:
+        return value
+    *others, last = map(repr, known)
+    expected = f"{', '.join(others)} or {last}" if others else last
+    raise error(code, f"{name} is {quoted(value)}; expected {expected}.{advice and f' {advice}'}")
+
+
+def shape_error(operation: str, expected: str, **shapes: tuple[int, ...]) -> TensorError:
+    """Return the error for operands whose shapes do not fit each other, to be raised.
+
+    Parameters
+    ----------
+    operation : str
+    expected : str
+        What follows "expected", without a full stop.
+    **shapes : tuple of int
+        The shape of each operand, by its name.
+
+    Examples
+    --------
+    >>> print(shape_error("linear", "(..., k) and (k, n)", input=(2, 3), weight=(4, 5)))
+    linear: input has shape (2, 3), weight (4, 5); expected (..., k) and (k, n).
+    """
+    (first, shape), *others = ((name.replace("_", " "), shape) for name, shape in shapes.items())
+    rest = "".join(f", {name} {shape}" for name, shape in others)
+    return TensorError("shape", f"{operation}: {first} has shape {shape}{rest}; expected {expected}.")

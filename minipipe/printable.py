@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from unicodedata import category
 
+from minipipe.errors import quoted as quoted
+
 
 def printable(text: str) -> str:
     r"""Return a text in one line, with each character that is not to be printed as its escape sequence.
@@ -34,23 +36,6 @@ def printable_lines(text: str) -> str:
     lines\x07
     """
     return "\n".join(map(printable, text.split("\n")))
-
-
-def quoted(given: object, most: int = 60) -> str:
-    """Return the repr of anything in at most ``most`` characters, for the message of an error.
-
-    It always succeeds: a repr may fail, as that of an integer with more than 4300 digits does.
-
-    Examples
-    --------
-    >>> quoted("x" * 100, most=10), quoted(10**5000)
-    ("'xxxxxxxx…", 'a value of type int')
-    """
-    try:
-        text = printable(repr(given[: most + 1] if isinstance(given, str | bytes) else given))
-    except Exception:  # whatever a class does in its __repr__
-        text = f"a value of type {type(given).__name__}"
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _shown(character: str) -> str:

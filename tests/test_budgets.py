@@ -31,7 +31,7 @@ CORE = [
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
 BUDGETS = {"core": (CORE, 4000, 700), "first path": (FIRST_PATH, 1000, 0)}
-MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 250, 40
+MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 300, 40
 
 
 def belongs(module, rooms):

@@ -15,8 +15,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
 FLOORS = [
     line.split()
     for line in """
-        errors limits printable version equivalents system_calls
-        files habits
+        errors limits version equivalents system_calls
+        printable habits
+        files
         lazy
         schedules autograd comm.job
         schedules.analysis tensor comm
