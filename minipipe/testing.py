@@ -19,7 +19,7 @@ from minipipe.execution.objective import Loss, shares
 from minipipe.execution.samples import samples
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
 from minipipe.pipeline import Pipeline
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor
 
 __all__ = [

@@ -26,7 +26,7 @@ from minipipe.schedules import Action, Program, read_schedule, schedule_of_text
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
 from minipipe.schedules.search.certificate import read_certificate
-from minipipe.schedules.simulation.claim import Claim, check_claim
+from minipipe.schedules.simulation.evaluation import Claim, check_claim
 from tests.pipeline.checkpoint import forging
 
 MOST_SECONDS, MOST_GROWTH = 10.0, 1 << 30  # for one input, and in bytes for all of them

@@ -11,7 +11,7 @@ from minipipe.limits import MOST_JSON
 from minipipe.printable import quoted
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.search.certificate import Certificate, changed, read_certificate
-from minipipe.schedules.simulation.claim import Claim, Finding, check_claim
+from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.schedules.text import describe_sizes
 
 
@@ -22,7 +22,7 @@ def check_certificate(path: str, seconds: float | None, as_json: bool) -> ExitSt
     ------
     ScheduleError
         Code ``file``; those of :func:`~minipipe.schedules.search.certificate.read_certificate` and of
-        :func:`~minipipe.schedules.simulation.claim.check_claim`; ``certificate``, where the proof finds a better
+        :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``certificate``, where the proof finds a better
         schedule.
     """
     try:

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.files import read_stream
 from minipipe.printable import quoted
-from minipipe.schedules.action_table import ActionTable, T
-from minipipe.schedules.frozen import freeze_stages
-from minipipe.schedules.program import Program, read_schedule, schedule_of_text
+from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, expected_names
-from minipipe.schedules.repeated import repeat
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.transforms import freeze_stages, repeat
 
 if TYPE_CHECKING:
     from minipipe.schedules.analysis.activations import Footprint

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.simulation.gap import Gap
+from minipipe.schedules.simulation.comparison import Gap
 from minipipe.schedules.simulation.timeline import Timeline
 
 _FIGURES = (

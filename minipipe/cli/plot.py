@@ -14,8 +14,8 @@ from minipipe.printable import printable, quoted
 from minipipe.render.svg.convert import check_converter, pdf_of, png_of
 from minipipe.render.svg.tradeoff import draw_tradeoff
 from minipipe.schedules.analysis.workload import Objective, Workload
+from minipipe.schedules.simulation.comparison import PLACEMENTS, Choice, Tradeoff, searched_choice, tradeoff
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.tradeoff import PLACEMENTS, Choice, Tradeoff, searched_choice, tradeoff
 
 _CONVERTED: dict[str, Callable[[str], bytes]] = {".png": png_of, ".pdf": pdf_of}
 

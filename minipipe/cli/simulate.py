@@ -14,10 +14,9 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.search.gallery import GALLERY, known_bound
-from minipipe.schedules.simulation.gap import Gap, gaps
+from minipipe.schedules.simulation.comparison import Gap, gaps
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.span import IdleCause
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import IdleCause, Timeline
 
 EPILOG = """busy: computing. Idle by cause: warm-up, before the first action; waiting, for
 another rank or its message; sending, where sends block; drain, after the last;

@@ -16,9 +16,8 @@ import numpy as np
 
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import Action
+from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.program import Program
-from minipipe.schedules.schedule import Schedule
 
 _LONGEST = 400
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")  # another one each time, and nobody is helped by it

@@ -23,9 +23,9 @@ from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record
 from minipipe.execution.stage import Stage
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Direction, Value
-from minipipe.schedules.program import Program
-from minipipe.schedules.split_backward import neighbouring_weights
+from minipipe.schedules.transforms import neighbouring_weights
 
 # It is given the executor: a step that knew its own would keep it, and all parameters, after the last use.
 Step = Callable[["Executor", Batch], None]

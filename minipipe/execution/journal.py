@@ -11,8 +11,8 @@ from typing import Any
 
 from minipipe.comm import ProcessGroup
 from minipipe.schedules.action import Action
+from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.program import Program
 
 Step = Callable[[Any, Any], None]
 

@@ -21,14 +21,12 @@ from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
 from minipipe.render.table import html_table, text_table
+from minipipe.schedules.action_table import Program, Schedule, read_schedule
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.chunks import first_stages, spread_stages
-from minipipe.schedules.frozen import freeze_stages
 from minipipe.schedules.placement import check_counts, neighbouring_placement
-from minipipe.schedules.program import Program, read_schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.transforms import first_stages, freeze_stages, spread_stages
 
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
 

@@ -13,8 +13,8 @@ from minipipe.comm import ProcessGroup
 from minipipe.execution.checks import part_of
 from minipipe.execution.payload import Payload
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.program import Program
 from minipipe.schedules.simulation.measured import Recorded, measured_timeline
 from minipipe.schedules.simulation.timeline import Timeline
 

@@ -20,7 +20,7 @@ from minipipe.functional.over_rows import stacked
 from minipipe.nn import Parameter, Sequential
 from minipipe.nn.sequential import boundary
 from minipipe.pytree import tensors_in
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor, record
 
 Objective = Callable[[int, Any], tuple[Tensor | None, float]]

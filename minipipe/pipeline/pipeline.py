@@ -38,9 +38,8 @@ from minipipe.optim import LossScale
 from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.intake import Intake, Needs
 from minipipe.pipeline.parameters import AllParameters
+from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.program import Program
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.sequential import forward_only_over
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.timeline import Timeline

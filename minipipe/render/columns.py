@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.simulation.span import Span
+from minipipe.schedules.simulation.timeline import Span
 
 _FEW_BANDS, _MANY_BANDS = 4, 6  # with space between labels; before labels shrink to letters
 _MOST_COLUMNS = 5  # per unit: more would only stretch the drawing

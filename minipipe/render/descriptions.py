@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.simulation.message import Message
-from minipipe.schedules.simulation.span import Idle, IdleCause
-from minipipe.schedules.simulation.timeline import ONE_UNIT, Timeline
+from minipipe.schedules.simulation.timeline import ONE_UNIT, Idle, IdleCause, Message, Timeline
 
 KIND_NAMES = {
     ActionKind.FORWARD: "forward",

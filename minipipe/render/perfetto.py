@@ -26,10 +26,7 @@ from minipipe.render.lettering import note_lines
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.simulation.duration import format_time
-from minipipe.schedules.simulation.message import Message
-from minipipe.schedules.simulation.span import Span
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Message, Span, Timeline, format_time
 
 Event = dict[str, Any]
 

@@ -13,25 +13,20 @@ from minipipe.lazy import names_on_demand
 from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.sequential import sequential
-from minipipe.schedules.split_backward import split_backward
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from minipipe.schedules.action import Action, ActionKind
+    from minipipe.schedules.action_table import Program, Schedule, read_schedule, schedule_of_text
     from minipipe.schedules.analysis import theory
     from minipipe.schedules.analysis.activations import peak_activations
     from minipipe.schedules.analysis.bounds import lower_bound, lower_bounds
     from minipipe.schedules.analysis.lowering import lower
-    from minipipe.schedules.analysis.tick_grid import tick_grid
+    from minipipe.schedules.analysis.theory import tick_grid
     from minipipe.schedules.analysis.verifier import verify
     from minipipe.schedules.analysis.workload import Objective
-    from minipipe.schedules.controllable_memory import v_half, v_min
-    from minipipe.schedules.frozen import freeze_stages
     from minipipe.schedules.interleaved import interleaved_1f1b, interleaved_zb, looped_bfs
     from minipipe.schedules.one_f_one_b import eager_1f1b
-    from minipipe.schedules.program import Program, read_schedule, schedule_of_text
     from minipipe.schedules.registry import REGISTRY, TRADES, build
-    from minipipe.schedules.repeated import repeat
-    from minipipe.schedules.schedule import Schedule
     from minipipe.schedules.search.certificate import Certificate
     from minipipe.schedules.search.finding import find_schedule
     from minipipe.schedules.sequential import forward_only, forward_only_over, one_microbatch
@@ -39,11 +34,10 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from minipipe.schedules.simulation.costs import Costs
     from minipipe.schedules.simulation.explanation import explain
     from minipipe.schedules.simulation.greedy import greedy
-    from minipipe.schedules.simulation.message import Message
     from minipipe.schedules.simulation.simulator import peak_memory, simulate
-    from minipipe.schedules.simulation.span import Idle, IdleCause, Span, StepChange
-    from minipipe.schedules.simulation.timeline import Timeline
-    from minipipe.schedules.v_shaped import dualpipe_v, zb_v
+    from minipipe.schedules.simulation.timeline import Idle, IdleCause, Message, Span, StepChange, Timeline
+    from minipipe.schedules.transforms import freeze_stages, repeat, split_backward
+    from minipipe.schedules.v_shaped import dualpipe_v, v_half, v_min, zb_v
     from minipipe.schedules.zero_bubble import zb_h1, zb_h2
 
 __getattr__, __dir__, __all__ = names_on_demand(
@@ -52,20 +46,17 @@ __getattr__, __dir__, __all__ = names_on_demand(
         "minipipe.schedules.analysis.activations": ["peak_activations"],
         "minipipe.schedules.analysis.bounds": ["lower_bound", "lower_bounds"],
         "minipipe.schedules.analysis.lowering": ["lower"],
-        "minipipe.schedules.analysis.tick_grid": ["tick_grid"],
+        "minipipe.schedules.analysis.theory": ["tick_grid"],
         "minipipe.schedules.analysis.verifier": ["verify"],
         "minipipe.schedules.analysis.workload": ["Objective"],
         "minipipe.schedules.action": ["Action", "ActionKind"],
-        "minipipe.schedules.controllable_memory": ["v_half", "v_min"],
-        "minipipe.schedules.frozen": ["freeze_stages"],
+        "minipipe.schedules.v_shaped": ["dualpipe_v", "v_half", "v_min", "zb_v"],
+        "minipipe.schedules.transforms": ["freeze_stages", "repeat", "split_backward"],
         "minipipe.schedules.interleaved": ["interleaved_1f1b", "interleaved_zb", "looped_bfs"],
         "minipipe.schedules.one_f_one_b": ["eager_1f1b"],
-        "minipipe.schedules.program": ["Program", "read_schedule", "schedule_of_text"],
+        "minipipe.schedules.action_table": ["Program", "Schedule", "read_schedule", "schedule_of_text"],
         "minipipe.schedules.registry": ["REGISTRY", "TRADES", "build"],
-        "minipipe.schedules.repeated": ["repeat"],
-        "minipipe.schedules.schedule": ["Schedule"],
         "minipipe.schedules.sequential": ["forward_only", "forward_only_over", "one_microbatch"],
-        "minipipe.schedules.v_shaped": ["dualpipe_v", "zb_v"],
         "minipipe.schedules.zero_bubble": ["zb_h1", "zb_h2"],
         "minipipe.schedules.search.certificate": ["Certificate"],
         "minipipe.schedules.search.finding": ["find_schedule"],
@@ -73,11 +64,9 @@ __getattr__, __dir__, __all__ = names_on_demand(
         "minipipe.schedules.simulation.costs": ["Costs"],
         "minipipe.schedules.simulation.explanation": ["explain"],
         "minipipe.schedules.simulation.greedy": ["greedy"],
-        "minipipe.schedules.simulation.message": ["Message"],
+        "minipipe.schedules.simulation.timeline": ["Idle", "IdleCause", "Message", "Span", "StepChange", "Timeline"],
         "minipipe.schedules.simulation.simulator": ["peak_memory", "simulate"],
-        "minipipe.schedules.simulation.span": ["Idle", "IdleCause", "Span", "StepChange"],
-        "minipipe.schedules.simulation.timeline": ["Timeline"],
     },
     modules=["minipipe.schedules.analysis.theory"],
-    at_once=["gpipe", "one_f_one_b", "sequential", "split_backward"],
+    at_once=["gpipe", "one_f_one_b", "sequential"],
 )

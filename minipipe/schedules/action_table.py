@@ -1,8 +1,7 @@
 """The table of actions: for each rank, the list of its actions, in order.
 
-A :class:`~minipipe.schedules.schedule.Schedule` is a table of computations, a
-:class:`~minipipe.schedules.program.Program` one of computations, sends and receives. Both are data, read and written as
-the same text and CSV, and every analysis reads both through this class.
+A :class:`Schedule` is a table of computations, a :class:`Program` one of computations, sends and receives. Both have
+the same text and CSV, and every analysis reads both through :class:`ActionTable`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from operator import attrgetter, index, itemgetter
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import Problem, ScheduleCode, ScheduleError
 from minipipe.printable import printable, quoted
 from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
 from minipipe.schedules.placement import check_placement
@@ -329,3 +328,152 @@ def _checked_text(text: object) -> str:
             f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file reads a file.",
         )
     return text
+
+
+@dataclass(frozen=True, repr=False)
+class Schedule(ActionTable):
+    """The computations of every rank, in order: F, B, I and W. It may be legal or not; :func:`minipipe.verify` tells.
+
+    :func:`minipipe.schedules.lower` adds the sends and receives, which makes a
+    :class:`~minipipe.schedules.Program` of it.
+
+    Attributes
+    ----------
+    name : str
+        The name in drawings and reports.
+    placement : tuple of int
+        ``placement[stage]`` is the rank that holds the stage.
+    num_microbatches : int
+    actions : tuple of tuple of Action
+        ``actions[rank]`` are the actions of a rank. Cells such as ``"0F0"`` are read as actions.
+    frozen : frozenset of int
+        Stages without trained parameters, which have no W; those before the first other stage have no backward.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``not-a-schedule``, when a SEND or a RECV is among the actions.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(schedules.one_f_one_b(num_ranks=2, num_microbatches=3))
+    # 1f1b: 2 ranks, 2 stages, 3 microbatches
+    rank 0: 0F0 0F1 0B0 0F2 0B1 0B2
+    rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(kind.is_communication for kind in self.kinds):
+            message = next(a for row in self.actions for a in row if a.kind.is_communication)
+            raise ScheduleError(
+                [
+                    Problem(
+                        ScheduleCode.NOT_A_SCHEDULE,
+                        f"{self.title} holds {message}: it is a Program, and a Schedule has computations alone. "
+                        "Program.from_file, from_text and from_csv read it; its .schedule has the computations.",
+                    )
+                ]
+            )
+
+    @property
+    def schedule(self) -> Schedule:
+        """Itself: computations alone."""
+        return self
+
+    @property
+    def message_cuts(self) -> tuple[bool, ...]:
+        """By stage, whether values travel to the next one by a SEND and a RECV: nowhere in a schedule."""
+        return (False,) * self.num_stages
+
+
+def check_schedule(given: object) -> None:
+    """Refuse an argument that is no Schedule, and say how to get one.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``not-a-schedule``.
+    """
+    if isinstance(given, Schedule):
+        return
+    how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
+    if isinstance(given, ActionTable):
+        how = f"the computations of a {type(given).__name__} are its .schedule"
+    raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {quoted(given)}; {how}.")
+
+
+@dataclass(frozen=True, repr=False)
+class Program(ActionTable):
+    """The computations, sends and receives of every rank, in order: a lowered schedule.
+
+    :func:`minipipe.schedules.lower` makes one that cannot deadlock; a text or CSV file with SEND and RECV is one, too.
+    It may be legal or not; :func:`minipipe.verify` tells.
+
+    Attributes
+    ----------
+    name, placement, num_microbatches
+        As for :class:`~minipipe.Schedule`.
+    actions : tuple of tuple of Action
+        ``actions[rank]`` are the actions of a rank. A SEND is named after the stage that produces the value, a RECV
+        after the stage that consumes it.
+
+    Examples
+    --------
+    >>> from minipipe.schedules import Program
+    >>> program = Program.from_text('''
+    ...     rank 0: 0F0 0SEND_F0 0RECV_B0 0B0
+    ...     rank 1: 1RECV_F0 1F0 1B0 1SEND_B0
+    ... ''')
+    >>> print(program.schedule)
+    # text: 2 ranks, 2 stages, 1 microbatch
+    rank 0: 0F0 0B0
+    rank 1: 1F0 1B0
+    """
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The computations alone."""
+        rows = ((action for action in row if not action.kind.is_communication) for row in self.actions)
+        return self.with_rows(Schedule, rows)
+
+    @property
+    def message_cuts(self) -> tuple[bool, ...]:
+        """By stage, whether values travel to the next one by a SEND and a RECV: wherever that is on another rank."""
+        return self._cuts_between_ranks
+
+
+def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule | Program:
+    """Read a file of text or CSV: a Program where it holds SEND or RECV, otherwise a Schedule.
+
+    Parameters and errors are those of :meth:`minipipe.Schedule.from_file`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "mine.csv")
+    ...     _ = path.write_text("0F0,0B0\\n")
+    ...     read_schedule(path)
+    <Schedule mine: 1 rank, 1 stage, 1 microbatch>
+    """
+    return schedule_of_text(read_file(path), Path(path).stem, ignore_sharding)
+
+
+def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule | Program:
+    """Read text or CSV: a Program where it holds SEND or RECV, otherwise a Schedule.
+
+    Parameters and errors are those of :meth:`minipipe.Schedule.from_text`.
+
+    Examples
+    --------
+    >>> schedule_of_text("0F0 0B0")
+    <Schedule text: 1 rank, 1 stage, 1 microbatch>
+    >>> schedule_of_text("0F0 0SEND_F0 0RECV_B0 0B0 \\n 1RECV_F0 1F0 1B0 1SEND_B0")
+    <Program text: 2 ranks, 2 stages, 1 microbatch>
+    """
+    cells = read_either(text, ignore_sharding)
+    is_program = any(action.kind.is_communication for row in cells.actions for action in row)
+    return (Program if is_program else Schedule).of_cells(name, cells)

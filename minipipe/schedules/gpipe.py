@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.chunks import cut_stages
-from minipipe.schedules.closed_forms import Case, ClosedForms, round_trip, straight, straight_bubble
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_sizes, neighbouring_placement
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.transforms import cut_stages
 
 
 def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -53,13 +52,3 @@ def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     )
     placement = neighbouring_placement(num_ranks, chunks_per_rank)
     return Schedule("gpipe", placement, num_microbatches, cut_stages(rows, chunks_per_rank))
-
-
-# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
-
-
-def _peak(case: Case, rank: int) -> tuple[int, int]:
-    return case.v * case.m, 0
-
-
-GPIPE = ClosedForms(straight, straight_bubble, _peak, lambda case, latency: round_trip(case, latency, case.m))

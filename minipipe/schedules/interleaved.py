@@ -9,11 +9,9 @@ from itertools import pairwise
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.printable import quoted
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.closed_forms import Case, ClosedForms
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.placement import check_sizes, looped_placement
-from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.zero_bubble import h1_makespan, h1_span_bubble
 
 
 def interleaved_1f1b(
@@ -206,46 +204,3 @@ def interleaved_zb(
         rows.append((*row, *weights))
     placement = looped_placement(num_ranks, chunks_per_rank)
     return Schedule("interleaved-zb", placement, num_microbatches, tuple(rows))
-
-
-# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
-
-
-def rounds_of_chunks(case: Case) -> float:
-    """Return the makespan of a looped schedule, in units of one rank's work for one microbatch."""
-    return ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v
-
-
-def _looped(case: Case) -> float:
-    return rounds_of_chunks(case) * case.round
-
-
-def _looped_bubble(case: Case) -> float:
-    return _looped(case) - case.work  # of the first rank, which starts first and ends last
-
-
-def _largest_group(case: Case) -> int:
-    """Return the size of the largest group of microbatches."""
-    return -(-case.m // max(1, case.m // case.p))
-
-
-def _interleaved_peak(case: Case, rank: int) -> tuple[int, int]:
-    return min(2 * (case.p - rank - 1) + (case.v - 1) * _largest_group(case) + 1, case.m * case.v), 0
-
-
-def _zb_makespan(case: Case) -> float:
-    return case.work + (h1_makespan(case) - case.work) / case.v
-
-
-def _zb_span_bubble(case: Case) -> float:
-    return h1_span_bubble(case) / case.v
-
-
-def _zb_peak(case: Case, rank: int) -> tuple[int, int]:
-    case.require(case.m >= case.p, "m >= p")
-    return (case.v - 1) * _largest_group(case) + case.p - rank, rank
-
-
-INTERLEAVED_1F1B = ClosedForms(_looped, _looped_bubble, _interleaved_peak)
-LOOPED_BFS = ClosedForms(_looped, _looped_bubble, lambda case, rank: (case.m * case.v, 0))
-INTERLEAVED_ZB = ClosedForms(_zb_makespan, _zb_span_bubble, _zb_peak, is_split=True)

@@ -7,10 +7,9 @@ skip ``cut_stages``, which gives a rank several stages, and the closed forms at 
 from __future__ import annotations
 
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.chunks import cut_stages
-from minipipe.schedules.closed_forms import Case, ClosedForms, round_trip, straight, straight_bubble
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_sizes, neighbouring_placement
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.transforms import cut_stages
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -116,22 +115,3 @@ def warmup_then_pairs(forwards: list[Action], backwards: list[Action], warmup: i
     """
     steady = [action for pair in zip(forwards[warmup:], backwards) for action in pair]
     return tuple(forwards[:warmup] + steady + backwards[len(forwards) - warmup :])
-
-
-# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
-
-
-def _peak(case: Case, rank: int) -> tuple[int, int]:
-    return case.v * min(case.p - rank, case.m), 0
-
-
-def _eager_peak(case: Case, rank: int) -> tuple[int, int]:
-    return case.v * min(2 * (case.p - rank) - 1, case.m), 0
-
-
-ONE_F_ONE_B = ClosedForms(
-    straight, straight_bubble, _peak, lambda case, latency: round_trip(case, latency, _peak(case, 0)[0])
-)
-EAGER_1F1B = ClosedForms(
-    straight, straight_bubble, _eager_peak, lambda case, latency: round_trip(case, latency, _eager_peak(case, 0)[0])
-)

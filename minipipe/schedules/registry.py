@@ -8,48 +8,43 @@ from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.printable import quoted
-from minipipe.schedules.closed_forms import ClosedForms
-from minipipe.schedules.controllable_memory import V_HALF, V_MIN, v_half, v_min
-from minipipe.schedules.garbage import collector_paused
-from minipipe.schedules.gpipe import GPIPE, gpipe
+from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.interleaved import (
-    INTERLEAVED_1F1B,
-    INTERLEAVED_ZB,
-    LOOPED_BFS,
     interleaved_1f1b,
     interleaved_zb,
     looped_bfs,
 )
-from minipipe.schedules.one_f_one_b import EAGER_1F1B, ONE_F_ONE_B, eager_1f1b, one_f_one_b
-from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.sequential import FORWARD_ONLY, SEQUENTIAL, forward_only, sequential
-from minipipe.schedules.v_shaped import DUALPIPE_V, ZB_V, dualpipe_v, zb_v
-from minipipe.schedules.zero_bubble import ZB_H1, ZB_H2, zb_h1, zb_h2
+from minipipe.schedules.one_f_one_b import eager_1f1b, one_f_one_b
+from minipipe.schedules.sequential import forward_only, sequential
+from minipipe.schedules.text import collector_paused
+from minipipe.schedules.v_shaped import dualpipe_v, v_half, v_min, zb_v
+from minipipe.schedules.zero_bubble import zb_h1, zb_h2
 
-# By name: the builder, the trade-off, and the closed forms.
-_ENTRIES: dict[str, tuple[Callable[..., Schedule], str, ClosedForms]] = {
-    "sequential": (sequential, "one rank works, the others wait", SEQUENTIAL),
-    "gpipe": (gpipe, "simplest; holds all microbatches", GPIPE),
-    "1f1b": (one_f_one_b, "GPipe's time, much less memory", ONE_F_ONE_B),
-    "eager-1f1b": (eager_1f1b, "more memory, to hide latency", EAGER_1F1B),
-    "interleaved-1f1b": (interleaved_1f1b, "less bubble; more messages, memory", INTERLEAVED_1F1B),
-    "looped-bfs": (looped_bfs, "GPipe over chunks, one by one", LOOPED_BFS),
-    "zb-h1": (zb_h1, "1F1B's memory, less idle: splits B", ZB_H1),
-    "zb-h2": (zb_h2, "no idle inside; <2x 1F1B's memory", ZB_H2),
-    "interleaved-zb": (interleaved_zb, "interleaved, with a split backward", INTERLEAVED_ZB),
-    "zb-v": (zb_v, "no idle inside; 1F1B's memory; a V", ZB_V),
-    "v-half": (v_half, "half of 1F1B's memory, plus 1; a V", V_HALF),
-    "v-min": (v_min, "1/3 of 1F1B's memory, plus 1; a V", V_MIN),
-    "dualpipe-v": (dualpipe_v, "overlaps forward, backward; a V", DUALPIPE_V),
-    "forward-only": (forward_only, "predicts only; keeps nothing", FORWARD_ONLY),
+# By name: the builder, and the trade-off.
+_ENTRIES: dict[str, tuple[Callable[..., Schedule], str]] = {
+    "sequential": (sequential, "one rank works, the others wait"),
+    "gpipe": (gpipe, "simplest; holds all microbatches"),
+    "1f1b": (one_f_one_b, "GPipe's time, much less memory"),
+    "eager-1f1b": (eager_1f1b, "more memory, to hide latency"),
+    "interleaved-1f1b": (interleaved_1f1b, "less bubble; more messages, memory"),
+    "looped-bfs": (looped_bfs, "GPipe over chunks, one by one"),
+    "zb-h1": (zb_h1, "1F1B's memory, less idle: splits B"),
+    "zb-h2": (zb_h2, "no idle inside; <2x 1F1B's memory"),
+    "interleaved-zb": (interleaved_zb, "interleaved, with a split backward"),
+    "zb-v": (zb_v, "no idle inside; 1F1B's memory; a V"),
+    "v-half": (v_half, "half of 1F1B's memory, plus 1; a V"),
+    "v-min": (v_min, "1/3 of 1F1B's memory, plus 1; a V"),
+    "dualpipe-v": (dualpipe_v, "overlaps forward, backward; a V"),
+    "forward-only": (forward_only, "predicts only; keeps nothing"),
 }
 
+# The default is the same for any number of ranks, because results depend on it: dropout draws for each microbatch.
+# ``theory.recommended_num_microbatches`` is advice for speed.
 NUM_MICROBATCHES = 8
-"""By default. It does not depend on the number of ranks, because results may depend on it: dropout draws for each."""
 
 REGISTRY: Mapping[str, Callable[..., Schedule]] = MappingProxyType({name: entry[0] for name, entry in _ENTRIES.items()})
 TRADES: Mapping[str, str] = MappingProxyType({name: entry[1] for name, entry in _ENTRIES.items()})
-CLOSED_FORMS: Mapping[str, ClosedForms] = MappingProxyType({name: entry[2] for name, entry in _ENTRIES.items()})
 
 
 def build(
@@ -67,7 +62,7 @@ def build(
         One of ``REGISTRY``.
     num_ranks : int
     num_microbatches : int, optional
-        8 by default, whatever the number of ranks.
+        8 by default, on any number of ranks.
     chunks_per_rank : int, optional
         Stages on each rank; the default depends on the schedule.
     microbatch_group_size : int, optional

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.closed_forms import Case, ClosedForms
-from minipipe.schedules.interleaved import microbatch_groups, order_table, rounds_of_chunks
+from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.interleaved import microbatch_groups, order_table
 from minipipe.schedules.placement import check_sizes, looped_placement, stages_by_rank
-from minipipe.schedules.schedule import Schedule
 
 
 def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -147,18 +146,3 @@ def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:
     for stage, rank in reversed(list(enumerate(placement))):
         rows[rank] += [Action(stage, ActionKind.BACKWARD_INPUT, 0), Action(stage, ActionKind.BACKWARD_WEIGHT, 0)]
     return Schedule("one-microbatch", tuple(placement), 1, tuple(map(tuple, rows)))
-
-
-# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
-
-
-def _one_after_another(case: Case) -> float:
-    return case.p * case.work
-
-
-def _one_after_another_bubble(case: Case) -> float:
-    return (case.p - 1) * case.work
-
-
-SEQUENTIAL = ClosedForms(_one_after_another, _one_after_another_bubble, lambda case, rank: (case.v, 0))
-FORWARD_ONLY = ClosedForms(lambda case: rounds_of_chunks(case) * case.forward, peak=lambda case, rank: (1, 0))

@@ -5,10 +5,13 @@ The first and the last stage are on rank 0, and each rank has two chunks.
 
 from __future__ import annotations
 
-from minipipe.schedules.closed_forms import Case, ClosedForms
+from collections import deque
+from collections.abc import Iterator
+
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_two_chunks, v_placement
-from minipipe.schedules.row import Row, first_microbatches
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.zero_bubble import Row, first_microbatches
 
 
 def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
@@ -125,53 +128,188 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     return Schedule("dualpipe-v", v_placement(p), num_microbatches, first_microbatches(rows, num_microbatches))
 
 
-# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
+F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+
+# The steps of one microbatch on a rank, in order: (kind, chunk).
+_STEPS = ((F, 0), (F, 1), (I, 1), (I, 0))
+_PERIOD = 6
 
 
-def require_v(case: Case) -> None:
-    """Refuse another number of chunks than two."""
-    case.require(case.v == 2, "two chunks on each rank")
+def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
+    """Return V-Half: half of 1F1B's memory plus one microbatch, alike on all ranks, and about half of its bubble.
+
+    ::
+
+        stages 0 and 3 are on rank 0, stages 1 and 2 on rank 1
+        rank 0: 0F0 0F1     3F0 3I0 3F1 3W0 0F2 0I0 3I1 0W0 3F2 3I2 0I1 3W1 0I2 3W2 0W1 0W2
+        rank 1:     1F0 2F0 1F1 2F1 2I0 1I0 2W0 1F2 1W0 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
+
+    If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p + 2) // 2) chunks: as much as
+    (p + 2) // 2 undivided stages.
+
+    Parameters
+    ----------
+    num_ranks, num_microbatches : int
+        At least 1.
+    chunks_per_rank : int
+        2. Rank r has stages r and 2p - 1 - r.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``, for a count below 1 or a number of chunks other than 2.
+
+    References
+    ----------
+    Qi et al. 2024, "Pipeline parallelism with controllable memory", figure 3 (V-Half).
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> schedules.peak_activations(schedules.v_half(4, 8)), schedules.peak_activations(schedules.zb_v(4, 8))
+    ((6, 6, 6, 6), (8, 8, 8, 8))
+    """
+    check_two_chunks("v-half", num_ranks, num_microbatches, chunks_per_rank)
+    p, i = num_ranks, 0 if num_ranks % 2 else 3
+    pattern = [(2 * r, 3 * p - r - 2, 3 * p + i + 2 * r - 1, 6 * p + i - r - 2) for r in range(p)]
+    return _from_pattern("v-half", pattern, num_microbatches)
 
 
-def _require_filled(case: Case, least: int, text: str) -> None:
-    require_v(case)
-    case.require(case.m >= least, text)
+def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
+    """Return V-Min: a third of 1F1B's memory plus one microbatch, alike on all ranks, and about its bubble.
+
+    ::
+
+        stages 0 and 3 are on rank 0, stages 1 and 2 on rank 1
+        rank 0: 0F0 0F1     3F0 3I0 3F1 3I1 0I0 3W0 0F2 0I1 3W1 0W0 3F2 3I2 0W1 3W2 0I2 0W2
+        rank 1:     1F0 2F0 1F1 2F1 2I0 1I0 2I1 1I1 2W0 1F2 1W0 2F2 2W1 1W1 2I2 1I2 2W2 1W2
+
+    If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p + 4) // 3) chunks: as much as
+    (p + 4) // 3 undivided stages.
+
+    Parameters
+    ----------
+    num_ranks, num_microbatches : int
+        At least 1.
+    chunks_per_rank : int
+        2. Rank r has stages r and 2p - 1 - r.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``, for a count below 1 or a number of chunks other than 2.
+
+    References
+    ----------
+    Qi et al. 2024, "Pipeline parallelism with controllable memory", figure 3 (V-Min).
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> schedules.peak_activations(schedules.v_min(4, 8)), schedules.peak_activations(schedules.zb_v(4, 8))
+    ((4, 4, 4, 4), (8, 8, 8, 8))
+    """
+    check_two_chunks("v-min", num_ranks, num_microbatches, chunks_per_rank)
+    p, i = num_ranks, 2 if num_ranks % 3 == 0 else 0
+    pattern = [(r, 2 * p - r - 1, 2 * p + i + r, 4 * p + i - r - 1) for r in range(p)]
+    return _from_pattern("v-min", pattern, num_microbatches)
 
 
-def _makespan(case: Case) -> float:
-    case.require(case.forward == case.backward_input == case.backward_weight, "tF = tI = tW")
-    return (6 * case.m + case.p - 1) * case.forward / case.v
+def _from_pattern(name: str, pattern: list[tuple[int, int, int, int]], num_microbatches: int) -> Schedule:
+    """Repeat the pattern, close its gaps and fill in W.
+
+    ``pattern[rank]`` has the slots of F0, F1, I1 and I0 of microbatch 0; the digit is the chunk.
+    """
+    slots = [_Slots(steps, num_microbatches) for steps in pattern]
+    limit = max(rank_slots.peak() for rank_slots in slots)
+    visits = sorted(
+        (slot, rank, step, k) for rank, rank_slots in enumerate(slots) for (step, k), slot in rank_slots.slot_of.items()
+    )
+    p = len(pattern)
+    path = [(rank, step) for step in range(4) for rank in (range(p) if step % 2 == 0 else reversed(range(p)))]
+    before = dict(zip(path[1:], path))  # a microbatch goes down the V and up again for F, and once more for I
+    for _, rank, step, k in visits:
+        needed = [slots[rank].slot_of[step, k - 1]] if k > 0 else []
+        if (rank, step) in before:
+            previous, previous_step = before[rank, step]
+            needed.append(slots[previous].slot_of[previous_step, k])
+        slots[rank].move_earlier(step, k, 1 + max(needed, default=-1), limit)
+    rows = tuple(tuple(slots[rank].actions((rank, 2 * p - 1 - rank))) for rank in range(p))
+    return Schedule(name, v_placement(p), num_microbatches, rows)
 
 
-def _zb_v_makespan(case: Case) -> float:
-    _require_filled(case, 2 * case.p - 1, "m >= 2p - 1")
-    return _makespan(case)
+class _Slots:
+    """The slots of F and I on one rank. Each empty slot takes the oldest pending W."""
 
+    def __init__(self, pattern: tuple[int, int, int, int], num_microbatches: int) -> None:
+        self.slot_of = {
+            (step, k): slot + _PERIOD * k for step, slot in enumerate(pattern) for k in range(num_microbatches)
+        }
+        self.taken: list[tuple[int, int] | None] = [None] * (1 + max(self.slot_of.values()))
+        for entry, slot in self.slot_of.items():
+            self.taken[slot] = entry
+        self.after = self._recount(0, len(self.taken))
 
-def _zb_v_span_bubble(case: Case) -> float:
-    _zb_v_makespan(case)
-    return 0.0
+    def peak(self) -> int:
+        """Return the peak number of chunks held, each from its F until its W."""
+        return max(held for held, _ in self.after)
 
+    def move_earlier(self, step: int, k: int, earliest: int, limit: int) -> None:
+        """Move a step to the first empty slot from ``earliest`` on that keeps the peak within the limit, if any."""
+        own = self.slot_of[step, k]
+        for slot in range(earliest, own):
+            if self.taken[slot] is None:
+                self._place(step, k, slot)
+                recounted = self._recount(slot, own)
+                if all(held <= limit for held, _ in recounted):
+                    self.after[slot : slot + len(recounted)] = recounted
+                    return
+                self._place(step, k, own)
 
-def _zb_v_peak(case: Case, rank: int) -> tuple[int, int]:
-    _require_filled(case, 2 * case.p - 1, "m >= 2p - 1")
-    return 2 * case.p, 0
+    def _place(self, step: int, k: int, slot: int) -> None:
+        self.taken[self.slot_of[step, k]] = None
+        self.taken[slot] = (step, k)
+        self.slot_of[step, k] = slot
 
+    def _recount(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return (chunks held, W pending) after each slot from ``first`` on.
 
-def _dualpipe_v_makespan(case: Case) -> float:
-    _require_filled(case, 2 * case.p, "m >= 2p")
-    return _makespan(case)
+        Counting stops after ``last``, as soon as the counts equal those before the move. An empty slot takes a pending
+        W, so the effect of a move soon dies out, and a pass over all slots takes linear time.
+        """
+        held, pending = self.after[first - 1] if first else (0, 0)
+        counted = []
+        for slot in range(first, len(self.taken)):
+            entry = self.taken[slot]
+            if entry is None:
+                held, pending = (held - 1, pending - 1) if pending else (held, pending)
+            elif _STEPS[entry[0]][0] is F:
+                held += 1
+            else:
+                pending += 1
+            if slot > last and self.after[slot] == (held, pending):
+                break
+            counted.append((held, pending))
+        return counted
 
-
-def _dualpipe_v_span_bubble(case: Case) -> float:
-    _dualpipe_v_makespan(case)
-    return (case.p - 1) * case.forward / case.v
-
-
-def _dualpipe_v_peak(case: Case, rank: int) -> tuple[int, int]:
-    _require_filled(case, 2 * case.p, "m >= 2p")
-    return 2 * case.p + 1, 0
-
-
-ZB_V = ClosedForms(_zb_v_makespan, _zb_v_span_bubble, _zb_v_peak, is_split=True)
-DUALPIPE_V = ClosedForms(_dualpipe_v_makespan, _dualpipe_v_span_bubble, _dualpipe_v_peak, is_split=True)
+    def actions(self, stages: tuple[int, int]) -> Iterator[Action]:
+        """Yield the actions of the slots in order; an empty slot takes the oldest pending W."""
+        pending: deque[Action] = deque()
+        for entry in self.taken:
+            if entry is None:
+                if pending:
+                    yield pending.popleft()
+                continue
+            (kind, chunk), k = _STEPS[entry[0]], entry[1]
+            yield Action(stages[chunk], kind, k)
+            if kind is I:
+                pending.append(Action(stages[chunk], W, k))
+        yield from pending

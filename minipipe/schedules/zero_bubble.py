@@ -5,11 +5,74 @@ The papers write B for our I.
 
 from __future__ import annotations
 
-from minipipe.schedules.chunks import cut_stages
-from minipipe.schedules.closed_forms import Case, ClosedForms
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_sizes, neighbouring_placement
-from minipipe.schedules.row import Row, first_microbatches
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.transforms import cut_stages
+
+
+class Row:
+    """The actions of one rank, appended phase by phase.
+
+    A cell names a kind and a chunk of the rank: ``F0`` is the next forward of its first stage. The chunk may be omitted
+    and is then 0. The exception is ``W``: without a chunk it completes the oldest pending I, whatever its chunk. The
+    microbatches of each stage are counted separately for F, for B and I, and for W.
+
+    Parameters
+    ----------
+    stages : sequence of int
+        The stages of the rank, chunk 0 first.
+
+    Examples
+    --------
+    >>> row = Row([3])
+    >>> row.repeat(2, "F")
+    >>> row.repeat(2, "I W")
+    >>> print(*row.actions)
+    3F0 3F1 3I0 3W0 3I1 3W1
+    """
+
+    def __init__(self, stages: Sequence[int]) -> None:
+        self.stages = stages
+        self.actions: list[Action] = []
+        self._count: Counter[tuple[int, str]] = Counter()
+        self._pending: deque[Action] = deque()
+
+    def repeat(self, times: int, cells: str) -> None:
+        """Append the actions of the cells, ``times`` times over."""
+        for _ in range(times):
+            for cell in cells.split():
+                self.actions.append(self._next(cell))
+
+    def _next(self, cell: str) -> Action:
+        if cell == "W":
+            return self._pending.popleft()
+        stage = self.stages[int(cell[1:] or 0)]
+        series = "B" if cell[0] in "BI" else cell[0]  # a microbatch has a B or an I, never both
+        action = Action(stage, ActionKind(cell[0]), self._count[stage, series])
+        self._count[stage, series] += 1
+        if action.kind is ActionKind.BACKWARD_INPUT:
+            self._pending.append(action._replace(kind=ActionKind.BACKWARD_WEIGHT))
+        return action
+
+
+def first_microbatches(rows: Sequence[Row], num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
+    """Return the actions of the first ``num_microbatches`` microbatches.
+
+    Some patterns need a minimum number of microbatches. For fewer, the schedule is built with the minimum and then cut.
+    The rest stays legal, because no microbatch depends on another one.
+
+    Examples
+    --------
+    >>> row = Row([0])
+    >>> row.repeat(3, "F I W")
+    >>> print(*first_microbatches([row], num_microbatches=2)[0])
+    0F0 0I0 0W0 0F1 0I1 0W1
+    """
+    return tuple(tuple(a for a in row.actions if a.microbatch < num_microbatches) for row in rows)
 
 
 def zb_h1(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -107,59 +170,3 @@ def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
         row.repeat(2 * r, "W")
     actions = cut_stages(first_microbatches(rows, num_microbatches), chunks_per_rank)
     return Schedule("zb-h2", neighbouring_placement(p, chunks_per_rank), num_microbatches, actions)
-
-
-# -- closed forms: p ranks, m microbatches, v chunks on each; see closed_forms.py ---------------------------------
-
-
-def _require_h1(case: Case) -> None:
-    case.require(case.m >= case.p, "m >= p")
-    case.require(case.backward_weight <= case.forward, "tW <= tF")
-
-
-def h1_makespan(case: Case) -> float:
-    """Return the makespan of ZB-H1."""
-    _require_h1(case)
-    return case.work + (case.p - 1) * (case.forward + max(0.0, case.backward_input - case.backward_weight))
-
-
-def h1_span_bubble(case: Case) -> float:
-    """Return the largest bubble within a rank's own span of ZB-H1."""
-    _require_h1(case)
-    return (case.p - 1) * (case.forward + case.backward_input - case.backward_weight)
-
-
-def _h1_peak(case: Case, rank: int) -> tuple[int, int]:
-    case.require(case.m >= case.p, "m >= p")
-    return case.v * (case.p - rank), case.v * rank
-
-
-def _h1_period(case: Case, latency: float) -> float:
-    case.require(case.m >= case.p, "m >= p")
-    trip = case.p * (case.forward + case.backward_input) + case.backward_weight  # no other rank waits for W
-    return max(case.round, (trip + 2 * (case.p - 1) * latency) / case.p)
-
-
-def _require_h2(case: Case) -> None:
-    case.require(case.m >= 2 * case.p - 1, "m >= 2p - 1")
-    case.require(case.backward_weight <= case.forward, "tW <= tF")
-    case.require(2 * case.backward_weight <= case.forward + case.backward_input, "2 tW <= tF + tI")
-
-
-def _h2_makespan(case: Case) -> float:
-    _require_h2(case)
-    return case.work + (case.p - 1) * max(case.forward, case.forward + case.backward_input - 2 * case.backward_weight)
-
-
-def _h2_span_bubble(case: Case) -> float:
-    _require_h2(case)
-    return (case.p - 1) * (case.forward + case.backward_input - 2 * case.backward_weight)
-
-
-def _h2_peak(case: Case, rank: int) -> tuple[int, int]:
-    case.require(case.m >= 2 * case.p - 1, "m >= 2p - 1")
-    return case.v * (2 * (case.p - rank) - 1), case.v * 2 * rank
-
-
-ZB_H1 = ClosedForms(h1_makespan, h1_span_bubble, _h1_peak, _h1_period, is_split=True)
-ZB_H2 = ClosedForms(_h2_makespan, _h2_span_bubble, _h2_peak, is_split=True)

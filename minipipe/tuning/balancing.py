@@ -14,8 +14,8 @@ from minipipe.errors import ArgumentError
 from minipipe.execution.objective import Loss
 from minipipe.execution.plan import Plan, check_model
 from minipipe.nn import Sequential
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES
-from minipipe.schedules.schedule import Schedule
 from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.measuring import measure_layers, measured_layers
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from minipipe.errors import ScheduleError
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.registry import REGISTRY, build, default_chunks
-from minipipe.schedules.schedule import Schedule
 
 SEARCHED = "searched"
 """The name of a schedule that no builder made."""

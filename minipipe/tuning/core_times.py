@@ -29,8 +29,8 @@ from minipipe.execution.payload import Payload
 from minipipe.execution.record import Record
 from minipipe.execution.stage import Stage
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.program import Program
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.hosts import Hosts
 from minipipe.schedules.simulation.simulator import simulate

@@ -12,8 +12,8 @@ from minipipe.nn import Module, Parameter
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim.optimiser import Optimiser
 from minipipe.render.table import html_table, text_table
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import held_counts
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.tuning.holding import Holding, held_by_stage
 from minipipe.tuning.state_size import gradient_bytes, state_bytes

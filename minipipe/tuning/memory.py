@@ -8,10 +8,10 @@ from typing import NamedTuple
 from minipipe.execution.plan import Plan
 from minipipe.nn.sequential import parameters_of
 from minipipe.render.table import html_table, text_table
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import memory_levels
 from minipipe.schedules.analysis.dependencies import Direction, Value
 from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.schedules.schedule import Schedule
 from minipipe.tuning.layers import MakeOptimiser, MeasuredLayers, check_layers
 from minipipe.tuning.state_size import gradient_bytes, state_bytes
 

@@ -8,9 +8,9 @@ from math import inf
 import numpy as np
 
 from minipipe.errors import ScheduleError
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import Objective, Workload
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.search.finding import find_schedule
 
 

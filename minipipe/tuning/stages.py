@@ -15,12 +15,11 @@ from minipipe.execution.executor import Executor
 from minipipe.execution.microbatch import Batch
 from minipipe.execution.record import Record, gather_timeline
 from minipipe.schedules.action import ActionKind
+from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.frozen import freeze_stages
-from minipipe.schedules.program import Program
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.split_backward import split_backward
+from minipipe.schedules.transforms import freeze_stages, split_backward
 from minipipe.tuning.core_times import CoreTimedExecutor, costs_on_shared_cores, crowded_hosts
 from minipipe.tuning.noise import CoreWatch
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.comm import ProcessGroup
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.action_table import Schedule
 from minipipe.tuning.weighing import Choice
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.execution.plan import Plan
 from minipipe.render.descriptions import format_memory
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import fits
-from minipipe.schedules.schedule import Schedule
-from minipipe.schedules.simulation.gap import workload_of
+from minipipe.schedules.simulation.comparison import workload_of
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.tuning.candidates import SEARCHED, Candidate, models_for_search
 from minipipe.tuning.measurements import Measurements

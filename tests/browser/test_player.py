@@ -5,7 +5,7 @@ import pytest
 from minipipe import Costs, schedules, simulate
 from minipipe.render.descriptions import describe_action
 from minipipe.render.html import draw_html
-from minipipe.schedules.simulation.duration import format_time
+from minipipe.schedules.simulation.timeline import format_time
 from tests.browser import oracle
 from tests.browser.oracle import TIMELINES
 from tests.browser.player_page import DASH, SHOW, clock, difference, frame, wait_until_played

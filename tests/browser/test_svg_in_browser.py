@@ -7,7 +7,7 @@ from minipipe.render import draw_svg
 from minipipe.render.palette import DARK, FILL, LIGHT
 from minipipe.render.svg.tradeoff import draw_tradeoff
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.tradeoff import Choice, Tradeoff
+from minipipe.schedules.simulation.comparison import Choice, Tradeoff
 
 # Texts that reach out of the picture, and pairs of texts that overlap.
 MISPLACED = """() => {

@@ -8,7 +8,7 @@ import pytest
 from minipipe import Costs, render, schedules, simulate
 from minipipe.cli import main
 from minipipe.render.svg.tradeoff import draw_tradeoff
-from minipipe.schedules.simulation.tradeoff import tradeoff
+from minipipe.schedules.simulation.comparison import tradeoff
 
 THREE = ("gpipe", "1f1b", "zb-h1")
 

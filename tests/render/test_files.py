@@ -14,7 +14,7 @@ from minipipe.render import check_ending, draw_html, draw_svg, draw_text, perfet
 from minipipe.render.files import ENDINGS, drawing
 from minipipe.render.palette import FILL
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.action_table import Schedule
 from tests.launch import run
 from tests.render.converters import cairosvg, pdf_pixels, png_pixels
 

@@ -19,7 +19,7 @@ from minipipe.render.html import draw_html
 from minipipe.render.html.data import holds_of, player_data
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.span import Span
+from minipipe.schedules.simulation.timeline import Span
 from tests.strategies import examples, named_schedules
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,12 +16,11 @@ from minipipe import Pipeline, nn, schedules, spawn
 from minipipe.render import perfetto_trace
 from minipipe.render.descriptions import describe_idle, describe_message
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.span import Span
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Span, Timeline
 from tests.render.perfetto_rules import (
     enclosing,
     problems,

@@ -14,7 +14,7 @@ from minipipe.render.palette import DARK, LIGHT
 from minipipe.render.svg.callouts import Box, place_names
 from minipipe.render.svg.log_axis import LogAxis
 from minipipe.render.svg.tradeoff import draw_tradeoff
-from minipipe.schedules.simulation.tradeoff import Choice, Tradeoff
+from minipipe.schedules.simulation.comparison import Choice, Tradeoff
 from tests.render.converters import SCALE, with_cairosvg, with_svglib
 from tests.render.picture import NAMESPACE
 from tests.strategies import examples

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from minipipe import Costs, schedules, simulate, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.chunks import cut_stages, first_stages
 from minipipe.schedules.interleaved import microbatch_groups, order_table
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
+from minipipe.schedules.transforms import cut_stages, first_stages
 
 STRAIGHT = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
 GROUPED = ("interleaved-1f1b", "interleaved-zb")

@@ -7,7 +7,7 @@ import pytest
 
 from minipipe import schedules, simulate
 from minipipe.errors import ScheduleError
-from minipipe.schedules.garbage import collector_paused
+from minipipe.schedules.text import collector_paused
 
 
 @pytest.fixture(autouse=True)

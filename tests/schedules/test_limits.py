@@ -9,9 +9,9 @@ from minipipe.errors import MinipipeError, ScheduleError
 from minipipe.printable import quoted
 from minipipe.schedules import placement, read_schedule, schedule_of_text, text
 from minipipe.schedules.analysis import theory
-from minipipe.schedules.chunks import spread_stages
 from minipipe.schedules.placement import check_sizes
 from minipipe.schedules.simulation.greedy import greedy
+from minipipe.schedules.transforms import spread_stages
 
 
 def refusal(call, *arguments, **options):

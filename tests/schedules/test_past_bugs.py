@@ -8,15 +8,13 @@ from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text, theory
 from minipipe.schedules.action import Action
-from minipipe.schedules.action_table import check_range
+from minipipe.schedules.action_table import Schedule, check_range
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import peak_memory, simulate
-from minipipe.schedules.simulation.span import Span
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Span, Timeline
 from tests.strategies import table
 
 

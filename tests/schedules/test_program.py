@@ -6,7 +6,7 @@ import pytest
 from minipipe import Pipeline, Program, Schedule, nn, schedules, simulate, spawn, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower, read_schedule, schedule_of_text
-from minipipe.schedules.chunks import first_stages
+from minipipe.schedules.transforms import first_stages
 
 TEXT = "rank 0: 0F0 0SEND_F0 0RECV_B0 0B0\nrank 1: 1RECV_F0 1F0 1B0 1SEND_B0\n"
 

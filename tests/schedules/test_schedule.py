@@ -14,10 +14,9 @@ from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.program import Program
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from tests.strategies import examples

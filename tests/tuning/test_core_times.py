@@ -13,7 +13,7 @@ from minipipe import Costs, nn, schedules, simulate, spawn
 from minipipe.pipeline import Pipeline
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.hosts import Hosts
-from minipipe.schedules.split_backward import split_backward
+from minipipe.schedules.transforms import split_backward
 from minipipe.tensor import record
 from minipipe.tuning import core_times
 from minipipe.tuning.core_times import CoreTimes, costs_on_shared_cores, crowded_hosts

@@ -10,7 +10,7 @@ from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, ModelError, ScheduleCode, ScheduleError
 from minipipe.execution.stage import Stage
 from minipipe.nn import Module, Parameter
-from minipipe.schedules.schedule import Schedule
+from minipipe.schedules.action_table import Schedule
 
 
 def check_loss(loss: Any) -> None:

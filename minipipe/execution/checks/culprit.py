@@ -17,7 +17,7 @@ from minipipe.execution.executor import Executor
 from minipipe.execution.microbatch import Batch
 from minipipe.execution.plan import Plan
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.program import Program
+from minipipe.schedules.action_table import Program
 
 _NOT_FOUND = (
     "a loss or a gradient was not finite, but in a second run of the step every value between two layers was. Either a "

@@ -16,9 +16,7 @@ from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, shade
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.activations import lifetimes
-from minipipe.schedules.simulation.message import Message
-from minipipe.schedules.simulation.span import Idle, IdleCause
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Idle, IdleCause, Message, Timeline
 
 _SENT = attrgetter("sent")
 # Sentences about a moment, which only the player has.

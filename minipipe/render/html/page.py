@@ -15,8 +15,7 @@ from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
 from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.simulation.span import IdleCause
-from minipipe.schedules.simulation.timeline import Timeline, by_rank
+from minipipe.schedules.simulation.timeline import IdleCause, Timeline, by_rank
 
 _CONSTANTS = f"const NARROW = {NARROW}, TOGETHER = {TOGETHER};"
 # The files of the script, in the order of their dependencies.

@@ -9,8 +9,7 @@ from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.snapshot import Activity, RankState, Snapshot
 from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.schedules.action import Action
-from minipipe.schedules.simulation.duration import format_number, format_time
-from minipipe.schedules.simulation.message import Message
+from minipipe.schedules.simulation.timeline import Message, format_number, format_time
 
 
 def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:

@@ -10,8 +10,7 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk, walk
-from minipipe.schedules.simulation.span import Span
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Span, Timeline
 
 
 def problems_of(

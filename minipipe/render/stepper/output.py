@@ -10,7 +10,7 @@ from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.render.stepper.description import draw_snapshot
 from minipipe.render.stepper.snapshot import RankState, Snapshot
 from minipipe.render.stepper.walkthrough import Walkthrough
-from minipipe.schedules.simulation.message import Message
+from minipipe.schedules.simulation.timeline import Message
 
 
 def chosen_snapshots(

@@ -6,8 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from minipipe.schedules.action import Action
-from minipipe.schedules.simulation.message import Message
-from minipipe.schedules.simulation.span import IdleCause
+from minipipe.schedules.simulation.timeline import IdleCause, Message
 
 
 class Event(NamedTuple):

@@ -20,9 +20,8 @@ from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.message import Message
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.span import IdleCause
+from minipipe.schedules.simulation.timeline import IdleCause, Message
 
 _SENDS = (ActionKind.SEND_F, ActionKind.SEND_B)
 _RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)

@@ -6,7 +6,7 @@ import math
 
 from minipipe.render.lettering import number
 from minipipe.render.palette import HATCH
-from minipipe.schedules.simulation.span import IdleCause
+from minipipe.schedules.simulation.timeline import IdleCause
 
 
 def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> str:

@@ -15,8 +15,7 @@ from minipipe.render.svg.letters import Letters
 from minipipe.render.svg.strip import Strip, strip_path
 from minipipe.render.svg.style import box_paint, paint
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.duration import format_number, format_time
-from minipipe.schedules.simulation.span import Idle, Span
+from minipipe.schedules.simulation.timeline import Idle, Span, format_number, format_time
 
 _THIN = 4.0  # pixels: narrower boxes have a thinner outline
 _ROUNDED = 8.0  # pixels: wider boxes have rounded corners

@@ -12,7 +12,7 @@ from minipipe.render.svg.letters import Letters
 from minipipe.render.svg.messages import arrow_head
 from minipipe.render.svg.style import box_paint, paint
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.span import IdleCause
+from minipipe.schedules.simulation.timeline import IdleCause
 
 _LINE = 20  # pixels from one line to the next; this and the sizes below at the default font size
 _WIDTH, _HEIGHT = 20, 13

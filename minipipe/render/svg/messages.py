@@ -10,7 +10,7 @@ from minipipe.render.lettering import number
 from minipipe.render.panel import Panel
 from minipipe.render.svg.style import paint
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.message import Message
+from minipipe.schedules.simulation.timeline import Message
 
 WAYS = ("forward", "backward")
 _ASIDE = 0.4  # of its length: half the width of a head

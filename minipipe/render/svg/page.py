@@ -27,7 +27,7 @@ from minipipe.render.svg.letters import Letters
 from minipipe.render.svg.messages import WAYS, draw_messages, way_of
 from minipipe.render.svg.strip import Strip, strip_of
 from minipipe.render.svg.style import FONT_FAMILY, paint, style_sheet
-from minipipe.schedules.simulation.span import IdleCause
+from minipipe.schedules.simulation.timeline import IdleCause
 
 _MARGIN = 18  # pixels on each side, at the default font size
 _BASELINE = 0.72  # of the height of a line

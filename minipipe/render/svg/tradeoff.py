@@ -16,7 +16,7 @@ from minipipe.render.svg.legend import Entry, Legend
 from minipipe.render.svg.letters import DEFAULT_SIZE, Letters
 from minipipe.render.svg.log_axis import LogAxis
 from minipipe.render.svg.style import FONT_FAMILY, paint, style_sheet
-from minipipe.schedules.simulation.tradeoff import Choice, Tradeoff, pareto_front
+from minipipe.schedules.simulation.comparison import Choice, Tradeoff, pareto_front
 
 _LEAST_WIDTH = 480  # pixels
 _HEIGHT = 300  # of a panel
@@ -56,7 +56,7 @@ def draw_tradeoff(
 
     Examples
     --------
-    >>> from minipipe.schedules.simulation.tradeoff import Choice, Tradeoff
+    >>> from minipipe.schedules.simulation.comparison import Choice, Tradeoff
     >>> choices = (Choice("1f1b", "straight", 4.0, 0.27, 33.0), Choice("zb-v", "V", 4.0, 0.06, 25.5))
     >>> picture = draw_tradeoff(Tradeoff(4, 8, choices, {"straight": ((1.0, 0.67), (4.0, 0.11))}))
     >>> picture[:4], picture.count("<title>zb-v: bubble 6.0 %, peak 4 microbatches, makespan 25.5</title>")

@@ -1,4 +1,4 @@
-"""Closed forms for time and memory from the papers, each with the conditions under which it holds.
+"""Closed forms for time and memory from the papers, each with its conditions, and the tick grid they are read off.
 
 Notation: p ranks, m microbatches, v chunks on each rank, r the rank. tF, tI and tW are the times of F, I and W of one
 microbatch over all chunks of a rank, so that a chunk takes 1/v of them; tB = tI + tW. All stages take the same time,
@@ -7,12 +7,15 @@ and messages take none. The tests compare every formula with the simulator over 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.schedules.closed_forms import Case
+from minipipe.schedules.action import Action
+from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.placement import check_counts
-from minipipe.schedules.registry import CLOSED_FORMS, builder_of, default_chunks
+from minipipe.schedules.registry import builder_of, default_chunks
 
 __all__ = [
     "bubble_fraction",
@@ -25,7 +28,170 @@ __all__ = [
     "recommended_num_microbatches",
     "span_bubble",
     "steady_period",
+    "tick_grid",
 ]
+
+
+class Case(NamedTuple):
+    """The arguments of a formula: the sizes, the times tF, tI and tW, and the memory M_B and M_W."""
+
+    name: str
+    p: int
+    m: int
+    v: int
+    forward: float = 1.0
+    backward_input: float = 1.0
+    backward_weight: float = 1.0
+    activation: float = 1.0
+    weight_activation: float = 1.0
+
+    @property
+    def round(self) -> float:
+        """The work of one rank for one microbatch, in units of time."""
+        return self.forward + self.backward_input + self.backward_weight
+
+    @property
+    def work(self) -> float:
+        """The work of one rank for all microbatches, in units of time."""
+        return self.m * self.round
+
+
+class ClosedForms(NamedTuple):
+    """The formulas of a schedule, where they are known.
+
+    Attributes
+    ----------
+    makespan, span_bubble : function of Case, optional
+        The second is the largest idle time within a rank's own span.
+    peak : function of p, m, v and r, optional
+        At the peak, the number of chunks held between F and B or I, and between I and W.
+    period : function of Case and latency, optional
+        The time per microbatch in the steady state.
+    conditions : tuple of str
+        Keys of ``_CONDITIONS``.
+    """
+
+    makespan: Callable[[Case], float] | None = None
+    span_bubble: Callable[[Case], float] | None = None
+    peak: Callable[[int, int, int, int], tuple[int, int]] | None = None
+    period: Callable[[Case, float], float] | None = None
+    conditions: tuple[str, ...] = ()
+
+
+_OF_TIMES = ("makespan", "span_bubble")
+_OF_ALL = (*_OF_TIMES, "peak", "period")
+# By its text: the formulas to which a condition applies, and the condition.
+_CONDITIONS: dict[str, tuple[Sequence[str], Callable[[Case], bool]]] = {
+    "two chunks on each rank": (_OF_ALL, lambda case: case.v == 2),
+    "m >= p": (_OF_ALL, lambda case: case.m >= case.p),
+    "m >= 2p - 1": (_OF_ALL, lambda case: case.m >= 2 * case.p - 1),
+    "m >= 2p": (_OF_ALL, lambda case: case.m >= 2 * case.p),
+    "tW <= tF": (_OF_TIMES, lambda case: case.backward_weight <= case.forward),
+    "2 tW <= tF + tI": (_OF_TIMES, lambda case: 2 * case.backward_weight <= case.forward + case.backward_input),
+    "tF = tI = tW": (_OF_TIMES, lambda case: case.forward == case.backward_input == case.backward_weight),
+    "weight_activation <= activation": (("peak",), lambda case: case.weight_activation <= case.activation),
+    "weight_activation = activation": (("peak",), lambda case: case.weight_activation == case.activation),
+}
+
+
+def _straight(case: Case) -> float:
+    """Return the makespan of a schedule whose ranks run their chunks as one."""
+    return (case.m + case.p - 1) * case.round
+
+
+def _straight_bubble(case: Case) -> float:
+    return _straight(case) - case.work  # of the first rank, which starts first and ends last
+
+
+def _round_trip(case: Case, latency: float) -> float:
+    """Return the larger of a rank's work and a round trip over all ranks, divided by the microbatches in flight."""
+    in_flight = _value("peak", case, 0)[0]
+    return max(case.round, (case.p * case.round + 2 * (case.p - 1) * latency) / in_flight)
+
+
+def _rounds_of_chunks(case: Case) -> float:
+    """Return the makespan of a looped schedule, in units of one rank's work for one microbatch."""
+    return ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v
+
+
+def _looped(case: Case) -> float:
+    return _rounds_of_chunks(case) * case.round
+
+
+def _looped_bubble(case: Case) -> float:
+    return _looped(case) - case.work
+
+
+def _ahead(p: int, m: int, v: int) -> int:
+    """Return (v - 1) g, where g is the size of the largest group of microbatches."""
+    return (v - 1) * -(-m // max(1, m // p))
+
+
+def _h1_makespan(case: Case) -> float:
+    return case.work + (case.p - 1) * (case.forward + max(0.0, case.backward_input - case.backward_weight))
+
+
+def _h1_span_bubble(case: Case) -> float:
+    return (case.p - 1) * (case.forward + case.backward_input - case.backward_weight)
+
+
+def _h1_period(case: Case, latency: float) -> float:
+    trip = case.p * (case.forward + case.backward_input) + case.backward_weight  # no other rank waits for W
+    return max(case.round, (trip + 2 * (case.p - 1) * latency) / case.p)
+
+
+def _h2_makespan(case: Case) -> float:
+    return case.work + (case.p - 1) * max(case.forward, case.forward + case.backward_input - 2 * case.backward_weight)
+
+
+def _h2_span_bubble(case: Case) -> float:
+    return (case.p - 1) * (case.forward + case.backward_input - 2 * case.backward_weight)
+
+
+def _v_makespan(case: Case) -> float:
+    return (6 * case.m + case.p - 1) * case.forward / case.v
+
+
+_H1 = ("m >= p", "tW <= tF", "weight_activation <= activation")
+_H2 = ("m >= 2p - 1", "tW <= tF", "2 tW <= tF + tI", "weight_activation <= activation")
+_ZB_V = ("two chunks on each rank", "m >= 2p - 1", "tF = tI = tW", "weight_activation <= activation")
+_DUALPIPE_V = ("two chunks on each rank", "m >= 2p", "tF = tI = tW", "weight_activation <= activation")
+_CONTROLLABLE = ("two chunks on each rank", "m >= p", "weight_activation = activation")
+
+CLOSED_FORMS: dict[str, ClosedForms] = {
+    "sequential": ClosedForms(
+        lambda case: case.p * case.work, lambda case: (case.p - 1) * case.work, lambda p, m, v, r: (v, 0)
+    ),
+    "gpipe": ClosedForms(_straight, _straight_bubble, lambda p, m, v, r: (v * m, 0), _round_trip),
+    "1f1b": ClosedForms(_straight, _straight_bubble, lambda p, m, v, r: (v * min(p - r, m), 0), _round_trip),
+    "eager-1f1b": ClosedForms(
+        _straight, _straight_bubble, lambda p, m, v, r: (v * min(2 * (p - r) - 1, m), 0), _round_trip
+    ),
+    "interleaved-1f1b": ClosedForms(
+        _looped, _looped_bubble, lambda p, m, v, r: (min(2 * (p - r - 1) + _ahead(p, m, v) + 1, m * v), 0)
+    ),
+    "looped-bfs": ClosedForms(_looped, _looped_bubble, lambda p, m, v, r: (m * v, 0)),
+    "zb-h1": ClosedForms(_h1_makespan, _h1_span_bubble, lambda p, m, v, r: (v * (p - r), v * r), _h1_period, _H1),
+    "zb-h2": ClosedForms(
+        _h2_makespan, _h2_span_bubble, lambda p, m, v, r: (v * (2 * (p - r) - 1), v * 2 * r), None, _H2
+    ),
+    "interleaved-zb": ClosedForms(
+        lambda case: case.work + (_h1_makespan(case) - case.work) / case.v,
+        lambda case: _h1_span_bubble(case) / case.v,
+        lambda p, m, v, r: (_ahead(p, m, v) + p - r, r),
+        conditions=_H1,
+    ),
+    "zb-v": ClosedForms(_v_makespan, lambda case: 0.0, lambda p, m, v, r: (2 * p, 0), None, _ZB_V),
+    "v-half": ClosedForms(peak=lambda p, m, v, r: (2 * ((p + 2) // 2), 0), conditions=_CONTROLLABLE),
+    "v-min": ClosedForms(peak=lambda p, m, v, r: (2 * ((p + 4) // 3), 0), conditions=_CONTROLLABLE),
+    "dualpipe-v": ClosedForms(
+        _v_makespan,
+        lambda case: (case.p - 1) * case.forward / case.v,
+        lambda p, m, v, r: (2 * p + 1, 0),
+        conditions=_DUALPIPE_V,
+    ),
+    "forward-only": ClosedForms(lambda case: _rounds_of_chunks(case) * case.forward, peak=lambda p, m, v, r: (1, 0)),
+}
 
 
 def makespan(
@@ -69,7 +235,7 @@ def makespan(
     (33.0, 28.5, 27.0)
     """
     case = _case(name, num_ranks, num_microbatches, chunks_per_rank, forward, backward_input, backward_weight)
-    return _formula("makespan", case)(case)
+    return _value("makespan", case)
 
 
 def bubble_fraction(
@@ -85,7 +251,7 @@ def bubble_fraction(
     [43, 27, 16]
     """
     case = _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
-    total = _formula("makespan", case)(case)
+    total = _value("makespan", case)
     return 1 - case.work / total if total else 0.0
 
 
@@ -102,7 +268,7 @@ def bubble_over_ideal(
     (0.375, 0.1875)
     """
     case = _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
-    return _formula("makespan", case)(case) / case.work - 1 if case.work else 0.0
+    return _value("makespan", case) / case.work - 1 if case.work else 0.0
 
 
 def span_bubble(
@@ -120,7 +286,7 @@ def span_bubble(
     (9.0, 3.0, 0.0)
     """
     case = _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
-    return _formula("span_bubble", case)(case)
+    return _value("span_bubble", case)
 
 
 def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: float = 0.0, **times: float) -> float:
@@ -156,7 +322,7 @@ def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: 
     [7.5, 6, 6]
     """
     case = _case(name, num_ranks, num_microbatches, None, **times)
-    return _formula("period", case)(case, latency)
+    return _value("period", case, latency)
 
 
 def peak_memory(
@@ -197,11 +363,8 @@ def peak_memory(
     (8, 7, 6, 5)
     """
     case = _case(name, num_ranks, num_microbatches, chunks_per_rank)
-    pairs = [_formula("peak", case)(case, rank) for rank in range(num_ranks)]
-    if CLOSED_FORMS[name].is_split:
-        case.require(weight_activation <= activation, "weight_activation <= activation")
-    if CLOSED_FORMS[name].holds_as_much_until_weights:
-        case.require(weight_activation == activation, "weight_activation = activation")
+    case = case._replace(activation=activation, weight_activation=weight_activation)
+    pairs = [_value("peak", case, rank) for rank in range(num_ranks)]
     return tuple(held * activation + later * weight_activation for held, later in pairs)
 
 
@@ -218,7 +381,7 @@ def peak_activations(
     ((4, 3, 2, 1), (8, 8, 8, 8))
     """
     case = _case(name, num_ranks, num_microbatches, chunks_per_rank)
-    return tuple(sum(_formula("peak", case)(case, rank)) for rank in range(num_ranks))
+    return tuple(sum(_value("peak", case, rank)) for rank in range(num_ranks))
 
 
 def memory_footprint_ratio(num_ranks: int, num_microbatches: int, rank: int) -> float:
@@ -249,6 +412,9 @@ def efficiency(num_ranks: int, num_microbatches: int) -> float:
 
 def recommended_num_microbatches(num_ranks: int) -> int:
     """Return 4p, a number of microbatches with which GPipe and 1F1B are at least 80 % efficient.
+
+    It is advice, not a default: without ``num_microbatches``, schedules have 8 on any number of ranks, see
+    :func:`minipipe.schedules.build`.
 
     References
     ----------
@@ -282,9 +448,44 @@ def _case(
     return Case(name, p, m, default if v is None else v, *((forward, 0, 0) if name == "forward-only" else times))
 
 
-def _formula(figure: str, case: Case) -> Callable:
-    formula = getattr(CLOSED_FORMS[case.name], figure)
+def _value(figure: str, case: Case, *more: Any) -> Any:
+    """Return the value of a formula, after checking its conditions; ``more`` is a rank, or a latency."""
+    forms = CLOSED_FORMS.get(case.name, ClosedForms())
+    formula = getattr(forms, figure)
     if formula is None:
         message = f"No closed form is known for {case.name}; simulate it instead."
         raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)
-    return formula
+    for text in forms.conditions:
+        figures, is_met = _CONDITIONS[text]
+        if figure in figures and not is_met(case):
+            message = f"The formula for {case.name} holds only for {text}."
+            raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)
+    return formula(case.p, case.m, case.v, *more) if figure == "peak" else formula(case, *more)
+
+
+def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
+    """Return one row for each rank and in it one cell for each tick: an action, or None where the rank is idle.
+
+    Every action takes one tick, whatever its kind, and runs as early as it can; SEND and RECV are left out.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``deadlock``, when the schedule cannot run to its end.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> for row in tick_grid(schedules.gpipe(2, 2)):
+    ...     print(*(cell or "---" for cell in row))
+    0F0 0F1 --- --- 0B0 0B1
+    --- 1F0 1F1 1B0 1B1 ---
+    """
+    schedule = schedule.schedule
+    rounds = complete_walk(schedule).rounds
+    grid: list[list[Action | None]] = [[None] * len(rounds) for _ in schedule.actions]
+    heads = [iter(row) for row in schedule.actions]
+    for tick, ranks in enumerate(rounds):
+        for rank in ranks:
+            grid[rank][tick] = next(heads[rank])
+    return tuple(map(tuple, grid))

@@ -31,9 +31,9 @@ from typing import NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
 from minipipe.schedules.placement import stages_by_rank
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.search.certificate import Certificate
 from minipipe.schedules.search.first_schedule import one_after_another
 from minipipe.schedules.simulation.evaluation import evaluate

@@ -1,7 +1,7 @@
 """A certificate: a schedule, the question that it answers, and how good it can be at most.
 
 As a file it is JSON, with the workload and the schedule in full, so that anybody can check it; see
-:func:`minipipe.schedules.simulation.claim.check_claim`. Infinite limits of memory are written as null.
+:func:`minipipe.schedules.simulation.evaluation.check_claim`. Infinite limits of memory are written as null.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError
 from minipipe.limits import MOST_ACTIONS, MOST_JSON, MOST_STAGES
 from minipipe.printable import quoted
 from minipipe.schedules.action import Action
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.simulation.costs import Costs
 
 _FORMAT, _VERSION = "minipipe certificate", 1

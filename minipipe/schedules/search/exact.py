@@ -35,10 +35,10 @@ from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.schedules.placement import stages_by_rank
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.search.certificate import Certificate
 from minipipe.schedules.search.first_schedule import in_microbatch_order, one_after_another
 from minipipe.schedules.search.whole_numbers import in_whole_numbers

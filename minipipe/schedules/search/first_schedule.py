@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import Action
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import held_memory
 from minipipe.schedules.analysis.workload import Workload, fits
-from minipipe.schedules.repeated import repeat
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.sequential import one_microbatch
+from minipipe.schedules.transforms import repeat
 
 
 def one_after_another(workload: Workload) -> Schedule:

@@ -31,7 +31,7 @@ from minipipe.schedules.search.list_scheduling import Facts, ListScheduler, Poli
 from minipipe.schedules.search.reordering import TimedOrder, is_possible, with_any_move, without_delay
 from minipipe.schedules.search.sweeps import Sweeps
 from minipipe.schedules.search.windows import Windows
-from minipipe.schedules.split_backward import split_backward
+from minipipe.schedules.transforms import split_backward
 
 _WINDOW = 250  # evaluations that a window counts, as it takes as long
 _WAITS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)  # parts of an action's time

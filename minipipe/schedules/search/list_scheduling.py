@@ -15,10 +15,10 @@ from math import inf
 from typing import NamedTuple
 
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.workload import Workload, fits
 from minipipe.schedules.placement import stages_by_rank
-from minipipe.schedules.schedule import Schedule
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 Cell = tuple[ActionKind, int]  # (kind, stage)

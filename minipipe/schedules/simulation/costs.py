@@ -15,11 +15,10 @@ from minipipe.files import read_text, write_whole
 from minipipe.limits import MOST_JSON, MOST_STAGES
 from minipipe.printable import printable, quoted
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import Workload, amount_per_rank
 from minipipe.schedules.placement import check_sizes, stages_by_rank
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.simulation.fitting import fit_costs
 from minipipe.schedules.simulation.hosts import Hosts, hosts_of
 from minipipe.schedules.simulation.timeline import Timeline

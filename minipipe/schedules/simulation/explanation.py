@@ -8,9 +8,7 @@ from operator import attrgetter
 
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.simulation.message import Message
-from minipipe.schedules.simulation.span import Idle, IdleCause, Span, StepChange
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Idle, IdleCause, Message, Span, StepChange, Timeline
 
 _SENDS = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
 _RECEIVES = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})

@@ -11,8 +11,7 @@ from typing import Any
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.printable import quoted
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.span import IdleCause
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import IdleCause, Timeline
 
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 

@@ -7,12 +7,10 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from minipipe.schedules.action import ActionKind
+from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
-from minipipe.schedules.program import Program
-from minipipe.schedules.repeated import repeat
-from minipipe.schedules.simulation.message import Message
-from minipipe.schedules.simulation.span import Span, StepChange
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Message, Span, StepChange, Timeline
+from minipipe.schedules.transforms import repeat
 
 
 class Recorded(NamedTuple):

@@ -24,13 +24,12 @@ from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.schedules.garbage import collector_paused
-from minipipe.schedules.repeated import repeat
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.fluid import Fluid
-from minipipe.schedules.simulation.span import Span, StepChange
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Span, StepChange, Timeline
 from minipipe.schedules.simulation.timing import Timing, new_span
+from minipipe.schedules.text import collector_paused
+from minipipe.schedules.transforms import repeat
 
 
 def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, wait: bool = False) -> Timeline:

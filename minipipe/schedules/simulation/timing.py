@@ -8,9 +8,9 @@ from functools import partial
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
-from minipipe.schedules.repeated import repeat
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.span import Span, StepChange
+from minipipe.schedules.simulation.timeline import Span, StepChange
+from minipipe.schedules.transforms import repeat
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
 new_span: Callable[[tuple[Action, float, float]], Span] = partial(tuple.__new__, Span)

@@ -10,7 +10,7 @@ from minipipe.schedules import theory
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.analysis.activations import peak_activations
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.tick_grid import tick_grid
+from minipipe.schedules.analysis.theory import tick_grid
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.simulation.costs import Costs

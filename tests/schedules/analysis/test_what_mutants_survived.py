@@ -9,16 +9,15 @@ from minipipe.errors import ScheduleError
 from minipipe.render import draw_text
 from minipipe.schedules import schedule_of_text, theory
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.tick_grid import tick_grid
+from minipipe.schedules.analysis.theory import tick_grid
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import walk
-from minipipe.schedules.schedule import Schedule
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.greedy import greedy
 from minipipe.schedules.simulation.simulator import peak_memory, simulate
-from minipipe.schedules.simulation.span import Span
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.timeline import Span, Timeline
 from tests.strategies import table
 
 F = ActionKind.FORWARD

@@ -15,7 +15,7 @@ from minipipe.errors import MinipipeError, ScheduleError
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
 from minipipe.schedules.search.certificate import Certificate, read_certificate
-from minipipe.schedules.simulation.claim import Claim, check_claim
+from minipipe.schedules.simulation.evaluation import Claim, check_claim
 from tests.schedules.search.workloads import workloads
 from tests.strategies import examples
 

@@ -12,9 +12,8 @@ from minipipe import Costs, Schedule, Timeline, schedules, simulate
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.simulation.fitting import fit_messages
-from minipipe.schedules.simulation.message import Message
-from minipipe.schedules.simulation.span import Span
-from minipipe.schedules.split_backward import split_backward
+from minipipe.schedules.simulation.timeline import Message, Span
+from minipipe.schedules.transforms import split_backward
 from tests.strategies import examples, named_schedules
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate
-from minipipe.schedules.simulation.gap import gaps
+from minipipe.schedules.simulation.comparison import gaps
 from tests.strategies import examples, named_schedules
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, schedules
 from minipipe.errors import ScheduleError
-from minipipe.schedules.simulation.tradeoff import Choice, pareto_front, searched_choice, tradeoff
+from minipipe.schedules.simulation.comparison import Choice, pareto_front, searched_choice, tradeoff
 from tests.strategies import examples
 
 some_costs = st.sampled_from(

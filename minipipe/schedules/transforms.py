@@ -1,0 +1,252 @@
+"""Other numbers of stages for a schedule: stages cut into several, equally or not, or the last ones left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, groupby, pairwise
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.printable import quoted
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import ActionTable, Schedule, T, check_schedule, check_table
+from minipipe.schedules.placement import check_size
+
+
+def cut_stages(rows: Iterable[Sequence[Action]], pieces: int) -> tuple[tuple[Action, ...], ...]:
+    """Cut every stage into neighbouring stages on its rank: F runs through them upwards, B, I and W downwards.
+
+    Parameters
+    ----------
+    rows : iterable of sequence of Action
+        By rank.
+    pieces : int
+        At least 1.
+
+    Examples
+    --------
+    >>> print(*cut_stages([[Action.parse("1F0"), Action.parse("1B0")]], pieces=2)[0])
+    2F0 3F0 3B0 2B0
+    """
+    return tuple(tuple(row if pieces == 1 else _cut(row, pieces)) for row in rows)
+
+
+def _cut(row: Sequence[Action], pieces: int) -> Iterator[Action]:
+    for action in row:
+        yield from _on_each(action, range(action.stage * pieces, action.stage * pieces + pieces))
+
+
+def _on_each(action: Action, stages: range) -> Iterator[Action]:
+    _, kind, k = action
+    return (Action(s, kind, k) for s in (stages if kind is ActionKind.FORWARD else reversed(stages)))
+
+
+def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
+    """Cut a schedule with one stage on each rank into more stages, as equally as can be: first ranks take one more.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Stage r is on rank r.
+    num_stages : int
+        At least as many as there are ranks.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(spread_stages(schedules.gpipe(2, 1), num_stages=3))
+    # gpipe: 2 ranks, 3 stages, 1 microbatch
+    rank 0: 0F0 1F0 1B0 0B0
+    rank 1: 2F0 2B0
+    """
+    check_size(num_stages, schedule.num_microbatches)
+    p = schedule.num_ranks
+    ends = [0, *accumulate(num_stages // p + (rank < num_stages % p) for rank in range(p))]
+    own = [range(start, end) for start, end in pairwise(ends)]
+    rows = tuple(tuple(a for action in row for a in _on_each(action, own[action.stage])) for row in schedule.actions)
+    placement = tuple(rank for rank, stages in enumerate(own) for _ in stages)
+    return Schedule(schedule.name, placement, schedule.num_microbatches, rows)
+
+
+def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
+    """Return a schedule without its last stages. It stays legal: the loss then follows an earlier stage.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    num_stages : int
+        From 1 to those of the schedule. Ranks that are left without a stage stay idle.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(first_stages(schedules.interleaved_1f1b(2, 2), num_stages=3))
+    # interleaved-1f1b: 2 ranks, 3 stages, 2 microbatches
+    rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
+    rank 1: 1F0 1F1 1B0 1B1
+    """
+    check_schedule(schedule)
+    if not 1 <= num_stages <= schedule.num_stages:
+        message = f"num_stages is {num_stages}; {schedule.title} has {schedule.num_stages}, so expected 1 to that."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    rows = tuple(tuple(action for action in row if action.stage < num_stages) for row in schedule.actions)
+    return Schedule(schedule.name, schedule.placement[:num_stages], schedule.num_microbatches, rows)
+
+
+def split_backward(schedule: Schedule) -> Schedule:
+    """Return the schedule with every B replaced by I and W.
+
+    The previous stage then waits for I alone.
+
+    Parameters
+    ----------
+    schedule : Schedule
+
+    Returns
+    -------
+    Schedule
+
+    Examples
+    --------
+    >>> print(split_backward(Schedule.from_text("rank 0: 0F0 0B0", name="mine")))
+    # mine: 1 rank, 1 stage, 1 microbatch
+    rank 0: 0F0 0I0 0W0
+    """
+    check_schedule(schedule)
+    return schedule.with_rows(Schedule, map(_halves, schedule.actions))
+
+
+def _halves(row: tuple[Action, ...]) -> Iterator[Action]:
+    for action in row:
+        if action.kind is ActionKind.BACKWARD:
+            yield action._replace(kind=ActionKind.BACKWARD_INPUT)
+            yield action._replace(kind=ActionKind.BACKWARD_WEIGHT)
+        else:
+            yield action
+
+
+def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
+    """Return by W which microbatches' work it can do: for the last of several W of a stage, all; for the others, none.
+
+    Neighbours have no other computation between them.
+
+    Examples
+    --------
+    >>> row = Schedule.from_text("F0 F1 F2 I0 I1 W0 W1 I2 W2").actions[0]
+    >>> {str(w): microbatches for w, microbatches in neighbouring_weights(row).items()}
+    {'0W0': [], '0W1': [0, 1], '0W2': [2]}
+    """
+    computations = (action for action in row if not action.kind.is_communication)
+    runs = (list(run) for _, run in groupby(computations, key=lambda action: (action.kind, action.stage)))
+    of_weights = (run for run in runs if run[0].kind is ActionKind.BACKWARD_WEIGHT)
+    return {w: [other.microbatch for other in run] if w is run[-1] else [] for run in of_weights for w in run}
+
+
+def freeze_stages(table: T, stages: Iterable[int]) -> T:
+    """Return the schedule for stages without trained parameters.
+
+    A frozen stage has no W: its B becomes I. No gradient goes back beyond the first stage that is not frozen, so the
+    stages before it have no backward and exchange no gradients. A forward-only schedule stays as it is.
+
+    Parameters
+    ----------
+    table : Schedule or Program
+        A legal one.
+    stages : iterable of int
+        The frozen stages.
+
+    Returns
+    -------
+    Schedule or Program
+        As given.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``out-of-range``, for a stage that does not exist; ``parameters`` for what is no sequence of them.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(freeze_stages(schedules.one_f_one_b(3, 2), [0, 2]))
+    # 1f1b (frozen: 0, 2): 3 ranks, 3 stages, 2 microbatches
+    rank 0: 0F0 0F1
+    rank 1: 1F0 1F1 1B0 1B1
+    rank 2: 2F0 2I0 2F1 2I1
+    """
+    check_table(table)
+    if not isinstance(stages, Iterable):
+        message = f"stages is {quoted(stages, 40)}; expected the numbers of the frozen stages, such as [0]."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    marked = replace(table, frozen=table.frozen | frozenset(stages))
+    if table.is_forward_only or not marked.frozen:
+        return table
+    return marked.with_rows(type(table), (_needed(row, marked) for row in table.actions))
+
+
+def _needed(row: Iterable[Action], table: ActionTable) -> Iterator[Action]:
+    first = table.first_backward_stage
+    for action in row:
+        stage, kind, microbatch = action
+        is_gradient = kind.is_backward or kind in (ActionKind.SEND_B, ActionKind.RECV_B)
+        if is_gradient and (stage < first or (stage == first and kind is ActionKind.SEND_B)):
+            continue
+        if stage not in table.frozen:
+            yield action
+        elif kind is ActionKind.BACKWARD:
+            yield Action(stage, ActionKind.BACKWARD_INPUT, microbatch)
+        elif kind is not ActionKind.BACKWARD_WEIGHT:
+            yield action
+
+
+def repeat(table: T, num_steps: int) -> T:
+    """Return the schedule of several training steps without a barrier between them.
+
+    Microbatch k of step s is number ``s * num_microbatches + k``. A rank begins its next step as soon as its own part
+    of the last one is over, as with ``Pipeline.step(…, wait=False)``. With a barrier, n steps take n times the makespan
+    of one.
+
+    Parameters
+    ----------
+    table : Schedule or Program
+    num_steps : int
+        At least 1.
+
+    Returns
+    -------
+    Schedule or Program
+        As given. It is for simulation and drawings: a pipeline would take the steps for one.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``parameters`` and ``too-large``.
+
+    References
+    ----------
+    Qi et al. 2023, "Zero bubble pipeline parallelism", section 4: without a synchronisation before the optimiser's
+    step, the bubbles of ZB-H2 between two steps overlap.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> one, two, three = (simulate(repeat(schedules.zb_h2(4, 8), n)).makespan for n in (1, 2, 3))
+    >>> one, two - one, three - two
+    (27.0, 24.0, 24.0)
+    """
+    check_table(table)
+    if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
+        message = f"num_steps is {quoted(num_steps)}; expected a whole number, at least 1."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    if num_steps == 1:
+        return table
+    m = table.num_microbatches
+    check_size(table.num_stages, num_steps * m)
+    rows = [[Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row] for row in table.actions]
+    name = f"{table.name}, {num_steps} steps"
+    return type(table)(name, table.placement, num_steps * m, tuple(map(tuple, rows)), table.frozen)
