@@ -200,7 +200,8 @@ class Costs:
                 hint = " A whole backward B takes I + W." if key == "B" else ""
                 raise ScheduleError.of(
                     ScheduleCode.COSTS,
-                    f"{quoted(item)} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}.{hint}",
+                    f"{quoted(item)} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}, as in F=1; "
+                    f"or, on the command line, a file of costs, whose name ends in .json.{hint}",
                 )
             try:
                 numbers = tuple(map(float, value.split(":")))
