@@ -51,7 +51,7 @@ ROOMS = {
         *("functional", "nn", "optim", "schedules", "analysis", "simulation", "render", "comm"),
     },
     "profiling": MEASURED,
-    "advice": {*MEASURED, "printable", "search", "profiling", "supervision"},
+    "advice": {*MEASURED, "habits", "printable", "search", "profiling", "supervision"},
     "diagnosis": {*BOTH, "autograd", "tensor", "pytree", "batch", "schedules"},
     "checkpoint": {*BOTH, "safetensors", "files", "printable"},
     "elastic": {"numpy", "errors", "backend", "batch", "checkpoint", "optim", "job", "comm", "pipeline"},

@@ -4,7 +4,7 @@ from minipipe.advice.advising import advise
 from minipipe.advice.candidates import Candidate
 from minipipe.advice.measurements import Measurements
 from minipipe.advice.messages import Messages
-from minipipe.advice.report import Advice
+from minipipe.advice.report import Advice, Report
 from minipipe.advice.weighing import Choice
 
-__all__ = ["Advice", "Candidate", "Choice", "Measurements", "Messages", "advise"]
+__all__ = ["Advice", "Candidate", "Choice", "Measurements", "Messages", "Report", "advise"]
