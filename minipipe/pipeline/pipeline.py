@@ -760,7 +760,7 @@ class Pipeline(FamiliarPipeline):
         Raises
         ------
         ParameterError
-            Codes ``missing``, ``unexpected`` and ``shape``.
+            Codes ``missing``, ``unexpected``, ``shape`` and ``dtype``: see :meth:`minipipe.nn.Module.load_state_dict`.
 
         Examples
         --------
