@@ -115,6 +115,13 @@ class Costs:
             unit = getattr(self, name)
             if not isinstance(unit, str) or printable(unit) != unit:
                 raise ScheduleError.of(ScheduleCode.COSTS, f"{name} is {quoted(unit)}; expected a name such as 's'.")
+        for name in _NUMBERS:
+            given = getattr(self, name)
+            numbers = given if isinstance(given, list | tuple) else [given]
+            if any(isinstance(number, bool | str | bytes) for number in numbers):
+                raise ScheduleError.of(
+                    ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected numbers. Costs.parse reads text."
+                )
 
     @classmethod
     def measured(cls, *timelines: Timeline) -> Costs:
@@ -430,10 +437,6 @@ class Costs:
             raise ScheduleError.of(
                 ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected a number, or one for each stage."
             ) from None
-        if isinstance(given, str):
-            raise ScheduleError.of(
-                ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected a number. Costs.parse reads text."
-            )
         if len(values) != num_stages:
             raise ScheduleError.of(
                 ScheduleCode.COSTS,
