@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from numbers import Integral
 from typing import NamedTuple
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "ScheduleCode",
     "ScheduleError",
     "TensorError",
+    "check_whole_number",
 ]
 
 
@@ -93,6 +95,25 @@ class ArgumentError(MinipipeError, ValueError, TypeError):
     """
 
     codes = ArgumentCode
+
+
+def check_whole_number(name: str, value: object) -> None:
+    """Refuse what is no whole number, at least 0: a seed, a step, an epoch.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+
+    Examples
+    --------
+    >>> check_whole_number("seed", 0.5)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: seed is 0.5; expected a whole number, at least 0.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+        raise ArgumentError("value", f"{name} is {value!r:.40}; expected a whole number, at least 0.")
 
 
 class TensorCode(StrEnum):

@@ -17,7 +17,7 @@ from minipipe import backend
 from minipipe.analysis.lowering import lower
 from minipipe.analysis.verifier import verify
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ModelError, RankError, ScheduleCode, ScheduleError
+from minipipe.errors import ModelError, RankError, ScheduleCode, ScheduleError, check_whole_number
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
@@ -323,12 +323,14 @@ def planned(
     Raises
     ------
     ArgumentError
-        Code ``name``, for an option that does not exist.
+        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is no whole number.
     ModelError
         Code ``planned``, for options beside a plan.
     RankError
         Code ``wrong-number``, for a plan of another number of ranks.
     """
+    for name in ("seed", "dropout_seed"):
+        check_whole_number(name, run[name])
     is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
     others = options.keys() - (signature(Plan).parameters.keys() - {"num_ranks"})
     if (is_asked or others) and not isinstance(model, Plan):
