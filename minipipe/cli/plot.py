@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from math import ceil
 from pathlib import Path
 
-from minipipe.analysis.workload import Objective, Workload
+from minipipe.analysis.workload import Workload
 from minipipe.cli.options import misuse
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import ScheduleCode
 from minipipe.files import write_whole
 from minipipe.printable import printable, quoted
 from minipipe.render.svg.convert import check_converter, pdf_of, png_of
@@ -54,12 +53,13 @@ def write_plot(
 
 
 def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[Choice]:
-    """Yield what a search finds, looking so long for each placement and limit of memory."""
-    from minipipe.search.finding import find_schedule
+    """Yield what a search of so many seconds finds for each placement and limit of memory."""
+    from minipipe.advice.searching import searched_schedule
 
     for workload in _questions(of_batch, costs):
-        with suppress(ScheduleError):  # not even one microbatch fits
-            yield searched_choice(find_schedule(workload, Objective.MAKESPAN, seconds).schedule, costs)
+        found = searched_schedule(workload, seconds)
+        if found is not None:
+            yield searched_choice(found, costs)
 
 
 def _questions(of_batch: Tradeoff, costs: Costs) -> Iterator[Workload]:

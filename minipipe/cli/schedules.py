@@ -39,7 +39,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="draw bubble over peak memory, as .svg, .png or .pdf; --microbatches M,…",
     )
     parser.add_argument(
-        "--search", type=float, metavar="SECONDS", help="with --plot: look so long, altogether, for better schedules"
+        "--search",
+        type=float,
+        metavar="SECONDS",
+        help="with --plot: look for better schedules, as many as a quiet core tries in so long altogether",
     )
 
 
