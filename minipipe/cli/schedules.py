@@ -26,6 +26,10 @@ microbatches go up the ranks and back down, so that rank 0 holds the first stage
 and the last. Plus 1: v-half and v-min hold less than 1F1B from 3 ranks on, at
 most 2/3 of it from 5 on, and v-min at most half of it from 6 on."""
 
+EPILOG = """With --json, peak and peak_activations are microbatches, each counted for all
+layers of its rank; those of `minipipe simulate --json` are pairs of stage and
+microbatch, v times as many for v stages on each rank."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
