@@ -131,6 +131,12 @@ def test_rank_0_says_that_it_begins_and_what_was_chosen_unless_progress_is_false
     assert plain.advice is None and "chose" not in str(plain)
 
 
+def test_a_process_without_standard_error_says_nothing(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    pipeline = stepped(OneRankGroup(), schedule="auto", sample=(X, Y), num_microbatches=2)[2]
+    assert capsys.readouterr().out == "" and "chose" in str(pipeline)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
