@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
+from minipipe.errors import LaunchError, MessageError
 from minipipe.job import launcher
 from minipipe.job.activity import place_of
 from minipipe.job.descriptors import Descriptors
@@ -59,6 +60,7 @@ class RankProcess:
         self.has_started = self.is_over = False
         self._python_exit, self._python_excepthook = sys.exit, sys.excepthook
         sys.exit, sys.excepthook = self._exit, self._report_and_abort
+        self._python_thread_excepthook, threading.excepthook = threading.excepthook, self._end_by_a_thread
         os.register_at_fork(after_in_child=self._leave_as_a_child)
 
     @contextmanager
@@ -96,6 +98,13 @@ class RankProcess:
             self._python_excepthook(kind, error, trace)
         else:
             self.end_by(error)
+
+    def _end_by_a_thread(self, told: threading.ExceptHookArgs) -> None:
+        """Where another thread fails to communicate, others would wait for it; what else it raises ends it alone."""
+        if self.is_over or not isinstance(told.exc_value, LaunchError | MessageError):
+            self._python_thread_excepthook(told)
+        else:
+            self.end_by(told.exc_value)
 
     def end_by(self, error: BaseException) -> NoReturn:
         """Say what happened on this rank, and end all. An ``excepthook`` of the user's own is called before."""
