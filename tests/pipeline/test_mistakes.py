@@ -291,5 +291,5 @@ def test_a_step_beside_another_thread_s_step_is_refused_and_the_other_goes_on():
 
     with init_process_group() as group:
         pipeline = Pipeline(nn.Sequential(Nosy(), nn.Linear(1, 1)), group, loss=nn.MSELoss(), num_microbatches=2)
-        assert pipeline.step(np.ones((2, 1)), np.ones((2, 1))).loss >= 0
+        assert np.isfinite(pipeline.step(np.ones((2, 1)), np.ones((2, 1))))
     assert refused == ["two-threads"]
