@@ -340,6 +340,7 @@ class LaunchCode(StrEnum):
     NOT_A_RANK = "not-a-rank"  # but a child of one
     NO_GPU = "no-gpu"
     CLOSED = "closed"
+    TWO_THREADS = "two-threads"  # of one rank communicate at once
     RANK_LOST = "rank-lost"  # one has ended before the group was there
     TIMEOUT = "timeout"
     NO_FAULT_TOLERANCE = "no-fault-tolerance"  # the launcher ends all ranks when one is lost

@@ -71,11 +71,12 @@ _NO_BATCH_NORM = (
 _BATCH_NORMS = (*(f"{lazy}BatchNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3)), "SyncBatchNorm")
 _INSTANCE_NORM = "nn.GroupNorm(num_channels, num_channels), a group for each channel"
 _LOSS = "any function that returns a mean, such as lambda output, target: ((output - target) ** 2).mean()"
-_CHOICE = 'only partition="measured" and schedule="auto" use it.'
+_CHOICE = 'only schedule="auto" uses it.'
 # Options of a pipeline that are said elsewhere.
 _PIPELINE_ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("optimizer", "optimiser"), f"optim.SGD(pipeline.parameters(), …) is made after it; {_CHOICE}"),
-    **dict.fromkeys(("sample", "memory_limit"), _CHOICE),
+    **dict.fromkeys(("memory_limit", "progress"), _CHOICE),
+    "sample": 'only partition="measured" and schedule="auto" use it.',
     "chunks": "torchgpipe's are num_microbatches=, Megatron's are chunks_per_rank=.",
     "num_stages": "each rank has one stage, or chunks_per_rank= of them.",
     "timeout": "A wait lasts as long as the group allows: init_process_group(timeout=…).",
@@ -239,8 +240,10 @@ def check_options(layer: str, forward: Callable[..., Any], given: Mapping[str, A
     _check_taken(layer, list(signature(forward).parameters.values()), given)
 
 
-def check_pipeline_options(kind: type, plan: type, given: Mapping[str, Any]) -> None:
-    """Refuse options of a pipeline that neither it nor its plan takes, and list those that they take.
+def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse options of a pipeline that neither it, its plan nor, with ``schedule="auto"``, the choice takes.
+
+    The error lists those that they take.
 
     Raises
     ------
@@ -249,11 +252,16 @@ def check_pipeline_options(kind: type, plan: type, given: Mapping[str, Any]) -> 
     """
     both = (*signature(kind).parameters.values(), *signature(plan).parameters.values())
     taken = [one.name for one in both if one.default is not one.empty and one.name != "num_ranks"]
+    only = [one.name for one in signature(chosen).parameters.values() if one.default is not one.empty]
+    only = [name for name in only if name not in taken]
+    used = only if given.get("schedule") == "auto" else ["sample"] * (str(given.get("partition")) == "measured")
     for name in given:
-        if name not in taken:
-            near = _near(name, taken)
-            hint = _PIPELINE_ADVICE.get(name, f"did you mean {near}=?" if near else "")
-            raise ArgumentError("name", f"Pipeline takes no {name}=; {hint} Expected one of {', '.join(taken)}.")
+        if name not in (*taken, *used):
+            near = _near(name, [*taken, *used])
+            hint = f"did you mean {near}=?" if near else ""
+            hint = hint if near == _KEYWORDS.get(name, "") else _PIPELINE_ADVICE.get(name, hint)
+            listed = f'{", ".join(taken)}; with schedule="auto" also {", ".join(only)}'
+            raise ArgumentError("name", f"Pipeline takes no {name}=; {hint} Expected one of {listed}.")
 
 
 def _near(name: str, taken: list[str]) -> str | None:

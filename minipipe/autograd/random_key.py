@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from numbers import Integral
 
 from minipipe.autograd.grad_mode import setting
-from minipipe.errors import ArgumentError, TensorError
+from minipipe.errors import TensorError, whole_number
 
 
 class Place:
@@ -122,6 +121,5 @@ def random_key(seed: int, step: int = 0, microbatch: int = 0) -> AbstractContext
     (True, False)
     """
     for name, value in (("seed", seed), ("step", step), ("microbatch", microbatch)):
-        if not isinstance(value, Integral) or value < 0:
-            raise ArgumentError("value", f"random_key: {name} is {value!r}; expected a whole number, at least 0.")
+        whole_number(f"random_key: {name}", value, 0)
     return at(Place(seed, step, microbatch))

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,8 +20,14 @@ from minipipe.nn import Sequential
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
 from minipipe.printable import quoted
+from minipipe.tuning.deciding import chosen
 from minipipe.tuning.layers import MakeOptimiser
-from minipipe.tuning.question import ABOUT_CHOOSING, PLANNED, Question
+from minipipe.tuning.question import PLANNED, Question
+
+_DECIDED = {*signature(chosen).parameters} - {
+    "recompute",
+    "inputs_require_grad",
+}  # options of a pipeline that measurements would choose
 
 
 class FirstStep(NamedTuple):
@@ -108,7 +115,7 @@ def at_first_step(leave: Callable[[Pipeline, FirstStep], NoReturn]) -> Iterator[
     def begin(self: Pipeline, model: Any, group: ProcessGroup, **options: Any) -> None:
         model = model.model if isinstance(model, Plan) else model
         pipelines[id(self)] = model, options
-        initialise(self, model, group, **{k: v for k, v in options.items() if k not in (*PLANNED, *ABOUT_CHOOSING)})
+        initialise(self, model, group, **{k: v for k, v in options.items() if k not in _DECIDED})
 
     def note(self: Optimiser, *given: Any, **defaults: Any) -> None:
         make_optimiser(self, *given, **defaults)
@@ -137,7 +144,7 @@ def question_of(step: FirstStep, memory_limit: float, num_microbatches: int | No
     """
     own = {name: step.options[name] for name in PLANNED if name in step.options}
     is_made = own.get("schedule") != "auto" and str(own.get("partition")) != "measured"
-    rest = {name: value for name, value in step.options.items() if name not in (*PLANNED, *ABOUT_CHOOSING, "recompute")}
+    rest = {name: value for name, value in step.options.items() if name not in {*_DECIDED, "recompute"}}
     return Question(
         step.model,
         step.inputs,

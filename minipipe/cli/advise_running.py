@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from minipipe import errors
 from minipipe.cli.advise_program import FirstStep, at_first_step, first_step_of, question_of, run
@@ -28,38 +28,9 @@ from minipipe.pipeline import Pipeline
 from minipipe.tuning.advising import check_sizes, checked_seconds
 from minipipe.tuning.deciding import RACE_SECONDS, advice_on_ranks
 from minipipe.tuning.progress import MARK, teller
-from minipipe.tuning.report import Advice
+from minipipe.tuning.report import Advice, Report
 
 _ASKED = "MINIPIPE_ADVICE"
-
-
-class Report(NamedTuple):
-    """Advice for a program.
-
-    Attributes
-    ----------
-    text : str
-        A table, the reason, and what was predicted and measured.
-    data : dict
-        The same as plain data.
-    """
-
-    text: str
-    data: dict[str, Any]
-
-    @classmethod
-    def of(cls, advice: Advice) -> Report:
-        """Return the report of some advice."""
-        lines, measured = [str(advice)], {}
-        for name, choice in (("the best", advice.best), ("yours", advice.own)):
-            if choice is not None and choice.measured is not None:
-                measured[name] = choice.measured
-                error = choice.time / choice.measured - 1
-                times = f"predicted {1e3 * choice.time:.3f} ms, measured {1e3 * choice.measured:.3f} ms"
-                lines.append(f"{name}: {times} ({100 * error:+.1f} %)")
-        own = None if advice.own is None else advice.own.row()
-        data = {"best": advice.best.row(), "own": own, "reason": advice.reason, "measured": measured}
-        return cls("\n".join(lines), {**data, "choices": advice.rows()})
 
 
 def program_report(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from math import ceil
 from pathlib import Path
 
 from minipipe.cli.options import misuse
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import ScheduleCode
 from minipipe.files import write_whole
 from minipipe.printable import printable, quoted
 from minipipe.render.svg.convert import check_converter, pdf_of, png_of
 from minipipe.render.svg.tradeoff import draw_tradeoff
-from minipipe.schedules.analysis.workload import Objective, Workload
+from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.simulation.comparison import PLACEMENTS, Choice, Tradeoff, searched_choice, tradeoff
 from minipipe.schedules.simulation.costs import Costs
 
@@ -54,12 +53,13 @@ def write_plot(
 
 
 def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[Choice]:
-    """Yield what a search finds, looking so long for each placement and limit of memory."""
-    from minipipe.schedules.search.finding import find_schedule
+    """Yield what a search of so many seconds finds for each placement and limit of memory."""
+    from minipipe.tuning.searching import searched_schedule
 
     for workload in _questions(of_batch, costs):
-        with suppress(ScheduleError):  # not even one microbatch fits
-            yield searched_choice(find_schedule(workload, Objective.MAKESPAN, seconds).schedule, costs)
+        found = searched_schedule(workload, seconds)
+        if found is not None:
+            yield searched_choice(found, costs)
 
 
 def _questions(of_batch: Tradeoff, costs: Costs) -> Iterator[Workload]:

@@ -26,6 +26,10 @@ microbatches go up the ranks and back down, so that rank 0 holds the first stage
 and the last. Plus 1: v-half and v-min hold less than 1F1B from 3 ranks on, at
 most 2/3 of it from 5 on, and v-min at most half of it from 6 on."""
 
+EPILOG = """With --json, peak and peak_activations are microbatches, each counted for all
+layers of its rank; those of `minipipe simulate --json` are pairs of stage and
+microbatch, v times as many for v stages on each rank."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -39,7 +43,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="draw bubble over peak memory, as .svg, .png or .pdf; --microbatches M,…",
     )
     parser.add_argument(
-        "--search", type=float, metavar="SECONDS", help="with --plot: look so long, altogether, for better schedules"
+        "--search",
+        type=float,
+        metavar="SECONDS",
+        help="with --plot: look for better schedules, as many as a quiet core tries in so long altogether",
     )
 
 

@@ -20,7 +20,8 @@ from minipipe.schedules.simulation.timeline import IdleCause, Timeline
 
 EPILOG = """busy: computing. Idle by cause: warm-up, before the first action; waiting, for
 another rank or its message; sending, where sends block; drain, after the last;
-update, between two steps; overhead, between two actions.
+update, between two steps; overhead, between two actions. peak_activations: pairs
+of stage and microbatch, v for each microbatch with v stages on each rank.
 
 examples:
   minipipe simulate 1f1b --costs F=1,I=1,W=1,latency=0.5

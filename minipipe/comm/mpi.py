@@ -249,6 +249,7 @@ class _Send(Request):
                 yield_core()
 
     def wait(self, timeout: float | None = None) -> None:
+        self._group.activity.claim()
         self._group._wait_until(self.is_over, self._peer, self._words, timeout)
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from numbers import Integral
+from threading import get_ident
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -31,6 +32,8 @@ _BROADCAST, _GATHER, _BARRIER, _CLOCK, _IBROADCAST = -1, -2, -3, -4, -5
 
 class ProcessGroup(Familiar, ABC):
     """Ranks 0 to size - 1, of which this object is one.
+
+    Any thread may call it, but one of a rank at a time: the second one gets a LaunchError, code ``two-threads``.
 
     Attributes
     ----------
@@ -640,6 +643,8 @@ class ProcessGroup(Familiar, ABC):
     def _check_open(self) -> None:
         if self._parent is not None:
             self._parent._check_open()
+        if get_ident() != self.activity.thread:
+            self.activity.claim()
         if self.is_closed:
             raise LaunchError("closed", "This group is closed: its with-block has ended, or a rank of it was lost.")
 

@@ -58,7 +58,7 @@ class Switchboard:
     def wait(self, rank: int, wait: Wait, timeout: float) -> None:
         """Return once the wait is over (and, where ranks take turns, it is this one's turn)."""
         patience, activity = Patience(timeout), self.activities[rank]
-        activity.thread = threading.get_ident()
+        activity.claim()
         with self.changed, activity.waiting(patience, wait.peer, lambda: wait.words):
             self.waits[rank] = wait
             try:

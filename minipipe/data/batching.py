@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.data.draws import note_draw
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, whole_number
 from minipipe.pytree import flattened, rebuilt
 
 Examples = tuple[np.ndarray, np.ndarray]
@@ -41,6 +41,7 @@ def split_examples(
     _check_lengths(inputs, targets)
     if not 0 <= test_fraction <= 1:
         raise ArgumentError("value", f"test_fraction is {test_fraction}; expected 0 to 1.")
+    whole_number("split_examples: seed", seed, 0)
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
     num_test = round(len(inputs) * test_fraction)
     test, train = order[:num_test], order[num_test:]
@@ -108,6 +109,8 @@ def batches(
     >>> [len(x) for x, y in batches(np.zeros((10, 2)), np.zeros(10), batch_size=4, start=1)]
     [3, 3]
     """
+    for name, value in (("seed", seed), ("epoch", epoch), ("start", start)):
+        whole_number(f"batches: {name}", value, 0)
     given = [flattened(part) for part in (inputs, targets) if part is not None]
     lengths = [len(leaf) for leaves, _ in given for leaf in leaves] or [num_samples or 0]
     if not given and num_samples is None:

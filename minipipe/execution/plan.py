@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ModelError, RankError, ScheduleCode, ScheduleError
+from minipipe.errors import ModelError, RankError, ScheduleCode, ScheduleError, whole_number
 from minipipe.execution.partition.layers import partition_of
-from minipipe.habits import check_pipeline_options
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
@@ -321,18 +321,20 @@ def planned(
     Raises
     ------
     ArgumentError
-        Code ``name``, for an option that does not exist.
+        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is no whole number.
     ModelError
         Code ``planned``, for options beside a plan.
     RankError
         Code ``wrong-number``, for a plan of another number of ranks.
     """
+    for name in ("seed", "dropout_seed"):
+        whole_number(name, run[name], 0)
     is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
-    if is_asked and not isinstance(model, Plan):
+    others = options.keys() - (signature(Plan).parameters.keys() - {"num_ranks"})
+    if (is_asked or others) and not isinstance(model, Plan):
         from minipipe.tuning.deciding import decided  # another door
 
-        model, options, run["recompute"] = decided(model, group, options, **run)
-    check_pipeline_options(pipeline, Plan, options)
+        model, options, run["recompute"] = decided(model, group, options, pipeline, **run)
     if not isinstance(model, Plan):
         return Plan(model, num_ranks=group.size, **options), run["recompute"]
     if options:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from minipipe.errors import whole_number
+
 __all__ = [
     "Initialiser",
     "constant",
@@ -187,5 +189,6 @@ def generator_for(seed: int, name: str) -> np.random.Generator:
     >>> first == again, first == other
     (True, False)
     """
+    whole_number("seed", seed, 0)
     key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(key, dtype="<u8").astype(np.uint64)))

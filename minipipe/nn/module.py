@@ -179,12 +179,13 @@ class Module(Familiar):
         return {name: np.array(backend.to_numpy(p.data)) for name, p in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take the values of :meth:`state_dict`.
+        """Take the values of :meth:`state_dict`, or of another model. They take the dtype of the parameters.
 
         Raises
         ------
         ParameterError
-            Codes ``missing``, ``unexpected`` and ``shape``; then nothing has changed.
+            Codes ``missing``, ``unexpected`` and ``shape``; ``dtype``, for numbers that this dtype would change, such
+            as most of float64 for float32, and for whole numbers. Then nothing has changed.
         """
         parameters = dict(self.named_parameters())
         check_state(parameters, state)
@@ -270,12 +271,12 @@ def check_lengths(layer: str, **lengths: Any) -> None:
 
 
 def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]) -> None:
-    """Check that a state fits parameters: the same names, the same shapes.
+    """Check that a state fits parameters: the same names and shapes, and numbers that are the same in their dtypes.
 
     Raises
     ------
     ParameterError
-        Codes ``missing``, ``unexpected`` and ``shape``.
+        Codes ``missing``, ``unexpected``, ``shape`` and ``dtype``.
     ArgumentError
         Code ``type``: when it is no mapping.
 
@@ -296,6 +297,22 @@ def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndar
             listed = ", ".join(sorted(names))
             raise ParameterError(code, f"The state does not fit the model; {code}: {listed}.")
     for name, parameter in parameters.items():
-        given = backend.as_array(state[name]).shape
-        if given != parameter.shape:
-            raise ParameterError("shape", f"{name} has shape {parameter.shape}; the state holds {given}.")
+        given = backend.as_array(state[name])
+        if given.shape != parameter.shape:
+            raise ParameterError("shape", f"{name} has shape {parameter.shape}; the state holds {given.shape}.")
+        _check_same_numbers(name, backend.to_numpy(given), backend.numpy_dtype(parameter.dtype))
+
+
+def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
+    """Refuse values that a cast would change, and those that are no real numbers."""
+    if given.dtype == own:
+        return
+    is_real = backend.is_floating(given.dtype)
+    with np.errstate(over="ignore"):
+        is_same = is_real and np.array_equal(given.astype(own).astype(given.dtype), given, equal_nan=True)
+    if not is_same:
+        why = (
+            "which it would round; give the layer that dtype, or" if is_real else "which are no real numbers; if meant,"
+        )
+        here = f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, {why}"
+        raise ParameterError("dtype", f"{here} convert the array: .astype({own.name!r}).")

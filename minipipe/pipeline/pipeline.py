@@ -107,9 +107,10 @@ class Pipeline(FamiliarPipeline):
         each layer with the batch ``sample=(inputs, targets)``, which only it needs, and all ranks take the partition
         that balances the times. With ``schedule="auto"`` it also weighs schedules, chunks, numbers of microbatches and
         recomputation, as :func:`minipipe.advise` does; the best choices within ``memory_limit`` (``"500 MB"``, with the
-        state of ``optimiser``) then race on all ranks, for 40 seconds, and all take the fastest. Meanwhile rank 0 says
-        on standard error what it measures, with ``progress=True``, or where that is a terminal unless
-        ``progress=False``. ``print(pipeline)`` says what was chosen. What other options say is taken as given.
+        state of ``optimiser``) then race on all ranks, for 40 seconds, and all take the fastest. Rank 0 says on
+        standard error that it begins, and what was chosen; to a terminal, or with ``progress=True``, also what it
+        measures meanwhile; with ``progress=False`` nothing. ``print(pipeline)`` says what was chosen, and
+        ``pipeline.advice`` what was weighed. What other options say is taken as given.
 
     Attributes
     ----------
@@ -263,7 +264,7 @@ class Pipeline(FamiliarPipeline):
 
     @property
     def advice(self) -> Any:
-        """What ``schedule="auto"`` weighed and chose, on rank 0, a :class:`minipipe.tuning.Advice`; otherwise None."""
+        """What ``schedule="auto"`` weighed and chose, a :class:`minipipe.tuning.Report`; without, None."""
         return getattr(self._plan, "advice", None)
 
     @property
@@ -758,7 +759,7 @@ class Pipeline(FamiliarPipeline):
         Raises
         ------
         ParameterError
-            Codes ``missing``, ``unexpected`` and ``shape``.
+            Codes ``missing``, ``unexpected``, ``shape`` and ``dtype``: see :meth:`minipipe.nn.Module.load_state_dict`.
 
         Examples
         --------

@@ -75,7 +75,9 @@ def advise(
         What messages cost. By default it is measured between ranks that ``mpirun`` starts, or between thread ranks
         where there is no ``mpirun``; with ``"assumed"`` they cost nothing.
     seconds : float, optional
-        How long to search for schedules beyond the named ones, all searches together: 4 by default, 0 for none.
+        How much to search for schedules beyond the named ones, all searches together, in the time of a quiet core: 4 by
+        default, 0 for none. What is tried is counted; the time of this machine only ends a search that takes four times
+        as long.
     repeats, seed, device
         As for :func:`minipipe.measure_layers`.
 
@@ -207,7 +209,7 @@ def own_plan(question: Question, num_ranks: int) -> Plan | None:
 
 
 def weigh(question: Question, num_ranks: int, measured: Measurements, seconds: float | None = None) -> Advice:
-    """Weigh every candidate; then search schedules for the forms of the best. Pure, but for the time of the search.
+    """Weigh every candidate; then search schedules for the forms of the best. Pure, unless the machine is very slow.
 
     Parameters
     ----------

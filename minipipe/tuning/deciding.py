@@ -13,16 +13,19 @@ from minipipe.comm.job.launcher import LOCAL_SIZE, told
 from minipipe.errors import ArgumentError
 from minipipe.execution.objective import Loss
 from minipipe.execution.plan import Plan
+from minipipe.habits import check_pipeline_options
 from minipipe.schedules.simulation.costs import Costs
+from minipipe.tuning import advising
 from minipipe.tuning.advising import check_sizes, checked_seconds, measure, weigh
 from minipipe.tuning.balancing import measured_partition
+from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.memory_size import memory_size
 from minipipe.tuning.messages import measure_messages
 from minipipe.tuning.plan import ChosenPlan
 from minipipe.tuning.progress import silent, teller
-from minipipe.tuning.question import ABOUT_CHOOSING, PLANNED, Question
+from minipipe.tuning.question import Question
 from minipipe.tuning.report import Advice
-from minipipe.tuning.text import choices_of_rank_0, text_of_rank_0
+from minipipe.tuning.text import choices_of_rank_0, report_of_rank_0
 from minipipe.tuning.trial import Trial
 from minipipe.tuning.weighing import Choice, described
 
@@ -35,6 +38,7 @@ def decided(
     model: Any,
     group: ProcessGroup,
     options: Mapping[str, Any],
+    pipeline: type,
     loss: Loss,
     seed: int,
     device: str | ModuleType,
@@ -43,8 +47,7 @@ def decided(
 ) -> tuple[Any, dict[str, Any], bool]:
     """Return the model and the options of a pipeline with what was left to measurements, and whether to recompute.
 
-    Collective. With ``schedule="auto"`` as :func:`advice_on_ranks` says: the model is a :class:`ChosenPlan` then.
-    Otherwise rank 0 measures for ``partition="measured"``.
+    Collective. With ``schedule="auto"`` as :func:`chosen` says. With ``partition="measured"`` rank 0 measures.
 
     Parameters
     ----------
@@ -52,8 +55,9 @@ def decided(
     group : ProcessGroup
     options : mapping
         Those of :class:`minipipe.Plan`, and ``sample``: inputs and targets, of which only rank 0 needs some. With
-        ``schedule="auto"`` also ``memory_limit`` and ``optimiser``, as for :func:`minipipe.advise`, and ``progress``,
-        as for :func:`minipipe.tuning.progress.teller`.
+        ``schedule="auto"`` also those of :func:`chosen`.
+    pipeline : type
+        Whose options these are.
     loss : function
     seed : int
     device : str or module
@@ -64,41 +68,84 @@ def decided(
     Raises
     ------
     ArgumentError
+        Code ``name``, for an option that does not exist, before anything is measured. Code ``value``: without a sample.
+    """
+    check_pipeline_options(pipeline, Plan, chosen, options)
+    run: dict[str, Any] = {"loss": loss, "seed": seed, "device": device}
+    if options.get("schedule") == "auto":
+        return chosen(model, group, recompute, **run, **others, **options)
+    partition = measured_partition(model, group, options, **run, recompute=recompute)
+    others = {name: value for name, value in options.items() if name != "sample"}
+    return model, {**others, "partition": partition}, recompute
+
+
+def chosen(
+    model: Any,
+    group: ProcessGroup,
+    recompute: bool,
+    *,
+    sample: Any = None,
+    memory_limit: float | str | None = None,
+    optimiser: MakeOptimiser | None = None,
+    progress: bool | None = None,
+    schedule: str = "auto",
+    partition: Any = None,
+    num_microbatches: int | None = None,
+    chunks_per_rank: int | None = None,
+    layer_costs: Any = None,
+    inputs_require_grad: bool = False,
+    **others: Any,
+) -> tuple[ChosenPlan, dict[str, Any], bool]:
+    """Return the plan that measurements choose, no further options, and whether to recompute.
+
+    Collective; see :func:`advice_on_ranks`. Rank 0 says that it begins, and what was chosen.
+
+    Parameters
+    ----------
+    model : Sequential
+    group : ProcessGroup
+    recompute : bool
+        Whether to weigh only choices with recomputation.
+    sample : (inputs, targets)
+        Of which only one rank needs some.
+    memory_limit, optimiser
+        As for :func:`minipipe.advise`.
+    progress : bool, optional
+        Whether rank 0 says everything, or nothing; by default everything to a terminal.
+    schedule, partition, num_microbatches, chunks_per_rank, layer_costs, inputs_require_grad
+        As for :class:`minipipe.Plan`: only choices with these. No costs of layers.
+    **others
+        Options of the pipeline.
+
+    Raises
+    ------
+    ArgumentError
         Code ``value``: without a sample, or with costs of layers.
     PartitionError
         Code ``too-few-layers``, when there are fewer layers than ranks.
     ScheduleError
         Code ``memory``: on rank 0, when nothing is within the limit.
     """
-    if options.get("schedule") != "auto":
-        partition = measured_partition(model, group, options, loss, seed, device, recompute)
-        others = {name: value for name, value in options.items() if name != "sample"}
-        return model, {**others, "partition": partition}, recompute
-    if options.get("layer_costs") is not None:
+    if layer_costs is not None:
         message = 'schedule="auto" balances times that it measures; expected no layer_costs beside it.'
         raise ArgumentError("value", message)
-    sample = (None, None) if options.get("sample") is None else options["sample"]
+    sample = (None, None) if sample is None else sample
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ArgumentError("value", 'schedule="auto" needs a batch to measure: sample=(inputs, targets).')
-    inputs, targets = sample
-    limit = inf if options.get("memory_limit") is None else memory_size(options["memory_limit"])
-    kept = {name: value for name, value in options.items() if name not in (*PLANNED, *ABOUT_CHOOSING)}
-    if kept.keys() - {"inputs_require_grad"}:  # no such options: the plan refuses them, and before anything is measured
-        return model, kept, recompute
-    others = {**others, "loss": loss, "seed": seed, "device": device, **kept}
-    asked = {name: options.get(name) for name in ("optimiser", "num_microbatches", "chunks_per_rank", "partition")}
-    if str(asked["partition"]) == "measured":
-        asked["partition"] = None
-    question = Question(
-        model, inputs, targets, others, memory_limit=limit, recompute=True if recompute else None, **asked
-    )
-    tell = teller(group, options.get("progress"))
-    advice = advice_on_ranks(question, group, "the ranks of this job", tell=tell)
+    limit = inf if memory_limit is None else memory_size(memory_limit)
+    cut = None if str(partition) == "measured" else partition
+    others |= {"inputs_require_grad": inputs_require_grad}
+    asked = num_microbatches, chunks_per_rank, cut, recompute or None
+    question = Question(model, sample[0], sample[1], others, optimiser, limit, *asked)
+    announce = teller(group, progress is not False)  # without a terminal too: it takes a minute
+    time = (1 + _OF_PROBES) * RACE_SECONDS + advising.SECONDS
+    announce(f'schedule="auto" measures and races choices on the ranks: about {time:.2g} s, more for a large model')
+    advice = advice_on_ranks(question, group, "the ranks of this job", tell=teller(group, progress))
     choice = choices_of_rank_0(group, None if advice is None else [advice.best])[0]
-    told = text_of_rank_0(group, None if advice is None else f'schedule="auto" chose {advice.summary}')
-    tell(told)
-    again = choice.pop("recompute")
-    return ChosenPlan(advice, told, model, num_ranks=group.size, **kept, **choice), {}, again
+    recompute, report = choice.pop("recompute"), report_of_rank_0(group, advice)
+    plan = ChosenPlan(report, model, num_ranks=group.size, inputs_require_grad=inputs_require_grad, **choice)
+    announce(plan.told)
+    return plan, {}, recompute
 
 
 def advice_on_ranks(

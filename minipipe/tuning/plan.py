@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from minipipe.execution.plan import Plan
-from minipipe.tuning.report import Advice
+from minipipe.tuning.report import Report
 
 
 class ChosenPlan(Plan):
@@ -14,20 +14,25 @@ class ChosenPlan(Plan):
 
     Parameters
     ----------
-    advice : Advice or None
-        What was weighed, on rank 0.
-    told : str
-        The choice in a sentence, on every rank.
+    advice : Report
+        What was weighed.
     *plan, **options
         Of :class:`minipipe.Plan`.
     """
 
-    def __init__(self, advice: Advice | None, told: str, *plan: Any, **options: Any) -> None:
+    advice: Report
+
+    def __init__(self, advice: Report, *plan: Any, **options: Any) -> None:
         super().__init__(*plan, **options)
-        vars(self).update(advice=advice, told=told)
+        vars(self).update(advice=advice)
+
+    @property
+    def told(self) -> str:
+        """The choice in a sentence."""
+        return f'schedule="auto" chose {self.advice.data["summary"]}'
 
     def __str__(self) -> str:
-        return f"{super().__str__()}\n\n{vars(self)['told']}"
+        return f"{super().__str__()}\n\n{self.told}"
 
     def _repr_html_(self) -> str:
-        return f"{super()._repr_html_()}<p>{escape(vars(self)['told'])}</p>"
+        return f"{super()._repr_html_()}<p>{escape(self.told)}</p>"

@@ -31,8 +31,9 @@ def teller(group: ProcessGroup, progress: bool | None) -> Callable[[str], None]:
     >>> from minipipe.comm import OneRankGroup
     >>> teller(OneRankGroup(), progress=False)("ready")
     """
-    speaks = sys.stderr.isatty() if progress is None else progress
-    if not speaks or group.rank:
+    if sys.stderr is None or group.rank:  # a process without one, such as a daemon
+        return silent
+    if not (sys.stderr.isatty() if progress is None else progress):
         return silent
     return lambda text: print(f"{MARK}{text}", file=sys.stderr, flush=True)
 

@@ -10,9 +10,8 @@ from typing import Any
 from minipipe.nn import Sequential
 from minipipe.tuning.layers import MakeOptimiser
 
-# Options of a pipeline: those that are chosen, which one rank cannot run for several; and those that say how to choose.
+# Options of a pipeline that are chosen, which one rank cannot run for several.
 PLANNED = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
-ABOUT_CHOOSING = ("sample", "memory_limit", "optimiser", "progress")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from minipipe.render.descriptions import format_memory
 from minipipe.render.table import html_table, text_table
@@ -144,6 +144,44 @@ class Advice:
             share = f"{100 * self.measured.waited:.0f} % of the time that they wanted a core"
             noise += f" The machine was busy: the layers were measured without a core for {share}."
         return f"A message takes {1e6 * latency:.3g} µs{speed} ({messages.measured_on}){shared}{at_work}.{ran}{noise}"
+
+
+class Report(NamedTuple):
+    """Advice as text and as plain data, which any rank may have. It prints as the text.
+
+    Attributes
+    ----------
+    text : str
+        A table, the reason, and what was predicted and measured.
+    data : dict
+        The same, as ``minipipe advise --json`` prints it: ``best``, ``own``, ``reason``, ``measured``, ``choices``; and
+        ``summary``, the best choice in a line.
+
+    Examples
+    --------
+    >>> Report("1f1b is the fastest.", {})
+    1f1b is the fastest.
+    """
+
+    text: str
+    data: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @classmethod
+    def of(cls, advice: Advice) -> Report:
+        """Return the report of some advice."""
+        lines, measured = [str(advice)], {}
+        for name, choice in (("the best", advice.best), ("yours", advice.own)):
+            if choice is not None and choice.measured is not None:
+                measured[name] = choice.measured
+                error = choice.time / choice.measured - 1
+                times = f"predicted {1e3 * choice.time:.3f} ms, measured {1e3 * choice.measured:.3f} ms"
+                lines.append(f"{name}: {times} ({100 * error:+.1f} %)")
+        own = None if advice.own is None else advice.own.row()
+        data = {"best": advice.best.row(), "own": own, "reason": advice.reason, "measured": measured}
+        return cls("\n".join(lines), {**data, "summary": advice.summary, "choices": advice.rows()})
 
 
 def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:

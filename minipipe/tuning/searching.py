@@ -13,6 +13,9 @@ from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.search.finding import find_schedule
 
+_ACTIONS_A_SECOND = 200_000  # of schedules that are tried, on one core of 2024
+_SLOWEST = 4  # times as long as that core the search may take
+
 
 def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
     """Return a schedule that was searched for a workload, or None where one microbatch is beyond its memory.
@@ -21,7 +24,8 @@ def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
     ----------
     workload : Workload
     seconds : float
-        How long to search; above 0.
+        How much to search, above 0: as many schedules are tried as in so long a time on a quiet core. So what is found
+        does not depend on the machine or its load, unless they make it more than four times slower: then it ends.
 
     Examples
     --------
@@ -30,7 +34,9 @@ def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
     True
     """
     try:
-        return find_schedule(workload, Objective.MAKESPAN, seconds).schedule
+        evaluations = int(seconds * _ACTIONS_A_SECOND / (3 * workload.num_stages * workload.num_microbatches)) + 1
+        limit = _SLOWEST * seconds
+        return find_schedule(workload, Objective.MAKESPAN, limit, evaluations=evaluations).schedule
     except ScheduleError as error:
         if not error.problems[0].code.is_misuse:
             raise

@@ -11,6 +11,7 @@ import numpy as np
 
 from minipipe.comm import ProcessGroup
 from minipipe.schedules.action_table import Schedule
+from minipipe.tuning.report import Advice, Report
 from minipipe.tuning.weighing import Choice
 
 
@@ -50,6 +51,19 @@ def choices_of_rank_0(group: ProcessGroup, choices: Sequence[Choice] | None) -> 
     """
     lines = text_of_rank_0(group, None if choices is None else "\n".join(map(text_of, choices))).splitlines()
     return list(map(options_of_text, lines))
+
+
+def report_of_rank_0(group: ProcessGroup, advice: Advice | None) -> Report:
+    """Return the report of the advice of rank 0 on every rank. Collective.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    advice : Advice or None
+        None on other ranks.
+    """
+    own = None if advice is None else json.dumps(Report.of(advice))
+    return Report(*json.loads(text_of_rank_0(group, own)))
 
 
 def text_of_rank_0(group: ProcessGroup, text: str | None) -> str:

@@ -159,7 +159,7 @@ class Weighing:
         choices : iterable of Choice
             Named ones.
         seconds : float
-            For all searches together.
+            For all searches together, as for :func:`~minipipe.tuning.searching.searched_schedule`.
         """
         best = [choice.candidate for choice in sorted(choices, key=by_worth)]
         forms = list(dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in best))[:_FORMS]

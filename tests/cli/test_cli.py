@@ -48,6 +48,18 @@ def test_a_message_takes_its_time_in_a_schedule_of_several_chunks_too(ask):
     assert entries["1f1b"]["makespan"] == 49
 
 
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 2), ("zb-v", 2)])
+def test_the_unit_of_activations_is_named_where_it_differs(name, chunks, ask, capsys):
+    """The story: one key was in microbatches of one verb and in pairs of another, and no help said so."""
+    rows = {row["schedule"]: row for row in json.loads(ask("schedules", "--json")[1])}
+    of_rank = json.loads(ask("simulate", name, "--json")[1])["peak_activations"]
+    assert [chunks * peak for peak in rows[name]["peak_activations"]] == of_rank
+    for verb, words in (("schedules", "each counted for all layers of its rank"), ("simulate", "pairs of stage and")):
+        with pytest.raises(SystemExit):
+            ask(verb, "--help")
+        assert words in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_table_and_its_json_have_the_same_figures(ask):
     out, entries = ask("schedules")[1], json.loads(ask("schedules", "--json")[1])
     for entry in entries:

@@ -47,6 +47,7 @@ from tests.launch import ROOT, run
             "a trace may last at most 1.13e+12; choose another",
         ),
         (["simulate", "gpipe", "--costs", "F=1:2"], "forward has 2 values for 4 stages"),
+        (["simulate", "gpipe", "--costs", "costs.txt"], "a file of costs, whose name ends in .json"),
         (["simulate", "gpipe", "--costs", "speed=9"], "'speed=9' is not a cost; expected one of F, I, W, latency"),
         (["check", "gpipe", "--memory-limit", "0"], "memory_limit is 0; expected an amount above 0"),
     ],

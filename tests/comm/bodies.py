@@ -4,10 +4,11 @@ Run as a script under mpirun it runs all of them, and names each one that passed
 """
 
 import gc
+import threading
 
 import numpy as np
 
-from minipipe.errors import ArgumentError, MessageError, RankError
+from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError
 
 
 def expect(kind, code, call):
@@ -251,6 +252,44 @@ def a_color_is_one_whole_number(group):
         assert "group.split(group.rank % 2)" in expect(ArgumentError, "value", lambda: group.split(wrong))
 
 
+class Meanwhile:
+    """Another thread calls a function while the thread that sends this is inside of ``isend``."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def __array__(self, *_, **__):
+        in_thread(self.call)
+        return np.ones(2)
+
+
+def in_thread(call):
+    thread = threading.Thread(target=call, name="the other")
+    thread.start()
+    thread.join()
+
+
+def two_threads_of_one_rank_cannot_communicate_at_once(group):
+    """The story: each took messages of the other; errors of both filled screens, or a group of one went on wrongly."""
+    refused = []
+    meanwhile = Meanwhile(lambda: refused.append(expect(LaunchError, "two-threads", group.barrier)))
+    request = group.isend(meanwhile, right(group), tag=7)
+    assert group.recv(left(group), tag=7).tolist() == [1, 1]
+    request.wait()
+    for words in ("ProcessGroup.isend() at bodies.py", "the other is in ProcessGroup.barrier() at bodies.py"):
+        assert words in refused[0]
+
+
+def threads_of_one_rank_may_communicate_one_after_the_other(group):
+    for _ in range(2):
+        received = []
+        group.isend(np.array(group.rank), right(group), tag=7)
+        in_thread(lambda received=received: received.append(int(group.recv(left(group), tag=7))))
+        in_thread(group.barrier)
+        assert received == [left(group)]
+        group.barrier()
+
+
 def clocks_agree(group):
     group.align_clocks()
     group.barrier()
@@ -278,6 +317,8 @@ BODIES = [
     a_barrier_waits_for_all,
     split_makes_groups_that_do_not_hear_each_other,
     a_color_is_one_whole_number,
+    two_threads_of_one_rank_cannot_communicate_at_once,
+    threads_of_one_rank_may_communicate_one_after_the_other,
     clocks_agree,
     a_wrong_shape_or_dtype_names_both_sides,
     a_message_of_another_step_is_refused,

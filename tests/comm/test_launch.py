@@ -96,6 +96,23 @@ def test_a_timeout_in_the_environment_that_is_no_number_is_told_by_one_rank():
 
 
 @needs_mpi
+def test_a_thread_that_communicates_beside_another_ends_all_with_one_message():
+    """The story: the rank went on without its thread, and the others waited for that one's messages."""
+    program = (
+        "import minipipe, numpy as np\n"
+        "from tests.comm.bodies import Meanwhile\n"
+        "with minipipe.init_process_group(timeout=60) as group:\n"
+        "    group.barrier()\n"
+        "    if group.rank == 1: group.send(Meanwhile(group.barrier), 0)\n"
+        "    group.recv(1 - group.rank, tag=3)\n"
+    )
+    done = mpirun(2, "-c", program)
+    assert done.code == 1 and done.seconds < 30
+    assert done.err.count("LaunchError: Two threads of this rank communicate at once: ") == 1
+    assert "[rank 1] " in done.err and "Traceback" not in done.err
+
+
+@needs_mpi
 def test_an_error_that_leaves_the_group_ends_all_ranks_even_if_it_is_caught_outside():
     """Who catches it goes on without a group, and the others would wait for a message that never comes."""
     program = (

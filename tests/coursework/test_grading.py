@@ -88,6 +88,7 @@ def test_what_is_of_a_wrong_type_is_no_result(body, words):
     [
         ("def double(number)\n    return 4\n", "it is not valid Python: expected ':' (line 1: def double(number))"),
         ("import numpie\n", "it raised ModuleNotFoundError: No module named 'numpie' (line 1: import numpie)"),
+        ("x = 1\nnumpie", "it raised NameError: name 'numpie' is not defined (line 2: numpie)"),
         ("import os\nos._exit(3)\n", "it ended the whole process, with exit status 3"),
         ("import sys\nsys.exit(3)\n", "it called sys.exit(3)"),
     ],

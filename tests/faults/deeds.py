@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
 
@@ -334,6 +335,17 @@ class Due:
 # -- streams ------------------------------------------------------------------------------------------------------
 
 
+def fill_a_pipe_as(number):
+    """Let a descriptor lead into a full pipe that nobody reads: whoever writes there waits for ever."""
+    _, end = os.pipe()
+    os.set_blocking(end, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(end, bytes(4096))
+    os.set_blocking(end, True)
+    os.dup2(end, number)
+
+
 def break_stream(name, way):
     """Break ``stdout`` or ``stderr`` as daemons, notebooks, closed terminals and full disks do."""
     stream, number = getattr(sys, name), {"stdout": 1, "stderr": 2}[name]
@@ -343,7 +355,9 @@ def break_stream(name, way):
         stream.close()
     else:  # its buffer cannot be emptied
         stream.write("never written")
-        if way == "full":
+        if way == "unread":
+            fill_a_pipe_as(number)
+        elif way == "full":
             os.dup2(os.open("/dev/full", os.O_WRONLY), number)
         else:
             os.close(number)

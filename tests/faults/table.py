@@ -125,7 +125,7 @@ def _goes_on(name, row, places=("",), **more):
 def _where_streams_are_dead():
     """Yield faults of other rows with a stream that cannot be written. Where that is stderr, nobody can be named."""
     for stream in ("stdout", "stderr"):
-        for way in ("None", "closed", "gone", "full"):
+        for way in ("None", "closed", "gone", "full", "unread"):
             for since in ("FAULT_STREAM", "FAULT_STREAM_EARLY"):  # since there is a group, or before
                 options = {"variables": ((since, f"{stream} {way}"),), "ranks": (0, 2)}
                 speaks, silence = (SPEAKS, SILENCE) if stream == "stdout" else ("", "")

@@ -245,7 +245,8 @@ def test_a_rank_that_is_slow_for_less_than_the_timeout_or_in_a_debugger_ends_nob
 
 @pytest.mark.parametrize("name", ["raises", slowly("stops")])
 @pytest.mark.parametrize(
-    "broken", ["stdout closed", *map(slowly, ("stdout None", "stdout full", "stderr closed", "stderr full"))]
+    "broken",
+    ["stdout closed", *map(slowly, ("stdout None", "stdout full", "stderr closed", "stderr full", "stderr unread"))],
 )
 def test_a_dead_stream_keeps_no_job_alive(name, broken):
     """The story: flushing it raised before the abort, the others waited on, and the job ended with 0, or never."""

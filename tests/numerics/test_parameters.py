@@ -8,7 +8,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from minipipe import Tensor, functional, nn
+from minipipe import Pipeline, Tensor, functional, nn
+from minipipe.comm import OneRankGroup
 from minipipe.errors import ParameterError, TensorError
 from tests.numerics.small_models import Block, Tied, mlp, values
 
@@ -164,6 +165,37 @@ def test_loading_takes_the_dtype_of_the_model_and_forgets_gradients():
     model.load_state_dict({name: array.astype(np.float64) for name, array in model.state_dict().items()})
     assert {parameter.dtype for parameter in model.parameters()} == {np.dtype(np.float32)}
     assert all(parameter.data.dtype == np.float32 and parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "value", "is_taken"),
+    [
+        *(("float32", "float64", 0.5, True), ("float32", "float64", 0.1, False), ("float32", "float64", 1e300, False)),
+        *(
+            ("float32", "float64", np.nan, True),
+            ("float32", "float64", -np.inf, True),
+            ("float64", "float32", 0.1, True),
+        ),
+        *(("float32", "float16", 0.1, True), ("float16", "float32", 0.1, False), ("float16", "float32", 70000, False)),
+        *(("float32", "int64", 1, False), ("float64", "int8", 0, False), ("float32", "bool", True, False)),
+        *(("float32", ">f4", 0.1, True), ("float32", "complex64", 1, False)),
+    ],
+)
+def test_a_state_gives_a_model_its_own_numbers_or_is_refused(own, given, value, is_taken):
+    """The story: a state of float64, of whole numbers or of truth values was rounded without a word."""
+    model, state = nn.Linear(1, 1, bias=False, dtype=own).initialise(3), {"weight": np.array([[value]], given)}
+    pipeline = Pipeline(nn.Sequential(nn.Linear(1, 1, bias=False, dtype=own)), OneRankGroup())
+    before = values(model), values(pipeline)
+    for one, prefix in ((model, ""), (pipeline, "0.")):
+        named = {prefix + "weight": state["weight"]}
+        if is_taken:
+            one.load_state_dict(named)
+            assert np.array_equal(one.state_dict()[prefix + "weight"], state["weight"], equal_nan=True)
+        else:
+            with pytest.raises(ParameterError, match=rf"weight has dtype {own}, and the state holds") as caught:
+                one.load_state_dict(named)
+            assert caught.value.code == "dtype"
+    assert is_taken or before == (values(model), values(pipeline))
 
 
 def drop(state: dict) -> None:

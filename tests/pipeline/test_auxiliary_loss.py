@@ -85,6 +85,25 @@ def test_it_changes_the_gradients_by_those_of_the_function_alone():
     np.testing.assert_allclose(gradients[1] - gradients[0], expected, rtol=1e-4, atol=1e-6)
 
 
+def test_beside_a_given_gradient_it_is_a_mean_over_the_batch_too():
+    """The story: its share of a microbatch could be any number here, and no test noticed: what a given gradient adds
+    to is a sum over samples, and an auxiliary loss is a mean."""
+    x, y = batch()
+
+    def train(group):
+        layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.AuxiliaryLoss(mean_square, 0.5), nn.Linear(WIDTH, WIDTH))
+        pipeline, gradients = Pipeline(layers, group, loss=nn.MSELoss(), num_microbatches=3), []
+        for run in (pipeline.step, lambda x, y: pipeline.forward_backward(x, 2 * (pipeline.predict(x) - y) / y.size)):
+            run(x, y)
+            gradients.append({name: parameter.grad.copy() for name, parameter in pipeline.named_parameters()})
+        return gradients
+
+    for of_loss, of_gradient in spawn(train, 2):
+        assert of_loss and of_loss.keys() == of_gradient.keys()
+        for name, expected in of_loss.items():
+            np.testing.assert_allclose(of_gradient[name], expected, rtol=1e-5, atol=1e-7)
+
+
 def test_a_loss_that_lost_its_gradient_is_caught(monkeypatch):
     schedule, layers = build("1f1b", 2, 2), model((1,), lambda: nn.AuxiliaryLoss(mean_square, 0.3))
     check_same_as_one_process(layers, nn.MSELoss(), *batch(), schedule)

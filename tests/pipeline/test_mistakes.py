@@ -18,6 +18,7 @@ from minipipe.errors import (
     ScheduleError,
     TensorError,
 )
+from tests.comm.bodies import in_thread
 from tests.pipeline.small_pipelines import mlp, on_ranks
 from tests.strategies import batch
 
@@ -269,3 +270,26 @@ def test_a_state_that_is_none_is_refused_by_its_type(state):
             ArgumentError, match=rf"The state is a {type(state).__name__}; expected the result of state_dict"
         ):
             one.load_state_dict(state)
+
+
+def test_a_step_beside_another_thread_s_step_is_refused_and_the_other_goes_on():
+    """The story: with one rank nothing was said, and both steps added to the same gradients."""
+    refused = []
+
+    class Nosy(nn.Module):
+        def forward(self, x):
+            if not refused:
+                in_thread(beside)
+            return x
+
+    def beside():
+        with pytest.raises(
+            LaunchError, match=r"is in Pipeline\.step\(\) at .*; the other is in Pipeline\.step\(\) at "
+        ) as error:
+            pipeline.step(np.ones((2, 1)), np.ones((2, 1)))
+        refused.append(error.value.code)
+
+    with init_process_group() as group:
+        pipeline = Pipeline(nn.Sequential(Nosy(), nn.Linear(1, 1)), group, loss=nn.MSELoss(), num_microbatches=2)
+        assert np.isfinite(pipeline.step(np.ones((2, 1)), np.ones((2, 1))))
+    assert refused == ["two-threads"]

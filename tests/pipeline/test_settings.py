@@ -5,8 +5,9 @@ import inspect
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, Plan, nn, optim
+from minipipe import Pipeline, Plan, checkpoint, data, nn, optim, random_key
 from minipipe.comm import OneRankGroup
+from minipipe.errors import ArgumentError
 
 OPTIONS = {name for kind in (Pipeline, Plan) for name in inspect.signature(kind).parameters}
 PROPERTIES = {name for name, value in vars(Pipeline).items() if isinstance(value, property)}
@@ -37,6 +38,27 @@ def test_what_can_be_set_does_something():
     assert {name for name in Pipeline.__slots__ if not name.startswith("_")} == CAN_BE_SET
 
 
+SEEDED = {
+    "first values": lambda seed: Pipeline(nn.Sequential(nn.ReLU()), OneRankGroup(), seed=seed),
+    "masks": lambda seed: Pipeline(nn.Sequential(nn.ReLU()), OneRankGroup(), dropout_seed=seed),
+    "a module": lambda seed: nn.Linear(1, 1).initialise(seed),
+    "an order": lambda seed: next(data.batches([1], [1], 1, seed=seed)),
+    "an epoch": lambda seed: next(data.batches([1], [1], 1, epoch=seed)),
+    "a division": lambda seed: data.split_examples(np.ones(2), np.ones(2), 0.5, seed),
+    "a loop of one's own": random_key,
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+@pytest.mark.parametrize("wrong", [0.5, True, -1, "1", 2.0, np.array(1)], ids=repr)
+def test_a_seed_is_a_whole_number_wherever_one_is_taken(name, wrong):
+    """The story: ``Pipeline(seed=0.5)``, ``True`` and -1 passed, and each gave other first values."""
+    with pytest.raises(ArgumentError, match=r"(seed|epoch) is .*; expected a whole number, at least 0") as caught:
+        SEEDED[name](wrong)
+    assert caught.value.code == "value"
+    SEEDED[name](np.int64(1))
+
+
 PARAMETER = nn.Parameter(np.ones(2))
 OTHERS = {
     "PyTorch's lr": (lambda: optim.SGD([PARAMETER], 0.1), "lr"),
@@ -51,11 +73,12 @@ OTHERS = {
         lambda: optim.LearningRateSchedule(optim.Adam([PARAMETER]), optim.cosine(9)),
         "factor",
     ),
+    "a saver": (lambda: checkpoint.BackgroundSaver("folder", pipeline()), "keep"),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_so_do_optimisers_scales_and_schedules(name):
+def test_so_do_optimisers_scales_schedules_and_savers(name):
     make, attribute = OTHERS[name]
     with pytest.raises(AttributeError, match=attribute):
         setattr(make(), attribute, 0.5)

@@ -196,6 +196,13 @@ def test_its_sentences_filled_are_those_of_every_other_drawing(drawn, costs):
         assert told == describe_message(message)
 
 
+def test_the_legend_names_the_messages_that_there_are():
+    alone, predicts, trains = schedules.gpipe(1, 2), schedules.build("forward-only", 2, 2), schedules.gpipe(2, 2)
+    for schedule, expected in ((alone, []), (predicts, ["activation"]), (trains, ["activation", "gradient"])):
+        found = [name for name in ("activation", "gradient") if f"{name} sent" in draw_html(schedule)]
+        assert found == expected
+
+
 def test_messages_come_in_the_order_in_which_they_were_sent():
     timeline = simulate(schedules.one_f_one_b(2, 3), Costs(latency=0.5))
     shuffled = replace(timeline, measured_messages=timeline.messages[::-1], is_measured=True)

@@ -22,6 +22,12 @@ from tests.strategies import examples
 F = ActionKind.FORWARD
 
 
+def test_a_unit_has_no_more_columns_than_the_shortest_action_needs_for_its_label():
+    drawn = draw_text(simulate(schedules.zb_h1(2, 12), Costs(2, 3, 2)))
+    bands = re.findall(r"^rank 0 (.*)$", drawn, re.MULTILINE)
+    assert [len(band) for band in bands] == [60, 60, 54]  # 87 units of two columns: "F10" needs three for its two units
+
+
 def test_gpipe_drawn_on_two_ranks():
     assert draw_text(schedules.gpipe(2, 2)) == (
         "rank 0 F0---F1---···············B0========B1========\n"

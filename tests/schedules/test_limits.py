@@ -129,8 +129,16 @@ def test_costs_that_no_float_can_hold_are_refused(name, wrong):
     if name == "bandwidth" and isinstance(wrong, int) and wrong > 0:
         assert simulate(schedules.gpipe(2, 2), Costs(bandwidth=wrong)).makespan == 9
         return
-    error = refusal(simulate, schedules.gpipe(2, 2), Costs(**{name: wrong}))
+    error = refusal(lambda: simulate(schedules.gpipe(2, 2), Costs(**{name: wrong})))
     assert error.code == "costs" and name in str(error) and len(str(error)) < 200
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("wrong", [True, "1", b"1", [1, False], ("1", 2)], ids=quoted)
+def test_a_truth_value_or_text_is_no_cost_from_the_beginning(name, wrong):
+    """The story: ``Costs(forward=True)`` was 1, and ``Costs(forward="1")`` failed where the costs were used."""
+    error = refusal(Costs, **{name: wrong})
+    assert error.code == "costs" and f"{name} is" in str(error) and "expected numbers" in str(error)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "a\x1b[2J", "two\nlines", b"s"])

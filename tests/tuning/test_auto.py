@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from minipipe import Pipeline, Plan, nn, schedules, spawn
+from minipipe import Pipeline, Plan, nn, optim, schedules, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, ModelError, PartitionError, ScheduleError
 from minipipe.testing import same_bits
@@ -89,29 +89,27 @@ def test_a_misspelt_option_is_refused_before_anything_is_measured(monkeypatch):
         Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), schedule="auto", sample=(X, Y), memory_limt="1 MB")
 
 
-def test_a_limit_without_auto_is_refused():
-    with pytest.raises(ArgumentError, match="Pipeline takes no memory_limit="):
-        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), memory_limit="1 MB")
-
-
 def test_fewer_layers_than_ranks_are_refused_on_every_rank():
     with pytest.raises(PartitionError, match="cannot make 3 stages"):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         spawn(lambda g: Pipeline(model, g, loss=nn.MSELoss(), schedule="auto", sample=(X, Y)), 3)
 
 
-def test_what_was_chosen_stands_below_the_pipeline_on_every_rank_and_the_advice_on_rank_0(capsys):
-    """The story: after a minute of silence, nothing said which schedule it was, or why."""
+def test_what_was_chosen_stands_below_the_pipeline_and_in_its_advice_on_every_rank(capsys):
+    """The story: after a minute of silence, nothing said which schedule it was, or why; later only rank 0 knew."""
     given = {"chunks_per_rank": 1, "num_microbatches": 4, "progress": True}
     auto = spawn(lambda g: stepped(g, schedule="auto", sample=(X, Y), **given)[2], 2)
-    assert auto[1].advice is None
-    best = auto[0].advice.best
-    assert auto[0].schedule.actions == best.schedule.actions and best.measured is not None
-    told = f'schedule="auto" chose {best.candidate.schedule}, 4 microbatches, cut by {best.candidate.cut}'
+    assert auto[1].advice == auto[0].advice and auto[1].advice is not auto[0].advice
+    best = auto[1].advice.data["best"]
+    assert auto[0].schedule.name == best["schedule"] and best in auto[1].advice.data["choices"]
+    assert [[part.start, part.stop] for part in auto[0].partition] == best["layers"]
+    told = f'schedule="auto" chose {best["schedule"]}, 4 microbatches, cut by {best["cut"]}'
+    figures = f"predicted {1e3 * best['time']:.3f} ms a step, measured {1e3 * best['measured']:.3f} ms."
+    assert str(auto[1].advice).startswith("schedule") and auto[1].advice.data["reason"] in str(auto[1].advice)
     for pipeline in auto:
         table, _, line = str(pipeline).rpartition("\n\n")
         assert line.startswith(told) and table.startswith("layer")
-        assert line.endswith(f"predicted {1e3 * best.time:.3f} ms a step, measured {1e3 * best.measured:.3f} ms.")
+        assert line.endswith(figures)
         assert told.replace('"', "&quot;") in pipeline._repr_html_()
     out, err = capsys.readouterr()
     said = err.splitlines()
@@ -120,13 +118,41 @@ def test_what_was_chosen_stands_below_the_pipeline_on_every_rank_and_the_advice_
         assert sum(words in line for line in said) == 1, words
 
 
-def test_nothing_is_printed_where_nobody_watches_and_progress_belongs_to_auto(capsys):
-    pipeline = stepped(OneRankGroup(), schedule="auto", sample=(X, Y), num_microbatches=2)[2]
-    assert capsys.readouterr() == ("", "") and "chose" in str(pipeline)
+def test_rank_0_says_that_it_begins_and_what_was_chosen_unless_progress_is_false(capsys):
+    """The story: under mpirun standard error is a pipe, and nothing was said for a minute."""
+    given = {"schedule": "auto", "sample": (X, Y), "num_microbatches": 2}
+    told = str(spawn(lambda g: stepped(g, **given)[2], 2)[1]).splitlines()[-1]
+    out, err = capsys.readouterr()
+    begin = 'minipipe: schedule="auto" measures and races choices on the ranks: about 0.35 s, more for a large model'
+    assert out == "" and err.splitlines() == [begin, f"minipipe: {told}"]
+    quiet = stepped(OneRankGroup(), **given, progress=False)[2]
     plain = stepped(OneRankGroup(), schedule="1f1b")[2]
+    assert capsys.readouterr() == ("", "") and "chose" in str(quiet)
     assert plain.advice is None and "chose" not in str(plain)
-    with pytest.raises(ArgumentError, match="Pipeline takes no progress="):
-        stepped(OneRankGroup(), schedule="1f1b", progress=True)
+
+
+def test_a_process_without_standard_error_says_nothing(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    pipeline = stepped(OneRankGroup(), schedule="auto", sample=(X, Y), num_microbatches=2)[2]
+    assert capsys.readouterr().out == "" and "chose" in str(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"schedule": "1f1b", "progress": True}, 'takes no progress=; only schedule="auto" uses it'),
+        ({"partition": "measured", "sample": (X, Y), "memory_limit": 1}, 'memory_limit=; only schedule="auto" uses it'),
+        ({"sample": (X, Y)}, 'takes no sample=; only partition="measured" and schedule="auto" use it'),
+        ({"schedule": "auto", "sample": (X, Y), "memory_limt": 1}, "takes no memory_limt=; did you mean memory_limit="),
+        ({"schedule": "auto", "optimizer": optim.SGD}, "takes no optimizer=; did you mean optimiser="),
+        ({"schedule": "auto", "num_ranks": 2}, "takes no num_ranks="),
+    ],
+)
+def test_options_of_a_choice_belong_to_it_and_stand_in_every_list(options, words):
+    """The story: the list of options lacked them, and nothing was near to a misspelt one."""
+    with pytest.raises(ArgumentError, match=words) as caught:
+        Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), **options)
+    assert str(caught.value).endswith('; with schedule="auto" also sample, memory_limit, optimiser, progress.')
 
 
 @needs_mpi
@@ -135,3 +161,7 @@ def test_all_ranks_of_mpirun_take_the_choice_of_rank_0():
     done = mpirun(3, "-m", "tests.tuning.auto_over_mpi", limit=120)
     assert done.code == 0, done.err
     assert done.out.count("one choice") == 3
+    assert [line.partition(" choices")[0] for line in done.err.splitlines() if "auto" in line][:1] == [
+        'minipipe: schedule="auto" measures and races'
+    ]
+    assert sum(line.startswith("minipipe: ") for line in done.err.splitlines()) == 2

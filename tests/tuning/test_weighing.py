@@ -2,15 +2,18 @@
 
 import json
 from functools import cache
+from itertools import count
 from math import inf
 
 import pytest
 
-from minipipe import Plan, simulate
+from minipipe import Costs, Plan, simulate
 from minipipe.errors import ScheduleError
+from minipipe.schedules.search import heuristic
 from minipipe.tuning import Advice, Candidate, Messages
 from minipipe.tuning.advising import weigh
 from minipipe.tuning.measurements import AtWork, Call
+from minipipe.tuning.searching import searched_schedule
 from minipipe.tuning.weighing import Weighing
 from tests.tuning.invented import asked, measured, model
 
@@ -101,6 +104,25 @@ def test_a_given_partition_leaves_only_schedules_with_as_many_stages():
     found = weigh(asked(partition=[range(0, 3), range(3, 4)]), 2, measured(4, [4]), seconds=0.1)
     assert {choice.partition for choice in found.choices} == {(range(0, 3), range(3, 4))}
     assert {choice.candidate.chunks_per_rank for choice in found.choices} == {1}
+
+
+@pytest.mark.parametrize("tick", [1e-5, 3e-5])
+def test_a_search_tries_as_many_schedules_on_a_slower_machine_until_that_is_very_slow(tick, monkeypatch):
+    """The story: advice and pictures searched until the clock said so, and half of a core found worse schedules."""
+    clock, tried = count(0, tick), []
+    monkeypatch.setattr(heuristic, "perf_counter", clock.__next__)
+    monkeypatch.setattr(
+        heuristic.Search,
+        "note",
+        lambda self, found, note=heuristic.Search.note: (tried.append(found), note(self, found)),
+    )
+    workload = Costs([1, 2, 1], latency=0.3).workload((0, 1, 2), num_microbatches=6, memory_limit=2.5)
+    schedule = searched_schedule(workload, seconds=0.05)
+    assert len(tried) == 1 + 0.05 * 200_000 // (3 * 3 * 6) and schedule is not None
+    tried.clear()
+    clock = count(0, 0.05)
+    monkeypatch.setattr(heuristic, "perf_counter", clock.__next__)
+    assert searched_schedule(workload, seconds=0.05) is not None and len(tried) == 4
 
 
 @pytest.mark.parametrize("limit", [inf, 2000])

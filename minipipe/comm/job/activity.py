@@ -20,6 +20,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from minipipe.comm.job.patience import Patience
+from minipipe.errors import LaunchError
 
 _DEBUGGERS = ("bdb", "pdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy")
 _LIBRARIES = (str(Path(__file__).resolve().parents[2]) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen")
@@ -107,7 +108,7 @@ class Activity:
     round : int
         The round of a collective operation; whoever runs that sets it.
     thread : int or None
-        The thread of this rank, by its identifier; the main one by default.
+        The thread that communicates for this rank, by its identifier; the main one by default.
     """
 
     def __init__(self) -> None:
@@ -131,7 +132,41 @@ class Activity:
         sent_at : function
             At which position another rank sends what an action waits for; None for one that waits for nothing.
         """
-        self.position, self._run, self.thread = 0, (program, actions, step, sent_at), threading.get_ident()
+        self.claim()
+        self.position, self._run = 0, (program, actions, step, sent_at)
+
+    def claim(self) -> None:
+        """Let this thread be the one that communicates for this rank from now on.
+
+        Raises
+        ------
+        LaunchError
+            Code ``two-threads``, while another one is inside of a call: messages carry no thread, so each would take
+            those of the other.
+        """
+        if (thread := threading.get_ident()) == self.thread:
+            return
+        if other := self._call_of(self.thread):
+            only_one = "Only one may at a time: let one thread make all calls, or share a threading.Lock"
+            message = f"Two threads of this rank communicate at once: {other}; {self._call_of(thread)}. {only_one}."
+            raise LaunchError("two-threads", message)
+        self.thread = thread
+
+    def _call_of(self, thread: int | None) -> str:
+        """Return, in words, the call to a group or a pipeline of this rank that a thread is inside of, or nothing."""
+        frames = list(_frames(sys._current_frames().get(thread or 0)))
+        calls = [number for number, frame in enumerate(frames) if self._serves(frame)]
+        if not calls:
+            return ""
+        stack = [(frame.f_code, frame.f_lineno) for frame in frames[calls[-1] :]]
+        name = next((each.name for each in threading.enumerate() if each.ident == thread), "a thread")
+        return f"{name} is in {stack[0][0].co_qualname}() at {place_of(stack)}"
+
+    def _serves(self, frame: FrameType) -> bool:
+        if not str(frame.f_globals.get("__name__")).startswith(("minipipe.comm.", "minipipe.pipeline.")):
+            return False
+        this = frame.f_locals.get("self")
+        return getattr(getattr(this, "_group", this), "activity", None) is self
 
     @property
     def current(self) -> Any:

@@ -29,6 +29,7 @@ FINALISING = "All ranks came to their ends, but MPI has not finalised (is one of
 _ATTEMPTS = 100  # to reach a witness that another rank starts at this moment
 _PAUSE = 0.05  # seconds between two
 _LOOK = 0.1  # seconds
+_MOST_BYTES = 4000  # of a text: the witness reads 4096 at once
 _WELCOME = 5.0  # seconds until a witness that has just been started answers
 
 
@@ -127,6 +128,10 @@ class Line:
     def is_first_to_fail(self) -> bool:
         """Ask whether no other rank of this host has said yet why all end."""
         return self._asked("first") != ["no"]
+
+    def say(self, text: str) -> None:
+        """Let the witness write lines in the name of this rank; of a long text the end, which tells the cause."""
+        self._said("say " + text.encode(errors="replace")[-_MOST_BYTES:].decode(errors="ignore"))
 
     def survive(self, is_so: bool) -> None:
         """Say whether the other ranks go on from now on when one is lost: its end is no failure of the job then."""

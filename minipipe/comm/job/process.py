@@ -6,6 +6,7 @@ An exception that nobody catches, or ``sys.exit(n)`` on one rank, would leave th
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -21,8 +22,10 @@ from minipipe.comm.job.activity import place_of
 from minipipe.comm.job.descriptors import Descriptors
 from minipipe.comm.job.ending import exit_code_of, last_words
 from minipipe.comm.job.meeting import STARTING, Line, not_a_rank
+from minipipe.errors import LaunchError, MessageError
 
 _FORWARDING = 0.1  # seconds for what was said to reach the terminal, before an abort
+_READING = 0.5  # seconds that somebody has to read on from a full pipe
 DEFERENCE = 2.0  # seconds that a rank waits for the first one that failed to end all
 
 
@@ -59,6 +62,7 @@ class RankProcess:
         self.has_started = self.is_over = False
         self._python_exit, self._python_excepthook = sys.exit, sys.excepthook
         sys.exit, sys.excepthook = self._exit, self._report_and_abort
+        self._python_thread_excepthook, threading.excepthook = threading.excepthook, self._end_by_a_thread
         os.register_at_fork(after_in_child=self._leave_as_a_child)
 
     @contextmanager
@@ -97,6 +101,13 @@ class RankProcess:
         else:
             self.end_by(error)
 
+    def _end_by_a_thread(self, told: threading.ExceptHookArgs) -> None:
+        """Where another thread fails to communicate, others would wait for it; what else it raises ends it alone."""
+        if self.is_over or not isinstance(told.exc_value, LaunchError | MessageError):
+            self._python_thread_excepthook(told)
+        else:
+            self.end_by(told.exc_value)
+
     def end_by(self, error: BaseException) -> NoReturn:
         """Say what happened on this rank, and end all. An ``excepthook`` of the user's own is called before."""
         if self.is_consequence(error):
@@ -119,23 +130,38 @@ class RankProcess:
     def say(self, text: str) -> None:
         """Write lines to stderr, each behind the number of this rank; elsewhere where that is closed or full."""
         lines = "".join(f"[rank {self.rank}] {line}\n" for line in text.splitlines())
-        for stream in (sys.stderr, sys.__stderr__, sys.stdout, sys.__stdout__):
-            with suppress(Exception):  # None, closed, full, or made by the user
-                stream.write(lines)  # type: ignore[union-attr]
-                stream.flush()  # type: ignore[union-attr]
-                return
+        for stream in dict.fromkeys((sys.stderr, sys.__stderr__, sys.stdout, sys.__stdout__)):
+            with suppress(Exception):  # closed, full, or made by the user
+                if stream is not None and _takes_more(stream):
+                    stream.write(lines)
+                    stream.flush()
+                    return
+        self.line.say(text)
 
     def abort(self, code: int) -> NoReturn:
         """End every rank at once, with this exit code (1 instead of 0)."""
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
-                stream.flush()
+                if _takes_more(stream):
+                    stream.flush()
+                else:
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # MPI writes there, too
         self.line.is_first_to_fail()  # the witness need not wonder; it ends what this rank leaves behind
         code = code & 0xFF or 1
         time.sleep(_FORWARDING)  # the launcher ends at once, and with it whatever it has not yet forwarded
         with suppress(Exception):
             self.end_all(code)
         os._exit(code)  # end_all does not return, where it can end all
+
+
+def _takes_more(stream: Any) -> bool:
+    """Tell whether a write would not block for ever, as to a full pipe that nobody reads."""
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), select.POLLOUT)
+    except Exception:  # no file, or the user's own
+        return True
+    return bool(poll.poll(1000 * _READING))
 
 
 def _end_by_process_manager(code: int) -> None:

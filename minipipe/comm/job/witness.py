@@ -16,9 +16,9 @@ It listens on a socket of the kernel's own name space, so no file is left behind
 Linux only: elsewhere ranks do without.
 
 Words of a rank: ``join RANK``, ``limit SECONDS WHAT`` and ``free FILES``, ``first`` (asks whether it is the first
-here to fail), ``who`` (has not come), ``survive`` and ``together`` (whether others go on when one is lost), ``bye``.
-Answers: ``welcome``, ``taken PROCESS`` (another process is this rank), ``go``, ``gone RANKS``, ``yes``, ``no``,
-``missing RANKS``.
+here to fail), ``say TEXT`` (where its own stderr cannot be written), ``who`` (has not come), ``survive`` and
+``together`` (whether others go on when one is lost), ``bye``. Answers: ``welcome``, ``taken PROCESS`` (another process
+is this rank), ``go``, ``gone RANKS``, ``yes``, ``no``, ``missing RANKS``.
 """
 
 from __future__ import annotations
@@ -203,8 +203,7 @@ class Witness:
             is_quiet = is_complete and not any(rank.limited for rank in self.lines.values())
             for fd, _ in self.poll.poll(None if is_quiet else _LOOK):
                 if fd == self.launcher_fd:
-                    self.end_orphans()
-                    return
+                    return self.end_orphans()
                 if fd == self.listener.fileno():
                     self.accept()
                 else:
@@ -235,9 +234,9 @@ class Witness:
         """Take what a rank says, or that it has gone."""
         rank = self.lines.get(fd)
         connection = rank.connection if rank else self.waiting[fd]
-        words = ["gone"]
+        words = [""]
         with suppress(OSError):
-            words = connection.recv(4096).decode().split() or words
+            words = connection.recv(4096).decode().split(" ")
         if words[0] == "join" and int(words[1]) in self.joined:
             self.answer(f"taken {self.joined[int(words[1])]}", connection)
         elif words[0] == "join":
@@ -252,6 +251,8 @@ class Witness:
         elif words[0] == "free" and rank:  # MPI has started
             rank.limited = None
             self.shared_memory |= {path for path in words[1:] if path.startswith(SHARED)}
+        elif words[0] == "say" and rank:
+            rank.say(" ".join(words[1:]))
         elif words[0] in ("survive", "together"):
             self.survives = words[0] == "survive"
         elif words[0] == "who":
@@ -262,7 +263,7 @@ class Witness:
         else:
             self.waiting.pop(fd, None)
             self.lines.pop(fd, None)
-            if words[0] == "gone" and rank:
+            if words == [""] and rank:  # without a goodbye
                 if not self.is_told:
                     self.tell_of_a_sudden_end(rank)
                 self.end_children(rank)
@@ -353,9 +354,8 @@ def main() -> None:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a rank takes two numbers
-    listener = socket.socket(fileno=number)
     with suppress(OSError):
-        witness = Witness(listener, launcher, expected, size)
+        witness = Witness(socket.socket(fileno=number), launcher, expected, size)
         witness.run()
         witness.tidy_up()
 

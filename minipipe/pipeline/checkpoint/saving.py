@@ -170,6 +170,8 @@ class BackgroundSaver:
     [4, 4]
     """
 
+    __slots__ = ("_failure", "_folder", "_is_elsewhere", "_keep", "_optimisers", "_pipeline", "_thread")
+
     def __init__(
         self,
         folder: str | Path,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minipipe.autograd import backend
 from minipipe.errors import CheckpointError, FileCode, FileError, ParameterError
 from minipipe.files import read_bytes, write_whole
 from minipipe.nn import Module
@@ -73,8 +72,8 @@ def load_weights(path: str | Path, model: Module) -> None:
     Parameters
     ----------
     path : str or Path
-        A regular file, written by :func:`export`, or by another program with the same names and shapes. Real numbers of
-        fewer bits than the parameter's, such as bfloat16 for float32, are the same numbers there; others are refused.
+        A regular file, written by :func:`export`, or by another program with the same names and shapes. Its numbers are
+        those of the model then, or refused: see :meth:`minipipe.nn.Module.load_state_dict`.
     model : Module
 
     Raises
@@ -104,11 +103,7 @@ def load_weights(path: str | Path, model: Module) -> None:
         raise FileError(error.code, error.message + why) from None
     except CheckpointError as error:
         raise CheckpointError(error.code, f"{path} cannot be taken: {error.message}") from None
-    for name, parameter in model.named_parameters():
-        given, own = (backend.numpy_dtype(one.dtype) for one in (state.get(name, parameter), parameter))
-        if given != own and not (backend.is_floating(given) and given.itemsize < own.itemsize):
-            here = (
-                f"its {name} has dtype {given.name}, and the model's has {own.name}, which cannot hold the same numbers"
-            )
-            raise ParameterError("dtype", f"{path} cannot be taken: {here}. Convert it, or give the layer that dtype.")
-    model.load_state_dict(state)
+    try:
+        model.load_state_dict(state)
+    except ParameterError as error:
+        raise ParameterError(error.code, f"{path} cannot be taken: {error.message}") from None

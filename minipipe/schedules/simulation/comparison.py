@@ -135,10 +135,12 @@ def table(
     list of dict
         The same keys in each: ``schedule``, ``num_ranks``, ``num_stages``, ``num_microbatches``, ``chunks_per_rank``,
         ``placement``, ``makespan``, ``bubble_fraction``, ``bubble_over_ideal``, ``span_bubble_rate``, ``peak`` (of all
-        ranks), ``peak_activations`` and ``peak_memory`` (by rank), ``bound`` and ``gap`` (below which no makespan is
-        for the same stages and memory, and how far this one is above it, relatively:
-        :func:`gaps`), ``is_reproducible``, ``trades`` and ``error``. Where these sizes do not fit a schedule, ``error``
-        says why, and the figures are None; so are ``bound`` and ``gap`` of one that does not train.
+        ranks) and ``peak_activations`` (by rank) in microbatches, each counted for all layers of its rank (a timeline's
+        are pairs of stage and microbatch: v times as many), ``peak_memory`` (by rank), ``bound`` and ``gap`` (below
+        which no makespan is for the same stages and memory, and how far this one is above it, relatively:
+        :func:`gaps`), ``is_reproducible``, ``trades`` and ``error``. Where these
+        sizes do not fit a schedule, ``error`` says why, and the figures are None; so are ``bound`` and ``gap`` of one
+        that does not train.
 
     Raises
     ------

@@ -114,6 +114,13 @@ class Costs:
             unit = getattr(self, name)
             if not isinstance(unit, str) or printable(unit) != unit:
                 raise ScheduleError.of(ScheduleCode.COSTS, f"{name} is {quoted(unit)}; expected a name such as 's'.")
+        for name in _NUMBERS:
+            given = getattr(self, name)
+            numbers = given if isinstance(given, list | tuple) else [given]
+            if any(isinstance(number, bool | str | bytes) for number in numbers):
+                raise ScheduleError.of(
+                    ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected numbers. Costs.parse reads text."
+                )
 
     @classmethod
     def measured(cls, *timelines: Timeline) -> Costs:
@@ -199,7 +206,8 @@ class Costs:
                 hint = " A whole backward B takes I + W." if key == "B" else ""
                 raise ScheduleError.of(
                     ScheduleCode.COSTS,
-                    f"{quoted(item)} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}.{hint}",
+                    f"{quoted(item)} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}, as in F=1; "
+                    f"or, on the command line, a file of costs, whose name ends in .json.{hint}",
                 )
             try:
                 numbers = tuple(map(float, value.split(":")))
@@ -428,10 +436,6 @@ class Costs:
             raise ScheduleError.of(
                 ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected a number, or one for each stage."
             ) from None
-        if isinstance(given, str):
-            raise ScheduleError.of(
-                ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected a number. Costs.parse reads text."
-            )
         if len(values) != num_stages:
             raise ScheduleError.of(
                 ScheduleCode.COSTS,

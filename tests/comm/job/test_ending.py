@@ -1,6 +1,7 @@
 """Exit codes and last words."""
 
 import sys
+import threading
 
 import pytest
 
@@ -88,6 +89,7 @@ def process(monkeypatch):
     """A rank whose end is noted instead of carried out."""
     monkeypatch.setattr(sys, "exit", sys.exit)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     monkeypatch.setattr("os.register_at_fork", lambda **hooks: None)
     return RankProcess(3, Line())
 
@@ -124,6 +126,7 @@ def test_an_excepthook_of_the_user_s_own_is_called_and_cannot_keep_the_others_wa
 
     monkeypatch.setattr(sys, "exit", sys.exit)
     monkeypatch.setattr(sys, "excepthook", hook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     for name in ("os.register_at_fork", "os._exit", "signal.signal", "time.sleep"):
         monkeypatch.setattr(name, lambda *given, **named: None)
     process = RankProcess(3, Line())

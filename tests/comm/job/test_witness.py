@@ -181,3 +181,23 @@ def test_a_killed_job_leaves_no_memory_behind(tmp_path):
     while any(map(os.path.exists, paths)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert job.code != 0 and not any(map(os.path.exists, paths))
+
+
+@needs_mpi
+def test_the_witness_speaks_for_a_rank_whose_output_nobody_reads():
+    """The story: the rank that failed waited for a reader, and the others for the rank, and nobody said a word."""
+    program = (
+        "import sys, minipipe\n"
+        "from tests.faults.deeds import fill_a_pipe_as\n"
+        "with minipipe.init_process_group() as group:\n"
+        "    if group.rank == 1:\n"
+        "        fill_a_pipe_as(1); fill_a_pipe_as(2)\n"
+        "        sys.stdout.write('never written')\n"
+        "        raise SystemExit(7)\n"
+        "    group.recv(1)\n"
+    )
+    done = mpirun(3, "-c", program)
+    assert done.code == 7 and done.seconds < 30
+    assert re.findall(r"^\[rank .*", done.err, re.MULTILINE) == [
+        "[rank 1] sys.exit(7) at <string>, line 7, in <module>; ending all."
+    ]

@@ -190,7 +190,7 @@ def test_sends_written_out_change_nothing_when_they_do_not_block(data):
     assert simulate(schedules.lower(schedule), costs).spans == simulate(schedule, costs).spans
 
 
-@pytest.mark.parametrize("overhead", [-1, float("nan"), float("inf"), "1", [1, 2]])
+@pytest.mark.parametrize("overhead", [-1, float("nan"), float("inf"), [1, 2]])
 def test_an_overhead_is_a_finite_time(overhead):
     with pytest.raises(ScheduleError, match=r"overhead is .*; expected a finite time, at least 0"):
         simulate(schedules.gpipe(2, 2), Costs(overhead=overhead))

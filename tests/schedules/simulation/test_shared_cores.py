@@ -206,7 +206,7 @@ def test_all_time_on_shared_cores_is_explained(schedule, data):
         ({"cores": 0}, "cores is 0; expected a number above 0, such as 2, or one for each host"),
         ({"cores": -1}, "expected a number above 0"),
         ({"cores": float("nan")}, "expected a number above 0"),
-        ({"cores": "2"}, "cores is '2'; expected a number above 0"),
+        ({"cores": "2"}, "cores is '2'; expected numbers"),
         ({"cores": [2, 2]}, "cores has 2 values, and there are 1 hosts; expected one for each"),
         ({"cores": [2], "hosts": [0, 0, 1]}, "cores has 1 values, and there are 2 hosts"),
         ({"hosts": [0, 1]}, "hosts has 2 values, and there are 3 ranks; expected one for each"),
@@ -215,7 +215,7 @@ def test_all_time_on_shared_cores_is_explained(schedule, data):
         ({"hosts": [0, 1, 3]}, "hosts is .0, 1, 3.; expected the host of each rank, counted from 0"),
         ({"hosts": [0, -1, 1]}, "expected the host of each rank"),
         ({"hosts": [0, 0.5, 1]}, "expected the host of each rank"),
-        ({"hosts": "012"}, "hosts is '012'; expected the host of each rank"),
+        ({"hosts": "012"}, "hosts is '012'; expected numbers"),
     ],
 )
 def test_cores_and_hosts_that_there_cannot_be_are_refused(wrong, words):

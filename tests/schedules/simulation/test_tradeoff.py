@@ -55,6 +55,15 @@ def test_no_bound_is_above_a_schedule_whose_ranks_share_cores():
     assert zb_h1.bubble > dict(found.bounds["straight"])[4.0] == pytest.approx(1 - 24 / 27)
 
 
+def test_where_all_amounts_are_alike_the_bound_has_corners_at_their_multiples_alone():
+    for costs, unit in ((Costs(), 1.0), (Costs(activation=3), 3.0)):
+        bounds = tradeoff(4, 8, costs).bounds
+        for memory in (memory for corners in bounds.values() for memory, _ in corners):
+            assert memory in [unit / 2 * k for k in range(2, 17)]
+    of_two_amounts = [memory for memory, _ in tradeoff(4, 8, Costs(weight_activation=0.4)).bounds["straight"]]
+    assert any(memory % 1 for memory in of_two_amounts)
+
+
 def test_a_searched_schedule_is_a_point_under_the_costs_of_a_ranks_share():
     named = tradeoff(4, 8, Costs(latency=0.5)).choices
     (v_half,) = (choice for choice in named if choice.name == "v-half")
