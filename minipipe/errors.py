@@ -489,7 +489,7 @@ class ScheduleCode(StrEnum):
     PARAMETERS = "parameters"
     COSTS = "costs"
     FILE = "file"
-    TOO_LARGE = "too-large"  # beyond a limit of minipipe/limits.py
+    TOO_LARGE = "too-large"  # beyond a limit of minipipe/io.py
     # The text or the object is not a schedule.
     SYNTAX = "syntax"
     EMPTY = "empty"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from minipipe import files
+from minipipe import io as files
 from minipipe.errors import FileError
 from tests.launch import run
 
@@ -169,7 +169,7 @@ def test_a_disk_that_fills_up_leaves_the_earlier_file_and_nothing_else(tmp_path)
     """The story: half a picture was left, under the name of the whole one, and the exit status was 0."""
     path = tmp_path / "a.txt"
     path.write_text("earlier")
-    program = "import sys; from minipipe.files import write_whole; write_whole(sys.argv[1], 'x' * 10**6)"
+    program = "import sys; from minipipe.io import write_whole; write_whole(sys.argv[1], 'x' * 10**6)"
     limited = f"ulimit -f 100; trap '' XFSZ; exec {sys.executable} -c \"{program}\" {path}"
     done = run(["bash", "-c", limited], PYTHONDONTWRITEBYTECODE="1")  # which would be cut off, too
     assert done.code == 1 and "a.txt' cannot be written: File too large." in done.err

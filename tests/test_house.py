@@ -15,9 +15,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
 FLOORS = [
     line.split()
     for line in """
-        errors limits version equivalents system_calls
-        printable habits
-        files
+        errors version equivalents system_calls
+        io habits
         lazy
         schedules autograd comm.job
         schedules.analysis tensor comm
@@ -39,14 +38,14 @@ WITHOUT_NUMPY = {
     "schedules",
     "render",
     "errors",
-    "limits",
-    "printable",
+    "io",
     "version",
     "equivalents",
     "system_calls",
-    "files",
+    "habits",
+    "lazy",
+    "cli",
 }
-WITHOUT_NUMPY |= {"habits", "lazy", "cli"}
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.machine"},
     "threadpoolctl": {"comm.job.host", "cli.machine"},

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe.printable import printable, printable_lines, quoted
+from minipipe.errors import quoted
+from minipipe.io import printable, printable_lines
 from tests.strategies import examples
 
 

@@ -9,7 +9,7 @@ from math import inf
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import NUM_RANKS
 from minipipe.errors import ArgumentError, LaunchError
-from minipipe.limits import MOST_STAGES
+from minipipe.io import MOST_STAGES
 
 EPILOG = """examples:
   minipipe advise tutorials/train.py

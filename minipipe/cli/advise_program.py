@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, LaunchError
+from minipipe.errors import ArgumentError, LaunchError, quoted
 from minipipe.nn import Sequential
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
-from minipipe.printable import quoted
 from minipipe.tuning.deciding import chosen
 from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.question import PLANNED, Question

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError
-from minipipe.files import read_text
-from minipipe.limits import MOST_JSON
-from minipipe.printable import quoted
+from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
+from minipipe.io import MOST_JSON, read_text
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.search.certificate import Certificate, changed, read_certificate
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim

@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import NoReturn
 
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.errors import MinipipeError, ScheduleError
-from minipipe.printable import printable, printable_lines, quoted
+from minipipe.errors import MinipipeError, ScheduleError, quoted
+from minipipe.io import printable, printable_lines
 
 _MOST = 500  # characters of a complaint about an argument
 

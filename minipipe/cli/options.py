@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.files import read_stream
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.io import read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, expected_names
 from minipipe.schedules.transforms import freeze_stages, repeat

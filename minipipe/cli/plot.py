@@ -7,9 +7,8 @@ from math import ceil
 from pathlib import Path
 
 from minipipe.cli.options import misuse
-from minipipe.errors import ScheduleCode
-from minipipe.files import write_whole
-from minipipe.printable import printable, quoted
+from minipipe.errors import ScheduleCode, quoted
+from minipipe.io import printable, write_whole
 from minipipe.render.svg.convert import check_converter, pdf_of, png_of
 from minipipe.render.svg.tradeoff import draw_tradeoff
 from minipipe.schedules.analysis.workload import Workload

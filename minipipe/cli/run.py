@@ -14,9 +14,8 @@ from minipipe.cli.supervision.guard import become_supervisor
 from minipipe.cli.supervision.hostfile import is_here, read_hosts
 from minipipe.cli.supervision.launching import PROBE, RESTART, Job, find_mpirun
 from minipipe.cli.supervision.supervisor import supervise
-from minipipe.errors import ArgumentError, LaunchError
-from minipipe.limits import MOST_STAGES
-from minipipe.printable import quoted
+from minipipe.errors import ArgumentError, LaunchError, quoted
+from minipipe.io import MOST_STAGES
 
 EPILOG = f"""examples:
   minipipe run -n 4 --restarts 3 train.py --epochs 10

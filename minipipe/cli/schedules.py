@@ -11,8 +11,7 @@ from pathlib import Path
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import NUM_RANKS, add_costs, add_memory_limit, add_sizes, costs_of, misuse, sizes_of
 from minipipe.errors import ScheduleCode
-from minipipe.printable import printable
-from minipipe.render.table import text_table
+from minipipe.io import printable, text_table
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.schedules.simulation import comparison
 

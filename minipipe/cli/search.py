@@ -11,7 +11,7 @@ from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_memory_limit, add_sizes, costs_of, misuse, sizes_of
 from minipipe.cli.output import figures
 from minipipe.errors import ScheduleCode
-from minipipe.files import write_whole
+from minipipe.io import write_whole
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import looped_placement, v_placement
 from minipipe.schedules.search.certificate import Certificate

@@ -22,8 +22,7 @@ from minipipe.cli.options import (
 )
 from minipipe.cli.output import sizes_as_data
 from minipipe.errors import ScheduleCode
-from minipipe.files import write_whole
-from minipipe.printable import printable
+from minipipe.io import printable, write_whole
 from minipipe.render.panel import shares
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.lowering import lower

@@ -8,7 +8,7 @@ import json
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_schedule, add_sizes, add_wait, all_steps, costs_of, schedule_of
 from minipipe.cli.output import figures, gaps_as_data
-from minipipe.render.table import text_table
+from minipipe.io import text_table
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.verifier import verify

@@ -12,9 +12,8 @@ from typing import Any
 
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import NUM_RANKS, counts, misuse, read_costs
-from minipipe.errors import ScheduleCode
-from minipipe.files import write_whole
-from minipipe.printable import printable, quoted
+from minipipe.errors import ScheduleCode, quoted
+from minipipe.io import printable, write_whole
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY
 from minipipe.schedules.simulation.comparison import sweep
 

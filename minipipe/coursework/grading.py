@@ -58,7 +58,7 @@ from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess
 from minipipe.coursework.report import Report, TaskReport
 from minipipe.coursework.task import Task
 from minipipe.errors import CourseworkError, FileError
-from minipipe.files import read_bytes
+from minipipe.io import read_bytes
 
 TIME_LIMIT = 30.0
 """Seconds that all tests of one task may take together."""

@@ -17,10 +17,10 @@ from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ModelError, RankError, ScheduleCode, ScheduleError, whole_number
 from minipipe.execution.partition.layers import partition_of
+from minipipe.io import html_table, text_table
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
-from minipipe.render.table import html_table, text_table
 from minipipe.schedules.action_table import Program, Schedule, read_schedule
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify

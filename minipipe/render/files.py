@@ -7,11 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from minipipe.errors import ArgumentError
-from minipipe.files import write_whole
-from minipipe.printable import printable, quoted
+from minipipe.errors import ArgumentError, quoted
+from minipipe.io import note_lines, printable, write_whole
 from minipipe.render.html import draw_html
-from minipipe.render.lettering import note_lines
 from minipipe.render.perfetto import perfetto_trace
 from minipipe.render.svg import draw_svg
 from minipipe.render.svg.convert import check_converter, draw_pdf, draw_png

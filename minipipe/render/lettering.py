@@ -1,13 +1,9 @@
-"""Text in a picture: its width in common fonts, its line breaks, and its characters in XML."""
+"""Text in a picture: its width in common fonts, its line breaks, and its coordinates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Iterator
 from unicodedata import combining
-
-from minipipe.errors import ArgumentError
-from minipipe.printable import printable
 
 # Widths in units of the font size, of DejaVu Sans: the widest of the sans-serif fonts that browsers fall back on.
 _WIDTHS = {
@@ -66,37 +62,6 @@ def _words(text: str, size: float, room: float) -> Iterator[str]:
             yield word[:most]
             word = word[most:]
         yield word
-
-
-def escaped(text: str) -> str:
-    """Return a text escaped for XML and HTML. XML forbids most of the characters that are not printable.
-
-    Examples
-    --------
-    >>> escaped('<a & "b">')
-    '&lt;a &amp; &quot;b&quot;&gt;'
-    """
-    return escape(printable(text))
-
-
-def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
-    """Return the notes of a drawing as lines that can be printed.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``type``: if the notes are a single string, whose characters would become lines.
-
-    Examples
-    --------
-    >>> note_lines(["measured in May"])
-    ('measured in May',)
-    """
-    if isinstance(notes, str):
-        raise ArgumentError(
-            "type", f"notes is the text {notes!r:.60}; expected a sequence of lines, such as [{notes!r:.60}]."
-        )
-    return tuple(map(printable, notes))
 
 
 def number(value: float) -> str:

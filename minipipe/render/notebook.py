@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from minipipe.render.lettering import escaped
+from minipipe.io import escaped
 from minipipe.render.svg import draw_svg
 from minipipe.render.terminal import has_colour
 from minipipe.render.text import draw_text

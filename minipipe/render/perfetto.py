@@ -20,9 +20,8 @@ from itertools import count
 from typing import Any
 
 from minipipe.errors import ArgumentError
-from minipipe.printable import printable
+from minipipe.io import note_lines, printable
 from minipipe.render.descriptions import KIND_NAMES, describe_idle, describe_message, origin, short_label
-from minipipe.render.lettering import note_lines
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable

@@ -9,7 +9,7 @@ from operator import itemgetter
 from textwrap import fill
 
 from minipipe.errors import ArgumentError
-from minipipe.limits import MOST_CHARACTERS
+from minipipe.io import MOST_CHARACTERS
 from minipipe.render.columns import Columns, are_near, drawn_spans, fit_columns, labels, places_of
 from minipipe.render.descriptions import caption, title
 from minipipe.render.panel import Panel, panels_of

@@ -16,8 +16,8 @@ from operator import attrgetter, index, itemgetter
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from minipipe.errors import Problem, ScheduleCode, ScheduleError
-from minipipe.printable import printable, quoted
+from minipipe.errors import Problem, ScheduleCode, ScheduleError, quoted
+from minipipe.io import printable
 from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
 from minipipe.schedules.placement import check_placement
 from minipipe.schedules.text import (

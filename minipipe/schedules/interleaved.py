@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.limits import MOST_ACTIONS, MOST_STAGES
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.io import MOST_ACTIONS, MOST_STAGES
 
 
 def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.interleaved import (

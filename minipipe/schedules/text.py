@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import csv
 import gc
-import io
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from io import StringIO
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from minipipe import files
-from minipipe.errors import FileError, ScheduleCode, ScheduleError
-from minipipe.limits import MOST_ACTIONS, MOST_BYTES, MOST_STAGES
-from minipipe.printable import printable, quoted
+from minipipe import io
+from minipipe.errors import FileError, ScheduleCode, ScheduleError, quoted
+from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
 from minipipe.schedules.action import Action
 
 
@@ -145,7 +144,7 @@ def read_csv(text: str, ignore_sharding: bool = False) -> Cells:
 
 
 def _rows_of_csv(text: str) -> Iterator[_Row]:
-    lines = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=None))
+    lines = csv.reader(StringIO(text.removeprefix("\ufeff"), newline=None))
     return ((number, line) for number, line in enumerate(lines, 1) if line)
 
 
@@ -165,7 +164,7 @@ def read_file(path: str | Path) -> str:
         Code ``file``, if it cannot be read, is too large, or is no text.
     """
     try:
-        return files.read_text(path)
+        return io.read_text(path)
     except FileError as error:
         raise ScheduleError.of(ScheduleCode.FILE, f"The schedule {error}") from None
 

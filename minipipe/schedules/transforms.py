@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_schedule, check_table
 from minipipe.schedules.placement import check_size

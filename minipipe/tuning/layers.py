@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, overload
 
 from minipipe.errors import ArgumentError
 from minipipe.execution.partition.layers import check_partition, partition_by_cost, partition_by_stage_cost
+from minipipe.io import html_table, text_table
 from minipipe.nn import Module, Parameter
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim.optimiser import Optimiser
-from minipipe.render.table import html_table, text_table
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import held_counts
 from minipipe.schedules.simulation.costs import Costs

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from minipipe.execution.plan import Plan
+from minipipe.io import html_table, text_table
 from minipipe.nn.sequential import parameters_of
-from minipipe.render.table import html_table, text_table
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import memory_levels
 from minipipe.schedules.analysis.dependencies import Direction, Value

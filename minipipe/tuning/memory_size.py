@@ -6,8 +6,7 @@ import re
 from numbers import Real
 from typing import Any
 
-from minipipe.errors import ArgumentError
-from minipipe.printable import quoted
+from minipipe.errors import ArgumentError, quoted
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
+from minipipe.io import html_table, text_table
 from minipipe.render.descriptions import format_memory
-from minipipe.render.table import html_table, text_table
 from minipipe.tuning.measurements import Measurements
 from minipipe.tuning.reasons import Reason, reasons
 from minipipe.tuning.weighing import Choice, best_of, by_worth, described

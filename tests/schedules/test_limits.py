@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from minipipe import Costs, Schedule, limits, schedules, simulate
-from minipipe.errors import MinipipeError, ScheduleError
-from minipipe.printable import quoted
+from minipipe import Costs, Schedule, io, schedules, simulate
+from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.schedules import placement, read_schedule, schedule_of_text, text
 from minipipe.schedules.analysis import theory
 from minipipe.schedules.placement import check_sizes
@@ -40,8 +39,8 @@ def test_the_largest_real_pipelines_are_within_the_limits():
     """And their text is, with a split backward, and with messages: the file of 512 ranks and 4096 microbatches."""
     for num_ranks, num_microbatches, chunks in ((512, 4096, 1), (512, 4096, 4), (1024, 256, 1), (1, 2**23, 1)):
         check_sizes(num_ranks, num_microbatches, chunks)
-    assert limits.MOST_ACTIONS >= 512 * 4096 * 6
-    assert 512 * 4096 * 6 * len("511SEND_F4095,") <= limits.MOST_BYTES
+    assert io.MOST_ACTIONS >= 512 * 4096 * 6
+    assert 512 * 4096 * 6 * len("511SEND_F4095,") <= io.MOST_BYTES
 
 
 def test_other_ways_to_a_large_schedule_are_closed_too():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from minipipe import Costs, schedules
 from minipipe.errors import ScheduleError
-from minipipe.files import write_whole
+from minipipe.io import write_whole
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.search import gallery
 from minipipe.schedules.search.exact import solve

@@ -22,8 +22,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from minipipe.cli.supervision.guard import end_the_rest, listen, prepare
-from minipipe.errors import LaunchError
-from minipipe.printable import quoted
+from minipipe.errors import LaunchError, quoted
 from minipipe.system_calls import end_with
 
 _PATIENCE = 10.0  # seconds for mpirun to end all after a signal, before it is killed

@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from minipipe.errors import ArgumentError
-from minipipe.files import read_text
-from minipipe.printable import quoted
+from minipipe.errors import ArgumentError, quoted
+from minipipe.io import read_text
 from minipipe.system_calls import end_with
 
 _PATIENCE = 5.0  # seconds that a host may take to answer
@@ -87,7 +86,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
     ArgumentError
         Code ``value``, as :func:`parse_hosts`.
     FileError
-        As :func:`minipipe.files.read_text`.
+        As :func:`minipipe.io.read_text`.
     """
     return parse_hosts(read_text(path), str(path))
 

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd.backend import is_array
-from minipipe.errors import ArgumentError, CheckpointCode, CheckpointError, FileError
+from minipipe.errors import ArgumentError, CheckpointCode, CheckpointError, FileError, quoted
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.storage import Digest, is_name_of_file
-from minipipe.printable import quoted
 
 FORMAT, VERSION = "minipipe checkpoint", 1
 

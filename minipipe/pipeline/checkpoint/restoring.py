@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
-from minipipe.errors import CheckpointCode, CheckpointError, RankError
+from minipipe.errors import CheckpointCode, CheckpointError, RankError, quoted
 from minipipe.execution.checks import digest
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
@@ -19,7 +19,6 @@ from minipipe.pipeline.checkpoint.exchange import gather, tell
 from minipipe.pipeline.checkpoint.manifest import Manifest, damage, mismatch, read_manifest
 from minipipe.pipeline.checkpoint.state import Arrays, Told, by_name, check, check_given, put, replaced, states
 from minipipe.pipeline.checkpoint.tensors import unpacked
-from minipipe.printable import quoted
 
 
 class Restored(NamedTuple):

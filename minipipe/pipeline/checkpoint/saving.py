@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError
-from minipipe.files import read_text, write_whole
+from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError, quoted
+from minipipe.io import read_text, write_whole
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
@@ -27,7 +27,6 @@ from minipipe.pipeline.checkpoint.manifest import Manifest, encoded
 from minipipe.pipeline.checkpoint.state import Arrays, by_name, check_given, merged, take
 from minipipe.pipeline.checkpoint.storage import Digest
 from minipipe.pipeline.checkpoint.tensors import pieces
-from minipipe.printable import quoted
 
 _POLL = 0.02  # seconds between looks for the other ranks' files, in the background
 

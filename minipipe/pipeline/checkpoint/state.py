@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, CheckpointError
+from minipipe.errors import ArgumentError, CheckpointError, quoted
 from minipipe.nn import Parameter
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint.manifest import encoded, mismatch
-from minipipe.printable import quoted
 
 Optimisers = Mapping[str, Optimiser]
 Arrays = dict[str, np.ndarray]

@@ -29,7 +29,7 @@ from secrets import token_hex
 from typing import NamedTuple
 
 from minipipe.errors import FileError
-from minipipe.files import read_bytes
+from minipipe.io import read_bytes
 
 MANIFEST, MARKER = "manifest.json", "complete"
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")

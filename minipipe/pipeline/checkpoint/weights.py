@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from minipipe.errors import CheckpointError, FileCode, FileError, ParameterError
-from minipipe.files import read_bytes, write_whole
+from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint.exchange import raise_first, tell

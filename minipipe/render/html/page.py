@@ -8,9 +8,9 @@ from dataclasses import replace
 from importlib.resources import files
 from string import Template
 
+from minipipe.io import escaped, note_lines
 from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, format_memory, held_words, origin
 from minipipe.render.html.data import player_data
-from minipipe.render.lettering import escaped, note_lines
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
 from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
 from minipipe.schedules.action import ActionKind

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from minipipe.errors import ArgumentError
-from minipipe.limits import MOST_PIXELS
-from minipipe.printable import quoted
-from minipipe.render.lettering import note_lines
+from minipipe.errors import ArgumentError, quoted
+from minipipe.io import MOST_PIXELS, note_lines
 from minipipe.render.panel import panels_of
 from minipipe.render.svg.letters import DEFAULT_SIZE, Letters
 from minipipe.render.svg.page import Options, Page

@@ -6,9 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from minipipe.io import escaped
 from minipipe.render.axis import Axis
 from minipipe.render.descriptions import describe_action, describe_idle
-from minipipe.render.lettering import escaped, number
+from minipipe.render.lettering import number
 from minipipe.render.panel import NARROW, TOGETHER, Panel
 from minipipe.render.svg.hatching import hatch_path
 from minipipe.render.svg.letters import Letters

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from minipipe.render.lettering import escaped, number, text_width
+from minipipe.io import escaped
+from minipipe.render.lettering import number, text_width
 from minipipe.render.svg.style import paint
 
 DEFAULT_SIZE = 12.0  # pixels: the font size at which all other sizes in this package are given

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
+from minipipe.io import escaped
 from minipipe.render.axis import Axis
 from minipipe.render.descriptions import caption, figures, held_words
 from minipipe.render.descriptions import title as title_of
-from minipipe.render.lettering import escaped, number, wrapped
+from minipipe.render.lettering import number, wrapped
 from minipipe.render.panel import Panel
 from minipipe.render.svg.labels import Labels
 from minipipe.render.svg.lanes import (

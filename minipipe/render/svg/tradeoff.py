@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from zlib import crc32
 
-from minipipe.errors import ArgumentError
-from minipipe.limits import MOST_PIXELS
-from minipipe.printable import quoted
-from minipipe.render.lettering import escaped, note_lines, number, wrapped
+from minipipe.errors import ArgumentError, quoted
+from minipipe.io import MOST_PIXELS, escaped, note_lines
+from minipipe.render.lettering import number, wrapped
 from minipipe.render.svg.callouts import Box, Callout, place_names
 from minipipe.render.svg.legend import Entry, Legend
 from minipipe.render.svg.letters import DEFAULT_SIZE, Letters

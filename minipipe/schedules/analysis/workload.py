@@ -9,8 +9,7 @@ from numbers import Real
 from sys import float_info
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.analysis.activations import Footprint
 
 ROUNDING = 1e-9  # sums of floating-point amounts may differ by so much, relatively, with the order of their terms

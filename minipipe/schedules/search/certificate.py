@@ -11,9 +11,8 @@ from hashlib import sha256
 from math import inf, isfinite
 from typing import Any, NamedTuple, NoReturn
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError
-from minipipe.limits import MOST_ACTIONS, MOST_JSON, MOST_STAGES
-from minipipe.printable import quoted
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted
+from minipipe.io import MOST_ACTIONS, MOST_JSON, MOST_STAGES
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload

@@ -6,8 +6,7 @@ from math import inf
 from numbers import Real
 from time import perf_counter
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.search.certificate import Certificate
 from minipipe.schedules.search.exact import solve, solver_module

@@ -10,8 +10,7 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.bounds import Bound, lower_bound

@@ -10,10 +10,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError
-from minipipe.files import read_text, write_whole
-from minipipe.limits import MOST_JSON, MOST_STAGES
-from minipipe.printable import printable, quoted
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted
+from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
@@ -275,7 +273,7 @@ class Costs:
         ScheduleError
             Code ``costs``: where it is not the JSON that :meth:`save` describes, it names the member.
         FileError
-            Codes as for :func:`minipipe.files.read_text`.
+            Codes as for :func:`minipipe.io.read_text`.
         """
 
         def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

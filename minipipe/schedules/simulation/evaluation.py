@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Schedule, check_schedule
 from minipipe.schedules.analysis.bounds import Bound, Formula, lower_bounds

@@ -8,8 +8,7 @@ from math import inf
 from statistics import mean, median
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.simulation.timeline import IdleCause, Timeline
 

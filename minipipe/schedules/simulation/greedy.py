@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from numbers import Integral
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.dependencies import Dependencies, Value

@@ -8,8 +8,7 @@ from numbers import Real
 from sys import float_info
 from typing import Any, NamedTuple, TypeVar
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 
 M = TypeVar("M", bound=Hashable)
 Link = tuple[str, int]  # "out" of a host or "into" it, and its number

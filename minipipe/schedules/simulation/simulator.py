@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from math import inf
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.printable import quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Level, memory_levels, peak_activations

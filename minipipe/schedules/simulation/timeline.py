@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from minipipe.printable import printable
+from minipipe.io import printable
 from minipipe.schedules.action import Action
 from minipipe.schedules.analysis.activations import Level, held_counts, held_over_time
 from minipipe.schedules.analysis.dependencies import Value

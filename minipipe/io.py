@@ -1,21 +1,151 @@
-"""Files that are not what they say: reading within a limit, and writing whole or not at all."""
+"""What goes in and out: files read within a limit and written whole, text safe for a terminal, and tables."""
 
 from __future__ import annotations
 
 import os
 import select
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from secrets import token_hex
 from typing import TextIO
+from unicodedata import category
 
-from minipipe.errors import FileCode, FileError
-from minipipe.limits import MOST_BYTES, PIPE_PATIENCE
-from minipipe.printable import quoted
+from minipipe.errors import ArgumentError, FileCode, FileError, quoted
 
+# -- limits ------------------------------------------------------------------------------------------------------
+# Larger input is refused before it takes memory. The limits are far above the sizes of real pipelines; what is within
+# them fits into a few gigabytes. To allow more, change these numbers, and nothing else.
+
+# A pipeline of 512 ranks and 4096 microbatches has 6.3 million actions with a split backward, and 12.6 million with its
+# messages. An action takes about 100 bytes.
+MOST_ACTIONS = 2**24
+# Of ranks, and of stages. The deepest published pipelines have about a hundred; some figures take time in their square.
+MOST_STAGES = 2**12
+# Of a file or a text: the longest usual cells, "511SEND_F4095,", have 14 bytes.
+MOST_BYTES = 16 * MOST_ACTIONS
+# Characters of JSON, such as a certificate: about 9 million actions. Read, it takes some ten times as many bytes.
+MOST_JSON = 2**26
+# Of a drawing as text, 7 million for 512 ranks and 4096 microbatches; each takes about 10 bytes.
+MOST_CHARACTERS = 2**26
+# Pixels of a picture's width: viewers and converters fail beyond. An action needs about 20 for its label.
+MOST_PIXELS = 2**20
+# Seconds without a byte from a pipe. Its writer computes a schedule, which takes seconds.
+PIPE_PATIENCE = 20.0
 _MOST_OF_A_NAME = 200  # characters of a path in a message
+
+# -- text --------------------------------------------------------------------------------------------------------
+# Names in files and arguments may hold escape sequences that clear the screen or retitle the window, line breaks that
+# forge a line of a log, marks that reverse the direction of writing, and surrogates that no stream can encode.
+
+
+def printable(text: str) -> str:
+    r"""Return a text in one line, with each character that is not to be printed as its escape sequence.
+
+    Letters, signs and blanks of all languages stay as they are.
+
+    Examples
+    --------
+    >>> print(printable("größe \x1b[2J\n"))
+    größe \x1b[2J\n
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_shown, text))
+
+
+def printable_lines(text: str) -> str:
+    r"""Return a text of several lines, each :func:`printable`.
+
+    Examples
+    --------
+    >>> print(printable_lines("two\nlines\x07"))
+    two
+    lines\x07
+    """
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _shown(character: str) -> str:
+    is_blank = category(character) == "Zs"
+    return character if is_blank or character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def escaped(text: str) -> str:
+    """Return a text escaped for XML and HTML. XML forbids most of the characters that are not printable.
+
+    Examples
+    --------
+    >>> escaped('<a & "b">')
+    '&lt;a &amp; &quot;b&quot;&gt;'
+    """
+    from html import escape  # only some output is HTML or SVG
+
+    return escape(printable(text))
+
+
+def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
+    """Return the notes of a drawing as lines that can be printed.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``: if the notes are a single string, whose characters would become lines.
+
+    Examples
+    --------
+    >>> note_lines(["measured in May"])
+    ('measured in May',)
+    """
+    if isinstance(notes, str):
+        raise ArgumentError(
+            "type", f"notes is the text {notes!r:.60}; expected a sequence of lines, such as [{notes!r:.60}]."
+        )
+    return tuple(map(printable, notes))
+
+
+def text_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
+    """Return rows with aligned columns, two blanks between them.
+
+    Parameters
+    ----------
+    rows : sequence of sequence of str
+        The head first.
+    right : collection of int
+        The columns that are aligned on the right.
+
+    Examples
+    --------
+    >>> print(text_table([("name", "size"), ("gpipe", "4")], right={1}))
+    name   size
+    gpipe     4
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    sides = [">" if i in right else "<" for i in range(len(widths))]
+    return "\n".join(
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths)).rstrip() for row in rows
+    )
+
+
+def html_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
+    """Return the same as an HTML table.
+
+    Examples
+    --------
+    >>> html_table([("a",), ("<b>",)], right=())[-38:]
+    't">&lt;b&gt;</td></tr></tbody></table>'
+    """
+    body = "".join(_html_row(row, "td", right) for row in rows[1:])
+    return f"<table><thead>{_html_row(rows[0], 'th', right)}</thead><tbody>{body}</tbody></table>"
+
+
+def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
+    sides = ("right" if i in right else "left" for i in range(len(row)))
+    cells = (f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>' for cell, side in zip(row, sides))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+# -- files -------------------------------------------------------------------------------------------------------
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, links: bool = True) -> bytes:
@@ -40,7 +170,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
     ------
     FileError
         Code ``not-a-file``, for a directory, a device or a socket, and for a pipe or a link that is refused;
-        ``too-large``; ``unreadable``, where the system refuses, or a pipe is silent for ``limits.PIPE_PATIENCE``
+        ``too-large``; ``unreadable``, where the system refuses, or a pipe is silent for ``PIPE_PATIENCE``
         seconds.
 
     Examples
@@ -203,7 +333,9 @@ def _write_and_rename(target: str, data: bytes) -> None:
     if os.path.exists(target):
         mode = stat.S_IMODE(os.stat(target).st_mode)
         os.close(os.open(target, os.O_WRONLY))  # what may not be written is not to be replaced either
-    partial = os.path.join(os.path.dirname(target), f".minipipe-{token_hex(8)}.partial")  # its name may be at its limit
+    partial = os.path.join(
+        os.path.dirname(target), f".minipipe-{os.urandom(8).hex()}.partial"
+    )  # its name may be at its limit
     try:
         _write(partial, data, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         if mode is not None:
