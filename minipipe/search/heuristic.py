@@ -188,7 +188,6 @@ class Search:
     def grid(self) -> Iterator[tuple[Policy, ...]]:
         """Yield policies for all ranks, the simplest first."""
         p, m = len(self.facts.own), self.facts.num_microbatches
-        orders = (True, False) if len(self.facts.rank_of) > p else (True,)
         depths: list[Callable[[int], int]] = [
             lambda _: m,
             lambda _: p,
@@ -197,8 +196,8 @@ class Search:
             lambda rank: 2 * (p - rank),
         ]
         waits = product((0.0, 1.0), (0.0, 0.25), (0.0, 0.5, 1.0), (0.0, 1.0))
-        for deep_first, wait, depth in product(orders, waits, depths):
-            yield tuple(Policy(min(depth(rank), m), *wait, deep_first=deep_first) for rank in range(p))
+        for wait, depth in product(waits, depths):
+            yield tuple(Policy(min(depth(rank), m), *wait) for rank in range(p))
 
     def named(self) -> Iterator[Candidate]:
         """Yield the named schedules over this placement that keep the limits, their backwards split."""
@@ -227,12 +226,10 @@ class Search:
 
     def changed(self, policy: Policy) -> Policy:
         """Change one part of a policy."""
-        field = self.random.choice(Policy._fields[: 5 if len(self.facts.own) == len(self.facts.rank_of) else 6])
+        field = self.random.choice(Policy._fields)
         if field == "in_flight":
             depth = policy.in_flight + self.random.choice((-2, -1, 1, 2))
             return policy._replace(in_flight=min(max(depth, 1), self.facts.num_microbatches))
-        if field == "deep_first":
-            return policy._replace(deep_first=not policy.deep_first)
         waits: dict[str, Any] = {field: self.random.choice((*_WAITS, self.random.random()))}
         return policy._replace(**waits)
 
