@@ -117,8 +117,7 @@ class Search:
         if candidate is None:
             return
         if self.best is None or (candidate.value, candidate.energy) < (self.best.value, self.best.energy):
-            if self.best is None or candidate.value < self.best.value:
-                self.progress.append((self.evaluations, candidate.value))
+            self.progress.append((self.evaluations, candidate.value))
             self.best = candidate
 
     def candidate(self, run: ListScheduler | TimedOrder, found_by: str, policies: tuple[Policy, ...] = ()) -> Candidate:

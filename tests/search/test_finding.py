@@ -48,10 +48,21 @@ def test_more_evaluations_never_find_less():
 
 def test_the_evaluation_it_names_finds_the_same():
     found = find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=4000)
-    number = found.found_by.rsplit(", evaluation ", 1)[1]
-    again = find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=int(number))
-    assert (again.value, again.found_by) == (found.value, found.found_by)
-    assert find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=int(number) - 1).value > found.value
+    number = int(found.found_by.rsplit(", evaluation ", 1)[1])
+    again = find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=number)
+    assert (again.schedule, again.found_by) == (found.schedule, found.found_by)
+    assert find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=number - 1).schedule != found.schedule
+
+
+def test_the_evaluation_it_names_is_that_of_what_it_returns(monkeypatch):
+    """It named the first evaluation with the value, and returned a later schedule of less mean over ranks."""
+
+    def candidates(search):
+        first = next(filter(None, search.seeds()))
+        yield from (first, first._replace(energy=first.energy - 1, found_by="a shorter mean"), first)
+
+    monkeypatch.setattr(heuristic.Search, "candidates", candidates)
+    assert find_schedule(UNEVEN, evaluations=3).found_by == "a shorter mean, evaluation 2"
 
 
 def test_a_search_of_no_given_length_counts_actions(monkeypatch):
