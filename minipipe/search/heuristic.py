@@ -74,7 +74,9 @@ class Search:
     evaluations : int
         How many candidates were evaluated.
     progress : list of (int, float)
-        After how many evaluations something better was found, and its value.
+        After how many evaluations each best was found, and its value.
+    is_late : bool
+        Whether the clock ended it.
     """
 
     def __init__(self, workload: Workload, objective: Objective, bound: float, seed: int) -> None:
@@ -82,7 +84,7 @@ class Search:
         actions = 3 * workload.num_stages * workload.num_microbatches
         self.mean_time = sum(map(workload.work, range(workload.num_ranks))) / actions
         self.best: Candidate | None = None
-        self.evaluations = 0
+        self.evaluations, self.is_late = 0, False
         try:
             self.windows: Windows | None = Windows(workload, objective)
         except ArgumentError:  # without OR-tools
@@ -95,11 +97,12 @@ class Search:
         for candidate in self.candidates():
             self.evaluations += 1
             self.note(candidate)
-            if self.best is not None and (
-                self.best.value <= self.bound * (1 + ROUNDING)
-                or self.evaluations >= evaluations
-                or perf_counter() - begun >= seconds
-            ):
+            if self.best is None:
+                continue
+            if self.best.value <= self.bound * (1 + ROUNDING) or self.evaluations >= evaluations:
+                break
+            self.is_late = perf_counter() - begun >= seconds
+            if self.is_late:
                 break
         assert self.best is not None
         return self.best
