@@ -19,6 +19,7 @@ print(MPI.Get_library_version().splitlines()[0])
 """
 _ASK_CUDA = """
 from minipipe.comm.mpi import MPI, is_cuda_aware
+MPI.Init()
 print(is_cuda_aware())
 MPI.Finalize()
 """

@@ -15,10 +15,11 @@ from minipipe.io import write_whole
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import looped_placement, v_placement
 from minipipe.schedules.search.certificate import Certificate
-from minipipe.schedules.search.finding import find_schedule
+from minipipe.schedules.search.finding import find_schedule, usual_evaluations
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
 
+_SECONDS = 60.0  # after which a search ends that is told no limit
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}
 EPILOG = """The memory limit is in the unit of activation, what one microbatch holds of one
 stage; weight_activation is what it holds from I until W.
@@ -49,9 +50,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evaluations", type=int, metavar="N", help="try so many schedules (default: of 10,000,000 actions together)"
     )
-    parser.add_argument("--seconds", type=float, metavar="N", help="end after so long, whatever is left to try")
+    parser.add_argument(
+        "--seconds", type=float, metavar="N", help=f"end after so long (default: {_SECONDS:g}, unless --evaluations)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: 0)")
-    parser.add_argument("--exact", action="store_true", help="let CP-SAT go on, for half of the seconds (or 20)")
+    parser.add_argument("--exact", action="store_true", help="let CP-SAT go on, in the second half of the time")
     parser.add_argument(
         "-o",
         "--output",
@@ -69,8 +72,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
         raise misuse(ScheduleCode.PARAMETERS, message)
     costs = costs_of(options)
     workload = costs.workload(PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit)
-    limits = options.seconds, options.seed, options.exact, options.evaluations
-    found = find_schedule(workload, Objective(options.objective), *limits)
+    seconds, evaluations = options.seconds, options.evaluations
+    if seconds is evaluations is None:
+        seconds, evaluations = _SECONDS, usual_evaluations(workload)
+    found = find_schedule(workload, Objective(options.objective), seconds, options.seed, options.exact, evaluations)
     timeline = simulate(found.schedule, costs)
     if options.output is not None:
         write_whole(options.output, _WRITERS[options.output.suffix](found))

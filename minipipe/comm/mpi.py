@@ -52,6 +52,8 @@ _TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
 
 def world_group(process: RankProcess, timeout: float) -> MPIGroup:
     """Return the group of all ranks of this MPI job. Collective."""
+    if not MPI.Is_initialized():  # by the program's own import of mpi4py
+        MPI.Init_thread()
     group = MPIGroup(the_job(process), MPI.COMM_WORLD.Dup(), timeout)
     group.align_clocks()
     return group

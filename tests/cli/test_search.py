@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from minipipe.schedules.search.finding import find_schedule
+
 QUESTION = ["search", "--ranks", 4, "--microbatches", 8, "--seconds", 0.3]
 
 
@@ -61,3 +63,30 @@ def test_simulate_quotes_the_gallery_where_no_formula_reaches_the_optimum(ask, t
     found = json.loads(printed)
     assert (found["bound"], found["bound_by"]) == (31, "gallery")
     assert "The gallery records it, proved by exact search" in ask("simulate", file)[1]
+
+
+@pytest.mark.parametrize(
+    "options, limits",
+    [
+        ([], (60, 104166)),  # 10 million actions of 96 each
+        (["--seconds", 5], (5, None)),
+        (["--evaluations", 70], (None, 70)),
+        (["--evaluations", 70, "--seconds", 5], (5, 70)),
+    ],
+)
+def test_without_a_limit_a_clock_ends_a_counted_search(ask, monkeypatch, options, limits):
+    """On a loaded machine it took minutes; a search that is told how much to try, or how long, does just that."""
+    asked = []
+
+    def find(workload, objective, seconds, seed, exact, evaluations):
+        asked.append((seconds, evaluations))
+        return find_schedule(workload, objective, evaluations=1)
+
+    monkeypatch.setattr("minipipe.cli.search.find_schedule", find)
+    assert ask("search", *QUESTION[1:5], *options)[0] == 0
+    assert asked == [limits]
+
+
+def test_where_the_clock_ended_a_search_it_says_so(ask):
+    _, printed, _ = ask("search", "--ranks", 4, "--microbatches", 64, "--memory-limit", 3, "--seconds", 1e-9)
+    assert "evaluation 1 (the clock ended the search after 1), in" in printed

@@ -96,6 +96,13 @@ def test_a_timeout_in_the_environment_that_is_no_number_is_told_by_one_rank():
 
 
 @needs_mpi
+def test_mpi_starts_with_a_group_and_not_with_an_import():
+    """The story: tests import every module, and the files of MPI which the import had started stayed in memory."""
+    program = "import minipipe.comm.mpi; from mpi4py import MPI; print(MPI.Is_initialized())"
+    assert run([sys.executable, "-c", program]).out == "False\n"
+
+
+@needs_mpi
 def test_a_thread_that_communicates_beside_another_ends_all_with_one_message():
     """The story: the rank went on without its thread, and the others waited for that one's messages."""
     program = (

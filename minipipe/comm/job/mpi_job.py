@@ -37,7 +37,8 @@ from typing import Protocol
 
 import mpi4py
 
-mpi4py.rc.finalize = False  # done in Job.leave, once everybody has said goodbye
+# A group starts it, and Job.leave ends it, once everybody has said goodbye; what only imports this leaves no files.
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
 from mpi4py import MPI
 
 from minipipe.comm.job.activity import Activity, Report

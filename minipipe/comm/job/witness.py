@@ -41,6 +41,7 @@ _SURE = 5  # looks that must agree before a rank counts as gone: the launcher ma
 _LONGEST_GAP = 0.5  # seconds between two looks that count; whatever is longer, this process stood still
 _RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK")
 _CRASHES = (signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGSYS)
+CLOSED = "it closed all its files (os.closerange?), and the launcher ends all when its socket is among them"
 SHARED = "/dev/shm/mpich_shm_"
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
@@ -111,8 +112,7 @@ def ending_of(status: int | None) -> str:
         return "killed (kill -9, or the system for want of memory), crashed, or ended by os._exit"
     if not os.WIFSIGNALED(status):
         return f"exit code {os.WEXITSTATUS(status)}, by os._exit or the like"
-    number = os.WTERMSIG(status)
-    if number == signal.SIGKILL:
+    if (number := os.WTERMSIG(status)) == signal.SIGKILL:
         return "killed by SIGKILL (kill -9, or the system for want of memory)"
     name = f"signal {number}: {signal.strsignal(number)}"
     return f"ended by {name}, as launchers and batch systems do" if is_passed_on(status) else f"it crashed ({name})"
@@ -291,7 +291,8 @@ class Witness:
 
     def tell_of_a_sudden_end(self, rank: Rank) -> None:
         """Name the first rank that ended without a word; the launcher has killed the others meanwhile."""
-        self.is_told = not self.survives
+        # The kernel takes the memory of a process that ends before its files.
+        self.is_told, has_memory = not self.survives, "VmSize" in status_of(rank.pid)
         is_with_all = self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values())
         is_launcher_gone = bool(select.select([self.launcher_fd], [], [], _LOOK)[0])
         status = exit_status_of(rank.pid, rank.pidfd)
@@ -301,7 +302,7 @@ class Witness:
         is_before = len(self.joined) < self.expected and is_killed  # one that had not come was first
         if is_launcher_gone or is_elsewhere or is_before:
             return  # mpirun has been killed, or another rank was probably first
-        ending, where = ending_of(status), f"process {rank.pid} on {socket.gethostname()}"
+        ending, where = CLOSED if has_memory else ending_of(status), f"process {rank.pid} on {socket.gethostname()}"
         others = self.lines.values() if is_passed_on(status) and not self.survives else ()
         if any(is_passed_on(exit_status_of(other.pid, other.pidfd)) for other in others):
             rank.say(f"No rank has failed: several of them were {ending}.")

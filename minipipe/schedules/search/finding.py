@@ -38,7 +38,8 @@ def find_schedule(
     objective : Objective
         What is made small.
     seconds : float, optional
-        The most that it may take. A slow machine evaluates less in this time, and may find less.
+        The most that it may take. A slow machine evaluates less in this time, and may find less; where the clock ended
+        the search, ``found_by`` of the certificate says so.
     seed : int
         Of its random numbers. Evaluations and seed decide what is found, on any machine.
     exact : bool
@@ -72,11 +73,14 @@ def find_schedule(
         solver_module()  # which refuses at once, not after half of the time
     bound = known_bound(workload, objective)
     search = Search(workload, objective, bound.value, seed)
-    most = _evaluations(workload, seconds) if evaluations is None else evaluations
-    best = search.run(most, inf if seconds is None else seconds / 2 if exact else seconds)
+    usual = usual_evaluations(workload) if seconds is None else inf
+    best = search.run(
+        usual if evaluations is None else evaluations, inf if seconds is None else seconds / 2 if exact else seconds
+    )
     schedule = schedule_of(best.run.words, workload, "found")
     value = evaluate(schedule, workload, objective)
     found_by = f"{best.found_by}, evaluation {search.progress[-1][0]}"
+    found_by += f" (the clock ended the search after {search.evaluations})" if search.is_late else ""
     found = Certificate(schedule, workload, objective, value, bound.value, bound.name, found_by, perf_counter() - begun)
     if not exact or not found.gap:
         return found
@@ -87,9 +91,9 @@ def find_schedule(
     return proved if proved.value < value else proved._replace(schedule=schedule, value=value, found_by=found_by)
 
 
-def _evaluations(workload: Workload, seconds: float | None) -> float:
-    """Return how many schedules a search tries that is not told: as many as it can, if it is told a time."""
-    return inf if seconds is not None else _ACTIONS // (3 * workload.num_stages * workload.num_microbatches)
+def usual_evaluations(workload: Workload) -> int:
+    """Return how many schedules a search tries that is told neither a number nor a time."""
+    return max(_ACTIONS // (3 * workload.num_stages * workload.num_microbatches), 1)
 
 
 def _checked(objective: Objective, seconds: float | None, evaluations: int | None) -> Objective:

@@ -74,7 +74,9 @@ class Search:
     evaluations : int
         How many candidates were evaluated.
     progress : list of (int, float)
-        After how many evaluations something better was found, and its value.
+        After how many evaluations each best was found, and its value.
+    is_late : bool
+        Whether the clock ended it.
     """
 
     def __init__(self, workload: Workload, objective: Objective, bound: float, seed: int) -> None:
@@ -82,7 +84,7 @@ class Search:
         actions = 3 * workload.num_stages * workload.num_microbatches
         self.mean_time = sum(map(workload.work, range(workload.num_ranks))) / actions
         self.best: Candidate | None = None
-        self.evaluations = 0
+        self.evaluations, self.is_late = 0, False
         try:
             self.windows: Windows | None = Windows(workload, objective)
         except ArgumentError:  # without OR-tools
@@ -95,11 +97,12 @@ class Search:
         for candidate in self.candidates():
             self.evaluations += 1
             self.note(candidate)
-            if self.best is not None and (
-                self.best.value <= self.bound * (1 + ROUNDING)
-                or self.evaluations >= evaluations
-                or perf_counter() - begun >= seconds
-            ):
+            if self.best is None:
+                continue
+            if self.best.value <= self.bound * (1 + ROUNDING) or self.evaluations >= evaluations:
+                break
+            self.is_late = perf_counter() - begun >= seconds
+            if self.is_late:
                 break
         assert self.best is not None
         return self.best
@@ -117,8 +120,7 @@ class Search:
         if candidate is None:
             return
         if self.best is None or (candidate.value, candidate.energy) < (self.best.value, self.best.energy):
-            if self.best is None or candidate.value < self.best.value:
-                self.progress.append((self.evaluations, candidate.value))
+            self.progress.append((self.evaluations, candidate.value))
             self.best = candidate
 
     def candidate(self, run: ListScheduler | TimedOrder, found_by: str, policies: tuple[Policy, ...] = ()) -> Candidate:
@@ -188,7 +190,6 @@ class Search:
     def grid(self) -> Iterator[tuple[Policy, ...]]:
         """Yield policies for all ranks, the simplest first."""
         p, m = len(self.facts.own), self.facts.num_microbatches
-        orders = (True, False) if len(self.facts.rank_of) > p else (True,)
         depths: list[Callable[[int], int]] = [
             lambda _: m,
             lambda _: p,
@@ -197,8 +198,8 @@ class Search:
             lambda rank: 2 * (p - rank),
         ]
         waits = product((0.0, 1.0), (0.0, 0.25), (0.0, 0.5, 1.0), (0.0, 1.0))
-        for deep_first, wait, depth in product(orders, waits, depths):
-            yield tuple(Policy(min(depth(rank), m), *wait, deep_first=deep_first) for rank in range(p))
+        for wait, depth in product(waits, depths):
+            yield tuple(Policy(min(depth(rank), m), *wait) for rank in range(p))
 
     def named(self) -> Iterator[Candidate]:
         """Yield the named schedules over this placement that keep the limits, their backwards split."""
@@ -227,12 +228,10 @@ class Search:
 
     def changed(self, policy: Policy) -> Policy:
         """Change one part of a policy."""
-        field = self.random.choice(Policy._fields[: 5 if len(self.facts.own) == len(self.facts.rank_of) else 6])
+        field = self.random.choice(Policy._fields)
         if field == "in_flight":
             depth = policy.in_flight + self.random.choice((-2, -1, 1, 2))
             return policy._replace(in_flight=min(max(depth, 1), self.facts.num_microbatches))
-        if field == "deep_first":
-            return policy._replace(deep_first=not policy.deep_first)
         waits: dict[str, Any] = {field: self.random.choice((*_WAITS, self.random.random()))}
         return policy._replace(**waits)
 

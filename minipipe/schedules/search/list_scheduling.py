@@ -35,8 +35,6 @@ class Policy(NamedTuple):
     before_first, before_forward, before_weight, before_last : float
         For an F before the first I, and a later one, for a W, and one after the last F: it starts only if no known
         gradient arrives before this part of its time is over. 0 never waits.
-    deep_first : bool
-        Of several stages, whether the F of the last one comes first, or that of the lowest microbatch.
     """
 
     in_flight: int
@@ -44,7 +42,6 @@ class Policy(NamedTuple):
     before_forward: float = 0.0
     before_weight: float = 0.0
     before_last: float = 0.0
-    deep_first: bool = True
 
 
 class Facts:
@@ -146,7 +143,7 @@ class ListScheduler:
         needed = sum(self.forwards[s] == oldest for s in own)
         has_room = self.in_flight[rank] + 1 + needed <= policy.in_flight * len(own)
         found, soon, is_blocked = None, inf, False
-        for stage in reversed(own) if policy.deep_first else sorted(own, key=self.forwards.__getitem__):
+        for stage in reversed(own):  # whose ready F is of the lowest microbatch, as its input came through the others
             k, times = self.forwards[stage], self.inputs_at[stage]
             if k < len(times) and (k == oldest or has_room):
                 if not self._fits(rank, stage, k):

@@ -89,7 +89,7 @@ def scale_of(amounts: Iterable[float], largest: float, most: int) -> Fraction:
         return Fraction(1)
     denominator = lcm(*(part.denominator for part in parts))
     scale = Fraction(denominator, gcd(*(int(part * denominator) for part in parts)))
-    return scale if _exact(largest) * scale <= most else most / _exact(largest)
+    return min(scale, most / _exact(largest))
 
 
 def _exact(amount: float) -> Fraction:

@@ -172,3 +172,18 @@ def test_named_schedules_are_never_better_than_what_is_proved():
     best = solve_by_branch_and_bound(Costs().workload(range(3), 5), SPAN).value
     for build in (schedules.zb_h1, schedules.zb_h2):
         assert evaluate(build(3, 5), Costs().workload(range(3), 5), SPAN) >= best
+
+
+def test_the_first_bound_of_a_lone_rank_has_an_overhead_between_two_actions_and_none_before_the_first():
+    search = brute_force._Search(Costs(overhead=0.5).workload((0,), 2), MAKESPAN, float("inf"))
+    assert search.bound() == 6 + 5 * 0.5
+
+
+def test_the_same_actions_come_up_again_no_sooner_than_before_and_are_left():
+    """Without this rule the search finds the same, only later."""
+    search = brute_force._Search(Costs().workload((0, 1), 2), MAKESPAN, float("inf"))
+    assert [search._is_dominated(), search._is_dominated()] == [False, True]
+    search.free = [1.0, 0.0]
+    assert search._is_dominated()
+    search.free = [-1.0, 0.0]
+    assert not search._is_dominated()

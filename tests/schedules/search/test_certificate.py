@@ -12,10 +12,12 @@ from hypothesis import given
 from minipipe import Costs, schedules
 from minipipe.cli import main
 from minipipe.errors import MinipipeError, ScheduleError
+from minipipe.schedules.analysis.bounds import lower_bounds
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
 from minipipe.schedules.search.certificate import Certificate, read_certificate
-from minipipe.schedules.simulation.evaluation import Claim, check_claim
+from minipipe.schedules.search.first_schedule import one_after_another
+from minipipe.schedules.simulation.evaluation import Claim, check_claim, evaluate
 from tests.schedules.search.workloads import workloads
 from tests.strategies import examples
 
@@ -112,6 +114,19 @@ def test_a_bound_that_a_search_proved_is_only_as_good_as_its_digest_until_it_is_
     assert "says that no schedule is below 10.5" in capsys.readouterr().err
 
 
+def test_a_claim_is_proved_where_the_largest_formula_reaches_it():
+    """The smallest formula says 18 here, the largest 27."""
+    workload = PROVED_BY_FORMULA.workload
+    formulas = lower_bounds(workload, Objective.SPAN)
+    assert (formulas[-1].value, formulas[0].value) == (18, 27)
+    for bound in (24.0, 27.0):
+        found = check_claim(PROVED_BY_FORMULA.schedule, workload, Claim(Objective.SPAN, 27.0, bound, "somebody"))
+        assert (found.formula, found.is_proved) == (formulas[0], True)
+    schedule = one_after_another(workload)
+    value = evaluate(schedule, workload, Objective.SPAN)
+    assert not check_claim(schedule, workload, Claim(Objective.SPAN, value, 27.1, "somebody")).is_proved
+
+
 def test_the_proof_is_repeated_on_demand(file, capsys):
     path = str(file(PROVED_BY_SEARCH.to_json(), "found.json"))
     assert main(["check", "--certificate", path, "--prove", "30"]) == 0
@@ -145,7 +160,10 @@ def test_a_bound_by_a_formula_is_computed_again(file, capsys):
         (PROVED_BY_FORMULA.to_json().replace('"span"', '"speed"'), "'speed' is not a valid Objective"),
         (PROVED_BY_FORMULA.to_json().replace("0F0", "0X0", 1), "'0X0' is not an action"),
         (forged(PROVED_BY_FORMULA, workload_placement=[0, 10**9]), "expected ranks from 0 to"),
+        (forged(PROVED_BY_FORMULA, workload_placement=[0, 4096]), "expected ranks from 0 to 4095"),
+        (forged(PROVED_BY_FORMULA, workload_placement=[0] * 4097), "expected a rank for each of 1 to 4096 stages"),
         (forged(PROVED_BY_FORMULA, workload_placement="0123"), "expected list"),
+        (forged(PROVED_BY_FORMULA, schedule={"name": "x", "rows": [7]}), "a row of its schedule is 7, expected cells"),
         (forged(PROVED_BY_FORMULA, workload_num_microbatches=10**9), "the limits are"),
         (forged(PROVED_BY_FORMULA, workload_forward=[1]), "forward has 1 values for 4 stages"),
     ],

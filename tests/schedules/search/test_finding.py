@@ -37,8 +37,9 @@ def test_a_slow_machine_finds_what_a_fast_one_finds(clock):
 def test_a_clock_only_ends_a_search(clock):
     """What it has found in 700 readings of a clock is what 700 evaluations find."""
     clock(1.0)
-    timed = find_schedule(UNEVEN, seconds=700.0)
-    assert timed._replace(seconds=0) == find_schedule(UNEVEN, evaluations=700)._replace(seconds=0)
+    timed, counted = find_schedule(UNEVEN, seconds=700.0), find_schedule(UNEVEN, evaluations=700)
+    assert timed.found_by == f"{counted.found_by} (the clock ended the search after 700)"
+    assert timed._replace(seconds=0, found_by="") == counted._replace(seconds=0, found_by="")
 
 
 def test_more_evaluations_never_find_less():
@@ -48,10 +49,21 @@ def test_more_evaluations_never_find_less():
 
 def test_the_evaluation_it_names_finds_the_same():
     found = find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=4000)
-    number = found.found_by.rsplit(", evaluation ", 1)[1]
-    again = find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=int(number))
-    assert (again.value, again.found_by) == (found.value, found.found_by)
-    assert find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=int(number) - 1).value > found.value
+    number = int(found.found_by.rsplit(", evaluation ", 1)[1])
+    again = find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=number)
+    assert (again.schedule, again.found_by) == (found.schedule, found.found_by)
+    assert find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=number - 1).schedule != found.schedule
+
+
+def test_the_evaluation_it_names_is_that_of_what_it_returns(monkeypatch):
+    """It named the first evaluation with the value, and returned a later schedule of less mean over ranks."""
+
+    def candidates(search):
+        first = next(filter(None, search.seeds()))
+        yield from (first, first._replace(energy=first.energy - 1, found_by="a shorter mean"), first)
+
+    monkeypatch.setattr(heuristic.Search, "candidates", candidates)
+    assert find_schedule(UNEVEN, evaluations=3).found_by == "a shorter mean, evaluation 2"
 
 
 def test_a_search_of_no_given_length_counts_actions(monkeypatch):
@@ -70,9 +82,9 @@ def test_it_stops_where_the_gallery_proves_the_optimum():
     assert (found.value, found.gap, found.bound, found.bound_by) == (31, 0, 31, "gallery")
 
 
-@pytest.mark.parametrize("spent, left", [(0.0, 12.0), (1.0, 10.0), (10.0, 1.0)])
-def test_an_exact_search_has_the_time_that_is_left_and_begins_with_what_was_found(monkeypatch, clock, spent, left):
-    """The clock goes two steps until then: one before the first evaluation, and one after the last."""
+@pytest.fixture
+def asked(monkeypatch):
+    """Let the exact search answer with its hint, and note the seconds that it gets."""
     asked = []
 
     def solve(workload, objective, seconds, hint):
@@ -82,6 +94,12 @@ def test_an_exact_search_has_the_time_that_is_left_and_begins_with_what_was_foun
 
     monkeypatch.setattr(finding, "solve", solve)
     monkeypatch.setattr(finding, "solver_module", lambda: None)
+    return asked
+
+
+@pytest.mark.parametrize("spent, left", [(0.0, 12.0), (1.0, 10.0), (10.0, 1.0)])
+def test_an_exact_search_has_the_time_that_is_left_and_begins_with_what_was_found(asked, clock, spent, left):
+    """The clock goes two steps until then: one before the first evaluation, and one after the last."""
     clock(spent)
     plain = find_schedule(UNEVEN, evaluations=1)
     clock(spent)
@@ -90,3 +108,11 @@ def test_an_exact_search_has_the_time_that_is_left_and_begins_with_what_was_foun
     assert found[:-1] == plain[:-1]  # neither the solver's bound nor its schedule is better
     find_schedule(UNEVEN, exact=True, evaluations=1)
     assert asked == [left, 20.0]
+
+
+def test_an_exact_search_begins_in_the_second_half_of_the_time(asked, clock):
+    """The clock goes a step for each evaluation, and one before the first and after the last."""
+    clock(1.0)
+    found = find_schedule(UNEVEN, seconds=20, exact=True)
+    assert asked == [8.0] and found.found_by.endswith("(the clock ended the search after 10)")
+    assert found.seconds == 13.0

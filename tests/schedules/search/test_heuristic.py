@@ -23,7 +23,7 @@ from tests.schedules.search.workloads import any_workloads
 from tests.strategies import examples
 
 WAITS = st.sampled_from([0.0, 0.3, 1.0, 5.0])
-POLICIES = st.builds(Policy, st.integers(1, 6), WAITS, WAITS, WAITS, st.booleans())
+POLICIES = st.builds(Policy, st.integers(1, 6), WAITS, WAITS, WAITS, WAITS)
 
 
 @examples(300)

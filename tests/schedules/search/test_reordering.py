@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from minipipe import Costs, simulate
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.search.list_scheduling import Facts, ListScheduler, Policy, schedule_of
-from minipipe.schedules.search.reordering import TimedOrder, without_delay
+from minipipe.schedules.search.reordering import TimedOrder, with_any_move, without_delay
 from minipipe.schedules.simulation.evaluation import costs_of
 from tests.schedules.search.workloads import any_workloads
 from tests.strategies import examples
@@ -57,3 +57,18 @@ def test_without_a_delay_an_action_comes_earlier_or_the_w_before_it_later(seed, 
     first = next((i for i, (old, new) in enumerate(zip(word, changed)) if old != new), None)
     if first is not None:
         assert (changed[first] == word[position] and first < position) or word[first][0] is KINDS["W"]
+
+
+def test_an_action_comes_a_few_places_earlier_and_a_w_before_it_any_number_later():
+    """It moves up to three places, any move up to six, and a W as far as the end; all of these come up."""
+    word = [(KINDS["F"], stage) for stage in range(20)]
+    assert {without_delay(word, 10, Random(seed)).index(word[10]) for seed in range(50)} == {7, 8, 9}
+    word[9] = KINDS["W"], 9
+    assert {without_delay(word, 10, Random(seed)).index(word[9]) for seed in range(200)} == {*range(10, 20)}
+    steps = set()
+    for seed in range(500):
+        changed = with_any_move(word, Random(seed))
+        cell = word[Random(seed).randrange(len(word))]
+        if 6 <= word.index(cell) < 14:
+            steps.add(changed.index(cell) - word.index(cell))
+    assert steps == {*range(-6, 0), *range(1, 7)}
