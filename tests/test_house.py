@@ -15,9 +15,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
 FLOORS = [
     line.split()
     for line in """
-        errors version equivalents system_calls
+        errors equivalents
         io habits
-        lazy
+        _lazy
         schedules autograd comm.job
         schedules.analysis tensor comm
         schedules.simulation pytree functional
@@ -34,18 +34,7 @@ FLOORS = [
     """.strip().splitlines()
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-WITHOUT_NUMPY = {
-    "schedules",
-    "render",
-    "errors",
-    "io",
-    "version",
-    "equivalents",
-    "system_calls",
-    "habits",
-    "lazy",
-    "cli",
-}
+WITHOUT_NUMPY = {"schedules", "render", "errors", "io", "equivalents", "habits", "_lazy", "cli", "comm.job"}
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.machine"},
     "threadpoolctl": {"comm.job.host", "cli.machine"},
@@ -57,7 +46,7 @@ ONLY_HERE = {
 }  # what may be missing is imported in one place
 # A file that opens one above it, most of them when they are called: a property of data, or a picture.
 DOORS = {
-    ("lazy", "habits"),
+    ("_lazy", "habits"),
     ("schedules.action_table", "render.notebook"),
     ("schedules.simulation.timeline", "render.notebook"),
     ("schedules.simulation.timeline", "schedules.simulation.explanation"),
@@ -79,6 +68,13 @@ FILES = {
 }
 SOURCES = {module: path.read_text() for module, path in FILES.items()}
 TREES = {module: ast.parse(source) for module, source in SOURCES.items()}
+# {package: {name: its module}} for packages that load their names on demand; in the stub each name has a line.
+STUBS = {
+    ".".join(path.parent.relative_to(PACKAGE.parent).parts): {
+        name: home for home, name in re.findall(r"^from (\S+) import (\w+) as \2$", path.read_text(), re.MULTILINE)
+    }
+    for path in sorted(PACKAGE.rglob("__init__.pyi"))
+}
 
 
 def room_of(module):
@@ -100,22 +96,18 @@ def imports_of(module):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: relative import"
+            homes = STUBS.get(node.module, {})
             members = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name.removeprefix("minipipe.") in FILES else node.module for name in members]
+            names = [
+                name if name.removeprefix("minipipe.") in FILES else homes.get(alias.name, node.module)
+                for name, alias in zip(members, node.names)
+            ]
         else:
             continue
         for name in names:
             top, _, rest = name.partition(".")
             if top not in sys.stdlib_module_names:
                 yield (rest if top == "minipipe" else top), id(node) in inside
-
-
-def is_for_type_checkers(module):
-    """The lazy packages import for editors what they load on demand at run time."""
-    return module in LAZY
-
-
-LAZY = ("__init__", "schedules", "render")
 
 
 # Modules that a package offers as such; all others are inside.
@@ -136,20 +128,14 @@ PUBLIC_MODULES = {
 @pytest.mark.parametrize("module", FILES)
 def test_a_file_imports_only_from_its_own_room_and_from_floors_below(module):
     room, floor = room_of(module), FLOOR_OF[room_of(module)]
-    for imported, is_inside in imports_of(module):
-        if (
-            is_for_type_checkers(module)
-            and not is_inside
-            and any(f"{imported}.".startswith(f"{known}.") for known in ALL_LAZY[module])
-        ):
-            continue
+    for imported, _ in imports_of(module):
         other = room_of(imported)
         if other in FLOOR_OF:
             assert other == room or FLOOR_OF[other] < floor or (module, imported) in DOORS, (
                 f"{module} imports {imported}"
             )
         else:
-            assert other != "numpy" or module.split(".")[0] not in WITHOUT_NUMPY, f"{module} imports {other}"
+            assert other != "numpy" or not {room, module.split(".")[0]} & WITHOUT_NUMPY, f"{module} imports {other}"
             assert module in ONLY_HERE.get(other, {module}), f"{module} imports {other}"
 
 
@@ -163,7 +149,6 @@ def test_files_import_one_way():
     graph = {
         module: {other for other, is_inside in imports_of(module) if other in FILES and not is_inside}
         for module in FILES
-        if not is_for_type_checkers(module)
     }
     assert_no_circle(graph)
 
@@ -176,7 +161,6 @@ def test_every_door_is_used_and_without_the_doors_not_even_inner_imports_make_a_
         {
             module: {other for other, _ in imports_of(module) if other in FILES and (module, other) not in DOORS}
             for module in FILES
-            if not is_for_type_checkers(module)
         }
     )
 
@@ -215,31 +199,22 @@ def test_a_circle_is_found(graph):
         assert_no_circle(graph)
 
 
-def lazy_names(module):
-    """Return {module: names} as the package loads them on demand, and the modules that it loads so themselves."""
-    call = next(n for n in ast.walk(TREES[module]) if getattr(getattr(n, "func", None), "id", "") == "names_on_demand")
-    names, modules = call.args[1], [keyword.value for keyword in call.keywords if keyword.arg == "modules"]
-    return ast.literal_eval(names), ast.literal_eval(modules[0]) if modules else []
-
-
-ALL_LAZY = {module: {m.removeprefix("minipipe.") for listed in lazy_names(module) for m in listed} for module in LAZY}
-
-
-@pytest.mark.parametrize("package", ["minipipe", "minipipe.schedules", "minipipe.render"])
-def test_what_a_package_loads_on_demand_is_what_it_shows_to_type_checkers(package):
-    module = "__init__" if package == "minipipe" else package.removeprefix("minipipe.")
-    block = next(n for n in TREES[module].body if isinstance(n, ast.If) and n.test.id == "TYPE_CHECKING")
-    shown = {alias.name for node in block.body for alias in node.names}
-    found, modules = lazy_names(module)
-    defined = {name for names in found.values() for name in names}
-    loaded = {*defined, *(home.rpartition(".")[2] for home in modules)}
-    assert shown == loaded
-    files = {path.stem for path in FILES[module].parent.glob("*.py")}
-    assert not files & defined, "the import of a file would hide the name"
+@pytest.mark.parametrize("package", STUBS)
+def test_a_package_offers_at_run_time_what_its_stub_shows_to_type_checkers(package):
+    module = package.removeprefix("minipipe.") if "." in package else "__init__"
+    stub = FILES[module].with_suffix(".pyi").read_text()
+    names = STUBS[package]
+    assert len(names) == sum(line.startswith(("from ", "import ")) for line in stub.splitlines()), "one on a line"
     program = (
-        f"import {package} as p; names = {sorted(loaded)}; assert all(hasattr(p, n) and n in dir(p) for n in names)"
+        f"import {package} as p; names = {sorted(names)}\n"
+        "assert p.__all__ == names and all(hasattr(p, n) and n in dir(p) for n in names)"
     )
     subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, check=True)
+    hiding = {path.stem for path in FILES[module].parent.glob("*.py")} & {
+        n for n, home in names.items() if home != package
+    }
+    at_once = {alias.name for n in TREES[module].body if isinstance(n, ast.ImportFrom) for alias in n.names}
+    assert hiding <= at_once, "the import of a file would hide the name"
 
 
 # -- one truth, one place -----------------------------------------------------------------------------------------
@@ -280,9 +255,20 @@ def test_the_readme_leads_along_the_first_path_and_each_file_says_where_it_stand
 # -- doors of the whole house -------------------------------------------------------------------------------------
 
 
+def test_import_minipipe_loads_nothing_else_not_even_from_the_standard_library():
+    """The story: in an installed minipipe, ``python -m minipipe`` imported a student's ``importlib.py``."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); before = {{*sys.modules}}; import minipipe\n"
+        "assert {*sys.modules} - before == {'minipipe', 'minipipe._lazy'}, {*sys.modules} - before\n"
+    )
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], check=True
+    )  # -S: as little as possible is loaded before
+
+
 def test_import_minipipe_loads_neither_mpi_nor_numpy_and_prints_nothing():
     program = (
-        "import sys, threading, minipipe\n"
+        "import sys, threading, minipipe, minipipe.comm.job.witness\n"
         "unwanted = {'numpy', 'mpi4py', 'cupy', 'matplotlib', 'pytest', 'hypothesis'} & set(sys.modules)\n"
         "assert not unwanted, unwanted\n"
         "assert threading.active_count() == 1\n"

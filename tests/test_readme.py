@@ -72,7 +72,7 @@ def test_the_map_is_the_tree():
     rows = re.findall(r"^\| ((?:`[\w./]+`(?:, )?)+) \|", README, flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`([\w./]+)`", row)}
     package = Path(ROOT / "minipipe")
-    files = {p.name for p in package.glob("*.py")} - {"__init__.py", "__main__.py", "version.py"}
+    files = {p.name for p in package.glob("*.py")} - {"__init__.py", "__main__.py"}
     folders = {f"{p.name}/" for p in package.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
     assert named == files | folders
 

@@ -1,17 +1,5 @@
 """Ranks and messages: one rank, threads of this process, or MPI."""
 
-from minipipe.comm.launch import init_process_group
-from minipipe.comm.one_rank import OneRankGroup
-from minipipe.comm.process_group import ProcessGroup
-from minipipe.comm.request import DEFAULT_TIMEOUT, Request
-from minipipe.comm.thread import ThreadGroup, spawn
+from minipipe._lazy import names_on_demand
 
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "OneRankGroup",
-    "ProcessGroup",
-    "Request",
-    "ThreadGroup",
-    "init_process_group",
-    "spawn",
-]
+__getattr__, __dir__, __all__ = names_on_demand(__name__, __file__)

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from minipipe.system_calls import call
+from minipipe.comm.job.system_calls import call
 
 TCP_ABI = 4
 """The first version that refuses TCP; it refuses no other protocol."""

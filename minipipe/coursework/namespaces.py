@@ -18,8 +18,8 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+from minipipe.comm.job.system_calls import call
 from minipipe.coursework.readable import DEVICES
-from minipipe.system_calls import call
 
 WITHOUT_USER = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
 """New namespaces of mounts, host name, messages, processes and network; the system's administrator may make them."""

@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from minipipe.comm.job.system_calls import give_up_privileges
 from minipipe.coursework import containment, landlock, limits, namespaces
 from minipipe.coursework.containment import LANDLOCK, LAYERS, LIMITS, NAMESPACES, USER, Containment
 from minipipe.coursework.readable import DEVICES
-from minipipe.system_calls import give_up_privileges
 
 
 def restrict(

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from minipipe.comm.job.system_calls import adopt_orphans, end_descendants, end_with_parent
 from minipipe.coursework import namespaces
 from minipipe.coursework.containment import NAMESPACES
 from minipipe.coursework.limits import DISK
 from minipipe.coursework.readable import readable_paths
 from minipipe.coursework.restriction import limit_alone, restrict
-from minipipe.system_calls import adopt_orphans, end_descendants, end_with_parent
 
 Events = Iterator[dict[str, Any]]
 

@@ -22,8 +22,8 @@ from types import FrameType
 from typing import NamedTuple
 
 from minipipe.cli.supervision.guard import end_the_rest, listen, prepare
+from minipipe.comm.job.system_calls import end_with
 from minipipe.errors import LaunchError, quoted
-from minipipe.system_calls import end_with
 
 _PATIENCE = 10.0  # seconds for mpirun to end all after a signal, before it is killed
 _LOOK = 0.05  # seconds

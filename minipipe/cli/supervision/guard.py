@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from minipipe.system_calls import adopt_orphans, end_descendants, end_with
+from minipipe.comm.job.system_calls import adopt_orphans, end_descendants, end_with
 
 _GRACE = 2.0  # seconds for processes that outlive mpirun, such as a witness, before they are killed
 _LONGEST_END = 10.0  # seconds after which a process that cannot be killed is left

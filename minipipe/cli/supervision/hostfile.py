@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from minipipe.comm.job.system_calls import end_with
 from minipipe.errors import ArgumentError, quoted
 from minipipe.io import read_text
-from minipipe.system_calls import end_with
 
 _PATIENCE = 5.0  # seconds that a host may take to answer
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")  # nothing that ssh takes for an option

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from minipipe._lazy import __version__
 from minipipe.comm import ProcessGroup
 from minipipe.execution.checks.comparison import check_agreement
 from minipipe.execution.checks.description import description
-from minipipe.version import __version__
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 

@@ -1,0 +1,58 @@
+"""Public names that a package loads when they are first asked for (PEP 562), as its stub ``__init__.pyi`` lists them.
+
+Editors and type checkers read the same stub, so each name is listed once. This file imports nothing, not even
+``__future__``: ``minipipe.__main__`` says why.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]":
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package with a stub.
+
+    Each line of the stub is ``from module import name as name``, with ``package`` itself as the module of its modules.
+
+    Parameters
+    ----------
+    package, file : str
+        The ``__name__`` and the ``__file__`` of the package.
+
+    Examples
+    --------
+    >>> import minipipe
+    >>> load, _, names = names_on_demand("minipipe", minipipe.__file__)
+    >>> load("simulate").__name__, "simulate" in names
+    ('simulate', True)
+    """
+    with open(f"{file}i", encoding="utf-8") as stub:
+        lines = [line.split() for line in stub if line.startswith("from ")]
+    home_of = {name: module for _, module, _, name, *_ in lines}
+    names = sorted(home_of)
+
+    def load(name: str) -> "Any":
+        if name not in home_of:
+            from minipipe.habits import missing_from_package  # most programs need no such error
+
+            raise missing_from_package(package, name, names)
+        home = home_of[name]
+        if home == package:  # to ask it for the attribute would end here again
+            home = f"{package}.{name}"
+            return __import__(home, fromlist=["__name__"])
+        return getattr(__import__(home, fromlist=[name]), name)
+
+    return load, lambda: names, names
+
+
+def __getattr__(name: str) -> str:
+    """Return the installed version as ``__version__``, when it is first asked for: that takes a while."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("minipipe-mpi")
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "unknown"

@@ -1,0 +1,10 @@
+"""The public names of ``minipipe.render``, for type checkers and for ``minipipe._lazy``, one on a line."""
+
+from minipipe.render.files import check_ending as check_ending
+from minipipe.render.files import save as save
+from minipipe.render.html import draw_html as draw_html
+from minipipe.render.notebook import show as show
+from minipipe.render.perfetto import perfetto_trace as perfetto_trace
+from minipipe.render.svg import draw_svg as draw_svg
+from minipipe.render.terminal import has_colour as has_colour
+from minipipe.render.text import draw_text as draw_text
