@@ -14,9 +14,8 @@ from minipipe.autograd.random_key import random_key
 from minipipe.autograd.watch import watch_everything
 from minipipe.comm import spawn
 from minipipe.comm.job.host import limit_blas_threads
-from minipipe.execution.division import divided
 from minipipe.execution.objective import Loss, shares
-from minipipe.execution.samples import samples
+from minipipe.execution.samples import divided, samples
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
 from minipipe.pipeline import Pipeline
 from minipipe.schedules.action_table import Schedule

@@ -19,10 +19,10 @@ CORE = [
     *("comm.switchboard", "comm.thread"),
     *map(
         "execution.".__add__,
-        ["plan", "payload", "stage", "build_stages", "microbatch", "record", "executor", "journal"],
+        ["plan", "payload", "stage", "batch", "record", "executor"],
     ),
-    *map("pipeline.".__add__, ["delivery", "intake", "parameters", "pipeline", "shared"]),
-    "execution.checks.consistency",
+    *map("pipeline.".__add__, ["intake", "parameters", "pipeline"]),
+    "execution.checks.calls",
     *map("schedules.analysis.".__add__, ["activations", "dependencies", "lowering", "theory"]),
     *map("schedules.analysis.".__add__, ["verifier", "walk"]),
     *map("functional.".__add__, ["elementwise", "operators", "reduction", "shape", "linear", "activation", "loss"]),

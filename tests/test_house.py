@@ -41,7 +41,7 @@ ONLY_HERE = {
     "cupy": {"autograd.backend"},
     "cupyx": {"autograd.backend"},
     "ortools": {"schedules.search.exact"},
-    "safetensors": {"pipeline.checkpoint.tensors"},
+    "safetensors": {"pipeline.checkpoint.storage"},
     "cairosvg": {"render.svg.convert"},
 }  # what may be missing is imported in one place
 # A file that opens one above it, most of them when they are called: a property of data, or a picture.
@@ -50,12 +50,7 @@ DOORS = {
     ("schedules.action_table", "render.notebook"),
     ("schedules.simulation.timeline", "render.notebook"),
     ("schedules.simulation.timeline", "schedules.simulation.explanation"),
-    ("execution.plan", "tuning.memory"),
-    ("execution.plan", "tuning.deciding"),
-    ("execution.executor", "tuning.memory_meter"),
-    ("tuning.messages", "pipeline"),
     ("tuning.messages", "cli.supervision.launching"),
-    ("tuning.trial", "pipeline"),
 }
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "schedules.analysis.dependencies", "schedules.analysis.lowering"),

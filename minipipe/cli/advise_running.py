@@ -72,7 +72,7 @@ def program_report(
     if launcher is None or ranks_of_launcher(os.environ) != 1:  # or this is a rank itself, which can start no others
 
         def advise(group: ProcessGroup) -> Advice | None:
-            return advice_on_ranks(question, group, "thread ranks", seconds, teller(group, None))
+            return advice_on_ranks(question, group, Pipeline, "thread ranks", seconds, teller(group, None))
 
         return Report.of(cast(Advice, spawn(advise, num_ranks)[0]))
     with tempfile.TemporaryDirectory(prefix="minipipe-advice-") as folder:
@@ -135,7 +135,7 @@ def main() -> None:
                 raise ArgumentError("value", f"{given}; expected init_process_group().")
             question = question_of(step, *asked["question"])
             tell = teller(pipeline.group, asked["progress"])
-            advice = advice_on_ranks(question, pipeline.group, "MPI ranks", asked["seconds"], tell)
+            advice = advice_on_ranks(question, pipeline.group, Pipeline, "MPI ranks", asked["seconds"], tell)
         except Exception as error:
             if pipeline.group.rank == 0 and isinstance(error, MinipipeError):
                 message = error.problems[0].message if isinstance(error, ScheduleError) else str(error)

@@ -9,16 +9,15 @@ random numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import perf_counter
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from minipipe.autograd import backend
 from minipipe.autograd.grad_mode import enable_grad, no_grad
 from minipipe.autograd.random_key import Place, at, current_place
 from minipipe.comm import ProcessGroup, Request
-from minipipe.execution.journal import sending_in, told
-from minipipe.execution.microbatch import Batch
 from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record
 from minipipe.execution.stage import Stage
@@ -27,12 +26,22 @@ from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Direction, Value
 from minipipe.schedules.transforms import neighbouring_weights
 
-# It is given the executor: a step that knew its own would keep it, and all parameters, after the last use.
-Step = Callable[["Executor", Batch], None]
+if TYPE_CHECKING:
+    from minipipe.execution.batch import Batch
+
+# A step is given its executor: one that kept it would keep all parameters alive after their last use.
+Step = Callable[["Executor", "Batch"], None]
+
+
+class Observer(Protocol):
+    """Observes a run: its memory, its times on a core, its values. A run without observers pays nothing for them."""
+
+    def watch(self, action: Action, step: Step) -> Step:
+        """Return a step that does the same, observed; or the step itself, where there is nothing to observe."""
 
 
 class Executor:
-    """Runs one rank's program on its stages. Keeps nothing of a batch once it has run and its sends are finished.
+    """Runs one rank's program on its stages. Holds no reference to a batch after its run and its sends have completed.
 
     Each action is bound once to its stage, its value, its message: a list of functions, which every batch runs. A RECV
     only notes that a message is expected, and the action that needs it waits; a SEND is finished at the end of the
@@ -56,48 +65,58 @@ class Executor:
         The array module to compute with.
     stacks : bool
         Whether the last of several neighbouring W of a stage computes the weight gradients of all of them.
+    observers : tuple of Observer
+        Of every run.
 
     Attributes
     ----------
-    measures_memory : bool
-        Whether to measure the bytes held after each action. Slow.
+    box : dict of Value to Payload or Request
+        Values between their producer and their consumer, during a run.
+    record : Record
+        Of the current run.
     """
 
     def __init__(
-        self, program: Program, stages: Mapping[int, Stage], group: ProcessGroup, xp: ModuleType, stacks: bool = False
+        self,
+        program: Program,
+        stages: Mapping[int, Stage],
+        group: ProcessGroup,
+        xp: ModuleType,
+        stacks: bool = False,
+        observers: tuple[Observer, ...] = (),
     ) -> None:
         self.program = program
         self.stages = stages
         self.group = group
         self.xp = xp
+        self.observers = observers
         self._name = group.name_of_program()
         self._allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
-        self.measures_memory = False
-        self._stacked = neighbouring_weights(program.actions[group.rank]) if stacks else {}
-        self._steps = told([_METHODS[action.kind](self, action) for action in program.actions[group.rank]], group)
+        self._actions = program.actions[group.rank]
+        self._stacked = neighbouring_weights(self._actions) if stacks else {}
+        self._steps = [_METHODS[action.kind](self, action) for action in self._actions]
         self._earlier_sends: list[Request] = []
         self._forget()
 
-    def run(self, batch: Batch, finishes_sends: bool = True) -> Record:
-        """Run the program once. Collective: every rank runs its own, and talks to those of neighbouring stages.
+    def run(self, batch: Batch, *observers: Observer, finishes_sends: bool = True) -> Record:
+        """Run the program once. Collective: every rank runs its own, and exchanges messages with neighbouring stages.
 
-        Sends that are not finished now are, at the latest, at the end of the next run.
+        Sends that do not have to finish now finish, at the latest, at the end of the next run.
         """
-        if self.measures_memory:
-            from minipipe.tuning.memory_meter import MemoryMeter  # a door to a room above
-
-            self._meter = cast(Any, MemoryMeter(batch.arrays))
+        steps = self._steps
+        for observer in (*self.observers, *observers):
+            steps = list(map(observer.watch, self._actions, steps))
         place, activity = Place(batch.seed, batch.training_step), self.group.activity
-        activity.begin(self._name, self.program.actions[self.group.rank], batch.step, sending_in(self.program))
+        activity.begin(self._name, self._actions, batch.step, partial(_sent_at, self.program))
         try:
             with no_grad() if self.program.is_forward_only else enable_grad(), at(place):
-                for step in self._steps:
+                for step in steps:
                     step(self, batch)
                     activity.position += 1
             for send in (*self._earlier_sends, *(self._sends if finishes_sends else ())):
                 send.wait()
             self._earlier_sends = [] if finishes_sends else self._sends
-            return self._record  # before _forget makes a new one
+            return self.record  # before _forget makes a new one
         except BaseException as error:  # sys.exit and Ctrl-C in a layer have a place, too
             for stage in () if self.program.is_forward_only else self.stages.values():
                 stage.begin()  # no half of a gradient, and no graph
@@ -111,10 +130,9 @@ class Executor:
             self._forget()
 
     def _forget(self) -> None:
-        self._record = Record()
-        self._box: dict[Value, Any] = {}  # Payload or Request
+        self.record = Record()
+        self.box: dict[Value, Any] = {}
         self._sends: list[Request] = []
-        self._meter = None
 
     # -- computing ------------------------------------------------------------------------------------------
 
@@ -129,8 +147,8 @@ class Executor:
             if stage.is_last:
                 stage.forward_with_loss(k, received, batch.objective)
             else:
-                self._box[produced] = stage.forward(k, received)  # [1]
-            self._note(action, stage, start)
+                self.box[produced] = stage.forward(k, received)  # [1]
+            self._note(stage, start)
 
         return run
 
@@ -142,14 +160,12 @@ class Executor:
         def run(self: Executor, batch: Batch) -> None:
             received = None if stage.is_last else self._take(consumed)
             start = perf_counter()
-            if self._meter is not None:  # the bytes of a recomputation count, too
-                self._meter.observe(stage, k)
             gradient = compute(k, received)
             if stage.returns_gradient:
-                self._box[produced] = gradient  # [1]
+                self.box[produced] = gradient  # [1]
             else:
-                self._record.input_gradients[k] = gradient
-            self._note(action, stage, start)
+                self.record.input_gradients[k] = gradient
+            self._note(stage, start)
 
         return run
 
@@ -160,31 +176,27 @@ class Executor:
             start = perf_counter()
             if microbatches:
                 stage.backward_weight(*microbatches)
-            self._note(action, stage, start)
+            self._note(stage, start)
             if len(microbatches) > 1:
-                self._record.share_time_of_last(len(microbatches))
+                self.record.share_time_of_last(len(microbatches))
 
         return run
 
-    def _note(self, action: Action, stage: Stage, start: float) -> None:
-        """Record the times of the action, and what is held after it."""
+    def _note(self, stage: Stage, start: float) -> None:
+        """Record the times of a computation, and how many microbatches its stage holds after it."""
         backend.synchronise(self.xp)  # otherwise this would time the launch of kernels on a GPU
-        self._record.ran.append((start, perf_counter(), stage.num_held))
-        if self._meter is not None:
-            stage_bytes, all_bytes = self._meter.measure(action, stage)
-            self._record.held_bytes.append((action, *stage_bytes))
-            self._record.memory.append(all_bytes)
+        self.record.ran.append((start, perf_counter(), stage.num_held))
 
     # -- messages -------------------------------------------------------------------------------------------
 
     def _take(self, value: Value) -> Payload:
         """Return a value that an action consumes; wait if it is still to come."""
-        item = self._box.pop(value)  # [4]
+        item = self.box.pop(value)  # [4]
         if isinstance(item, Payload):
             return item
         awaited_from = perf_counter()
         message = item.wait()
-        self._record.received[value] = Receipt(awaited_from, perf_counter(), backend.num_bytes(message))
+        self.record.received[value] = Receipt(awaited_from, perf_counter(), backend.num_bytes(message))
         return Payload.from_message(message, self.xp)
 
     def _send(self, action: Action) -> Step:
@@ -192,8 +204,8 @@ class Executor:
         destination, tag = self.program.placement[value.consumer_stage], self._tag(value)
 
         def run(self: Executor, batch: Batch) -> None:
-            array = self._box.pop(value).to_message(self.group.takes_device_arrays)  # [2]
-            self._record.sent[value] = perf_counter()
+            array = self.box.pop(value).to_message(self.group.takes_device_arrays)  # [2]
+            self.record.sent[value] = perf_counter()
             self._sends.append(self.group.isend(array, destination, tag, step=batch.step))
 
         return run
@@ -205,7 +217,7 @@ class Executor:
         source, tag = self.program.placement[value.stage], self._tag(value)
 
         def run(self: Executor, batch: Batch) -> None:  # [3]
-            self._box[value] = self.group.irecv(source, tag, step=batch.step, what=words, allocate=self._allocate)
+            self.box[value] = self.group.irecv(source, tag, step=batch.step, what=words, allocate=self._allocate)
 
         return run
 
@@ -225,3 +237,10 @@ _METHODS = {
     ActionKind.RECV_F: Executor._receive,
     ActionKind.RECV_B: Executor._receive,
 }
+
+
+def _sent_at(program: Program, action: Action) -> int | None:
+    """Return at which position of another rank's actions the value that an action consumes is sent."""
+    value = Value.consumed_by(action)
+    row = () if value is None else program.actions[program.placement[value.stage]]
+    return row.index(value.send) if value is not None and value.send in row else None

@@ -5,20 +5,22 @@ A plan needs no ranks: look at it before you run it. A :class:`minipipe.Pipeline
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.comm import ProcessGroup
-from minipipe.errors import ModelError, RankError, ScheduleCode, ScheduleError, whole_number
-from minipipe.execution.partition.layers import partition_of
+from minipipe.errors import ArgumentError, ModelError, RankError, ScheduleCode, ScheduleError
+from minipipe.execution.partition import partition_of
+from minipipe.execution.stage import Stage
 from minipipe.io import html_table, text_table
-from minipipe.nn import Module, Parameter, Sequential
+from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
+from minipipe.nn.auxiliary_loss import carrying_losses
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
 from minipipe.schedules.action_table import Program, Schedule, read_schedule
@@ -281,9 +283,12 @@ class Plan:
            0       8,320      8,320     16,640        2,560     1,280       37,120
            1       1,320      1,320      2,640        1,680     1,280        8,240
         """
-        from minipipe.tuning.memory import predict_memory  # a door to the room above
-
-        return predict_memory(self, layers, optimiser, recompute)
+        if not callable(getattr(layers, "memory", None)):
+            message = (
+                f"The layers are given as {type(layers).__name__}; expected the result of minipipe.measure_layers."
+            )
+            raise ArgumentError("type", message)
+        return layers.memory(self, optimiser=optimiser, recompute=recompute)
 
     # -- as a table -----------------------------------------------------------------------------------------
 
@@ -308,41 +313,6 @@ class Plan:
                 yield str(i), layer.brief() + mark, str(stage), str(self.placement[stage]), f"{size:,}", f"{nbytes:,}"
                 total_size, total_bytes = total_size + size, total_bytes + nbytes
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
-
-
-def planned(
-    model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], pipeline: type, **run: Any
-) -> tuple[Plan, bool]:
-    """Return the plan that was given, or that of a model and options, for a group; and whether to recompute.
-
-    Collective if the partition or the schedule follows from measurements, on rank 0, where ``run`` says with which
-    loss, seed, device and recompute; otherwise local.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is no whole number.
-    ModelError
-        Code ``planned``, for options beside a plan.
-    RankError
-        Code ``wrong-number``, for a plan of another number of ranks.
-    """
-    for name in ("seed", "dropout_seed"):
-        whole_number(name, run[name], 0)
-    is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
-    others = options.keys() - (signature(Plan).parameters.keys() - {"num_ranks"})
-    if (is_asked or others) and not isinstance(model, Plan):
-        from minipipe.tuning.deciding import decided  # another door
-
-        model, options, run["recompute"] = decided(model, group, options, pipeline, **run)
-    if not isinstance(model, Plan):
-        return Plan(model, num_ranks=group.size, **options), run["recompute"]
-    if options:
-        raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
-    if model.schedule.num_ranks != group.size:
-        message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
-        raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
-    return model, run["recompute"]
 
 
 def check_model(model: Any) -> None:
@@ -428,3 +398,55 @@ def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_mo
             f"Expected {num_ranks + 1} to {2 * num_ranks} modules."
         )
         raise RankError("wrong-number", message) from None
+
+
+# -- its stages on a rank ---------------------------------------------------------------------------------------------
+
+
+class HalfStage(Stage):
+    """A stage of a model in half precision, whose gradients may overflow: a loss scale notices, NumPy does not warn."""
+
+    backward = backend.quietly(Stage.backward)
+    backward_input = backend.quietly(Stage.backward_input)
+    backward_weight = backend.quietly(Stage.backward_weight)
+
+
+def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np) -> dict[int, Stage]:
+    """Return the stages of a rank. Only their layers are copied, values too where they have them.
+
+    Parameters without values are filled from the seed and their names in the whole model. A parameter that several of
+    these stages share is one parameter here, too.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its model is left as it was.
+    rank : int
+    seed : int
+    recompute : bool
+        Whether stages keep only their inputs between forward and backward, and compute their activations again.
+    xp : module
+        The array module that holds their parameters.
+    """
+    names = {id(parameter.owner): name for name, parameter in plan.model.named_parameters()}
+    has_losses = any(isinstance(module, AuxiliaryLoss) for module in plan.model.modules())
+    copies: dict = {}  # of everything that was copied, by the identity of the original
+    is_half = any(backend.is_half(parameter.dtype) for parameter in plan.model.parameters())
+    kind, stages = HalfStage if is_half else Stage, {}
+    for index in plan.schedule.stages_of(rank):
+        part = plan.part(index)
+        try:
+            module = copy.deepcopy(part, copies)
+        except TypeError as error:  # an open file, a lock
+            what = f"A layer of stage {index} cannot be copied: {error}"
+            raise ModelError("not-copyable", f"{what}. Open files and the like when they are used.") from None
+        parameters: dict[str, Parameter] = {names[id(p.owner)]: copies[id(p)] for p in part.parameters()}
+        for name, parameter in parameters.items():
+            parameter.move(xp)
+            if not parameter.is_filled:
+                parameter.fill(seed, name)
+        forward: Callable = Recompute(module) if recompute else module
+        if has_losses:
+            forward = carrying_losses(forward, index == 0, index == plan.schedule.num_stages - 1)
+        stages[index] = kind(module, index, plan.schedule, parameters, forward)
+    return stages

@@ -2,17 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import signature
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, MicrobatchError, ModelError
-from minipipe.execution.checks import Calls, batch_marks
-from minipipe.execution.division import divided
-from minipipe.execution.microbatch import Batch
+from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, whole_number
+from minipipe.execution import BatchLoss, PendingLoss
+from minipipe.execution.batch import Batch
+from minipipe.execution.checks import Calls, batch_marks, part_of
 from minipipe.execution.objective import Objective
+from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
-from minipipe.execution.samples import Pieces, Samples, samples
+from minipipe.execution.samples import Pieces, Samples, divided, joined, returned, samples
+from minipipe.nn import Sequential
+
+
+def planned(
+    model: Sequential | Plan,
+    group: ProcessGroup,
+    options: dict[str, Any],
+    pipeline: type,
+    make: Callable[..., Any],
+    **run: Any,
+) -> tuple[Plan, bool]:
+    """Return the plan that was given, or that of a model and options, for a group; and whether to recompute.
+
+    Collective if the partition or the schedule follows from measurements: ``make`` makes the pipelines that are
+    measured, and ``run`` has their loss, seed, device and recompute. Otherwise local.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is no whole number.
+    ModelError
+        Code ``planned``, for options beside a plan.
+    RankError
+        Code ``wrong-number``, for a plan of another number of ranks.
+    """
+    for name in ("seed", "dropout_seed"):
+        whole_number(name, run[name], 0)
+    is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
+    others = options.keys() - (signature(Plan).parameters.keys() - {"num_ranks"})
+    if (is_asked or others) and not isinstance(model, Plan):
+        from minipipe.tuning.deciding import decided  # here, because most programs measure nothing
+
+        model, options, run["recompute"] = decided(model, group, options, pipeline, make, **run)
+    if not isinstance(model, Plan):
+        return Plan(model, num_ranks=group.size, **options), run["recompute"]
+    if options:
+        raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
+    if model.schedule.num_ranks != group.size:
+        message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
+        raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
+    return model, run["recompute"]
 
 
 class Needs(NamedTuple):
@@ -90,3 +137,66 @@ class Intake:
         if given is None:
             raise ArgumentError("value", f"Rank {self._group.name()} needs the {noun}, but was given None.")
         return samples(given, noun, self._plan.dtypes[kind], self._xp)
+
+
+# -- what a call gives back -------------------------------------------------------------------------------------------
+
+
+class Check(Protocol):
+    """What looks at a loss and at the findings of all ranks: ``execution/checks/finite.py``."""
+
+    @property
+    def findings(self) -> tuple[float, ...]:
+        """What this rank has found."""
+
+    def judge(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> None:
+        """Look at the loss, and at what all ranks have found, by rank."""
+
+
+def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
+    """Return the outputs of a batch on the ranks that are to have them.
+
+    Collective, where that is all of them.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    root : int
+        The rank of the last stage.
+    batch : Batch
+    """
+    kept = batch.objective.outputs
+    found = joined([kept[k] for k in sorted(kept)], batch.slices, batch.is_cut) if kept else None
+    if batch.objective.where == "everywhere":
+        # As if gradients of all were wanted: then a single array of real numbers travels as it is.
+        message = None if found is None else Payload(found.arrays, [True] * len(found.arrays), found.form).to_message()
+        payload = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
+        found = Samples([a if a.flags.writeable else a.copy() for a in payload.arrays], payload.form)
+    return None if found is None else returned(found, batch.is_cut)
+
+
+def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: Check | None = None) -> PendingLoss:
+    """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
+
+    Collective; parameters are those of :func:`deliver_outputs`, and what looks at the loss once it is there. Of that
+    each rank tells its findings to each other rank: those of the root come with the loss. So the rank that ends last,
+    on which all others wait, finds the findings of all others there already.
+    """
+    outputs = deliver_outputs(group, root, batch)
+    own = () if check is None else check.findings
+    numbers = batch.objective.numbers(*own) if group.rank == root else None
+    tell = partial(group.ibroadcast, step=batch.step, what=part_of(batch.call))
+    request = tell(numbers, root)
+    others = [rank for rank in range(group.size) if rank != root] if own else []
+    told = [tell(np.array(own) if rank == group.rank else None, rank) for rank in others]
+
+    def receive() -> BatchLoss:
+        numbers = request.wait().tolist()
+        loss = BatchLoss.read(numbers, len(batch.slices), list(batch.objective.metrics), outputs)
+        if check is not None:
+            findings = [one.wait().tolist() for one in told]
+            findings.insert(root, numbers[-len(own) :])
+            check.judge(loss, findings)
+        return loss
+
+    return PendingLoss(receive, batch.training_step + 1)

@@ -15,9 +15,9 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.execution import BatchLoss, PendingLoss
-from minipipe.execution.build_stages import build_stages
+from minipipe.execution.batch import Batch
 from minipipe.execution.checks import check_program
-from minipipe.execution.checks.consistency import (
+from minipipe.execution.checks.calls import (
     check_backward,
     check_frozen,
     check_inputs_require_grad,
@@ -26,17 +26,18 @@ from minipipe.execution.checks.consistency import (
     warn_of_another_order,
     warn_of_missing_gradients,
 )
+from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
-from minipipe.execution.microbatch import Batch
 from minipipe.execution.objective import GivenGradient, Loss, Metric, Objective, Weight, Where
-from minipipe.execution.plan import Plan, planned
-from minipipe.execution.record import Record, gather_timeline
+from minipipe.execution.observers import MemoryMeter, journal
+from minipipe.execution.plan import Plan, build_stages
+from minipipe.execution.record import Record
+from minipipe.execution.timeline import gather_timeline
 from minipipe.habits import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale
-from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
-from minipipe.pipeline.intake import Intake, Needs
+from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, planned
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
@@ -188,12 +189,11 @@ class Pipeline(FamiliarPipeline):
         check_agreement: bool = True,
         **options: Any,
     ) -> None:
-        from minipipe.execution.checks.finite import FiniteCheck  # a door to a room above
-
         dropout_seed = seed if dropout_seed is None else dropout_seed
         given: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
         given |= {"dropout_seed": dropout_seed, "stack_weight_gradients": stack_weight_gradients}
-        plan, recompute = planned(model, group, options, type(self), device=device, recompute=recompute, **given)
+        run = {**given, "device": device, "recompute": recompute}
+        plan, recompute = planned(model, group, options, type(self), Pipeline, **run)
         check_loss(loss)
         self._objective = partial(Objective, loss, loss_weight)
         compares = check_program(group, check_agreement, {**plan.description, **given})
@@ -206,7 +206,7 @@ class Pipeline(FamiliarPipeline):
         self._records, self._pending = deque[Record](maxlen=_KEPT_STEPS), deque[PendingLoss]()
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
-        self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp)
+        self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._trainer = self._executor(plan.program, stacks=stack_weight_gradients)
         self._finite = FiniteCheck(check_finite, plan, self._trainer)
         self._predictors, self._input_gradients = dict[int, Executor](), None
@@ -422,9 +422,9 @@ class Pipeline(FamiliarPipeline):
         earlier = self._parameters.shared.take_gradients() if accumulate else {}
         # Of frozen stages no gradient comes back to say that what they sent, perhaps the inputs themselves, is gone.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
-        self._trainer.measures_memory = self.measures_memory
+        meters = [MemoryMeter(batch.arrays)] if self.measures_memory else []
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
-        record = self._trainer.run(batch, finishes_sends)
+        record = self._trainer.run(batch, *meters, finishes_sends=finishes_sends)
         # Its tags are behind those of the executor.
         self._parameters.shared.exchange_gradients(batch.step, 2 * self.num_stages * len(batch.slices), earlier)
         if self.num_steps == 0:
@@ -836,10 +836,10 @@ class Pipeline(FamiliarPipeline):
         ...     pipeline.measure_memory(np.ones((100, 2)), np.ones((100, 3)))
         MemoryPerMicrobatch(activation=(2400,), weight_activation=(1200,), transient_activation=(0,))
         """
-        from minipipe.tuning.stages import measure_memory  # a door to the room above, as is the next one
+        from minipipe.tuning import stages  # here, because most programs measure nothing
 
         batch = self._batch("measure_memory", inputs, targets, self._objective(), self._is_training)
-        return measure_memory(self._executor, self._plan.program, batch)
+        return stages.measure_memory(self._executor, self._plan.program, batch)
 
     def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
         """Return the times and the memory of each stage's actions, and the times of messages, measured over some steps.
@@ -882,10 +882,10 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(train, num_ranks=2)
         ['s', 's']
         """
-        from minipipe.tuning.stages import measure_costs
+        from minipipe.tuning import stages
 
         batch = self._batch("measure_costs", inputs, targets, self._objective(), self._is_training)
-        return measure_costs(self._executor, self._plan.program, batch, num_steps)
+        return stages.measure_costs(self._executor, self._plan.program, batch, num_steps)
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.schedule.describe()}; rank {self._group.rank}>"

@@ -10,9 +10,9 @@ from minipipe.autograd import backend
 from minipipe.comm import spawn
 from minipipe.comm.job.host import core_times, num_cores
 from minipipe.errors import ArgumentError
-from minipipe.execution.checks.consistency import check_loss
+from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.objective import Loss
-from minipipe.execution.partition.layers import partition_evenly
+from minipipe.execution.partition import partition_evenly
 from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.samples import Pieces, samples
 from minipipe.nn import Sequential

@@ -20,14 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm import ProcessGroup
+from minipipe.comm import ProcessGroup, Request
 from minipipe.comm.job.host import cores
+from minipipe.execution.batch import Batch
 from minipipe.execution.checks import part_of
 from minipipe.execution.executor import Executor, Step
-from minipipe.execution.microbatch import Batch
-from minipipe.execution.payload import Payload
-from minipipe.execution.record import Record
-from minipipe.execution.stage import Stage
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
@@ -86,46 +83,61 @@ class CoreTimes(NamedTuple):
     overhead: float
 
 
-class CoreTimedExecutor(Executor):
-    """An executor that also measures for how long its thread has a core: in its actions, and between them.
+class CoreClock:
+    """An observer of one run: for how long its thread has a core, in its actions and between them.
+
+    Make it just before the run, and call :meth:`gather` just after it.
 
     Parameters
     ----------
-    plain : Executor
-        Whose program, stages and group it takes.
+    num_stages : int
     """
 
-    def __init__(self, plain: Executor) -> None:
-        super().__init__(plain.program, plain.stages, plain.group, plain.xp)
-        self._steps = list(map(_timed, self._steps))
-        self._begun = self._between = 0.0
+    def __init__(self, num_stages: int) -> None:
+        self._spent, self._ran = np.zeros((2, len(_KINDS), num_stages))
+        self.waited, self._begun = 0.0, thread_time()
 
-    def run(self, batch: Batch, finishes_sends: bool = True) -> Record:
-        """Run the program once, like :meth:`Executor.run`. Collective."""
-        self._spent, self._ran = np.zeros((2, len(_KINDS), self.program.num_stages))
-        self._waited, start = 0.0, thread_time()
-        record = super().run(batch, finishes_sends)
-        self._between = thread_time() - start - self._spent.sum() - (1 - _OF_WAITS) * self._waited
-        return record
+    def watch(self, action: Action, step: Step) -> Step:
+        """Return a step whose time on a core is measured, without its wait for a message."""
+        if action.kind in (ActionKind.RECV_F, ActionKind.RECV_B):
+            value = Value.carried_by(action)
 
-    def gather(self) -> CoreTimes:
-        """Return the times of all ranks in the last run. Collective."""
-        mine = np.stack([self._spent, self._ran, np.full_like(self._spent, self._between)])
-        spent, ran, between = np.add.reduce(self.group.all_gather(mine, what=part_of("measure_costs")))
-        return CoreTimes(spent / np.maximum(ran, 1), float(between[0, 0] / ran.sum()))
+            def receive(executor: Executor, batch: Batch) -> None:
+                step(executor, batch)
+                executor.box[value] = _TimedRequest(executor.box[value], self)
 
-    def _take(self, value: Value) -> Payload:
-        start = thread_time()
-        payload = super()._take(value)
-        self._begun = thread_time()  # what the wait takes of a core is none of the action's
-        self._waited += self._begun - start
-        return payload
-
-    def _note(self, action: Action, stage: Stage, start: float) -> None:
+            return receive
+        if action.kind not in _KINDS:
+            return step
         place = _KINDS.index(action.kind), action.stage
-        self._spent[place] += thread_time() - self._begun
-        self._ran[place] += 1
-        super()._note(action, stage, start)
+
+        def compute(executor: Executor, batch: Batch) -> None:
+            start, waited = thread_time(), self.waited
+            step(executor, batch)
+            self._spent[place] += thread_time() - start - (self.waited - waited)
+            self._ran[place] += 1
+
+        return compute
+
+    def gather(self, group: ProcessGroup) -> CoreTimes:
+        """Return the times of all ranks. Collective."""
+        between = thread_time() - self._begun - self._spent.sum() - (1 - _OF_WAITS) * self.waited
+        mine = np.stack([self._spent, self._ran, np.full_like(self._spent, between)])
+        spent, ran, overhead = np.add.reduce(group.all_gather(mine, what=part_of("measure_costs")))
+        return CoreTimes(spent / np.maximum(ran, 1), float(overhead[0, 0] / ran.sum()))
+
+
+class _TimedRequest(NamedTuple):
+    """A request whose wait is counted apart: the time that it takes of a core does not belong to an action."""
+
+    request: Request
+    clock: CoreClock
+
+    def wait(self) -> Any:
+        start = thread_time()
+        message = self.request.wait()
+        self.clock.waited += thread_time() - start
+        return message
 
 
 def costs_on_shared_cores(
@@ -194,11 +206,3 @@ def _with_cores(costs: Costs, hosts: Hosts, program: Program, makespan: float) -
         else:
             high = middle
     return with_part(high)
-
-
-def _timed(step: Step) -> Step:
-    def run(executor: Any, batch: Batch) -> None:
-        executor._begun = thread_time()
-        step(executor, batch)
-
-    return run

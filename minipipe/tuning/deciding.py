@@ -18,15 +18,15 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.tuning import advising
 from minipipe.tuning.advising import check_sizes, checked_seconds, measure, weigh
 from minipipe.tuning.balancing import measured_partition
-from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.memory_size import memory_size
 from minipipe.tuning.messages import measure_messages
 from minipipe.tuning.plan import ChosenPlan
 from minipipe.tuning.progress import silent, teller
 from minipipe.tuning.question import Question
 from minipipe.tuning.report import Advice
+from minipipe.tuning.state_size import MakeOptimiser
 from minipipe.tuning.text import choices_of_rank_0, report_of_rank_0
-from minipipe.tuning.trial import Trial
+from minipipe.tuning.trial import MakePipeline, Trial
 from minipipe.tuning.weighing import Choice, described
 
 RACE_SECONDS = 40.0  # with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at most 1.00
@@ -39,6 +39,7 @@ def decided(
     group: ProcessGroup,
     options: Mapping[str, Any],
     pipeline: type,
+    make: MakePipeline,
     loss: Loss,
     seed: int,
     device: str | ModuleType,
@@ -58,6 +59,8 @@ def decided(
         ``schedule="auto"`` also those of :func:`chosen`.
     pipeline : type
         Whose options these are.
+    make : function
+        Makes a pipeline to measure: ``(model, group, **options)``.
     loss : function
     seed : int
     device : str or module
@@ -73,7 +76,7 @@ def decided(
     check_pipeline_options(pipeline, Plan, chosen, options)
     run: dict[str, Any] = {"loss": loss, "seed": seed, "device": device}
     if options.get("schedule") == "auto":
-        return chosen(model, group, recompute, **run, **others, **options)
+        return chosen(model, group, make, recompute, **run, **others, **options)
     partition = measured_partition(model, group, options, **run, recompute=recompute)
     others = {name: value for name, value in options.items() if name != "sample"}
     return model, {**others, "partition": partition}, recompute
@@ -82,6 +85,7 @@ def decided(
 def chosen(
     model: Any,
     group: ProcessGroup,
+    make: MakePipeline,
     recompute: bool,
     *,
     sample: Any = None,
@@ -104,6 +108,8 @@ def chosen(
     ----------
     model : Sequential
     group : ProcessGroup
+    make : function
+        As for :func:`decided`.
     recompute : bool
         Whether to weigh only choices with recomputation.
     sample : (inputs, targets)
@@ -140,7 +146,7 @@ def chosen(
     announce = teller(group, progress is not False)  # without a terminal too: it takes a minute
     time = (1 + _OF_PROBES) * RACE_SECONDS + advising.SECONDS
     announce(f'schedule="auto" measures and races choices on the ranks: about {time:.2g} s, more for a large model')
-    advice = advice_on_ranks(question, group, "the ranks of this job", tell=teller(group, progress))
+    advice = advice_on_ranks(question, group, make, "the ranks of this job", tell=teller(group, progress))
     choice = choices_of_rank_0(group, None if advice is None else [advice.best])[0]
     recompute, report = choice.pop("recompute"), report_of_rank_0(group, advice)
     plan = ChosenPlan(report, model, num_ranks=group.size, inputs_require_grad=inputs_require_grad, **choice)
@@ -151,6 +157,7 @@ def chosen(
 def advice_on_ranks(
     question: Question,
     group: ProcessGroup,
+    make: MakePipeline,
     where: str,
     seconds: float | None = None,
     tell: Callable[[str], None] = silent,
@@ -166,6 +173,8 @@ def advice_on_ranks(
     question : Question
         Of the batch one rank needs some.
     group : ProcessGroup
+    make : function
+        As for :func:`decided`.
     where : str
         On which ranks, for the report.
     seconds : float, optional
@@ -181,7 +190,7 @@ def advice_on_ranks(
     """
     seconds = checked_seconds(seconds, RACE_SECONDS)
     check_sizes(question, group.size)
-    trial = Trial(question, group)
+    trial = Trial(question, group, make)
     question, may_run = trial.question, trial.trains and seconds > 0
     tell(f"measuring messages between {group.size} rank{'s' * (group.size > 1)}")
     messages, advice = measure_messages(group, where), None

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, overload
 
 from minipipe.errors import ArgumentError
-from minipipe.execution.partition.layers import check_partition, partition_by_cost, partition_by_stage_cost
+from minipipe.execution.partition import check_partition, partition_by_cost, partition_by_stage_cost
+from minipipe.execution.plan import Plan
 from minipipe.io import html_table, text_table
-from minipipe.nn import Module, Parameter
+from minipipe.nn import Module
 from minipipe.nn.sequential import parameters_of
-from minipipe.optim.optimiser import Optimiser
 from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.analysis.activations import held_counts
+from minipipe.schedules.analysis.activations import held_counts, memory_levels
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.tuning.holding import Holding, held_by_stage
-from minipipe.tuning.state_size import gradient_bytes, state_bytes
+from minipipe.tuning.memory import MemoryPrediction, RankMemory, in_flight
+from minipipe.tuning.state_size import MakeOptimiser, gradient_bytes, state_bytes
 
-MakeOptimiser = Callable[[list[Parameter]], Optimiser]
 _HEAD = ("layer", "", "F ms", "I ms", "W ms", "held after F", "after I", "message", "gradient", "parameters", "bytes")
 _ON_THE_RIGHT = {0, *range(2, len(_HEAD))}
 
@@ -128,6 +128,36 @@ class MeasuredLayers(Sequence[LayerCosts]):
         """The seconds of one microbatch in each layer, the loss counted with the last: for ``layer_costs``."""
         last = 0.0 if self.loss is None else self.loss.time
         return [costs.time + last * (i == len(self) - 1) for i, costs in enumerate(self)]
+
+    def memory(
+        self, plan: Plan, *, optimiser: MakeOptimiser | None = None, recompute: bool = False
+    ) -> MemoryPrediction:
+        """Return how much memory each rank of a plan takes in a training step, as :meth:`minipipe.Plan.memory` does."""
+        if len(self) != len(plan.layers):
+            message = (
+                f"{len(self)} layers were measured, but the plan has {len(plan.layers)}; measure the plan's own model."
+            )
+            raise ArgumentError("value", message)
+        schedule = plan.schedule
+        costs = self.costs(plan.partition, plan.placement, recompute)
+        levels = memory_levels(schedule, costs.memory(schedule.num_stages))
+        cuts = [self[part.stop - 1] for part in plan.partition]
+        messages = in_flight(schedule, [(cut.message_size, cut.message_size * cut.returns_gradient) for cut in cuts])
+        found = []
+        for rank in range(schedule.num_ranks):
+            own = [layer for stage in schedule.stages_of(rank) for layer in plan.part(stage)]
+            uses = [use for layer in own for use in parameters_of(layer)]
+            parameters = list({id(use.owner): use.owner for use in uses}.values())
+            found.append(
+                RankMemory(
+                    parameters=sum(parameter.nbytes for parameter in parameters),
+                    gradients=0 if schedule.is_forward_only else gradient_bytes(uses),
+                    optimiser_state=state_bytes(optimiser, parameters),
+                    activations=int(max((during for during, _ in levels[rank]), default=0)),
+                    messages=messages[rank],
+                )
+            )
+        return MemoryPrediction(found)
 
     def costs(
         self, partition: Iterable[range], placement: Sequence[int] | None = None, recompute: bool = False
@@ -296,19 +326,3 @@ def microbatches_in_flight(schedule: Schedule) -> list[int]:
         for stage, rank in enumerate(schedule.placement)
     ]
     return [int(max((during for during, _ in held_counts(row)), default=0)) for row in rows]
-
-
-def check_layers(layers: Any, num_layers: int) -> None:
-    """Refuse what is not measured, or was measured of another model.
-
-    Raises
-    ------
-    ArgumentError
-        Codes ``type`` and ``value``.
-    """
-    if not isinstance(layers, MeasuredLayers):
-        message = f"The layers are given as {type(layers).__name__}; expected the result of minipipe.measure_layers."
-        raise ArgumentError("type", message)
-    if len(layers) != num_layers:
-        message = f"{len(layers)} layers were measured, but the plan has {num_layers}; measure the plan's own model."
-        raise ArgumentError("value", message)

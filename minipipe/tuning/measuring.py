@@ -24,14 +24,13 @@ from minipipe.autograd.memory import buffer_of, held_buffers
 from minipipe.autograd.random_key import current_place, random_key
 from minipipe.comm import spawn
 from minipipe.errors import ArgumentError, MicrobatchError
-from minipipe.execution.build_stages import build_stages
-from minipipe.execution.checks.consistency import check_loss
-from minipipe.execution.division import divided
-from minipipe.execution.microbatch import Batch
+from minipipe.execution.batch import Batch
+from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.objective import Loss, Objective
+from minipipe.execution.observers import MemoryMeter
 from minipipe.execution.payload import Payload
-from minipipe.execution.plan import Plan, check_model
-from minipipe.execution.samples import Samples, samples
+from minipipe.execution.plan import Plan, build_stages, check_model
+from minipipe.execution.samples import Samples, divided, samples
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
 from minipipe.schedules.action import Action, ActionKind
@@ -39,7 +38,6 @@ from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.tuning.holding import Buffers, Holding, Passed
 from minipipe.tuning.layers import Measured, MeasuredLayers
-from minipipe.tuning.memory_meter import MemoryMeter
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _NOTHING = Payload([], [], ())

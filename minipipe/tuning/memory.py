@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from minipipe.execution.plan import Plan
 from minipipe.io import html_table, text_table
-from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.analysis.activations import memory_levels
 from minipipe.schedules.analysis.dependencies import Direction, Value
 from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.tuning.layers import MakeOptimiser, MeasuredLayers, check_layers
-from minipipe.tuning.state_size import gradient_bytes, state_bytes
 
 _HEAD = ("rank", "parameters", "gradients", "optimiser", "activations", "messages", "total bytes")
 
@@ -76,33 +71,6 @@ class MemoryPrediction(tuple[RankMemory, ...]):
     def _table(self) -> list[tuple[str, ...]]:
         rows = ((str(rank), *(f"{size:,}" for size in (*own, own.total))) for rank, own in enumerate(self))
         return [_HEAD, *rows]
-
-
-def predict_memory(
-    plan: Plan, layers: MeasuredLayers, optimiser: MakeOptimiser | None, recompute: bool
-) -> MemoryPrediction:
-    """Return what each rank of a plan will take. Parameters and errors are those of :meth:`minipipe.Plan.memory`."""
-    check_layers(layers, len(plan.layers))
-    schedule = plan.schedule
-    costs = layers.costs(plan.partition, plan.placement, recompute)
-    levels = memory_levels(schedule, costs.memory(schedule.num_stages))
-    cuts = [layers[part.stop - 1] for part in plan.partition]
-    messages = in_flight(schedule, [(cut.message_size, cut.message_size * cut.returns_gradient) for cut in cuts])
-    found = []
-    for rank in range(schedule.num_ranks):
-        own = [layer for stage in schedule.stages_of(rank) for layer in plan.part(stage)]
-        uses = [use for layer in own for use in parameters_of(layer)]
-        parameters = list({id(use.owner): use.owner for use in uses}.values())
-        found.append(
-            RankMemory(
-                parameters=sum(parameter.nbytes for parameter in parameters),
-                gradients=0 if schedule.is_forward_only else gradient_bytes(uses),
-                optimiser_state=state_bytes(optimiser, parameters),
-                activations=int(max((during for during, _ in levels[rank]), default=0)),
-                messages=messages[rank],
-            )
-        )
-    return MemoryPrediction(found)
 
 
 def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]:

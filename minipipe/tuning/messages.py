@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -21,11 +22,16 @@ from minipipe.cli.supervision.launching import find_mpirun
 from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.comm.job.launcher import num_ranks as ranks_of_launcher
 from minipipe.errors import LaunchError
+from minipipe.execution.batch import Batch
+from minipipe.execution.executor import Executor
+from minipipe.execution.objective import Objective
+from minipipe.execution.plan import Plan, build_stages
+from minipipe.execution.samples import Samples, split_microbatches
 from minipipe.nn import Linear, MSELoss, Sequential
-from minipipe.pipeline import Pipeline
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.fitting import fit_messages
 from minipipe.tuning.progress import unwarned
+from minipipe.tuning.stages import measure_costs
 
 _SIZES, _REPEATS = (1 << 10, 1 << 18), 40  # bytes; the cost is a line through these two
 _WIDTH, _SAMPLES, _MICROBATCHES, _STEPS = 64, 16, 16, 10  # of the small pipeline: a layer on each rank
@@ -105,10 +111,14 @@ def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
 def _costs_at_work(group: ProcessGroup) -> Costs:
     """Return the costs of a pipeline with small layers, one on each rank. Collective."""
     model = Sequential(*(Linear(_WIDTH, _WIDTH) for _ in range(group.size)))
-    pipeline = Pipeline(model, group, loss=MSELoss(), num_microbatches=_MICROBATCHES)
-    ones = np.ones((_MICROBATCHES * _SAMPLES, _WIDTH), np.float32)
+    plan = Plan(model, num_ranks=group.size, num_microbatches=_MICROBATCHES)
+    stages = build_stages(plan, group.rank, seed=0)
+    ones = Samples([np.ones((_MICROBATCHES * _SAMPLES, _WIDTH), np.float32)])
+    slices, objective = split_microbatches(ones.num_samples, _MICROBATCHES), Objective(MSELoss())
+    objective.begin(slices, ones)
+    batch = Batch("measure_costs", slices, ones, objective, 0, 0, 0, is_cut=False, inputs_require_grad=False)
     with unwarned(group):
-        return pipeline.measure_costs(ones, ones, num_steps=_STEPS)
+        return measure_costs(partial(Executor, stages=stages, group=group, xp=np), plan.program, batch, _STEPS)
 
 
 def messages_of_this_machine(num_ranks: int) -> Messages:

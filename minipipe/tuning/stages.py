@@ -10,17 +10,19 @@ import numpy as np
 
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError
+from minipipe.execution.batch import Batch
 from minipipe.execution.checks import part_of
-from minipipe.execution.executor import Executor
-from minipipe.execution.microbatch import Batch
-from minipipe.execution.record import Record, gather_timeline
+from minipipe.execution.executor import Executor, Observer
+from minipipe.execution.observers import MemoryMeter
+from minipipe.execution.record import Record
+from minipipe.execution.timeline import gather_timeline
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.transforms import freeze_stages, split_backward
-from minipipe.tuning.core_times import CoreTimedExecutor, costs_on_shared_cores, crowded_hosts
+from minipipe.tuning.core_times import CoreClock, costs_on_shared_cores, crowded_hosts
 from minipipe.tuning.noise import CoreWatch
 
 MakeExecutor = Callable[[Program], Executor]
@@ -66,9 +68,10 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     frozen = range(program.num_stages) if program.is_forward_only else program.frozen
     alone = freeze_stages(one_microbatch(program.placement, program.num_ranks), frozen)
     executor = make_executor(lower(alone))
-    executor.measures_memory = True
-    record = _run_without_trace(executor, replace(batch, slices=batch.slices[:1]))
-    return _gather_memory(executor.group, record, program.num_stages)
+    alone_batch = replace(batch, slices=batch.slices[:1])
+    meter = MemoryMeter(alone_batch.arrays)
+    _run_without_trace(executor, alone_batch, meter)
+    return _gather_memory(executor.group, meter, program.num_stages)
 
 
 def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, num_steps: int) -> Costs:
@@ -87,15 +90,13 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
         raise ArgumentError("value", f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
     executor, timelines, times = make_executor(lower(split_backward(program.schedule))), [], []
     hosts = crowded_hosts(executor.group, executor.xp)
-    if hosts is not None:
-        executor = CoreTimedExecutor(executor)
     watch = CoreWatch()
     for _ in range(num_steps + 1):
         executor.group.barrier()
-        record = _run_without_trace(executor, batch)
+        clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
+        record = _run_without_trace(executor, batch, *clocks)
         timelines.append(gather_timeline(executor.group, [record], executor.program))
-        if isinstance(executor, CoreTimedExecutor):
-            times.append(executor.gather())
+        times += [clock.gather(executor.group) for clock in clocks]
     watch.warn(executor.group, hosts)
     costs = Costs.measured(*timelines[1:])
     if hosts is not None:
@@ -104,22 +105,22 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
     return replace(costs, **memory._asdict(), memory_unit="bytes")
 
 
-def _run_without_trace(executor: Executor, batch: Batch) -> Record:
+def _run_without_trace(executor: Executor, batch: Batch, *observers: Observer) -> Record:
     for stage in executor.stages.values():
         stage.begin()
-    record = executor.run(batch)
+    record = executor.run(batch, *observers)
     for stage in executor.stages.values():
         stage.begin()
     return record
 
 
-def _gather_memory(group: ProcessGroup, record: Record, num_stages: int) -> MemoryPerMicrobatch:
+def _gather_memory(group: ProcessGroup, meter: MemoryMeter, num_stages: int) -> MemoryPerMicrobatch:
     """Return the bytes held by each stage after F, after I, and during recomputation, in a step of one microbatch.
 
     Collective.
     """
     mine = np.zeros((3, num_stages), np.int64)
-    for action, after, recomputed in record.held_bytes:
+    for action, (after, recomputed) in meter.held_bytes.items():
         if action.kind is ActionKind.FORWARD:
             mine[0, action.stage] = after
         elif action.kind is ActionKind.BACKWARD_INPUT:

@@ -11,8 +11,10 @@ from minipipe.errors import ArgumentError
 from minipipe.nn.parameter import Parameter
 from minipipe.optim.optimiser import Optimiser
 
+MakeOptimiser = Callable[[list[Parameter]], Optimiser]
 
-def state_bytes(make_optimiser: Callable[[list[Parameter]], Optimiser] | None, parameters: Iterable[Parameter]) -> int:
+
+def state_bytes(make_optimiser: MakeOptimiser | None, parameters: Iterable[Parameter]) -> int:
     """Return how many bytes an optimiser will keep for parameters, which need no values yet.
 
     It takes one step with stand-ins of one element each; what it keeps for them is scaled up. Frozen parameters get

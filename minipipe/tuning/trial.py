@@ -24,7 +24,6 @@ from minipipe.errors import ArgumentError
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Microbatches, Pieces, Replicated, Samples, samples
 from minipipe.nn import Parameter
-from minipipe.pipeline import Pipeline
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.tuning.progress import silent, unwarned
 from minipipe.tuning.question import Question
@@ -35,6 +34,8 @@ _FIRST_TURNS = 0.2  # of the time of a race: about as long take those of each ha
 _COST_STEPS, _COST_TURNS = 8, 2
 _WHAT = "the batch that choices are tried with"
 _END = -1
+
+MakePipeline = Callable[..., Any]  # (model, group, **options) -> Pipeline
 
 
 class Run(NamedTuple):
@@ -77,6 +78,8 @@ class Trial:
     question : Question
         The batch is that of the lowest rank that has one, inputs and targets alike.
     group : ProcessGroup
+    make : function
+        Makes a pipeline: ``(model, group, **options)``.
 
     Raises
     ------
@@ -86,13 +89,13 @@ class Trial:
         For a batch that is none, on the rank that has it.
     """
 
-    def __init__(self, question: Question, group: ProcessGroup) -> None:
+    def __init__(self, question: Question, group: ProcessGroup, make: MakePipeline) -> None:
         inputs, targets = (_shared(group, given) for given in (question.inputs, question.targets))
         if inputs is None:
             message = 'schedule="auto" needs a batch to measure: sample=(inputs, targets), on one rank at least.'
             raise ArgumentError("value", message)
         self.question, self.group = replace(question, inputs=inputs, targets=targets), group
-        self._last_parameters: list[ref[Parameter]] = []
+        self._make, self._last_parameters = make, list[ref[Parameter]]()
 
     @property
     def trains(self) -> bool:
@@ -180,12 +183,12 @@ class Trial:
                 lead = max(times, key=lambda each: (len(times[each]), -median(times[each])))
                 tell(f"after {num_turns} turns {names[lead]} leads, measured {1e3 * median(times[lead]):.3f} ms a step")
 
-    def _pipeline(self, choice: Mapping[str, Any]) -> Pipeline:
+    def _pipeline(self, choice: Mapping[str, Any]) -> Any:
         """Make a pipeline of a choice, where the last one is no more."""
         if any(parameter() is not None for parameter in self._last_parameters):
             gc.collect()  # a layer of the user's knows itself
         given = {**self.question.options, **choice, "check_agreement": False, "check_finite": "off"}
-        pipeline = Pipeline(self.question.model, self.group, **given)
+        pipeline = self._make(self.question.model, self.group, **given)
         self._last_parameters = list(map(ref, pipeline.parameters()))
         return pipeline
 

@@ -15,7 +15,7 @@ from minipipe.schedules.simulation.comparison import workload_of
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.tuning.candidates import SEARCHED, Candidate, models_for_search
 from minipipe.tuning.measurements import Measurements
-from minipipe.tuning.memory import MemoryPrediction, predict_memory
+from minipipe.tuning.memory import MemoryPrediction
 from minipipe.tuning.question import Question
 from minipipe.tuning.searching import least_makespan, searched_schedule
 
@@ -197,7 +197,8 @@ class Weighing:
         return Plan(self.model, schedule, partition=partition, inputs_require_grad=self.inputs_require_grad)
 
     def _memory(self, plan: Plan, recompute: bool) -> MemoryPrediction:
-        return predict_memory(plan, self.measured.layers[plan.schedule.num_microbatches], self.optimiser, recompute)
+        layers = self.measured.layers[plan.schedule.num_microbatches]
+        return layers.memory(plan, optimiser=self.optimiser, recompute=recompute)
 
     def plan(self, candidate: Candidate, plan: Plan, schedule: Schedule) -> Choice:
         """Return a plan, weighed.

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe import data, init_process_group, nn
+from minipipe import Pipeline, data, init_process_group, nn
 from minipipe.tuning.deciding import advice_on_ranks
 from minipipe.tuning.question import Question
 from minipipe.tuning.text import choices_of_rank_0
@@ -106,7 +106,7 @@ CASES = {
 
 def choices_of(question, group, most, seconds):
     """Return the choices, the best first, on rank 0, and on all ranks their options, in the same order."""
-    advice, programs = advice_on_ranks(question, group, "the ranks of this job", seconds), {}
+    advice, programs = advice_on_ranks(question, group, Pipeline, "the ranks of this job", seconds), {}
     for choice in advice.choices if advice else []:
         programs.setdefault(choice.program, choice)
     choices = list(programs.values())[:most]
@@ -162,7 +162,7 @@ def main():
             case = make()
             question = Question(case.model, case.inputs, case.targets, {"loss": case.loss})
             choices, every = choices_of(question, group, options.most, options.seconds)
-            trial = Trial(question, group)
+            trial = Trial(question, group, Pipeline)
             times = list(map(median, measure(trial, every, options.rounds)))
             finalists = [0, *sorted(range(1, len(times)), key=times.__getitem__)[:FINALISTS]]
             again = measure(trial, [every[number] for number in finalists], MORE * options.rounds)

@@ -107,7 +107,7 @@ def test_beside_a_given_gradient_it_is_a_mean_over_the_batch_too():
 def test_a_loss_that_lost_its_gradient_is_caught(monkeypatch):
     schedule, layers = build("1f1b", 2, 2), model((1,), lambda: nn.AuxiliaryLoss(mean_square, 0.3))
     check_same_as_one_process(layers, nn.MSELoss(), *batch(), schedule)
-    monkeypatch.setattr("minipipe.execution.build_stages.carrying_losses", lambda forward, *_: forward)
+    monkeypatch.setattr("minipipe.execution.plan.carrying_losses", lambda forward, *_: forward)
     with pytest.raises(AssertionError, match="differs from one process"):
         check_same_as_one_process(layers, nn.MSELoss(), *batch(), schedule)
 

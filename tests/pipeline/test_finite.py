@@ -9,7 +9,7 @@ from minipipe import Pipeline, Tensor, functional, nn, optim, spawn
 from minipipe.autograd.random_key import current_place
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, NotFiniteError, RankError
-from minipipe.pipeline import delivery
+from minipipe.pipeline import intake
 from minipipe.testing import same_bits
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.pipeline.not_finite import NUM_MICROBATCHES, Bad, X, Y, check_culprit, made, model, refused
@@ -343,7 +343,7 @@ def test_a_mutant_that_forgets_the_other_ranks_is_caught(monkeypatch):
         def judge(self, loss, findings):
             self.check.judge(loss, [self.findings])
 
-    whole = delivery.deliver_loss
+    whole = intake.deliver_loss
     monkeypatch.setattr("minipipe.pipeline.pipeline.deliver_loss", lambda *given: whole(*given[:-1], Alone(given[-1])))
     with pytest.raises(Exception, match="No rank can go on|the step was not refused"):
         # By turns, so that the load of the machine does not decide which rank ends first.

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from minipipe import Microbatches, Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
-from minipipe.execution.division import split_microbatches
 from minipipe.execution.objective import shares
-from minipipe.execution.samples import Samples, samples
+from minipipe.execution.samples import Samples, samples, split_microbatches
 from minipipe.testing import (
     check_independent_of_microbatches,
     check_same_as_one_process,

@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 
 from minipipe import Plan, nn, partition_by_cost, partition_evenly, split_microbatches
 from minipipe.errors import ArgumentError, MicrobatchError, PartitionError
-from minipipe.execution.partition.layers import check_partition, partition_by_stage_cost
-from minipipe.execution.partition.search import smallest_largest_rank, smallest_largest_stage
+from minipipe.execution.partition import (
+    check_partition,
+    partition_by_stage_cost,
+    smallest_largest_rank,
+    smallest_largest_stage,
+)
 from minipipe.schedules.placement import looped_placement, neighbouring_placement, v_placement
 from tests.strategies import examples
 

@@ -69,7 +69,7 @@ def test_the_batch_of_one_rank_is_that_of_all(root):
 
     def share(group):
         inputs = {"x": x, "scale": Replicated(2.0)} if group.rank == root else None
-        question = Trial(asked(inputs, y if group.rank == 1 else None), group).question
+        question = Trial(asked(inputs, y if group.rank == 1 else None), group, Pipeline).question
         return question.inputs, question.targets
 
     for inputs, targets in spawn(share, 3):
@@ -79,7 +79,7 @@ def test_the_batch_of_one_rank_is_that_of_all(root):
 
 def test_microbatches_stay_microbatches():
     parts = Microbatches([np.ones((2, 5)), np.zeros((3, 7))])
-    found = spawn(lambda group: Trial(asked(parts if group.rank else None), group).question.inputs, 2)
+    found = spawn(lambda group: Trial(asked(parts if group.rank else None), group, Pipeline).question.inputs, 2)
     assert [part.shape for part in found[0]] == [(2, 5), (3, 7)]
     assert samples(found[0], "inputs").layout == samples(parts, "inputs").layout
 
@@ -87,7 +87,9 @@ def test_microbatches_stay_microbatches():
 def test_a_batch_of_another_dtype_is_taken_as_a_pipeline_takes_it():
     """The story: what came from another rank was not converted, and float64 met the float32 of the model."""
     x = np.random.default_rng(0).standard_normal((4, 4))
-    found = spawn(lambda group: len(Trial(asked(x, x), group).turn({"schedule": "gpipe", "num_microbatches": 2})), 2)
+    found = spawn(
+        lambda group: len(Trial(asked(x, x), group, Pipeline).turn({"schedule": "gpipe", "num_microbatches": 2})), 2
+    )
     assert found == [2, 2]
 
 
@@ -98,14 +100,14 @@ def test_a_choice_with_frozen_stages_reaches_other_ranks_and_runs():
     x, cut = np.ones((8, 4), np.float32), [range(i, i + 1) for i in range(4)]
     own = {"schedule": "1f1b", "num_microbatches": 4, "partition": cut}
     question = Question(model, x, x, {"loss": nn.MSELoss()}, num_microbatches=4, own=own)
-    found = spawn(lambda group: advice_on_ranks(question, group, "threads", 0.1), 4)[0]
+    found = spawn(lambda group: advice_on_ranks(question, group, Pipeline, "threads", 0.1), 4)[0]
     assert found.own.schedule.frozen == {0} and found.own.measured > 0
 
 
 def test_probes_end_with_their_time_but_for_the_first_one():
     x = np.ones((4, 4), np.float32)
     choices = [{"schedule": "gpipe", "num_microbatches": 2}] * 3
-    tried = Trial(asked(x, x), OneRankGroup())
+    tried = Trial(asked(x, x), OneRankGroup(), Pipeline)
     assert [number for number, _ in tried.probes(choices, seconds=0)] == [0]
     assert [number for number, _ in tried.probes(choices, seconds=60)] == [0, 1, 2, 0, 1, 2]
 
@@ -113,7 +115,7 @@ def test_probes_end_with_their_time_but_for_the_first_one():
 def test_without_a_batch_every_rank_says_so():
     def refuse(group):
         with pytest.raises(ArgumentError, match="on one rank at least") as caught:
-            Trial(asked(None), group)
+            Trial(asked(None), group, Pipeline)
         return str(caught.value.code)
 
     assert spawn(refuse, 2) == ["value"] * 2
@@ -126,7 +128,7 @@ def test_choices_run_on_the_ranks_at_hand():
     choices = [{"schedule": build(2, 4), "partition": cut} for build in (schedules.gpipe, schedules.one_f_one_b)]
 
     def run(group):
-        tried = Trial(asked(x, x), group)
+        tried = Trial(asked(x, x), group, Pipeline)
         costs = tried.costs(choices[0])
         return tried.race(choices, seconds=0.5), len(costs.forward)
 
@@ -143,7 +145,7 @@ class KnowsItself(nn.Linear):
 
 
 @pytest.mark.parametrize("layer", [nn.Linear, KnowsItself])
-def test_one_pipeline_at_a_time_has_memory(layer, monkeypatch):
+def test_one_pipeline_at_a_time_has_memory(layer):
     """Whatever the layers are: where they know themselves, they stay until Python looks for such."""
     x, before, alive = np.ones((4, 4), np.float32), [], []
 
@@ -153,9 +155,8 @@ def test_one_pipeline_at_a_time_has_memory(layer, monkeypatch):
             super().__init__(*given, **options)
             before.extend(map(weakref.ref, self.parameters()))
 
-    monkeypatch.setattr(trial, "Pipeline", Watched)
     question = Question(nn.Sequential(layer(4, 4), nn.Linear(4, 4)), x, x, {"loss": nn.MSELoss()})
-    tried = Trial(question, OneRankGroup())
+    tried = Trial(question, OneRankGroup(), Watched)
     gc.disable()
     try:
         for _ in range(3):

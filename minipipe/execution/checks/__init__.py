@@ -1,11 +1,9 @@
 """What is checked beside a step: do all ranks run the same program, and is every value finite?"""
 
 from minipipe.execution.checks.calls import Calls, part_of
-from minipipe.execution.checks.comparison import check_agreement, check_first_values
+from minipipe.execution.checks.comparison import check_agreement, check_first_values, check_program, program
 from minipipe.execution.checks.description import description, digest
-from minipipe.execution.checks.fingerprint import batch_marks, fingerprint
-from minipipe.execution.checks.program import check_program, program
-from minipipe.execution.checks.updates import Updates
+from minipipe.execution.checks.updates import Updates, batch_marks, fingerprint
 
 __all__ = [
     "Calls",

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.random_key import current_place
-from minipipe.execution.checks.sightings import Seen, What, kinds_of
-from minipipe.execution.microbatch import Batch
-from minipipe.execution.payload import Payload
+from minipipe.execution.batch import Batch
+from minipipe.execution.executor import Executor, Step
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Samples
 from minipipe.execution.stage import Stage
-from minipipe.nn import Module, Recompute, auxiliary_losses
+from minipipe.nn import Module, Parameter, Recompute, auxiliary_losses
 from minipipe.nn.auxiliary_loss import add_again
 from minipipe.nn.sequential import parameters_of
 from minipipe.pytree import rebuilt, tensors_in
+from minipipe.schedules.action import Action, ActionKind
 from minipipe.tensor import Tensor, record
 
 
@@ -41,6 +42,7 @@ class Probe:
         self.sightings: list[Seen] = []
         self._plan = plan
         self._names = list(plan.owners)
+        self._parameters: dict[int, list[tuple[int, int, Parameter]]] = {}  # of a stage: (layer, number, parameter)
         self._spoilt: set[int] = set()  # parameters whose gradients are not finite since an earlier microbatch
 
     def note(self, what: What, microbatch: int, layer: int, arrays: Iterable[Array], which: int = -1) -> None:
@@ -64,8 +66,8 @@ class Probe:
             self.note(What.LOSS, k, len(self._plan.layers), [np.array(loss)])
 
     @contextmanager
-    def watching(self, stage: Stage) -> Iterator[Any]:
-        """Watch the layers of a stage inside this block, which gets what stands for the stage."""
+    def watching(self, stage: Stage) -> Iterator[None]:
+        """Watch the layers of a stage inside this block."""
         first, layers = self._plan.partition[stage.index].start, stage.module.layers
         names = {id(parameter.owner): self._names.index(name) for name, parameter in stage.parameters.items()}
         parameters = [
@@ -74,18 +76,27 @@ class Probe:
         for number, name, parameter in parameters:
             self.note(What.PARAMETER, -1, number, [parameter.data], name)
 
-        def look_at_weights(microbatch: int) -> None:
-            for number, name, parameter in parameters:
+        self._parameters[stage.index] = parameters
+        stage.module.layers = [self._watched(layer, first + i) for i, layer in enumerate(layers)]
+        try:
+            yield
+        finally:
+            stage.module.layers = layers
+
+    def watch(self, action: Action, step: Step) -> Step:
+        """Return a step after which the weight gradients of its stage are looked at, for every backward."""
+        if action.kind.is_communication or action.kind is ActionKind.FORWARD:
+            return step
+
+        def run_and_look(executor: Executor, batch: Batch) -> None:
+            step(executor, batch)
+            for number, name, parameter in self._parameters[action.stage]:
                 gradient = parameter.node.grad
                 if gradient is not None and id(parameter) not in self._spoilt and kinds_of(gradient):
                     self._spoilt.add(id(parameter))
-                    self.note(What.WEIGHT_GRADIENT, microbatch, number, [gradient], name)
+                    self.note(What.WEIGHT_GRADIENT, action.microbatch, number, [gradient], name)
 
-        stage.module.layers = [self._watched(layer, first + i) for i, layer in enumerate(layers)]
-        try:
-            yield WatchedStage(stage, look_at_weights)
-        finally:
-            stage.module.layers = layers
+        return run_and_look
 
     def _watched(self, layer: Module, number: int) -> Module:
         """Return a layer of the same type that calls this one and looks at its result.
@@ -120,36 +131,157 @@ class Probe:
         return twins[0] if isinstance(result, Tensor) else rebuilt(result, twins)
 
 
-class WatchedStage:
-    """Stands for a stage in an executor: after every backward its weight gradients are looked at."""
-
-    def __init__(self, stage: Stage, look: Callable[[int], None]) -> None:
-        self._stage, self._look = stage, look
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
-
-    def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
-        """B."""
-        result = self._stage.backward(microbatch, gradient)
-        self._look(microbatch)
-        return result
-
-    def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
-        """I, which on a frozen stage is the whole backward."""
-        result = self._stage.backward_input(microbatch, gradient)
-        self._look(microbatch)
-        return result
-
-    def backward_weight(self, *microbatches: int) -> None:
-        """W."""
-        self._stage.backward_weight(*microbatches)
-        self._look(microbatches[-1])
-
-
 def _first_sample(part: Samples) -> int:
     """Return the first sample of a microbatch with a value that is not finite; -1 where there is none."""
     for i, array in enumerate(part.arrays):
         if i not in part.replicated and kinds_of(array):
             return int(np.argwhere(~np.isfinite(backend.to_numpy(array)))[0][0])
     return -1
+
+
+# -- who made it ------------------------------------------------------------------------------------------------------
+
+
+NAN, PLUS, MINUS = 1, 2, 4
+_WORDS = {NAN: "nan", PLUS: "inf", MINUS: "-inf"}
+
+
+class What(IntEnum):
+    """What was seen."""
+
+    INPUTS = 0
+    TARGETS = 1
+    PARAMETER = 2  # of a layer, before the step
+    RESULT = 3  # of a layer
+    AUXILIARY_LOSS = 4  # of a layer
+    LOSS = 5
+    GRADIENT = 6  # of the result of a layer
+    WEIGHT_GRADIENT = 7  # of a parameter of a layer
+
+
+class Seen(NamedTuple):
+    """Where something is not finite, in numbers that travel.
+
+    Attributes
+    ----------
+    what : What
+    microbatch, layer : int
+        -1, where it has none.
+    kinds : int
+        The sum of NAN, PLUS and MINUS.
+    which : int
+        Of inputs and targets the sample in the microbatch (-1 for a replicated array), of parameters the number.
+    """
+
+    what: int
+    microbatch: int
+    layer: int
+    kinds: int
+    which: int = -1
+
+
+class Culprit(NamedTuple):
+    """Who made the first value that is not finite.
+
+    Attributes
+    ----------
+    microbatch, layer : int
+        The layer is -1 for the inputs, and the number of layers for the loss.
+    is_backward, is_weight : bool
+        Whether it was made in the backward, and whether it is the gradient of a parameter.
+    seen : Seen
+        What was made.
+    cause : Seen or None
+        A parameter of the layer, or the targets, that were not finite before.
+    """
+
+    microbatch: int
+    layer: int
+    is_backward: bool
+    is_weight: bool
+    seen: Seen
+    cause: Seen | None = None
+
+
+def kinds_of(array: Array) -> int:
+    """Return what of nan, inf and -inf is in an array.
+
+    Examples
+    --------
+    >>> kinds_of(np.array([1.0, np.nan, -np.inf])) == NAN + MINUS
+    True
+    """
+    if not backend.is_floating(array.dtype):
+        return 0
+    values = backend.to_numpy(array)
+    if np.isfinite(values).all():
+        return 0
+    found = {NAN: np.isnan(values), PLUS: values == np.inf, MINUS: values == -np.inf}
+    return sum(kind for kind, where in found.items() if where.any())
+
+
+def words_of(kinds: int) -> str:
+    """Return kinds in words.
+
+    Examples
+    --------
+    >>> words_of(NAN + MINUS)
+    'nan and -inf'
+    """
+    return " and ".join(words for kind, words in _WORDS.items() if kinds & kind)
+
+
+def find_culprit(sightings: Iterable[Seen], num_microbatches: int, num_layers: int) -> Culprit | None:
+    """Return who made the first value that is not finite, of the first microbatch in which a loss or gradient is not.
+
+    Examples
+    --------
+    >>> seen = [Seen(What.RESULT, 0, layer, NAN) for layer in (2, 3)] + [Seen(What.LOSS, 0, 4, NAN)]
+    >>> find_culprit(seen, num_microbatches=1, num_layers=4).layer
+    2
+    """
+    places: dict[tuple[int, int, int], Seen] = {}
+    for seen in sightings:
+        places.setdefault(seen[:3], seen)
+    for k in range(num_microbatches):
+        found = _before_the_loss(places, k, num_layers) or _behind_the_loss(places, k, num_layers)
+        if found is not None:
+            return found
+    return None
+
+
+def _before_the_loss(places: dict[tuple[int, int, int], Seen], k: int, num_layers: int) -> Culprit | None:
+    """Return who made the loss of a microbatch what it is."""
+    loss = places.get((What.LOSS, k, num_layers))
+    if loss is None:
+        return None
+    found = _begin_of_chain(places, k, num_layers - 1)
+    auxiliary = [places[place] for place in sorted(places) if place[:2] == (What.AUXILIARY_LOSS, k)]
+    if found is None and auxiliary:
+        return Culprit(k, auxiliary[0].layer, False, False, auxiliary[0])
+    return found or Culprit(k, num_layers, False, False, loss, places.get((What.TARGETS, k, -1)))
+
+
+def _behind_the_loss(places: dict[tuple[int, int, int], Seen], k: int, num_layers: int) -> Culprit | None:
+    """Return who made the gradients of a microbatch what they are: in the forward, if there it had such values."""
+    for layer in range(num_layers, -1, -1):
+        gradient = places.get((What.GRADIENT, k, layer - 1))
+        seen = gradient or places.get((What.WEIGHT_GRADIENT, k, layer))
+        if seen is not None:
+            before = _begin_of_chain(places, k, layer) or _begin_of_chain(places, k, layer - 1)
+            return before or Culprit(k, layer, True, gradient is None, seen)
+    return None
+
+
+def _begin_of_chain(places: dict[tuple[int, int, int], Seen], k: int, layer: int) -> Culprit | None:
+    """Return who made the first of the neighbouring results that are not finite, up to that of a layer."""
+    inputs = places.get((What.INPUTS, k, -1))
+    mask = MINUS if inputs is not None and inputs.kinds & MINUS else 0  # -inf in the inputs is a mask, perhaps
+    found = None
+    while layer >= -1:
+        seen = places.get((What.RESULT, k, layer)) if layer >= 0 else inputs
+        if seen is None or not seen.kinds & ~mask:
+            break
+        found = Culprit(k, layer, False, False, seen, places.get((What.PARAMETER, -1, layer)))
+        layer -= 1
+    return found

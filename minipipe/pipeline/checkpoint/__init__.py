@@ -5,8 +5,7 @@ itself) · ``state`` (what of a pipeline and its optimisers goes into one, and b
 ``exchange`` (JSON between ranks) · ``saving`` and ``restoring`` · ``weights`` (the model alone, for other programs).
 """
 
-from minipipe.pipeline.checkpoint.restoring import Restored, newest, restore
+from minipipe.pipeline.checkpoint.restoring import Restored, export, load_weights, newest, restore
 from minipipe.pipeline.checkpoint.saving import BackgroundSaver, save
-from minipipe.pipeline.checkpoint.weights import export, load_weights
 
 __all__ = ["BackgroundSaver", "Restored", "export", "load_weights", "newest", "restore", "save"]

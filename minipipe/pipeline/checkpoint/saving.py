@@ -25,8 +25,7 @@ from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.exchange import gather, raise_first, tell
 from minipipe.pipeline.checkpoint.manifest import Manifest, encoded
 from minipipe.pipeline.checkpoint.state import Arrays, by_name, check_given, merged, take
-from minipipe.pipeline.checkpoint.storage import Digest
-from minipipe.pipeline.checkpoint.tensors import pieces
+from minipipe.pipeline.checkpoint.storage import Digest, pieces
 
 _POLL = 0.02  # seconds between looks for the other ranks' files, in the background
 

@@ -45,8 +45,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, LaunchError
 from minipipe.execution import PendingLoss
-from minipipe.pipeline.elastic.pieces import Made
-from minipipe.pipeline.elastic.vault import Vault, ranks, state_for
+from minipipe.pipeline.elastic.vault import Made, Vault, ranks, state_for
 
 if TYPE_CHECKING:
     from minipipe.pipeline.elastic.survivors import SurvivorGroup

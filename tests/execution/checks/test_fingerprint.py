@@ -11,7 +11,7 @@ from hypothesis import given
 from minipipe import Microbatches, Replicated, Tensor
 from minipipe.execution.checks import fingerprint
 from minipipe.execution.checks.comparison import marks_of
-from minipipe.execution.checks.fingerprint import _form
+from minipipe.execution.checks.updates import _form
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe.execution.checks.sightings import MINUS, NAN, PLUS, Seen, What, find_culprit
+from minipipe.execution.checks.probe import MINUS, NAN, PLUS, Seen, What, find_culprit
 from tests.strategies import examples
 
 LAYERS = 5

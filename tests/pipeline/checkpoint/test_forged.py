@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe.errors import CheckpointError, MinipipeError
-from minipipe.pipeline.checkpoint.tensors import pieces, unpacked
+from minipipe.pipeline.checkpoint.storage import pieces, unpacked
 from tests.launch import run, slowly
 from tests.pipeline.checkpoint import small
 from tests.pipeline.checkpoint.forging import JUNK, PART, Forge, changed, places

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays_of
 from safetensors.numpy import load
 
 from minipipe.errors import CheckpointError
-from minipipe.pipeline.checkpoint.tensors import pieces, unpacked
+from minipipe.pipeline.checkpoint.storage import pieces, unpacked
 from tests.half_precision import bfloat16
 
 DTYPES = ["f8", "f4", "f2", "c8", "?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">f4", ">i8"]

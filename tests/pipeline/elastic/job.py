@@ -28,7 +28,7 @@ from minipipe import Pipeline, elastic, init_process_group, nn, optim
 from minipipe.autograd.random_key import current_place
 from minipipe.comm import ProcessGroup
 from minipipe.errors import LaunchError
-from minipipe.pipeline.elastic.pieces import Made
+from minipipe.pipeline.elastic.vault import Made
 from minipipe.tensor import record
 
 OPTIONS = {"kills": [], "steps": 6, "copies": 1, "every": 1, "wait": True, "schedule": "1f1b", "optimiser": "Adam"}

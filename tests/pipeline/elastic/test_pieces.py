@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, functional, nn, optim, spawn
 from minipipe.errors import ArgumentError
-from minipipe.pipeline.elastic.pieces import Made, packed, unpacked
+from minipipe.pipeline.elastic.vault import Made, packed, unpacked
 
 numbers = st.integers() | st.floats(allow_nan=False) | st.booleans() | st.none() | st.text()
 dtypes = st.sampled_from(["float32", "float64", "float16", "int64", "uint8", "bool", "bfloat16"])

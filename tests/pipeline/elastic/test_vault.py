@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from minipipe import elastic, optim, spawn
 from minipipe.errors import ArgumentError, LaunchError, RankLostError
 from minipipe.pipeline import Pipeline
-from minipipe.pipeline.elastic.pieces import Made
-from minipipe.pipeline.elastic.vault import Generation, Vault, state_for
+from minipipe.pipeline.elastic.vault import Generation, Made, Vault, state_for
 from tests.pipeline.elastic.test_pieces import are_same, make
 
 

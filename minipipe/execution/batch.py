@@ -7,10 +7,9 @@ from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.execution.joining import joined_gradients
 from minipipe.execution.objective import Objective
 from minipipe.execution.payload import Payload
-from minipipe.execution.samples import Pieces, Samples
+from minipipe.execution.samples import Pieces, Samples, joined_gradients
 
 
 @dataclass
