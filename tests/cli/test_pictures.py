@@ -111,6 +111,17 @@ def test_a_plot_has_a_panel_for_each_number_of_microbatches(ask, tmp_path):
     assert path.read_text() == draw_tradeoff(tradeoff(4, 8), notes=["F, I and W one unit each"])
 
 
+def test_the_limits_of_a_search_for_a_plot_are_multiples_of_what_the_fullest_rank_holds_of_a_microbatch(
+    ask, tmp_path, monkeypatch
+):
+    limits = {}
+    keep = lambda workload, seconds: limits.setdefault(workload.placement, []).append(max(workload.memory_limit))
+    monkeypatch.setattr("minipipe.tuning.searching.searched_schedule", keep)
+    options = ("--ranks", 2, "--microbatches", 4, "--costs", "activation=1:3", "--search", 1)
+    assert ask("schedules", "--plot", tmp_path / "plot.svg", *options)[0] == 0
+    assert limits == {(0, 1): [3, 6], (0, 1, 1, 0): [3]}
+
+
 def test_a_plot_with_a_search_has_more_points_and_no_worse_front(ask, tmp_path):
     path = tmp_path / "pareto.svg"
     assert ask("schedules", "--plot", path, "--ranks", 2, "--microbatches", 4, "--search", 0.5)[0] == 0

@@ -12,6 +12,7 @@ from minipipe.errors import ScheduleError
 from minipipe.schedules.search import heuristic
 from minipipe.tuning import Advice, Candidate, Messages
 from minipipe.tuning.advising import weigh
+from minipipe.tuning.candidates import candidates
 from minipipe.tuning.measurements import AtWork, Call
 from minipipe.tuning.searching import searched_schedule
 from minipipe.tuning.weighing import Weighing
@@ -23,6 +24,15 @@ COUNTS = (2, 4)
 @cache
 def advice(limit=inf, seconds=0, **rules):
     return weigh(asked(memory_limit=limit), 2, measured(4, COUNTS, **rules), seconds)
+
+
+def test_chunks_are_weighed_for_the_schedules_that_begin_with_several():
+    """Where a rank has several neighbouring stages of 1F1B, they are one stage with more messages."""
+    found = {}
+    for candidate in candidates(2, num_layers=8, counts=[4]):
+        found.setdefault(candidate.schedule, []).append(candidate.chunks_per_rank)
+    assert found["1f1b"] == found["gpipe"] == [1]
+    assert found["interleaved-1f1b"] == [2, 3, 4] and found["zb-v"] == [2]
 
 
 def test_the_best_is_the_fastest_of_all():
