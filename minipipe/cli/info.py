@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 
+from minipipe._lazy import __version__
 from minipipe.autograd import backend
 from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.machine import blas_library, gpu_messages, mpi_library, num_cores, package_version

@@ -104,6 +104,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _explain_or_refuse(words: list[str]) -> NoReturn:
     """Print the help or the version; refuse any other word, because it names no verb."""
+    from minipipe._lazy import __version__  # it asks for the installed distribution, which takes a while
 
     parser = _Parser(prog="minipipe", description="Pipeline schedules: drawn, proved, timed.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"minipipe {__version__}")

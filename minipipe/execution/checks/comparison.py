@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from minipipe._lazy import __version__
 from minipipe.comm import ProcessGroup
 from minipipe.errors import RankError
 from minipipe.execution.checks.description import description, digest
