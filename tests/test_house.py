@@ -42,7 +42,7 @@ ONLY_HERE = {
     "cupyx": {"autograd.backend"},
     "ortools": {"schedules.search.exact"},
     "safetensors": {"pipeline.checkpoint.storage"},
-    "cairosvg": {"render.svg.convert"},
+    "cairosvg": {"render.files"},
 }  # what may be missing is imported in one place
 # A file that opens one above it, most of them when they are called: a property of data, or a picture.
 DOORS = {

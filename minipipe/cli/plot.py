@@ -9,7 +9,7 @@ from pathlib import Path
 from minipipe.cli.options import misuse
 from minipipe.errors import ScheduleCode, quoted
 from minipipe.io import printable, write_whole
-from minipipe.render.svg.convert import check_converter, pdf_of, png_of
+from minipipe.render.files import check_converter, pdf_of, png_of
 from minipipe.render.svg.tradeoff import draw_tradeoff
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.simulation.comparison import PLACEMENTS, Choice, Tradeoff, searched_choice, tradeoff

@@ -127,13 +127,13 @@ def _perfetto(timelines: Sequence[Timeline], options: argparse.Namespace) -> str
 
 
 def _pdf(timelines: Sequence[Timeline], options: argparse.Namespace) -> bytes:
-    from minipipe.render.svg.convert import draw_pdf
+    from minipipe.render.files import draw_pdf
 
     return draw_pdf(*timelines, messages=options.messages, **_picture_options(options))
 
 
 def _png(timelines: Sequence[Timeline], options: argparse.Namespace) -> bytes:
-    from minipipe.render.svg.convert import draw_png
+    from minipipe.render.files import draw_png
 
     return draw_png(*timelines, messages=options.messages, **_picture_options(options))
 
@@ -211,7 +211,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _check_converter(path: Path) -> None:
-    from minipipe.render.svg.convert import check_converter
+    from minipipe.render.files import check_converter
 
     try:
         check_converter(str(path))

@@ -18,9 +18,8 @@ from minipipe.cli.options import (
     schedule_of,
 )
 from minipipe.errors import ScheduleCode
-from minipipe.render.stepper.keys import screen_of_this_terminal
-from minipipe.render.stepper.loop import step_with_keys
-from minipipe.render.stepper.output import chosen_snapshots, write_snapshots
+from minipipe.render.stepper.description import chosen_snapshots, write_snapshots
+from minipipe.render.stepper.loop import screen_of_this_terminal, step_with_keys
 from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.render.terminal import has_colour
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from minipipe import Costs, simulate
-from minipipe.render.svg.messages import WAYS
+from minipipe.render.svg.legend import WAYS
 from minipipe.schedules.simulation.timeline import IdleCause, Span
 from tests.strategies import named_schedules
 

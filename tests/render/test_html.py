@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate
 from minipipe.render.descriptions import describe_action, describe_message, describe_wait
-from minipipe.render.html import draw_html
-from minipipe.render.html.data import holds_of, player_data
+from minipipe.render.html import draw_html, holds_of, player_data
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.simulation.timeline import Span

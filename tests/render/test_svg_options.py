@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate
 from minipipe.render import draw_svg
-from minipipe.render.lettering import text_width
+from minipipe.render.layout import text_width
 from minipipe.schedules.simulation.timeline import Span
 from tests.render.picture import Picture, timelines
 from tests.strategies import examples

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minipipe import ActionKind, schedules, simulate
 from minipipe.render import draw_svg, palette
 from minipipe.render.descriptions import KIND_NAMES, caption
-from minipipe.render.lettering import text_width
+from minipipe.render.layout import text_width
 from minipipe.render.panel import Panel
 from tests.render.picture import CAUSES, NAMESPACE, Picture, timelines
 from tests.strategies import examples

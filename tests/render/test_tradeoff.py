@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe.errors import ArgumentError
+from minipipe.render.layout import LogAxis
 from minipipe.render.palette import DARK, LIGHT
-from minipipe.render.svg.callouts import Box, place_names
-from minipipe.render.svg.log_axis import LogAxis
-from minipipe.render.svg.tradeoff import draw_tradeoff
+from minipipe.render.svg.tradeoff import Box, draw_tradeoff, place_names
 from minipipe.schedules.simulation.comparison import Choice, Tradeoff
 from tests.render.converters import SCALE, with_cairosvg, with_svglib
 from tests.render.picture import NAMESPACE

@@ -1,8 +1,390 @@
-"""A player as HTML: one page that steps through a timeline, moment by moment.
+"""Timelines as a player: a page of HTML that steps through them.
 
-``page.py`` fills ``player.html`` with ``data.py``'s data; the scripts beside it show them.
+The script of the player computes no schedule and composes no sentence; it looks both up in the data of the page. Times
+are relative to the start of their timeline.
 """
 
-from minipipe.render.html.page import draw_html
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from itertools import product
+from operator import attrgetter
+from string import Template
+from typing import Any, NamedTuple
+
+from minipipe.io import escaped, note_lines
+from minipipe.render.descriptions import (
+    KIND_NAMES,
+    LATE_RECEIPTS,
+    describe_action,
+    describe_message,
+    describe_wait,
+    format_memory,
+    held_words,
+    origin,
+)
+from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
+from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.analysis.activations import lifetimes
+from minipipe.schedules.simulation.timeline import Idle, IdleCause, Message, Timeline, by_rank
 
 __all__ = ["draw_html"]
+
+_SENT = attrgetter("sent")
+# Sentences about a moment, which only the player has.
+_SENTENCES = {
+    "clock": "{time} of {duration} {unit}",
+    "finished": "has finished",
+    "next": "then {action}",
+    "howFar": {
+        "ahead": "rank {source} has not come to it yet",
+        "running": "rank {source} is running it",
+        "done": "its message is on the way",
+    },
+    "held": "microbatches {listed}",
+    "heldOne": "microbatch {listed}",
+    "heldOfStage": "stage {stage}: microbatches {listed}",
+    "heldOneOfStage": "stage {stage}: microbatch {listed}",
+    "times": "from {from} to {to} {unit}, length {length}",
+    "none": "none",
+    "instant": "none; messages take no time here, and arrive when they are sent",
+}
+
+
+class Hold(NamedTuple):
+    """The interval in which a rank holds the activations of one microbatch on one stage.
+
+    It begins with the start of F. It ends with the end of B, or of W where the backward is split; in a forward-only
+    schedule with the end of F. ``end`` is None for activations that are never released.
+    """
+
+    stage: int
+    microbatch: int
+    start: float
+    end: float | None
+
+
+def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
+    """Return the holds of a rank, ordered by their start.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> holds_of(simulate(schedules.gpipe(1, 2)), rank=0)
+    (Hold(stage=0, microbatch=0, start=0.0, end=4.0), Hold(stage=0, microbatch=1, start=1.0, end=6.0))
+    """
+    row = timeline.spans[rank]
+    return tuple(
+        Hold(stage, k, row[first].start, None if last is None else row[last].end)
+        for stage, k, first, last in lifetimes([span.action for span in row])
+    )
+
+
+def player_data(panels: Sequence[Panel]) -> dict[str, Any]:
+    """Return the data of the player as lists, numbers and texts for JSON.
+
+    Parameters
+    ----------
+    panels : sequence of Panel
+        At least one; their timelines share a unit.
+    """
+    timelines = [panel.timeline for panel in panels]
+    return {
+        "unit": timelines[0].unit,
+        "duration": max(timeline.makespan for timeline in timelines),
+        "themes": {"light": LIGHT._asdict(), "dark": DARK._asdict()},
+        "colours": _colours(panels),
+        "hatches": {cause: list(hatch) for cause, hatch in HATCH.items()},
+        "sentences": _sentences(),
+        "panels": list(map(_panel, panels)),
+    }
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    timeline = panel.timeline
+    places = [{span: index for index, span in enumerate(row)} for row in timeline.spans]
+    return {
+        "name": timeline.name,
+        "memoryUnit": timeline.memory_unit,
+        "pairs": panel.pairs or 1,
+        "ranks": [_rank(panel, rank) for rank in range(timeline.num_ranks)],
+        "messages": [_message(timeline, message) for message in sorted(timeline.messages, key=_SENT)],
+        "criticalPath": [[rank, places[rank][span]] for rank, span in timeline.critical_path],
+    }
+
+
+def _rank(panel: Panel, rank: int) -> dict[str, Any]:
+    timeline, begin = panel.timeline, panel.timeline.start
+    return {
+        "stages": list(panel.stages[rank]),
+        "namesStage": panel.names_stage(rank),
+        "actions": [[*action, start - begin, end - begin] for action, start, end in timeline.spans[rank]],
+        "idle": [_idle(timeline, idle) for idle in timeline.idle[rank]],
+        "holds": [
+            [stage, k, start - begin, None if end is None else end - begin]
+            for stage, k, start, end in holds_of(timeline, rank)
+        ],
+        "memory": None if timeline.memory is None else list(map(list, _memory_steps(timeline, rank))),
+    }
+
+
+def _idle(timeline: Timeline, idle: Idle) -> list:
+    """Return start, end and cause; if the awaited action is known, also its stage, kind, microbatch and rank."""
+    awaited = [] if idle.awaited is None else [*idle.awaited, idle.source]
+    return [idle.start - timeline.start, idle.end - timeline.start, idle.cause, *awaited]
+
+
+def _message(timeline: Timeline, message: Message) -> list:
+    times = message.sent - timeline.start, message.arrived - timeline.start
+    return [str(message.value), str(message.used_by), message.source, message.destination, *times]
+
+
+def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float, str]]:
+    """Yield (time, memory, memory as text) at the start and at each change."""
+    assert timeline.memory is not None
+    held = 0.0
+    yield 0.0, held, format_memory(held, timeline.memory_unit)
+    for time, level in timeline.memory_over_time(rank):
+        if level != held:
+            yield time - timeline.start, level, format_memory(level, timeline.memory_unit)
+            held = level
+
+
+def _colours(panels: Sequence[Panel]) -> dict[str, list[dict[str, str]]]:
+    """Return the fills of each kind of action, by chunk."""
+    most_chunks = max((len(stages) for panel in panels for stages in panel.stages), default=1)
+    fills = {kind: FILL.get(kind, FILL[ActionKind.SEND_F]) for kind in ActionKind}
+    return {kind: [shade(fill, chunk)._asdict() for chunk in range(most_chunks)] for kind, fill in fills.items()}
+
+
+def _sentences() -> dict[str, Any]:
+    """Return the sentences of :mod:`minipipe.render.descriptions` with names in braces instead of numbers."""
+    gap: Any = "{source}"
+    actions = {kind: _with_gaps(kind) for kind in ActionKind}
+    waits = {
+        f"{cause} {kind}": describe_wait(Idle(0, 0, cause, gap, action))
+        for cause, (kind, action) in product(IdleCause, actions.items())
+    }
+    return {
+        **_SENTENCES,
+        "actions": {kind: describe_action(action) for kind, action in actions.items()},
+        "waits": {**waits, **{cause: describe_wait(Idle(0, 0, cause)) for cause in IdleCause}},
+        "message": _message_sentence(),
+    }
+
+
+def _with_gaps(kind: ActionKind) -> Action:
+    gaps: Any = ("{stage}", kind, "{microbatch}")
+    return Action(*gaps)
+
+
+def _message_sentence() -> str:
+    gaps: Any = ("{value}", "{usedBy}", "{source}", "{destination}", 0.0, 0.0)
+    return describe_message(Message(*gaps))
+
+
+_CONSTANTS = f"const NARROW = {NARROW}, TOGETHER = {TOGETHER};"
+# The files of the script, in the order of their dependencies.
+_SCRIPTS = (
+    "search",
+    "timeline",
+    "sentences",
+    "view",
+    "look",
+    "labels",
+    "chart",
+    "arrows",
+    "page",
+    "details",
+    "player",
+    "controls",
+    "main",
+)
+
+
+def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()) -> str:
+    """Draw schedules (F, I and W one unit each) or timelines as a page that plays them, above each other.
+
+    Parameters
+    ----------
+    *drawn : Schedule or Timeline
+        One, or several in one unit of time; they share the axis and the moment.
+    title : str, optional
+        The heading of the page; by default the names of the timelines.
+    notes : sequence of str
+        Lines under the heading, such as the machine and the date of a measurement.
+
+    Returns
+    -------
+    str
+        A self-contained page of HTML that fetches nothing. It plays, steps and zooms; at each moment it tells the
+        action or the wait of each rank, the activations that it holds, and the messages under way.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``: for anything else, and for ``notes`` that are one string.
+        Code ``value``: when there is nothing to draw, or units differ.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> page = draw_html(schedules.one_f_one_b(4, 8))
+    >>> page.splitlines()[0], "27.3 %" in page
+    ('<!doctype html>', True)
+    """
+    panels = _shown(panels_of(drawn))
+    page = Template(_resource("player.html"))
+    are_several = len(panels) > 1
+    return page.substitute(
+        title=escaped(title or _title(panels)),
+        notes="".join(f"<li>{escaped(note)}</li>" for note in note_lines(notes)),
+        style=f"{_themes()}\n{_resource('player.css')}",
+        legend="".join(_legend(panels)),
+        charts="".join(_chart(panel, are_several) for panel in panels),
+        moments="".join(_moment(panel, are_several) for panel in panels),
+        tables="".join(table for panel in panels for table in _tables(panel)),
+        data=_json(player_data(panels)),
+        script="\n".join(
+            ["(() => {", '"use strict";', _CONSTANTS, *(_resource(f"{name}.js") for name in _SCRIPTS), "})();"]
+        ),
+    )
+
+
+def _shown(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
+    """Leave memory out if it only repeats the number of activations."""
+    if any(panel.tells_memory for panel in panels):
+        return panels
+    return tuple(Panel(replace(panel.timeline, memory=None, peak_memory=None), panel.pairs) for panel in panels)
+
+
+def _resource(name: str) -> str:
+    return (files("minipipe.render.html") / name).read_text(encoding="utf-8").strip()
+
+
+def _json(data: object) -> str:
+    """Return data as JSON that cannot end its ``<script>`` element."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _title(panels: Sequence[Panel]) -> str:
+    return " above ".join(map(_name, panels)) if len(panels) < 3 else f"{len(panels)} timelines above each other"
+
+
+def _name(panel: Panel) -> str:
+    return f"{panel.timeline.name}, {origin(panel.timeline)}"
+
+
+# -- colours ------------------------------------------------------------------------------------------------
+
+
+def _themes() -> str:
+    """Return the colours as CSS: light, or dark on screens with that preference."""
+    hatches = "\n".join(_hatch(cause, *hatch) for cause, hatch in HATCH.items())
+    dark = f":root {{ {_variables(DARK)} }}\n.swatch.kind {{ --light: var(--dark); }}"
+    return f":root {{ {_variables(LIGHT)} }}\n@media screen and (prefers-color-scheme: dark) {{ {dark} }}\n{hatches}"
+
+
+def _variables(theme: Theme) -> str:
+    return " ".join(f"--{name.replace('_', '-')}: {colour};" for name, colour in theme._asdict().items())
+
+
+def _hatch(cause: IdleCause, angle: int, gap: int) -> str:
+    lines = f"var(--hatch) 0 1px, var(--slot) 1px {gap}px"
+    return f'.swatch[data-idle="{cause}"] {{ background: repeating-linear-gradient({angle}deg, {lines}); }}'
+
+
+def _legend(panels: Sequence[Panel]) -> Iterator[str]:
+    """Yield an entry for each kind of action, cause of idle time and kind of line that occurs."""
+    boxes = {
+        (span.action.kind, panel.chunk_of(rank, span.action.stage))
+        for panel in panels
+        for rank, row in enumerate(panel.timeline.spans)
+        for span in row
+        if span.end > span.start
+    }
+    for kind in (kind for kind in FILL if any(kind is other for other, _ in boxes)):
+        chunks = sorted(chunk for other, chunk in boxes if other is kind)
+        yield _entry("".join(_swatch(kind, chunk) for chunk in chunks), f"{kind} {KIND_NAMES[kind]}")
+    if any(chunk for _, chunk in boxes):
+        yield _entry("", "darker: a later stage of the same rank")
+    causes = {idle.cause for panel in panels for row in panel.timeline.idle for idle in row}
+    for cause in (cause for cause in HATCH if cause in causes):
+        yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")
+    yield _entry('<i class="swatch level"></i>', held_words(_is_memory(panels), panels))
+    sent = {message.value.kind is ActionKind.FORWARD for panel in panels for message in panel.timeline.messages}
+    if True in sent:
+        yield _entry('<i class="line message"></i>', "activation sent")
+    if False in sent:
+        yield _entry('<i class="line gradient"></i>', "gradient sent")
+    if any(panel.has_late_receipts for panel in panels):
+        yield _entry("", LATE_RECEIPTS)
+    if sent:
+        yield _entry('<i class="line wait"></i>', "dependency of a waiting rank")
+
+
+def _is_memory(panels: Sequence[Panel]) -> bool:
+    """Tell whether strips show memory: all timelines know it, in one unit."""
+    has_one_unit = len({panel.timeline.memory_unit for panel in panels}) == 1
+    return has_one_unit and all(panel.timeline.memory is not None for panel in panels)
+
+
+def _swatch(kind: ActionKind, chunk: int) -> str:
+    fill = shade(FILL[kind], chunk)
+    return f'<i class="swatch kind" style="--light: {fill.light}; --dark: {fill.dark}"></i>'
+
+
+def _entry(picture: str, text: str) -> str:
+    return f"<li><span>{picture}</span>{text}</li>" if picture else f"<li>{text}</li>"
+
+
+# -- parts of the page --------------------------------------------------------------------------------------
+
+
+def _chart(panel: Panel, is_headed: bool) -> str:
+    facts = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in _facts(panel))
+    note = f'<p class="notice">{escaped(panel.timeline.note)}</p>' if panel.timeline.note else ""
+    return (
+        f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl class='facts'>{facts}</dl>{note}</figcaption>"
+        f'<div class="chart" role="img" aria-label="Chart of {escaped(_name(panel))}; the table below says the same">'
+        "<canvas></canvas><canvas></canvas></div></figure>"
+    )
+
+
+def _heading(panel: Panel) -> str:
+    return f'<h2>{escaped(panel.timeline.name)} <span class="origin">{origin(panel.timeline)}</span></h2>'
+
+
+def _facts(panel: Panel) -> Iterable[tuple[str, str]]:
+    yield from panel.figures
+    if panel.timeline.peak_memory is not None:
+        unit = panel.timeline.memory_unit
+        peaks = by_rank(panel.timeline.peak_memory, lambda peak: format_memory(peak, unit))
+        yield "peak memory by rank", peaks if unit == "bytes" else f"{peaks} {unit}"
+
+
+def _moment(panel: Panel, is_headed: bool) -> str:
+    heads = ["rank", "now", "activations held"]
+    if panel.timeline.memory is not None:
+        heads.append("memory" if panel.timeline.memory_unit == "bytes" else f"memory ({panel.timeline.memory_unit})")
+    cells = "".join(f'<th scope="col">{escaped(head)}</th>' for head in heads)
+    heading = _heading(panel) if is_headed else ""
+    table = f"<table><thead><tr>{cells}</tr></thead><tbody></tbody></table>"
+    level = "h3" if is_headed else "h2"  # below the heading of the timeline, or of the page
+    messages = f'<div><{level} class="list">Messages under way</{level}><ul class="messages"></ul></div>'
+    label = f"{escaped(_name(panel))}: the moment"
+    return f'<section class="moment" aria-label="{label}">{heading}{table}{messages}</section>'
+
+
+def _tables(panel: Panel) -> Iterable[str]:
+    """Yield an empty table for each rank; the script fills it when it is opened."""
+    unit = "ms" if panel.timeline.unit == "s" else panel.timeline.unit
+    heads = "".join(f'<th scope="col">{escaped(head)}</th>' for head in ("action", f"start ({unit})", f"end ({unit})"))
+    for rank in range(panel.timeline.num_ranks):
+        summary = f"<summary>{escaped(_name(panel))}: rank {rank}</summary>"
+        yield f"<details>{summary}<table><thead><tr>{heads}</tr></thead><tbody></tbody></table></details>"

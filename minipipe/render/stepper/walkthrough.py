@@ -9,19 +9,160 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from functools import cached_property
 from math import inf
+from typing import NamedTuple
 
-from minipipe.render.stepper.events import by_rank, events_in_rounds, problems_of, timed_events, timeline_in_rounds
-from minipipe.render.stepper.snapshot import Activity, Event, RankState, Snapshot
+from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.analysis.walk import complete_walk, walk
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import IdleCause, Message
+from minipipe.schedules.simulation.timeline import IdleCause, Message, Span, Timeline
+
+
+class Event(NamedTuple):
+    """The execution of one action: its rank, its position in the rank's list, its start and its end."""
+
+    rank: int
+    position: int
+    action: Action
+    start: float
+    end: float
+
+
+class Activity(StrEnum):
+    """The activity of a rank."""
+
+    RUNS = "runs"
+    BEGINS = "begins"  # at the same time, but in a later snapshot
+    WAITS = "waits"
+    STUCK = "stuck"  # it waits for ever
+    DONE = "done"
+
+
+class RankState(NamedTuple):
+    """The state of one rank in a snapshot.
+
+    Attributes
+    ----------
+    activity : Activity
+    action : Action or None
+        The action that runs, or the next one; None after the last.
+    position : int
+        The position of that action in the rank's list.
+    until : float or None
+        The end of the action or of the wait; None if it never ends.
+    cause : IdleCause or None
+        The cause of idle time, if the rank waits, sends or is done.
+    source : int or None
+        The rank that is waited for.
+    awaited : Action or None
+        The action of that rank that is waited for. For a SEND that runs, the RECV that the receiver has not reached.
+    held : tuple of (int, int)
+        The (stage, microbatch) pairs whose activations are held, each from the start of its F until the end of its B,
+        or of its W if the backward is split.
+    memory : float
+        The memory of these activations, in the memory unit of the costs.
+    """
+
+    activity: Activity
+    action: Action | None
+    position: int
+    until: float | None
+    cause: IdleCause | None
+    source: int | None
+    awaited: Action | None
+    held: tuple[tuple[int, int], ...]
+    memory: float
+
+
+class Snapshot(NamedTuple):
+    """The state of all ranks and messages before the first action, at the start of an action, or after the last.
+
+    Attributes
+    ----------
+    number : int
+        0 before the first action, ``i`` at the start of the ``i``-th action.
+    time : float
+    event : Event or None
+        The action that has just begun.
+    ranks : tuple of RankState
+    messages : tuple of Message
+        The messages in flight, and those that are delivered but not yet consumed.
+    """
+
+    number: int
+    time: float
+    event: Event | None
+    ranks: tuple[RankState, ...]
+    messages: tuple[Message, ...]
+
+
+def problems_of(
+    schedule: ActionTable, memory_limit: float | Sequence[float] | None, memory: Footprint | None
+) -> tuple[tuple[Problem, ...], str]:
+    """Return the problems and the grid of the verifier; raise its error if the walk cannot even begin."""
+    try:
+        verify(schedule, memory_limit, memory)
+    except ScheduleError as error:
+        if error.code == "parameters":
+            raise
+        try:
+            walk(schedule)
+        except ScheduleError:
+            raise error from None
+        return error.problems, error.grid
+    return (), ""
+
+
+def timed_events(program: ActionTable, timeline: Timeline, sends_block: bool) -> tuple[Event, ...]:
+    """Return the events of a legal program. SEND and RECV take no time, and have no span, unless sends block."""
+    spans = [iter(row) for row in timeline.spans]
+    free, position = [0.0] * program.num_ranks, [0] * program.num_ranks
+    events = []
+    for rank, action in complete_walk(program).order():
+        takes_time = sends_block or not action.kind.is_communication
+        _, start, end = next(spans[rank]) if takes_time else (action, free[rank], free[rank])
+        events.append(Event(rank, position[rank], action, start, end))
+        free[rank] = end
+        position[rank] += 1
+    # The walk is in topological order, and a stable sort keeps this order among equal times.
+    return tuple(sorted(events, key=lambda event: event.start))
+
+
+def events_in_rounds(schedule: ActionTable) -> tuple[Event, ...]:
+    """Return the events of an illegal schedule up to where it gets stuck, each one round long."""
+    events, position = [], [0] * schedule.num_ranks
+    for now, ranks in enumerate(walk(schedule).rounds):
+        for rank in ranks:
+            action = schedule.actions[rank][position[rank]]
+            events.append(Event(rank, position[rank], action, float(now), now + 1.0))
+            position[rank] += 1
+    return tuple(events)
+
+
+def timeline_in_rounds(schedule: ActionTable, events: Sequence[Event]) -> Timeline:
+    """Return the timeline of events in rounds. Its peaks are not counted."""
+    rows: list[list[Span]] = [[] for _ in schedule.actions]
+    for event in events:
+        rows[event.rank].append(Span(event.action, event.start, event.end))
+    return Timeline(schedule.name, tuple(map(tuple, rows)), (0,) * schedule.num_ranks, unit="rounds")
+
+
+def by_rank(events: Sequence[Event], num_ranks: int) -> list[list[int]]:
+    """Return, by rank, the indices of its events."""
+    own: list[list[int]] = [[] for _ in range(num_ranks)]
+    for at, event in enumerate(events):
+        own[event.rank].append(at)
+    return own
+
 
 _SENDS = (ActionKind.SEND_F, ActionKind.SEND_B)
 _RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)

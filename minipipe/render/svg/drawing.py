@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from minipipe.errors import ArgumentError, quoted
 from minipipe.io import MOST_PIXELS, note_lines
 from minipipe.render.panel import panels_of
-from minipipe.render.svg.letters import DEFAULT_SIZE, Letters
 from minipipe.render.svg.page import Options, Page
+from minipipe.render.svg.style import DEFAULT_SIZE, Letters
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import Timeline
 

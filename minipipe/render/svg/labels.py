@@ -6,13 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from minipipe.render.axis import Axis
 from minipipe.render.descriptions import short_label
-from minipipe.render.lettering import number, text_width
+from minipipe.render.layout import Axis, number, text_width
 from minipipe.render.panel import Panel
 from minipipe.render.svg.lanes import is_drawn
-from minipipe.render.svg.letters import Letters
-from minipipe.render.svg.style import label_paint
+from minipipe.render.svg.style import Letters, label_paint
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.simulation.timeline import Span
 

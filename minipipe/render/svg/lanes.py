@@ -1,22 +1,132 @@
-"""The lane of a rank in an SVG: its actions as boxes, its idle slots, and the strip of its memory."""
+"""The lane of a rank in an SVG: its actions as boxes, its idle slots with their hatching, the strip of its memory."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from minipipe.io import escaped
-from minipipe.render.axis import Axis
-from minipipe.render.descriptions import describe_action, describe_idle
-from minipipe.render.lettering import number
+from minipipe.render.descriptions import describe_action, describe_idle, format_memory
+from minipipe.render.layout import Axis, number
+from minipipe.render.palette import HATCH
 from minipipe.render.panel import NARROW, TOGETHER, Panel
-from minipipe.render.svg.hatching import hatch_path
-from minipipe.render.svg.letters import Letters
-from minipipe.render.svg.strip import Strip, strip_path
-from minipipe.render.svg.style import box_paint, paint
+from minipipe.render.svg.style import Letters, box_paint, paint
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.timeline import Idle, Span, format_number, format_time
+from minipipe.schedules.simulation.timeline import Idle, IdleCause, Span, Timeline, format_number, format_time
+
+
+def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> str:
+    """Return the hatch lines of a slot as path data, clipped to the slot; its upper edge is at 0.
+
+    One line passes through the middle, so that the narrowest slot has a line too.
+
+    Parameters
+    ----------
+    left, right, height : float
+        In pixels; at least 1 pixel wide.
+    cause : IdleCause
+        Its entry in :data:`minipipe.render.palette.HATCH` sets the angle and the spacing.
+
+    Examples
+    --------
+    >>> hatch_path(0, 10, 9, IdleCause.WAITING)
+    'M0 0.5H10M0 4.5H10M0 8.5H10'
+    """
+    angle, gap = HATCH[cause]
+    along_x, along_y = round(math.cos(math.radians(angle)), 12), round(math.sin(math.radians(angle)), 12)
+    # Lines of one pixel are crisp in the middle of pixels.
+    middle_x, middle_y = math.floor((left + right) / 2) + 0.5, math.floor(height / 2) + 0.5
+    count = math.ceil(math.hypot(right - left, height) / 2 / gap)
+    path = []
+    for i in range(-count, count + 1):
+        x, y = middle_x - i * gap * along_y, middle_y + i * gap * along_x
+        first_x, last_x = _range(x, along_x, left, right)
+        first_y, last_y = _range(y, along_y, 0.0, height)
+        first, last = max(first_x, first_y), min(last_x, last_y)
+        if first < last:
+            path.append(_segment(x + first * along_x, y + first * along_y, x + last * along_x, y + last * along_y))
+    return "".join(path)
+
+
+def _range(start: float, step: float, low: float, high: float) -> tuple[float, float]:
+    """Return the range of t in which ``start + t * step`` lies between ``low`` and ``high``."""
+    if step:
+        first, last = sorted(((low - start) / step, (high - start) / step))
+        return first, last
+    return (-math.inf, math.inf) if low < start < high else (math.inf, -math.inf)
+
+
+def _segment(x: float, y: float, end_x: float, end_y: float) -> str:
+    start, end = (number(x), number(y)), (number(end_x), number(end_y))
+    if start[1] == end[1]:
+        return f"M{start[0]} {start[1]}H{end[0]}"
+    if start[0] == end[0]:
+        return f"M{start[0]} {start[1]}V{end[1]}"
+    return f"M{start[0]} {start[1]}L{end[0]} {end[1]}"
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The memory or the activations that the ranks of a timeline hold.
+
+    Attributes
+    ----------
+    curves : tuple of list of (float, float)
+        ``curves[rank]`` is a curve of steps: (time, amount held).
+    is_memory : bool
+        Whether the amounts are bytes. Otherwise they count activations as the panel does.
+    """
+
+    curves: tuple[list[tuple[float, float]], ...]
+    is_memory: bool
+
+    @property
+    def unit(self) -> str:
+        """``"bytes"``, or ``"activations"`` for counts."""
+        return "bytes" if self.is_memory else "activations"
+
+    def peak(self, rank: int) -> float:
+        """Return the peak of a rank."""
+        return max((amount for _, amount in self.curves[rank]), default=0.0)
+
+    def peak_label(self, rank: int) -> str:
+        """Return the text beside the strip of a rank."""
+        return f"peak {format_memory(self.peak(rank), self.unit)}"
+
+
+def strip_of(panel: Panel) -> Strip:
+    """Return the bytes that the ranks hold, if the timeline knows them, and otherwise their held activations.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> strip_of(Panel(simulate(schedules.gpipe(1, 1)))).curves
+    ([(0.0, 1.0), (1.0, 1.0), (1.0, 1.0), (3.0, 0.0)],)
+    """
+    timeline, ranks = panel.timeline, range(panel.timeline.num_ranks)
+    if timeline.memory is not None and timeline.memory_unit != "units":
+        return Strip(tuple(map(timeline.memory_over_time, ranks)), is_memory=True)
+    return Strip(tuple(map(panel.activations_over_time, ranks)), is_memory=False)
+
+
+def strip_path(timeline: Timeline, strip: Strip, rank: int, axis: Axis, height: float, most: float) -> str:
+    """Return the outline of a strip as path data: ``height`` pixels stand for ``most``, 0 is at the lower edge."""
+    if not most:
+        return ""
+    heights: dict[str, str] = {}  # by x: of two changes at one x, only the later one is visible
+    for time, level in strip.curves[rank]:
+        heights[number(axis.x(time - timeline.start))] = number(height * (1 - level / most))
+    bottom = drawn = number(height)
+    path = []
+    for x, y in heights.items():
+        if y != drawn:
+            path.append(f"H{x}V{y}")
+        drawn = y
+    return f"M{number(axis.left)} {bottom}{''.join(path)}V{bottom}" if path else ""
+
 
 _THIN = 4.0  # pixels: narrower boxes have a thinner outline
 _ROUNDED = 8.0  # pixels: wider boxes have rounded corners

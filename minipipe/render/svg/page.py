@@ -7,14 +7,14 @@ from typing import NamedTuple
 from zlib import crc32
 
 from minipipe.io import escaped
-from minipipe.render.axis import Axis
 from minipipe.render.descriptions import caption, figures, held_words
 from minipipe.render.descriptions import title as title_of
-from minipipe.render.lettering import number, wrapped
+from minipipe.render.layout import Axis, number, wrapped
 from minipipe.render.panel import Panel
 from minipipe.render.svg.labels import Labels
 from minipipe.render.svg.lanes import (
     LaneSize,
+    Strip,
     draw_boxes,
     draw_idle,
     draw_steps,
@@ -22,12 +22,10 @@ from minipipe.render.svg.lanes import (
     is_drawn,
     runs,
     shown_idle,
+    strip_of,
 )
-from minipipe.render.svg.legend import Entry, Legend
-from minipipe.render.svg.letters import Letters
-from minipipe.render.svg.messages import WAYS, draw_messages, way_of
-from minipipe.render.svg.strip import Strip, strip_of
-from minipipe.render.svg.style import FONT_FAMILY, paint, style_sheet
+from minipipe.render.svg.legend import WAYS, Entry, Legend, draw_messages, way_of
+from minipipe.render.svg.style import FONT_FAMILY, Letters, paint, style_sheet
 from minipipe.schedules.simulation.timeline import IdleCause
 
 _MARGIN = 18  # pixels on each side, at the default font size

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from minipipe import schedules
 from minipipe.cli import main
 from minipipe.errors import ScheduleError
+from minipipe.render.stepper.description import snapshot_as_data
 from minipipe.render.stepper.frame import LEAST_SIZE, Frame
-from minipipe.render.stepper.keys import Screen
-from minipipe.render.stepper.loop import Stepper
-from minipipe.render.stepper.output import snapshot_as_data
+from minipipe.render.stepper.loop import Screen, Stepper
 from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.analysis.lowering import lower

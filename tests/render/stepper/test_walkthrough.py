@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from minipipe import schedules
 from minipipe.errors import ScheduleError
-from minipipe.render.stepper.snapshot import Activity
-from minipipe.render.stepper.walkthrough import Walkthrough
+from minipipe.render.stepper.walkthrough import Activity, Walkthrough
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.lowering import lower
