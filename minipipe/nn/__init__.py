@@ -2,24 +2,35 @@
 
 from minipipe.habits import MODULES, missing
 from minipipe.nn import initialisers
-from minipipe.nn.activations import GELU, ReLU, Sigmoid, SiLU, Tanh
-from minipipe.nn.attention import CrossAttention, MultiHeadAttention
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss, AuxiliaryLosses, auxiliary_losses
 from minipipe.nn.bundle import On, Take
-from minipipe.nn.convolution import Conv1d, Conv2d
-from minipipe.nn.embedding import Embedding, PositionalEmbedding, Unembedding
 from minipipe.nn.function import Function
-from minipipe.nn.layers import Dropout, Flatten, Identity, Linear
+from minipipe.nn.layers import (
+    GELU,
+    LSTM,
+    Dropout,
+    Embedding,
+    Flatten,
+    GroupNorm,
+    Identity,
+    LayerNorm,
+    Linear,
+    PositionalEmbedding,
+    ReLU,
+    Residual,
+    RMSNorm,
+    Sigmoid,
+    SiLU,
+    Tanh,
+    Unembedding,
+)
 from minipipe.nn.losses import CrossEntropyLoss, MSELoss
 from minipipe.nn.module import Module
-from minipipe.nn.normalisation import GroupNorm, LayerNorm, RMSNorm
 from minipipe.nn.parameter import Parameter
-from minipipe.nn.pooling import AvgPool1d, AvgPool2d, GlobalAvgPool, MaxPool1d, MaxPool2d
 from minipipe.nn.recompute import Recompute
-from minipipe.nn.recurrent import LSTM
-from minipipe.nn.residual import Residual
 from minipipe.nn.sequential import Sequential
-from minipipe.nn.transformer import DecoderBlock, TransformerBlock
+from minipipe.nn.spatial import AvgPool1d, AvgPool2d, Conv1d, Conv2d, GlobalAvgPool, MaxPool1d, MaxPool2d
+from minipipe.nn.transformer import CrossAttention, DecoderBlock, MultiHeadAttention, TransformerBlock
 
 __all__ = [
     "GELU",

@@ -1,17 +1,270 @@
-"""The blocks that transformers are stacked from."""
+"""Attention, of a sequence to itself and to another one, and the blocks that transformers are stacked from."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from minipipe.nn.activations import GELU
-from minipipe.nn.attention import CrossAttention, MultiHeadAttention, described
+from minipipe import functional
+from minipipe.errors import ArgumentError, TensorError
 from minipipe.nn.initialisers import glorot_uniform
-from minipipe.nn.layers import Dropout, Linear
-from minipipe.nn.module import Module
-from minipipe.nn.normalisation import LayerNorm
-from minipipe.nn.residual import Residual
+from minipipe.nn.layers import GELU, Dropout, LayerNorm, Linear, Residual, check_probability
+from minipipe.nn.module import Module, check_lengths
 from minipipe.tensor import Operand, Tensor
+
+
+class MultiHeadAttention(Module):
+    """Each position of a sequence gathers from all (or, causally, from itself and those before it).
+
+    Queries, keys and values are projections of the same input, computed in one product.
+
+    Parameters
+    ----------
+    width : int
+        Of the input and the result; a multiple of num_heads.
+    num_heads : int
+    is_causal : bool
+        Whether position i sees positions 0 to i only, as a language model must.
+    dtype : dtype, optional
+        float32 by default.
+    dropout : float
+        Probability with which a weight of the attention is set to 0 while training, by the key of :class:`Dropout`.
+    num_key_value_heads : int, optional
+        Heads of keys and values, a divisor of num_heads, by default as many. Fewer take less memory and time
+        ("grouped-query attention"; with one, "multi-query"): neighbouring heads of queries share one.
+    rotary_base : float, optional
+        Turns queries and keys by their positions ("rotary position embedding"), with this base, often 10000. By default
+        they are not turned. See :func:`minipipe.functional.rotary`.
+
+    Attributes
+    ----------
+    projections : Linear of shape (width, 3 * width)
+        To queries, keys and values, in this order; keys and values are narrower with fewer heads.
+    output : Linear of shape (width, width)
+
+    References
+    ----------
+    Vaswani et al. 2017, "Attention is all you need", section 3.2; Ainslie et al. 2023, "GQA", figure 2; Su et al. 2021,
+    "RoFormer". First values: Glorot, Bengio 2010, as in PyTorch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn
+    >>> layer = nn.MultiHeadAttention(width=8, num_heads=2, is_causal=True)
+    >>> layer(Tensor(np.ones((4, 10, 8), np.float32))).shape
+    (4, 10, 8)
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        is_causal: bool = False,
+        dtype: Any = None,
+        *,
+        dropout: float = 0.0,
+        num_key_value_heads: int | None = None,
+        rotary_base: float | None = None,
+    ) -> None:
+        check_probability("MultiHeadAttention", dropout=dropout)
+        width_of_keys = _width_of_keys("MultiHeadAttention", width, num_heads, num_key_value_heads)
+        _check_rotary("MultiHeadAttention", width // num_heads, rotary_base)
+        glorot = glorot_uniform(width, width)
+        self.projections = Linear(width, width + 2 * width_of_keys, initialiser=glorot, dtype=dtype)
+        self.output = Linear(width, width, initialiser=glorot, dtype=dtype)
+        self.num_heads = num_heads
+        self.is_causal = is_causal
+        self.dropout = dropout
+        self.num_key_value_heads = num_key_value_heads
+        self.rotary_base = rotary_base
+
+    def forward(self, x: Tensor, mask: Operand | None = None) -> Tensor:
+        """Keep the shape, (n, t, width).
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, t, width)
+        mask : array or Tensor of shape (n, t) or (n, t, t), optional
+            True or 1 where a position is seen, for instance where there is no padding; see
+            :func:`minipipe.functional.attention`. A position that sees none gets the bias of ``output``.
+
+        Raises
+        ------
+        TensorError
+            Codes ``shape``, ``dtype`` and ``range``.
+        """
+        width = self.output.weight.shape[0]
+        if len(x.shape) != 3 or x.shape[2] != width:
+            raise TensorError("shape", f"MultiHeadAttention: the input has shape {x.shape}; expected (n, t, {width}).")
+        dropout = self.dropout if self.is_training else 0.0
+        gathered = functional.self_attention(
+            self.projections(x),
+            self.num_heads,
+            self.is_causal,
+            mask,
+            dropout,
+            self.num_key_value_heads,
+            self.rotary_base,
+        )
+        return self.output(gathered)
+
+    def describe(self) -> str:
+        """Name width, heads and options."""
+        names = ("is_causal", "dropout", "num_key_value_heads", "rotary_base")
+        options = {name: getattr(self, name) for name in names}
+        return f"{self.output.weight.shape[0]}, num_heads={self.num_heads}" + described(options)
+
+
+class CrossAttention(Module):
+    """Each position of a sequence gathers from another sequence, the memory: in translation, from the source.
+
+    Parameters
+    ----------
+    width : int
+        Of the sequence and the result; a multiple of num_heads.
+    num_heads : int
+    memory_width : int, optional
+        Of the memory; by default the same.
+    dtype : dtype, optional
+        float32 by default.
+    dropout : float
+        Probability with which a weight of the attention is set to 0 while training, by the key of :class:`Dropout`.
+    num_key_value_heads : int, optional
+        Heads of keys and values, as in :class:`MultiHeadAttention`.
+
+    Attributes
+    ----------
+    queries : Linear of shape (width, width)
+    projections : Linear of shape (memory_width, 2 * width)
+        To keys and values, in this order; narrower with fewer heads of them.
+    output : Linear of shape (width, width)
+
+    References
+    ----------
+    Vaswani et al. 2017, "Attention is all you need", section 3.2.3. First values as in :class:`MultiHeadAttention`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn
+    >>> layer = nn.CrossAttention(width=8, num_heads=2)
+    >>> layer(Tensor(np.ones((4, 10, 8), np.float32)), Tensor(np.ones((4, 7, 8), np.float32))).shape
+    (4, 10, 8)
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        memory_width: int | None = None,
+        dtype: Any = None,
+        *,
+        dropout: float = 0.0,
+        num_key_value_heads: int | None = None,
+    ) -> None:
+        memory_width = width if memory_width is None else memory_width
+        check_lengths("CrossAttention", memory_width=memory_width)
+        check_probability("CrossAttention", dropout=dropout)
+        width_of_keys = _width_of_keys("CrossAttention", width, num_heads, num_key_value_heads)
+        glorot = glorot_uniform(width, width)
+        self.queries = Linear(width, width, initialiser=glorot, dtype=dtype)
+        of_memory = glorot_uniform(memory_width, width)
+        self.projections = Linear(memory_width, 2 * width_of_keys, initialiser=of_memory, dtype=dtype)
+        self.output = Linear(width, width, initialiser=glorot, dtype=dtype)
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.num_key_value_heads = num_key_value_heads
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Operand | None = None) -> Tensor:
+        """Keep the shape, (n, t, width).
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, t, width)
+        memory : Tensor of shape (n, s, memory_width)
+        mask : array or Tensor of shape (n, s) or (n, t, s), optional
+            True or 1 where a position of the memory is seen; see :func:`minipipe.functional.attention`.
+
+        Raises
+        ------
+        TensorError
+            Codes ``shape``, ``dtype`` and ``range``.
+        """
+        width, memory_width = self.output.weight.shape[0], self.projections.weight.shape[0]
+        n = x.shape[0] if x.ndim else 0
+        fits = x.ndim == memory.ndim == 3 and x.shape[2] == width and memory.shape[::2] == (n, memory_width)
+        if not fits or 0 in memory.shape[1:]:
+            raise TensorError(
+                "shape",
+                f"CrossAttention: the input has shape {x.shape}, the memory {memory.shape}; expected (n, t, {width}) "
+                f"and (n, s, {memory_width}), s at least 1.",
+            )
+        shared = self.num_key_value_heads or self.num_heads
+        keys_and_values = _by_head(self.projections(memory), 2 * shared)
+        key, value = functional.split(keys_and_values, 2, axis=1)
+        dropout = self.dropout if self.is_training else 0.0
+        gathered = functional.attention(
+            _by_head(self.queries(x), self.num_heads), key, value, mask=mask, dropout=dropout
+        )
+        return self.output(functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), x.shape))
+
+    def describe(self) -> str:
+        """Name width, heads and options."""
+        width, memory_width = self.output.weight.shape[0], self.projections.weight.shape[0]
+        options = {
+            "memory_width": memory_width if memory_width != width else None,
+            "dropout": self.dropout,
+            "num_key_value_heads": self.num_key_value_heads,
+        }
+        return f"{width}, num_heads={self.num_heads}" + described(options)
+
+
+def _by_head(x: Tensor, num_heads: int) -> Tensor:
+    """Return a tensor of shape (n, t, num_heads * d) as (n, num_heads, t, d)."""
+    n, t, width = x.shape
+    return functional.transpose(functional.reshape(x, (n, t, num_heads, width // num_heads)), (0, 2, 1, 3))
+
+
+def _width_of_keys(layer: str, width: int, num_heads: int, num_key_value_heads: int | None) -> int:
+    """Return the width of all keys together, after checking that the heads divide the width, and each other."""
+    check_lengths(layer, width=width, num_heads=num_heads)
+    if num_heads < 1 or width % num_heads:
+        raise ArgumentError(
+            "value", f"{layer}: width {width} cannot be divided among {num_heads} heads; expected a multiple."
+        )
+    if num_key_value_heads is None:
+        return width
+    check_lengths(layer, num_key_value_heads=num_key_value_heads)
+    if num_key_value_heads < 1 or num_heads % num_key_value_heads:
+        raise ArgumentError(
+            "value",
+            f"{layer}: {num_heads} heads of queries cannot share {num_key_value_heads} heads of keys and values; "
+            "expected a divisor.",
+        )
+    return width // num_heads * num_key_value_heads
+
+
+def _check_rotary(layer: str, width_of_head: int, rotary_base: float | None) -> None:
+    if rotary_base is None:
+        return
+    if not rotary_base > 0:
+        raise ArgumentError("value", f"{layer}: rotary_base is {rotary_base}; expected a number above 0, often 10000.")
+    if width_of_head % 2:
+        raise ArgumentError(
+            "value", f"{layer}: heads {width_of_head} wide cannot be turned, two by two; expected an even width."
+        )
+
+
+def described(options: Mapping[str, Any]) -> str:
+    """Return the options that were given, as keywords; those that are off are left out.
+
+    Examples
+    --------
+    >>> described({"is_causal": True, "dropout": 0.0, "hidden": 8})
+    ', is_causal=True, hidden=8'
+    """
+    return "".join(f", {name}={value!r}" for name, value in options.items() if value)
 
 
 class ResidualAttention(Residual):

@@ -1,13 +1,18 @@
 """Optimisers, learning rates and loss scales that change, and clipping: the update after each step. No messages."""
 
 from minipipe.habits import OPTIMISERS, missing
-from minipipe.optim.adam import Adam, AdamW
-from minipipe.optim.clipping import clip_grad_norm, clip_gradients, gradient_norm, squared_norms, total_norm
 from minipipe.optim.learning_rate import LearningRateSchedule, constant, cosine, linear, step_decay
-from minipipe.optim.loss_scale import LossScale, gradients_are_finite
-from minipipe.optim.optimiser import Optimiser
-from minipipe.optim.parameter_group import ParameterGroup
-from minipipe.optim.sgd import SGD
+from minipipe.optim.optimiser import Optimiser, ParameterGroup
+from minipipe.optim.rules import SGD, Adam, AdamW
+from minipipe.optim.scaling import (
+    LossScale,
+    clip_grad_norm,
+    clip_gradients,
+    gradient_norm,
+    gradients_are_finite,
+    squared_norms,
+    total_norm,
+)
 
 __all__ = [
     "SGD",

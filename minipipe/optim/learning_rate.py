@@ -8,8 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from minipipe.errors import ArgumentError
-from minipipe.optim.optimiser import Optimiser
-from minipipe.optim.parameter_group import checked
+from minipipe.optim.optimiser import Optimiser, checked
 
 Factor = Callable[[int], float]
 """From the step, counted from 0, to the factor of the learning rate."""
