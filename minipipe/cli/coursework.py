@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from minipipe.cli.exit_status import ExitStatus
-from minipipe.coursework.student_copy import write_coursework
+from minipipe.coursework.exercise import write_coursework
 
 SOURCE_HELP = "where solutions and tests are (default: tutorials/exercises of the clone)"
 

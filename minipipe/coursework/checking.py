@@ -1,22 +1,23 @@
-"""A test of an exercise and its outcome; a call of the student's code, and its reply."""
+"""A test of an exercise and its result; a call of the student's code, and its reply."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from minipipe.coursework.expectations import Unexpected, shown
 from minipipe.coursework.task import Task, packed_result, unpacked
 
-_LONGEST = 4000  # characters of each part of an outcome
+_LONGEST = 4000  # characters of each part of a result
 _LONGEST_LINE = 200  # characters of a line that is quoted
 
 
-class Outcome(NamedTuple):
-    """How a test ended.
+class CheckResult(NamedTuple):
+    """The result of a test.
 
     Attributes
     ----------
@@ -24,15 +25,15 @@ class Outcome(NamedTuple):
     reason : str
         One sentence; empty where it passed.
     expected, got : str
-        The two values, where two were compared.
+        Where two values were compared.
     where : str
         A line of the student's file.
     compared : str
-        The call or thing whose values were compared.
+        The call that gave the compared value.
     drawing : str
-        Of a schedule that was compared, with its problem marked.
+        Of a compared schedule, with its problem marked.
     is_unwritten : bool
-        Whether the test met a part that the student has not written yet.
+        Whether the test reached a part that is not written yet.
     """
 
     passed: bool
@@ -46,15 +47,15 @@ class Outcome(NamedTuple):
 
 
 class Failed(Exception):
-    """A call of the student's code has failed, in whatever process; it carries the outcome."""
+    """A call of the student's code failed, in this process or another."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: CheckResult) -> None:
         super().__init__(f"{outcome.reason} ({outcome.where})" if outcome.where else outcome.reason)
         self.outcome = outcome
 
 
 class Ended(Exception):
-    """The student's process has ended, or its time has."""
+    """The student's process has exited, or is out of time."""
 
     def __init__(self, reason: str, is_late: bool = False) -> None:
         super().__init__(reason)
@@ -62,20 +63,16 @@ class Ended(Exception):
 
 
 def load(name: str, text: str, path: str | Path = "", names: Mapping[str, Any] | None = None) -> ModuleType:
-    """Return a module made of text, as an import of a file would; it may raise whatever the text raises.
-
-    It is entered in ``sys.modules`` first, where dataclasses look for the module that they stand in. ``names`` are
-    there before its text runs.
-    """
-    sys.modules[name] = module = ModuleType(name)
+    """Return a module with this source text and these initial names; raise the exceptions of the text."""
+    sys.modules[name] = module = ModuleType(name)  # where dataclasses look up their module
     module.__file__ = str(path or f"{name}.py")
     module.__dict__.update(names or {})
     exec(compile(text, module.__file__, "exec", dont_inherit=True), module.__dict__)
     return module
 
 
-def run_test(test: Callable[[Task], object], task: Task) -> Outcome:
-    """Run one test of a student's task: a function that raises where something is wrong; ``Ended`` is passed on."""
+def run_test(test: Callable[[Task], object], task: Task) -> CheckResult:
+    """Run one test of a student's task, a function that raises where something is wrong; ``Ended`` propagates."""
     try:
         test(task)
     except Failed as failed:
@@ -84,11 +81,11 @@ def run_test(test: Callable[[Task], object], task: Task) -> Outcome:
         raise
     except Exception as error:
         return outcome_of(error)
-    return Outcome(True)
+    return CheckResult(True)
 
 
 def reply_of(task: ModuleType, function: str | Callable[..., Any], given: Any, text: str) -> dict[str, Any]:
-    """Return the reply to a call: its value, or the outcome of a test whose call raised what this one has raised."""
+    """Return the reply to a call: its value, or the result of a test whose call raised this exception."""
     try:
         return {"value": packed_result(task, function, unpacked(given))}
     except BaseException as error:
@@ -96,44 +93,42 @@ def reply_of(task: ModuleType, function: str | Callable[..., Any], given: Any, t
 
 
 def value_of(reply: Mapping[str, Any]) -> Any:
-    """Return the value of a reply, from whomever it comes.
+    """Return the value of a reply, which the student's code may have forged.
 
     Raises
     ------
     Failed
-        With the outcome that it has in place of a value.
+        With the result in place of a value.
     """
     try:
         if "outcome" not in reply:
             return unpacked(reply["value"])
-        outcome = Outcome(**{**reply["outcome"], "passed": False})
-        if outcome.reason and all(isinstance(value, type(usual)) for value, usual in zip(outcome, Outcome(True))):
-            cut: dict[str, Any] = {
-                name: value[:_LONGEST] for name, value in outcome._asdict().items() if isinstance(value, str)
-            }
-            raise Failed(outcome._replace(**cut))
+        outcome = CheckResult(**{**reply["outcome"], "passed": False})
+        if outcome.reason and all(isinstance(value, type(usual)) for value, usual in zip(outcome, CheckResult(True))):
+            cut: list[Any] = [value[:_LONGEST] if isinstance(value, str) else value for value in outcome]
+            raise Failed(CheckResult(*cut))
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError):
         pass
-    raise Failed(Outcome(False, "its process returned what is no result"))
+    raise Failed(CheckResult(False, "its process returned what is no result"))
 
 
-def outcome_of(error: BaseException, path: str = "", text: str = "") -> Outcome:
-    """Explain an exception to the student; ``path`` and ``text`` are those of his file."""
+def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckResult:
+    """Explain an exception to the student, with the path and text of the file."""
     where = _where(error, path, text)
     if isinstance(error, Unexpected):
-        return Outcome(False, str(error), error.expected, error.got, compared=error.what, drawing=error.drawing)
+        return CheckResult(False, str(error), error.expected, error.got, compared=error.what, drawing=error.drawing)
     if isinstance(error, NotImplementedError):
-        return Outcome(False, f"not written yet: {_words(error)}", where=where, is_unwritten=True)
+        return CheckResult(False, f"not written yet: {_words(error)}", where=where, is_unwritten=True)
     if isinstance(error, SystemExit):
-        return Outcome(False, f"it called sys.exit({shown(error.code)}); return a result instead", where=where)
+        return CheckResult(False, f"it called sys.exit({shown(error.code)}); return a result instead", where=where)
     if isinstance(error, MemoryError):
-        return Outcome(False, "it wanted more memory than a task may have", where=where)
+        return CheckResult(False, "it wanted more memory than a task may have", where=where)
     if isinstance(error, AssertionError):
-        return Outcome(False, _words(error) or "an assertion failed", where=where)
+        return CheckResult(False, _words(error) or "an assertion failed", where=where)
     if isinstance(error, SyntaxError) and error.filename in (path, None):
         line = f"line {error.lineno}: {(error.text or '').strip()[:_LONGEST_LINE]}" if error.lineno else ""
-        return Outcome(False, f"it is not valid Python: {error.msg}", where=line)
-    return Outcome(False, f"it raised {type(error).__name__}: {_words(error)}", where=where)
+        return CheckResult(False, f"it is not valid Python: {error.msg}", where=line)
+    return CheckResult(False, f"it raised {type(error).__name__}: {_words(error)}", where=where)
 
 
 def _words(error: BaseException) -> str:
@@ -144,13 +139,9 @@ def _words(error: BaseException) -> str:
 
 
 def _where(error: BaseException, path: str, text: str) -> str:
-    """Return the innermost line of the student's file that the error went through.
-
-    Python's ``traceback`` would read the file again, by an encoding that its first line may name.
-    """
-    where, lines, passed = "", text.split("\n"), error.__traceback__
-    while passed is not None:
-        if passed.tb_frame.f_code.co_filename == path and passed.tb_lineno <= len(lines):
-            where = f"line {passed.tb_lineno}: {lines[passed.tb_lineno - 1].strip()[:_LONGEST_LINE]}"
-        passed = passed.tb_next
+    """Return the innermost line of the student's file in a traceback."""
+    where, lines = "", text.split("\n")  # traceback.extract_tb would read the file again, in an encoding that it names
+    for frame, number in walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == path and number <= len(lines):
+            where = f"line {number}: {lines[number - 1].strip()[:_LONGEST_LINE]}"
     return where

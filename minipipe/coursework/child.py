@@ -1,11 +1,11 @@
-"""The processes in which one student's file is run: ``python -m minipipe.coursework.child``.
+"""The processes that run one student's file: ``python -m minipipe.coursework.child``, started by ``process.py``.
 
-``process.py`` starts it. The job comes as a line of JSON on standard input, and after it one call after the other.
-Replies go out on what was standard output when the process began; before the student's code is loaded, that is moved to
-another number, and standard output and error both become what the student prints.
+Standard input has a line of JSON with the job, and then a line for each call. Replies go to the original standard
+output, which is moved to another descriptor before the student's code is loaded; standard output and error then both
+carry what the student prints.
 
-No test is here, no expected value, and nothing to be kept from the student's code: whatever it changes in this process,
-it can only return other values.
+There is no test here, no expected value and no secret: student code that changes this process can only return other
+values.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from pathlib import Path
 from typing import Any
 
 from minipipe.autograd.watch import watch_everything
-from minipipe.coursework.checking import Outcome, load, outcome_of, reply_of
+from minipipe.coursework.checking import CheckResult, load, outcome_of, reply_of
 from minipipe.coursework.imports import findings, guarded_builtins
-from minipipe.coursework.supervisor import contained
+from minipipe.coursework.sandbox import contained
 
 
 def main() -> None:
-    """Contain the student's file, answer call after call, and tell how it ended."""
+    """Contain the student's file, answer calls, and report the exit code."""
     job = json.loads(sys.stdin.buffer.readline())
     replies = os.dup(1)
     os.dup2(2, 1)
     for event in contained(job, lambda: _run(job)):
-        for stream in (sys.stdout, sys.stderr):  # first: after the last reply the process is killed
+        for stream in (sys.stdout, sys.stderr):  # before the reply: after the last one the process is killed
             with contextlib.suppress(Exception):
                 stream.flush()
         line = json.dumps(event).encode() + b"\n"
         while line:
             line = line[os.write(replies, line) :]
-    os._exit(0)  # whatever threads are left running
+    os._exit(0)  # without waiting for threads
 
 
 def _run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Load the functions of the checks, look at the student's file, load it, and answer calls."""
+    """Load the remote functions of the checks, inspect the student's file, load it, and answer calls."""
     calls, nothing = os.fdopen(os.dup(0), "rb"), os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # input() ends at once instead of waiting for somebody
+    os.dup2(nothing, 0)  # input() raises at once instead of blocking
     checks = load(f"checks_of_{job['task']}", job["checks"])
     watch_everything()
     content, given = base64.b64decode(job["content"]), [(module, name) for module, name in job["given"]]
@@ -54,11 +54,11 @@ def _run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     try:
         text = decode_source(content)
     except (SyntaxError, UnicodeError, LookupError) as error:
-        yield {"outcome": Outcome(False, f"it is not valid Python: {error}")._asdict()}  # of no call: it does not load
+        yield {"outcome": CheckResult(False, f"it is not valid Python: {error}")._asdict()}
         return
     try:
         flags += findings(ast.parse(text, str(file)), given)
-        yield {"flags": flags}  # before anything of the student's has run
+        yield {"flags": flags}  # before any of the student's code has run
         task = load(job["task"], text, file, {"__builtins__": guarded_builtins(given, flags)})
     except BaseException as error:
         yield {"outcome": outcome_of(error, str(file), text)._asdict(), "flags": flags}

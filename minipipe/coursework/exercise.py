@@ -1,8 +1,8 @@
 """An exercise: one file with statement, solution and stub, and beside it one with tests and wrong answers.
 
 ``tutorials/exercises/05_bubble.py`` runs as the solution. Its docstring is the statement: the first line is ``05 title:
-subject.``, and a paragraph begins with ``Lesson 05``, the lesson that it belongs to. Between markers stands what the
-student does not get, and what stands there instead::
+subject.``, and a paragraph begins with ``Lesson 05``, the lesson that it belongs to. Markers enclose the part that the
+student does not get, and its replacement::
 
     # SOLUTION
     return (num_ranks - 1) / (num_microbatches + num_ranks - 1)
@@ -10,21 +10,21 @@ student does not get, and what stands there instead::
     # raise NotImplementedError("the fraction of all time in which ranks are idle")
     # END
 
-What the stub imports of minipipe is all that the student may import of it.
+The student may import from minipipe only what the stub imports.
 
 ``tutorials/exercises/checks/05_bubble.py`` holds functions ``test_…(task)``, each worth one point. They run in the
 grader; ``task`` calls the student's functions in another process, with plain data (:mod:`minipipe.coursework.task`).
-Functions marked ``remote`` run beside the student's code; whatever comes back is his word, so compare lengths, too. The
-first paragraph of a docstring says what the test means, a paragraph ``Hint: …`` what to think of. What follows the line
-``# HIDDEN`` only the instructor has: variants with other numbers, and ``WRONG_ANSWERS``, tuples of (why it is tempting,
-text of the solution, what to put there instead).
+Functions marked ``remote`` run beside the student's code, which can forge their results: compare lengths as well. The
+first paragraph of a docstring is the meaning of the test, a paragraph ``Hint: …`` its hint. Only the instructor has the
+part after the line ``# HIDDEN``: variants with other numbers, and ``WRONG_ANSWERS``, tuples of (why it is tempting,
+text of the solution, its replacement).
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -40,7 +40,7 @@ _BESIDE = Path(__file__).resolve().parent.parent.parent / "tutorials" / "exercis
 
 
 class Test(NamedTuple):
-    """A test of an exercise, worth one point: its name, what it means, a hint, and whether students have it."""
+    """A test of an exercise, worth one point."""
 
     name: str
     meaning: str
@@ -55,13 +55,12 @@ class Exercise:
     Attributes
     ----------
     name : str
-        Such as ``05_bubble``.
+        For example ``05_bubble``.
     solution : str
         The text of its file, markers included.
     checks : str
-        The text of the file beside it.
+        The text of the file with its tests.
     checks_path : Path
-        Where that file is.
     """
 
     name: str
@@ -95,7 +94,7 @@ class Exercise:
 
     @cached_property
     def stub(self) -> str:
-        """What the student begins with: each solution left out, and what stands after STUB without its ``#``."""
+        """The student's file: the solution without the marked parts, with the uncommented stubs in their place."""
         text = _MARKED.sub(lambda found: re.sub(r"^( *)# ?", r"\1", found[2], flags=re.MULTILINE), self.solution)
         if text == self.solution or _MARKER.search(text):
             raise CourseworkError("markers", f"{self.name} needs # SOLUTION, # STUB and # END, in turn.")
@@ -111,7 +110,7 @@ class Exercise:
 
     @cached_property
     def tests(self) -> tuple[Test, ...]:
-        """Every test, those that the student has first."""
+        """Every test, the visible ones first."""
         last_visible = self.visible_checks.count("\n")
         functions = [node for node in ast.parse(self.checks).body if isinstance(node, ast.FunctionDef)]
         return tuple(
@@ -129,7 +128,7 @@ def _said(docstring: str) -> tuple[str, str]:
 
 
 def find_source(given: str | Path | None = None) -> Path:
-    """Return the directory that holds the exercises: the given one, or that of the clone which minipipe lies in.
+    """Return the directory with the exercises: the given one, or that of the clone around minipipe.
 
     Raises
     ------
@@ -141,7 +140,7 @@ def find_source(given: str | Path | None = None) -> Path:
         raise CourseworkError(
             "no-source",
             f"There are no exercises in '{source}'. They are not part of an installed package: clone the project and "
-            "`pip install -e .` there, or name the directory by --source DIR (tutorials/exercises of a clone).",
+            "`pip install -e .` there, or give --source DIR (tutorials/exercises of a clone).",
         )
     return source
 
@@ -164,7 +163,7 @@ def exercises_in(source: Path) -> list[Exercise]:
 
 
 def named(exercises: Iterable[Exercise], name: str) -> Exercise:
-    """Return the exercise of a name.
+    """Return the exercise with a name.
 
     Raises
     ------
@@ -177,3 +176,119 @@ def named(exercises: Iterable[Exercise], name: str) -> Exercise:
     near = [known for known in by_name if name and name in known] or get_close_matches(name, by_name, 1)
     guess = f" Did you mean {near[0]}?" if near else ""
     raise CourseworkError("unknown-task", f"There is no task {name!r}.{guess} The tasks are {', '.join(by_name)}.")
+
+
+# -- the student's copy ---------------------------------------------------------------------------------------------
+
+_README = """# Coursework
+
+Each task is one file, such as `{first}.py`. Its first lines say what to do and why, with an example. In some you finish
+a function where it raises NotImplementedError, in some you find a bug, and one is a puzzle. Write only in that file,
+and keep its name. Of minipipe, use only what the file imports already: the library contains solutions, so
+`minipipe grade` refuses other imports from it. The tests of the task are in `test_{first}.py`; read them, they are part
+of the statement. Begin where you like; the table below names the lesson of each task, in `tutorials/` of minipipe.
+
+    python -m pytest .                        the tests that you have
+    python -m pytest test_{first}.py      those of one task
+    minipipe grade .                          all tests, hidden ones too, and points
+    minipipe grade . --only {first}       those of one task
+
+`minipipe grade` stops a task that does not end, and changes none of your files. It needs a clone of minipipe, where the
+hidden tests are; without one, pytest is enough to work with.
+
+Every test is one point, so half a solution counts. Hidden tests are the same with other numbers. A failing test prints
+the expected and the actual value; its docstring has its meaning and a hint.
+
+| task | points | of these hidden | lesson | what it is about |
+|---|---|---|---|---|
+{rows}
+
+{points} points in all.
+"""
+
+_CONFTEST = '''"""Gives each test its task: `test_05_bubble.py` gets `05_bubble.py`, which `import` cannot name."""
+
+from importlib import import_module
+
+import pytest
+
+from minipipe.coursework import local_task
+
+
+@pytest.fixture
+def task(request):
+    return local_task(import_module(request.path.stem.removeprefix("test_")))
+'''
+
+# With a configuration file, pytest takes this directory for the root wherever it is called from.
+_PYTEST_INI = """[pytest]
+pythonpath = .
+addopts = --tb=short
+"""
+
+
+def write_coursework(directory: str | Path, *, source: str | Path | None = None) -> list[Path]:
+    """Write the student's copy of the exercises; the same exercises give the same bytes.
+
+    Parameters
+    ----------
+    directory : str or Path
+        A new or empty one.
+    source : str or Path, optional
+        The directory with solutions and tests; by default ``tutorials/exercises`` of the clone.
+
+    Returns
+    -------
+    list of Path
+        The written files.
+
+    Raises
+    ------
+    CourseworkError
+        Codes ``no-source``, ``not-empty``, ``not-written``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in write_coursework(folder)][:4]
+    ['README.md', 'conftest.py', 'pytest.ini', '01_multiply.py']
+    """
+    files = _files(exercises_in(find_source(source)))
+    directory = Path(directory)
+    try:
+        _check_is_empty(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (directory / name).write_bytes(text.encode())
+    except OSError as error:
+        raise CourseworkError("not-written", f"'{directory}' cannot be written: {error.strerror}.") from None
+    return [directory / name for name in files]
+
+
+def _check_is_empty(directory: Path) -> None:
+    found = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    if found:
+        raise CourseworkError(
+            "not-empty",
+            f"'{directory}' is not empty ({', '.join(found[:3])}{', …' if len(found) > 3 else ''}), and no file is "
+            "overwritten. Give a new directory; to begin one task again, take its file from there.",
+        )
+
+
+def _files(exercises: Sequence[Exercise]) -> dict[str, str]:
+    files = {"README.md": _readme(exercises), "conftest.py": _CONFTEST, "pytest.ini": _PYTEST_INI}
+    for exercise in exercises:
+        files[f"{exercise.name}.py"] = exercise.stub
+        files[f"test_{exercise.name}.py"] = exercise.visible_checks
+    return files
+
+
+def _readme(exercises: Sequence[Exercise]) -> str:
+    rows = []
+    for exercise in exercises:
+        hidden = sum(test.is_hidden for test in exercise.tests)
+        rows.append(f"| {exercise.name} | {len(exercise.tests)} | {hidden} | {exercise.lesson} | {exercise.subject} |")
+    first = exercises[0].name
+    points = sum(len(exercise.tests) for exercise in exercises)
+    return _README.format(first=first, rows="\n".join(rows), points=points)

@@ -1,8 +1,7 @@
-"""What tests of exercises ask for: each names the call, what was expected and what came.
+"""Assertions for tests of exercises, whose errors name the call, the expected value and the actual one.
 
-A test that a student shall learn from says more than "assertion failed". All raise :class:`Unexpected`, an
-AssertionError, so that pytest shows them, too. They ask for the type first: an object that claims to equal everything
-does not pass.
+All raise :class:`Unexpected`, an AssertionError that pytest shows as well. They check the type first: an object that
+claims to equal everything does not pass.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.verifier import verify
 
 _LONGEST = 400
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")  # another one each time, and nobody is helped by it
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")  # differs in each run
 _PLAIN = (bool, int, float, str, bytes, range, type(None), Action)
 
 
@@ -30,11 +29,10 @@ class Unexpected(AssertionError):
     Parameters
     ----------
     what : str
-        What was asked for, such as ``bubble_fraction(4, 8)``.
+        The call, such as ``bubble_fraction(4, 8)``.
     expected, got : str
-        In words.
     drawing : str
-        Below them, as it is.
+        Printed below them.
 
     Examples
     --------
@@ -48,7 +46,7 @@ class Unexpected(AssertionError):
 
 
 def expect_that(is_so: bool, what: str, expected: str, got: object) -> None:
-    """Ask for anything that can be told by one yes or no.
+    """Expect a condition.
 
     Examples
     --------
@@ -59,7 +57,7 @@ def expect_that(is_so: bool, what: str, expected: str, got: object) -> None:
 
 
 def expect_type(got: object, kind: type | tuple[type, ...], what: str) -> None:
-    """Ask for an instance of a class.
+    """Expect an instance of a class.
 
     Examples
     --------
@@ -71,7 +69,7 @@ def expect_type(got: object, kind: type | tuple[type, ...], what: str) -> None:
 
 
 def expect_sequence(got: Any, what: str) -> list[Any]:
-    """Ask for items in an order, and return them as a list; a tuple, an array or a generator is as good as one.
+    """Expect a sequence, an array or a generator, and return its items as a list.
 
     Examples
     --------
@@ -85,7 +83,7 @@ def expect_sequence(got: Any, what: str) -> list[Any]:
 
 
 def expect_equal(got: object, expected: object, what: str) -> None:
-    """Ask for a plain value: a number, a string, or a sequence of such; a list is as good as a tuple.
+    """Expect a plain value: a number, a string, or a sequence of those; lists and tuples are equal.
 
     Examples
     --------
@@ -101,7 +99,7 @@ def expect_equal(got: object, expected: object, what: str) -> None:
 
 
 def expect_close(got: Any, expected: Any, what: str, tolerance: float = 1e-9) -> None:
-    """Ask for a number, or an array of one shape with it, that differs by at most the tolerance (relative, or to 1).
+    """Expect a number or array of the same shape, within a tolerance relative to the largest value, at least 1.
 
     Examples
     --------
@@ -120,7 +118,7 @@ def expect_close(got: Any, expected: Any, what: str, tolerance: float = 1e-9) ->
 
 
 def expect_bits(got: Any, expected: np.ndarray, what: str) -> None:
-    """Ask for an array of the same dtype, shape and bits.
+    """Expect an array of the same dtype, shape and bits.
 
     Examples
     --------
@@ -134,7 +132,7 @@ def expect_bits(got: Any, expected: np.ndarray, what: str) -> None:
 
 
 def _unexpected_element(what: str, got: np.ndarray, expected: np.ndarray, is_wrong: np.ndarray) -> Unexpected:
-    """Name the first element that is wrong, and how many there are."""
+    """Return the error with the first wrong element and their number."""
     places = np.argwhere(is_wrong)
     if got.ndim == 0 or not len(places):  # the sign of a zero
         return Unexpected(what, shown(expected), shown(got))
@@ -144,7 +142,7 @@ def _unexpected_element(what: str, got: np.ndarray, expected: np.ndarray, is_wro
 
 
 def expect_at_most(got: Any, limit: float, what: str) -> None:
-    """Ask for a number that is no larger than another.
+    """Expect a number up to a limit.
 
     Examples
     --------
@@ -155,7 +153,7 @@ def expect_at_most(got: Any, limit: float, what: str) -> None:
 
 
 def expect_legal(schedule: Any, what: str, memory_limit: int | Sequence[int] | None = None) -> None:
-    """Ask for a schedule that runs to its end within a limit of memory, in (stage, microbatch) pairs.
+    """Expect a legal schedule, within a memory limit in (stage, microbatch) pairs.
 
     Examples
     --------
@@ -171,7 +169,7 @@ def expect_legal(schedule: Any, what: str, memory_limit: int | Sequence[int] | N
 
 
 def shown(value: object) -> str:
-    """Return a value as text, cut where it is long; nothing that it does can go wrong.
+    """Return a value as text, cut where it is long; a failing repr does no harm.
 
     Examples
     --------
@@ -193,7 +191,7 @@ def shown(value: object) -> str:
 
 
 def _plain(value: Any, what: str) -> Any:
-    """Return a value with its sequences as lists and NumPy's numbers as Python's; refuse anything else."""
+    """Return a value with lists for sequences and Python's numbers for NumPy's; refuse other objects."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (list, tuple):
@@ -203,7 +201,7 @@ def _plain(value: Any, what: str) -> Any:
 
 
 def _first_difference(got: Any, expected: Any) -> str | None:
-    """Say where two long lists begin to differ."""
+    """Return the first difference of two long lists."""
     if not (isinstance(got, list) and isinstance(expected, list)) or len(expected) < 6:
         return None
     if len(got) != len(expected):

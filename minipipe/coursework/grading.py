@@ -1,44 +1,7 @@
-"""Grading: the instructor's tests run here, and each task in processes of its own, contained as the system allows.
+"""Grading: the instructor's tests run here, and each task in contained processes of its own.
 
-Whatever a student's file does, there is a report: loops, crashes, ``sys.exit``, too much memory and output are ended; a
-print is no result; tests of the student's directory are not used; his files are not changed. They are read as regular
-files of bounded size, and no link is followed.
-
-Results are compared here, in the grader's process. A student's process gets his file, the visible checks, and one call
-after the other as plain data; it can only return values (:mod:`minipipe.coursework.task`). So nothing that it replaces,
-prints or writes is a point, and neither hidden tests nor expected values are where it could read them. It may import of
-minipipe what its stub imports; the report flags everything else (:mod:`minipipe.coursework.imports`).
-
-Linux contains more, in layers. The report names those in force, and warns of what they leave open:
-
-- ``namespaces``: a root directory with Python and its packages to read, and 64 MiB in memory to write; no solution,
-  hidden test or other student, no process of the grader, no network. Whatever it starts ends with it, daemons too. The
-  administrator may make namespaces; others, where the system lets them.
-- ``Landlock``: the same files; no TCP (ABI 4, Linux 6.7), and no signal to the grader (ABI 6, Linux 6.12). Without
-  namespaces, other protocols, sockets in files and disk space stay open.
-- ``a user of its own``: where the grader is root, a user who owns nothing, if he can read Python.
-- ``limits``: 4 GiB of addresses, files of 64 MiB, 256 open files, no core file; processor time; 128 processes, unless
-  it runs as root.
-
-All of it adds about 0.03 s to the 0.2 s of processor time that a task takes.
-
-On macOS there are only limits, without a bound on processes, and what leaves its group of processes stays. On Windows
-there is only the process.
-
-What remains everywhere:
-
-- Some results are observations: that an array was freed, how often a function was called, which rank a message went to,
-  that an argument was not modified. They are made beside the student's code (``remote`` functions), which can replace
-  what makes them.
-- The library's source is public. Who copies it into his file imports nothing, and is found by reading. A determined
-  student gets around the refusal of imports, too; most ways to do so are flagged.
-- A call shows its arguments, and prints are in the report: hidden inputs become known to who grades often.
-- Memory is limited for each process, not for all together. Other tasks can be slowed down.
-- A hard link in a student's directory is a regular file: unpack submissions as a user who may not read the others.
-- Python reads ``PYTHONPATH`` and ``sitecustomize`` before any of this. Do not let them name a student's directory, and
-  grade by ``minipipe``, not ``python -m minipipe``, where a student's directory named ``minipipe`` is the current one.
-
-Read a flagged or suspicious solution; grade in a virtual machine where the kernel itself must not be trusted.
+README.md says what is contained how, and what is not. Results are compared here, in the grader's process. A student's
+process gets his file, the visible checks, and call after call as plain data (:mod:`minipipe.coursework.task`).
 """
 
 from __future__ import annotations
@@ -48,26 +11,237 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from textwrap import indent, wrap
+from typing import Any
 
-from minipipe.coursework.checking import Ended, Failed, Outcome, load, run_test
-from minipipe.coursework.containment import weakest
-from minipipe.coursework.exercise import Exercise, exercises_in, find_source, named
+from minipipe.coursework.checking import CheckResult, Ended, Failed, load, run_test
+from minipipe.coursework.containment import Containment, weakest
+from minipipe.coursework.exercise import Exercise, Test, exercises_in, find_source, named
 from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess
-from minipipe.coursework.report import Report, TaskReport
 from minipipe.coursework.task import Task
 from minipipe.errors import CourseworkError, FileError
 from minipipe.io import read_bytes
 
 TIME_LIMIT = 30.0
-"""Seconds that all tests of one task may take together."""
+"""Seconds for all tests of one task together."""
 
 LONGEST_FILE = 1 << 20
 """Bytes of a student's file; the solutions have 5,000 at most."""
 
 _LATE = "it was stopped after {:g} s; does a loop never end, or is there far too much to try?"
 _NOT_REACHED = "not reached: an earlier test used up the time"
+_WIDTH = 76  # columns of the report
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """The results of one task.
+
+    Attributes
+    ----------
+    exercise : Exercise
+    outcomes : tuple of (Test, CheckResult)
+    problem : str
+        Why no test could run, or nothing.
+    output : str
+        What the student's code printed.
+    is_as_given : bool
+        Whether the file is still the stub.
+    containment : Containment, optional
+        None where the student's code was not run.
+    flags : tuple of str
+        Names that the task does not give, each with its line; see :mod:`minipipe.coursework.imports`.
+
+    Examples
+    --------
+    >>> exercise = exercises_in(find_source(None))[4]
+    >>> print(TaskReport(exercise, tuple((test, CheckResult(True)) for test in exercise.tests)))
+    05_bubble               7 of  7  done
+    """
+
+    exercise: Exercise
+    outcomes: tuple[tuple[Test, CheckResult], ...]
+    problem: str = ""
+    output: str = ""
+    is_as_given: bool = False
+    containment: Containment | None = None
+    flags: tuple[str, ...] = ()
+
+    @property
+    def points(self) -> int:
+        """One for each test that passed."""
+        return sum(result.passed for _, result in self.outcomes)
+
+    @property
+    def possible(self) -> int:
+        """The number of tests."""
+        return len(self.outcomes)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every test passed."""
+        return self.points == self.possible
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the file is still the stub, or every test reached an unwritten part."""
+        return self.is_as_given or all(result.is_unwritten for _, result in self.outcomes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one of the ``tasks`` of :meth:`Report.as_json`."""
+        tests = [
+            {
+                "test": test.name,
+                "meaning": test.meaning,
+                "hidden": test.is_hidden,
+                "points": int(result.passed),
+                "possible": 1,
+                "passed": result.passed,
+                "reason": result.reason,
+                "expected": result.expected,
+                "got": result.got,
+                "where": result.where,
+                "hint": "" if result.passed else test.hint,
+            }
+            for test, result in self.outcomes
+        ]
+        return {
+            "task": self.exercise.name,
+            "title": self.exercise.title,
+            "lesson": self.exercise.lesson,
+            "points": self.points,
+            "possible": self.possible,
+            "passed": self.passed,
+            "problem": self.problem,
+            "flags": list(self.flags),
+            "output": self.output,
+            "tests": tests,
+        }
+
+    def __str__(self) -> str:
+        verdict = "done" if self.passed else "not started" if self.is_untouched else self.problem
+        lines = [f"{self.exercise.name:22} {self.points:2} of {self.possible:2}  {verdict}".rstrip()]
+        if self.flags:
+            found = wrap(f"not given in this task: {'; '.join(self.flags)}", _WIDTH)
+            lines += [indent(line, "    ") for line in found]
+        if not (self.passed or self.is_untouched or self.problem):
+            lines += [_failure(test, result) for test, result in self.outcomes if not result.passed]
+        if self.output and not self.passed:
+            lines.append(indent(f"\nIt printed:\n{indent(self.output.rstrip(), '  ')}", "    "))
+        return _escaped("\n".join(lines))
+
+
+def _escaped(text: str) -> str:
+    """Escape control characters, which would steer a terminal, and lone surrogates, as Python's repr does."""
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+
+
+def _failure(test: Test, result: CheckResult) -> str:
+    """Return the meaning of a test, what went wrong, and the hint."""
+    lines = [f"\n{test.name}{' (hidden)' if test.is_hidden else ''}", *wrap(test.meaning, _WIDTH)]
+    lines += [indent(line, "  ") for line in _reason(result)]
+    lines += [f"  {result.where}"] if result.where else []
+    lines += [indent(line, "  ") for line in wrap(f"Hint: {test.hint}", _WIDTH)] if test.hint else []
+    return indent("\n".join(lines), "    ")
+
+
+def _reason(result: CheckResult) -> list[str]:
+    """Return the expected value above the actual one; or the sentence, where nothing was compared."""
+    if result.compared:
+        values = [*_aligned("expected", result.expected), *_aligned("got", result.got)]
+        return [*result.compared.rstrip().splitlines(), *values, *result.drawing.splitlines()]
+    return [line for part in result.reason.splitlines() for line in wrap(part, _WIDTH)]
+
+
+def _aligned(word: str, text: str) -> list[str]:
+    first, *others = [line for part in text.rstrip().splitlines() for line in wrap(part, _WIDTH - 11) or [""]]
+    return [f"  {word:8} {first}", *(f"{'':11}{line}" for line in others)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of all tasks of a student's directory.
+
+    Attributes
+    ----------
+    directory : str
+    tasks : tuple of TaskReport
+
+    Examples
+    --------
+    >>> print(Report("mine", ()))
+    <BLANKLINE>
+    0 of 0 points, 0 of 0 tasks done
+    """
+
+    directory: str
+    tasks: tuple[TaskReport, ...]
+
+    @property
+    def points(self) -> int:
+        """The sum over all tasks."""
+        return sum(task.points for task in self.tasks)
+
+    @property
+    def possible(self) -> int:
+        """The largest number of points."""
+        return sum(task.possible for task in self.tasks)
+
+    @property
+    def containment(self) -> Containment | None:
+        """The layers of all tasks, and what any could reach; None where none was run."""
+        return weakest(task.containment for task in self.tasks)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every task is done."""
+        return self.points == self.possible
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain data, as ``minipipe grade DIR --json`` prints it.
+
+        ::
+
+            {"directory": "mine", "points": 41, "possible": 84, "passed": false,
+             "containment": {              null where no code was run
+               "layers": ["namespaces", "Landlock", "limits"], of every task
+               "exposed": []},             what a task could still reach; see minipipe.coursework.containment
+             "tasks": [
+               {"task": "05_bubble", "title": "…", "lesson": "05",
+                "points": 2, "possible": 6, "passed": false,
+                "problem": "",            why no test could run: the file is missing, or does not load
+                "flags": ["line 3: gc"],  names that the task does not give: read the file. Such imports were refused
+                "output": "",             what the student's code printed, cut after 2000 characters
+                "tests": [
+                  {"test": "test_…", "meaning": "…", "hidden": false, "points": 0, "possible": 1, "passed": false,
+                   "reason": "…",         one sentence; this and the following are empty where the test passed
+                   "expected": "…",       where two values were compared
+                   "got": "…",
+                   "where": "line 12: …", of the student's file, where it raised
+                   "hint": "…"}]}]}
+        """
+        return {
+            "directory": self.directory,
+            "points": self.points,
+            "possible": self.possible,
+            "passed": self.passed,
+            "containment": self.containment and self.containment._asdict(),
+            "tasks": [task.as_json() for task in self.tasks],
+        }
+
+    def __str__(self) -> str:
+        done = sum(task.passed for task in self.tasks)
+        lines = [*map(str, self.tasks), "", *([str(self.containment)] if self.containment else [])]
+        left = [task.exercise for task in self.tasks if not task.passed]
+        if left:
+            nearest = min(left, key=lambda exercise: exercise.lesson)
+            lines.append(f"next: {nearest.name} (lesson {nearest.lesson}), {nearest.subject}")
+        plural = "" if len(self.tasks) == 1 else "s"
+        lines.append(f"{self.points} of {self.possible} points, {done} of {len(self.tasks)} task{plural} done")
+        return "\n".join(lines)
 
 
 def grade(
@@ -78,12 +252,12 @@ def grade(
     time_limit: float = TIME_LIMIT,
     workers: int = 2,
 ) -> Report:
-    """Run the tests of a student's directory, the hidden ones too, and count points.
+    """Run all tests, including hidden ones, on a student's directory, and count points.
 
     Parameters
     ----------
     directory : str or Path
-        As :func:`minipipe.coursework.write_coursework` made it. It is read and never written.
+        As :func:`minipipe.coursework.write_coursework` wrote it. It is read and never written.
     source : str or Path, optional
         The directory with solutions and tests; by default ``tutorials/exercises`` of the clone.
     only : str, optional
@@ -124,7 +298,7 @@ def grade(
 
 
 def _check_directory(directory: Path, exercises: Sequence[Exercise]) -> None:
-    """Refuse a directory without a copy of the coursework, and say where one is."""
+    """Refuse a directory without a copy of the coursework, and name one that has it."""
     if not directory.is_dir():
         what = f"'{directory}' is a file" if directory.exists() else f"There is no directory '{directory}'"
         how = f"`minipipe coursework {directory}` writes one" if not directory.exists() else "name its directory"
@@ -140,56 +314,53 @@ def _check_directory(directory: Path, exercises: Sequence[Exercise]) -> None:
 def _grade_task(directory: Path, exercise: Exercise, time_limit: float) -> TaskReport:
     path = directory / f"{exercise.name}.py"
     if not os.path.lexists(path):
-        return _refused(exercise, f"{path.name} is missing{_renamed(path)}")
-    try:
-        # The student chose what stands there, and it is read with the rights of the one who grades.
-        content = read_bytes(path, LONGEST_FILE, pipes=False, links=False)
-    except FileError as error:
-        return _refused(exercise, error.message)
-    return _report(exercise, content, time_limit, directory)
+        problem = f"{path.name} is missing{_renamed(path)}"
+    else:
+        try:
+            # The student chose the file's kind and target, and it is read with the grader's rights.
+            content = read_bytes(path, LONGEST_FILE, pipes=False, links=False)
+            return _report(exercise, content, time_limit, directory)
+        except FileError as error:
+            problem = error.message
+    return TaskReport(exercise, tuple((test, CheckResult(False, problem)) for test in exercise.tests), problem)
 
 
 def _report(exercise: Exercise, content: bytes, time_limit: float, directory: Path) -> TaskReport:
     """Run all tests of a task. A crash costs the test in which it happened; after the time limit none is tried."""
     checks = load(f"checks_of_{exercise.name}", exercise.checks)
-    outcomes: dict[str, Outcome] = {}
+    results: dict[str, CheckResult] = {}
     runs: list[StudentProcess] = []
     problem, deadline = "", time.monotonic() + time_limit
-    while (left := [test.name for test in exercise.tests if test.name not in outcomes]) and not problem:
+    while (left := [test.name for test in exercise.tests if test.name not in results]) and not problem:
         runs.append(StudentProcess(exercise, content, max(0.0, deadline - time.monotonic()), directory))
         try:
             with runs[-1] as student:
                 student.load()
                 for name in left:
-                    outcomes[name] = run_test(getattr(checks, name), Task(student.ask))
+                    results[name] = run_test(getattr(checks, name), Task(student.ask))
         except (Failed, Ended) as error:
             is_late = isinstance(error, Ended) and error.is_late
             reason = _LATE.format(time_limit) if is_late else str(error)
-            if not (outcomes or runs[-1].is_loaded):
+            if not (results or runs[-1].is_loaded):
                 problem = f"{exercise.name}.py does not load: {reason}"
                 continue
-            untold = [name for name in left if name not in outcomes]
-            outcomes[untold[0]] = Outcome(False, reason)
+            crashed, *others = [name for name in left if name not in results]
+            results[crashed] = CheckResult(False, reason)
             if is_late:
-                outcomes |= {name: Outcome(False, _NOT_REACHED) for name in untold[1:]}
+                results |= {name: CheckResult(False, _NOT_REACHED) for name in others}
     return TaskReport(
         exercise,
-        tuple((test, Outcome(False, problem) if problem else outcomes[test.name]) for test in exercise.tests),
+        tuple((test, CheckResult(False, problem) if problem else results[test.name]) for test in exercise.tests),
         problem,
         "".join(run.output for run in runs)[:LONGEST_OUTPUT],
         content.decode("utf-8-sig", "replace").replace("\r\n", "\n") == exercise.stub,
-        weakest(run.containment for run in runs if run.containment is not None),
+        weakest(run.containment for run in runs),
         tuple(dict.fromkeys(flag for run in runs for flag in run.flags)),
     )
 
 
-def _refused(exercise: Exercise, problem: str) -> TaskReport:
-    """Return the report of a task whose file is not there."""
-    return TaskReport(exercise, tuple((test, Outcome(False, problem)) for test in exercise.tests), problem)
-
-
 def _renamed(path: Path) -> str:
-    """Guess under which name a missing file is there."""
+    """Return a guess at the new name of a missing file."""
     files = [file.name for file in path.parent.glob("*.py") if not file.name.startswith("test_")]
     own = path.stem.partition("_")[2]
     near = [name for name in files if own in name] or get_close_matches(path.name, files, 1, cutoff=0.8)

@@ -1,8 +1,8 @@
-"""Which names a task gives: of minipipe, what its file imports already, and nothing else.
+"""The names that a task gives: of minipipe, only those that its file imports already.
 
-The library can do what its exercises ask for. So the student's copy says by its own imports what may be used, and what
-goes further is refused when it runs, and told to the instructor, with what has no other purpose in an exercise than to
-get around that. It does not keep anybody from pasting the library's source into a file.
+The library contains solutions of its exercises. The imports of the student's copy therefore say what may be used; other
+imports of minipipe are refused when they run, and reported to the instructor, as are names that an exercise needs only
+to get around the refusal. Pasting the library's source into a file is not detected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Given = Collection[tuple[str, str]]
 
 
 def given_names(stub: str) -> list[tuple[str, str]]:
-    """Return what a file imports of minipipe: pairs of a module and a name in it.
+    """Return the imports of minipipe in a file: pairs of a module and a name in it.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def given_names(stub: str) -> list[tuple[str, str]]:
 
 
 def findings(tree: ast.Module, given: Given) -> list[str]:
-    """Return what a student's file imports or uses beyond what its task gives, each with its line.
+    """Return the names in a student's file that its task does not give, each with its line.
 
     Examples
     --------
@@ -49,9 +49,9 @@ def findings(tree: ast.Module, given: Given) -> list[str]:
 
 
 def guarded_builtins(given: Given, found: list[str]) -> dict[str, Any]:
-    """Return the builtins for a student's module, whose ``import`` refuses what the task does not give.
+    """Return builtins for a student's module, whose ``import`` refuses names that the task does not give.
 
-    What no line of its text says, as :func:`findings` found, is added to those.
+    Refused names that are not among the findings, because the text hides them, are appended to ``found``.
     """
 
     def guarded(name: str, of: Any = None, within: Any = None, fromlist: Any = (), level: int = 0) -> Any:
@@ -76,7 +76,7 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
 
 
 def _used(node: ast.AST) -> tuple[str, ...]:
-    """Return the name that a node uses; of an attribute, also with the name before it."""
+    """Return the name in a node; of an attribute, also with the name of its object."""
     if isinstance(node, ast.Attribute):
         return node.attr, f"{node.value.id if isinstance(node.value, ast.Name) else ''}.{node.attr}"
     return (node.id,) if isinstance(node, ast.Name) else ()

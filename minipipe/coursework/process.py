@@ -1,4 +1,4 @@
-"""Processes of their own for one student's file: start them, ask, and end them and all that they started."""
+"""Processes for one student's file, seen from the grader: start them, call functions, end all descendants."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from minipipe.coursework.imports import given_names
 from minipipe.coursework.task import packed
 
 LONGEST_OUTPUT = 2000
-"""Characters that are kept of a student's printed output."""
+"""Characters of a student's printed output that are kept."""
 
-_LONGEST_REPLY = 8 << 20  # bytes, of all that was not asked for, too
+_LONGEST_REPLY = 8 << 20  # bytes, including unsolicited ones
 _MOST_FLAGS, _LONGEST_FLAG = 20, 200
 _ATOMIC = getattr(select, "PIPE_BUF", 1 << 30)
 _LAYERS = LAYERS  # to try; a test takes some away
 _PATIENCE = 5.0  # seconds for the supervisor to end all processes of a task, which takes milliseconds
-# Whatever else stands in the environment of the one who grades is none of the student's business.
+# The rest of the grader's environment may hold secrets.
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP")
 
 
 class StudentProcess:
-    """Processes with one student's file, to be used in a ``with`` statement: whatever they started ends with it.
+    """Processes with one student's file, as a context manager that ends them and all their descendants.
 
     Parameters
     ----------
     exercise : Exercise
-        Of which the student's processes get the visible checks alone.
+        The student's processes get only its visible checks.
     content : bytes
         The student's file.
     seconds : float
-        Until when calls are answered.
+        The time limit of all calls together.
     directory : Path
         The student's, to hide.
 
     Attributes
     ----------
     containment : Containment, optional
-        What kept the student's code apart; None where it was not even started.
+        None where the process did not start.
     flags : dict of str
-        What the file uses beyond what its task gives; the keys, in order.
+        Names that the task does not give: the keys, in order.
     output : str
-        What the student's code printed; complete at the end.
+        What the student's code printed; complete after the block.
     is_loaded : bool
     """
 
@@ -79,7 +79,7 @@ class StudentProcess:
         }
 
     def __enter__(self) -> Self:
-        # What the student's code leaves there may be hard to delete; that is no reason to fail.
+        # Files of the student may be impossible to delete; grading goes on without.
         self._folder = tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True)
         self._process = _started(self._folder.name, self._directory)
         self._replies = _Reader(self._process.stdout, _LONGEST_REPLY)
@@ -92,46 +92,32 @@ class StudentProcess:
         self._folder.cleanup()
 
     def load(self) -> None:
-        """Load the student's file.
-
-        Raises
-        ------
-        Failed
-            With what it raised.
-        Ended
-        """
+        """Load the student's file; raise ``Failed`` with its exception, or ``Ended``."""
         self._give(self._job)
         value_of({"value": None, **self._reply("loaded")})
         self.is_loaded = True
 
     def ask(self, function: str | Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """Call a function of the student's, or a remote one of the checks.
-
-        Raises
-        ------
-        Failed
-            With what it raised.
-        Ended
-        """
+        """Call a function of the student's, or a remote one of the checks; raise as :meth:`load`."""
         name = function if isinstance(function, str) else function.__name__
         self._give({"function": name, "is_remote": callable(function), "given": packed(given)})
         return value_of(self._reply("value"))
 
     def _give(self, message: dict[str, Any]) -> None:
-        """Write a line for the process, which may never read it."""
+        """Write a line to the process, which may never read it."""
         assert self._process.stdin is not None
         stream, line = self._process.stdin.fileno(), json.dumps(message).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # one that has ended already says so by its exit status
+        with contextlib.suppress(BrokenPipeError):  # it has exited; _reply finds the exit status
             while line:
                 if sys.platform != "win32" and not select.select([], [stream], [], self._seconds_left())[1]:
                     raise Ended("", is_late=True)
-                line = line[os.write(stream, line[:_ATOMIC]) :]  # what has room at once blocks nobody
+                line = line[os.write(stream, line[:_ATOMIC]) :]  # this much has room, so it does not block
 
     def _seconds_left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
     def _reply(self, awaited: str) -> dict[str, Any]:
-        """Return the next event that has what is awaited, or an outcome in its place."""
+        """Return the next event with this key, or with a result in its place."""
         while True:
             line = self._replies.line(self._seconds_left())
             if line is None:
@@ -149,7 +135,7 @@ class StudentProcess:
             raise Ended("", is_late=True) from None
 
     def _note(self, event: dict[str, Any]) -> None:
-        """Take what goes along with replies. Containment is told before the student's file is loaded, and only once."""
+        """Note what comes with replies. The first containment counts: it comes before the student's code has run."""
         if self.containment is None and "contained" in event:
             self.containment = Containment(*map(tuple, event["contained"]))
         for flag in event.get("flags", ())[: _MOST_FLAGS - len(self.flags)]:
@@ -171,7 +157,7 @@ def _started(folder: str, directory: Path) -> subprocess.Popen:
 
 
 def _environment(folder: str, directory: Path) -> dict[str, str]:
-    """Return a small environment in which minipipe is found, no module of the student's is, and BLAS has one thread."""
+    """Return a small environment that finds minipipe but no module of the student's, with one BLAS thread."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     package = str(Path(__file__).resolve().parent.parent.parent)
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -183,7 +169,7 @@ def _environment(folder: str, directory: Path) -> dict[str, str]:
 
 
 class _Reader:
-    """Reads a stream to its end, so that nobody waits to write, and keeps so much of it as nobody has taken."""
+    """Reads a stream to its end, so that its writer never blocks, and keeps up to ``limit`` bytes not yet taken."""
 
     def __init__(self, stream: IO[bytes] | None, limit: int) -> None:
         assert stream is not None
@@ -203,13 +189,7 @@ class _Reader:
             self._changed.notify()
 
     def line(self, seconds: float) -> bytes | None:
-        """Take the next line; None at the end of the stream.
-
-        Raises
-        ------
-        Ended
-            When none comes in time.
-        """
+        """Take the next line, or None at the end of the stream; raise ``Ended`` when none comes in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: b"\n" in self._kept or not self._is_open, seconds):
                 raise Ended("", is_late=True)
@@ -219,16 +199,16 @@ class _Reader:
         return taken or None
 
     def text(self) -> str:
-        """Return what is kept; only a process that left its group still holds the other end, and is not waited for."""
+        """Return what is kept, without waiting for a process that left its group and holds the other end."""
         self._thread.join(2.0)
         return bytes(self._kept).decode("utf-8", "replace")
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End the process and all that it started."""
+    """End the process and all its descendants."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()  # by which a supervisor knows that the time is over
+        process.stdin.close()  # the supervisor then ends everything
     if sys.platform == "linux":
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_PATIENCE)

@@ -1,9 +1,9 @@
 """A student's module as tests see it: functions of plain data, wherever the module is.
 
 A test runs in the grader's process, the student's code in another. Only calls and values pass between the two, as
-plain data: numbers, text, None, arrays of numbers, and lists of them. So a test compares what nobody can replace, and
-a student's code is given neither the test nor what it expects. What a call needs beyond plain data, such as tensors or
-a schedule, is made around it by a function of the checks that is marked ``remote``::
+plain data: numbers, text, None, arrays of numbers, and lists of them. So student code cannot replace a comparison, and
+has neither the test nor the expected value. Arguments other than plain data, such as tensors or a schedule, are built
+around the call by a function of the checks that is marked ``remote``::
 
     @remote
     def differentiated(task, a, b, gradient):      # runs beside the student's code; task is the module
@@ -15,7 +15,7 @@ a schedule, is made around it by a function of the checks that is marked ``remot
     def test_two_factors(task):                    # runs in the grader
         value, *gradients = differentiated(task, a, b, gradient)
 
-Remote functions stand above ``# HIDDEN``: the rest of the checks never gets to the student's process.
+Remote functions belong above ``# HIDDEN``: the student's process never gets the rest of the checks.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?bBhHiIqQefd"}
 
 
 class Task:
-    """A student's module: its functions by name, each to be called with plain data.
+    """A student's module: its functions by name, called with plain data.
 
     Parameters
     ----------
     ask : function
-        Takes the name of a function of the student's, or a remote function of the checks, and its arguments.
+        Of the name of a student's function, or of a remote function of the checks, and its arguments.
 
     Examples
     --------
@@ -57,9 +57,9 @@ class Task:
 
 
 def remote(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function of the checks run beside the student's code: ``task`` is the module there.
+    """Mark a function of the checks that runs beside the student's code, where ``task`` is the module.
 
-    Arguments and result are plain data. Called with anything else than a :class:`Task`, it runs where it is.
+    Arguments and result are plain data. Called with a module instead of a :class:`Task`, it runs in this process.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def local_task(module: ModuleType) -> Task:
-    """Return a task that runs in this process, for the tests of students: what passes is plain data all the same.
+    """Return a task that runs in this process, for students' own tests; it also passes only plain data.
 
     Examples
     --------
@@ -96,12 +96,12 @@ def packed_result(module: ModuleType, function: str | Callable[..., Any], given:
     """Call a function with plain data, and return its result packed."""
     name = function if isinstance(function, str) else function.__name__
     called = getattr(module, name) if isinstance(function, str) else partial(function, module)
-    call = f"{name}({', '.join(map(shown, given))})"  # before the arguments are the student's
+    call = f"{name}({', '.join(map(shown, given))})"  # before the student's code can change the arguments
     return packed(called(*given), call)
 
 
 def packed(value: Any, what: str = "an argument") -> Any:
-    """Return plain data in JSON's types; refuse anything else.
+    """Return plain data in JSON's types; raise ``Unexpected`` for anything else.
 
     Examples
     --------
@@ -125,12 +125,7 @@ def packed(value: Any, what: str = "an argument") -> Any:
 
 
 def unpacked(data: Any) -> Any:
-    """Return the plain data of :func:`packed`.
-
-    Raises
-    ------
-    ValueError, TypeError, KeyError
-        Of data that ``packed`` never returns, whoever wrote it.
+    """Return the plain data of :func:`packed`; of forged data, raise ValueError, TypeError or KeyError.
 
     Examples
     --------

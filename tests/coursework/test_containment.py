@@ -39,7 +39,7 @@ def attacked(request, course, monkeypatch):
 
 def at_start(tmp_path, monkeypatch, statement):
     """Run a statement in the processes of a task before all else; Python loads a module of this name at its start."""
-    imports = "from minipipe.coursework import landlock, namespaces, supervisor"
+    imports = "from minipipe.coursework import sandbox"
     (tmp_path / "sitecustomize.py").write_text(f"{imports}\n{statement}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
@@ -73,7 +73,7 @@ def test_a_daemon_is_seen_where_nobody_ends_it():
 def test_without_a_part_of_the_supervisor_a_daemon_stays(course, tmp_path, monkeypatch, part):
     mark = f"1030.{os.getpid()}"
     monkeypatch.setattr(process, "_LAYERS", ())
-    at_start(tmp_path, monkeypatch, f"supervisor.{part} = lambda: None")
+    at_start(tmp_path, monkeypatch, f"sandbox.{part} = lambda: None")
     task = course(attacker(hostile.daemon(mark)))
     left = running(mark)
     for number in left:
@@ -254,11 +254,11 @@ def test_where_no_code_was_run_nothing_is_said_of_it(course, tmp_path):
 @pytest.mark.parametrize(
     ("refused", "lost"),
     [
-        ("namespaces.WITHOUT_USER = namespaces.WITH_USER = -1", {NAMESPACES}),
-        slowly("namespaces.WITHOUT_USER = -1", {USER}),
-        slowly("namespaces._MOUNT_SETATTR = -1", {NAMESPACES}),
-        slowly("landlock._CREATE = -1", {LANDLOCK}),
-        slowly("landlock._CREATE = namespaces.WITHOUT_USER = namespaces.WITH_USER = -1", {NAMESPACES, LANDLOCK}),
+        ("sandbox.WITHOUT_USER = sandbox.WITH_USER = -1", {NAMESPACES}),
+        slowly("sandbox.WITHOUT_USER = -1", {USER}),
+        slowly("sandbox._MOUNT_SETATTR = -1", {NAMESPACES}),
+        slowly("sandbox._CREATE = -1", {LANDLOCK}),
+        slowly("sandbox._CREATE = sandbox.WITHOUT_USER = sandbox.WITH_USER = -1", {NAMESPACES, LANDLOCK}),
     ],
 )
 def test_what_the_system_refuses_is_said_to_be_missing_and_the_rest_is_in_force(
@@ -274,7 +274,7 @@ def test_what_the_system_refuses_is_said_to_be_missing_and_the_rest_is_in_force(
 
 
 def test_other_systems_have_limits_alone_and_grade_all_the_same(course, tmp_path, monkeypatch):
-    at_start(tmp_path, monkeypatch, "supervisor.sys = __import__('types').SimpleNamespace(platform='darwin')")
+    at_start(tmp_path, monkeypatch, "sandbox.sys = __import__('types').SimpleNamespace(platform='darwin')")
     task = course(double("if number == 2: __import__('os')._exit(3)\nreturn 2 * number"))
     assert reasons(task) == ["it ended the whole process, with exit status 3; return a result instead", "", ""]
     assert task.containment == Containment((LIMITS,), EVERYTHING)

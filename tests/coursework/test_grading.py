@@ -3,15 +3,13 @@
 import json
 import re
 import shutil
-import sys
 
 import pytest
 
 from minipipe.cli import main
-from minipipe.coursework import grade
-from minipipe.coursework.checking import Outcome, load, run_test
+from minipipe.coursework import Report, TaskReport, grade
+from minipipe.coursework.checking import CheckResult, load, run_test
 from minipipe.coursework.exercise import exercises_in, find_source
-from minipipe.coursework.report import Report, TaskReport
 from minipipe.errors import CourseworkError
 from tests.coursework.small_course import CHECKS, SOLUTION, asked_here, double, reasons
 from tests.launch import slowly
@@ -264,7 +262,7 @@ def test_the_next_task_is_that_of_the_earliest_lesson_left():
 
 
 def _graded(exercise, passed):
-    return TaskReport(exercise, tuple((test, Outcome(passed)) for test in exercise.tests))
+    return TaskReport(exercise, tuple((test, CheckResult(passed)) for test in exercise.tests))
 
 
 def test_json_is_what_the_docstring_says(course, capsys, tmp_path):
@@ -286,7 +284,7 @@ def test_json_is_what_the_docstring_says(course, capsys, tmp_path):
         "where": "",
         "hint": "",
     }
-    documented = set(re.findall(r'"(\w+)":', sys.modules["minipipe.coursework.report"].__doc__))
+    documented = set(re.findall(r'"(\w+)":', Report.as_json.__doc__))
     assert (
         documented
         == report.keys() | {"tasks", "containment"} | containment.keys() | task.keys() | task["tests"][0].keys()

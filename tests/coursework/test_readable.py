@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import minipipe
-from minipipe.coursework.readable import readable_paths, without
+from minipipe.coursework.sandbox import readable_paths, without
 
 
 @pytest.mark.parametrize("hidden", ["lib/course", "lib/course/exercises/private"])

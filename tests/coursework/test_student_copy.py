@@ -95,7 +95,7 @@ def test_a_directory_that_is_not_empty_is_left_alone(tmp_path, capsys):
     assert caught.value.code == "not-empty"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     assert main(["coursework", str(tmp_path)]) == 2
-    assert "is not empty (thesis.txt), and nobody's work is overwritten" in capsys.readouterr().err
+    assert "is not empty (thesis.txt), and no file is overwritten" in capsys.readouterr().err
 
 
 def test_the_command_says_what_it_wrote(tmp_path, capsys):

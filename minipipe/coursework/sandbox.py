@@ -1,0 +1,382 @@
+"""Containing student code: the tree of its processes, and what the process that runs the code gives up.
+
+::
+
+    grader ── supervisor ── process 0 ── process 1 ── process 2      with namespaces; 1 is the first process in them
+                    └─────────────────────────────── process 2      without
+
+Process 2 runs the student's code, the others never do. Orphans are adopted by process 1, whose exit ends every process
+of the namespace, or by the supervisor, which ends them one by one. The supervisor also ends everything when its
+standard input closes: the grader closes it at the time limit, and the system closes it when the grader exits.
+
+Namespaces carry the containment where the system grants them. Where it does not (in most containers, an ordinary user
+may not create any), Landlock alone hides the files, and for root a user of its own protects the grader's processes.
+Other systems than Linux have only limits. There the process that the grader started runs the student's code.
+
+References
+----------
+The Linux manual: namespaces(7), user_namespaces(7), pid_namespaces(7), pivot_root(2), mount_setattr(2). The Linux
+kernel, Documentation/userspace-api/landlock.rst: calls, rights, and the rights that each version (ABI) knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import stat
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from minipipe.comm.job.system_calls import (
+    adopt_orphans,
+    call,
+    end_descendants,
+    end_with_parent,
+    give_up_privileges,
+)
+from minipipe.coursework import containment
+from minipipe.coursework.containment import LANDLOCK, LAYERS, LIMITS, NAMESPACES, USER, Containment
+
+Events = Iterator[dict[str, Any]]
+
+_FIRST_USER = 2_000_000_000  # above the user ids that systems assign
+_REFUSED = 77  # the exit status of a process that the system refused namespaces
+_LOOK = 10  # milliseconds between looks at a child
+
+WITHOUT_USER = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
+"""New namespaces of mounts, host name, messages, processes and network; root may create them."""
+WITH_USER = WITHOUT_USER | 0x10000000
+"""And one of users, in which any user may create the others, where the system allows it."""
+
+
+def contained(job: dict[str, Any], run: Callable[[], Events]) -> Events:
+    """Contain student code as well as this system can, run it, and yield the events for the grader.
+
+    The generator returns in several processes: each forked process leaves it like the one that called it.
+
+    Parameters
+    ----------
+    job : dict
+        ``layers`` that may be used; ``source`` and ``directory`` to hide; ``seconds`` of processor time.
+    run : function
+        Runs the student's code, in process 2 alone; its events are passed on.
+
+    Yields
+    ------
+    dict
+        ``{"contained": …}``, the events of ``run``, and ``{"ended": …}``, the exit code of process 2.
+    """
+    if sys.platform != "linux":
+        yield {"contained": containment.limit_alone(job["seconds"])}
+        yield from run()
+        return
+    adopt_orphans()
+    for flags in _attempts(job["layers"]):
+        child = os.fork()
+        if child == 0:
+            yield from _in_child(job, flags, run)
+            return
+        code = _wait(child, sys.stdin.fileno())
+        end_descendants()
+        if code != _REFUSED or flags is None:
+            if code or flags is None:
+                yield {"ended": code}
+            return
+
+
+def _attempts(layers: list[str]) -> list[int | None]:
+    """Return the namespaces to ask for, in turn until the system grants them; the last is none."""
+    if NAMESPACES not in layers:
+        return [None]
+    return [*([WITHOUT_USER] if os.geteuid() == 0 else []), WITH_USER, None]
+
+
+def _in_child(job: dict[str, Any], flags: int | None, run: Callable[[], Events]) -> Events:
+    """Continue as process 0, 1 and 2, or as process 2 at once."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory: kill this, not the grader
+    user = _FIRST_USER + os.getpid()  # a number from outside the namespace: inside, all tasks have the same
+    readable = readable_paths(Path(job["source"]), Path(job["directory"]))
+    end_with_parent()
+    if flags is not None:
+        student = _born_in_namespaces(flags, readable)
+        if student:
+            yield {"ended": _wait_as_first_process(student)}
+            return
+    yield {"contained": _restrict(job["layers"], job["seconds"], readable, flags, user)}
+    yield from run()
+
+
+def _wait_as_first_process(student: int) -> int:
+    """Return the student's exit code; meanwhile reap the orphans that the first process inherits."""
+    while True:
+        ended, status = os.wait()
+        if ended == student:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _wait(child: int, control: int) -> int:
+    """Return a child's exit code, or that of SIGKILL once the other end of ``control`` closes; reap orphans."""
+    closed = select.poll()
+    closed.register(control, 0)  # only its end: calls are read by the student's process
+    while True:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == child:
+            return os.waitstatus_to_exitcode(status)
+        if not ended and closed.poll(_LOOK):
+            return -signal.SIGKILL
+
+
+# -- what process 2 gives up --------------------------------------------------------------------------------------
+
+
+def _restrict(
+    layers: Sequence[str], seconds: float, readable: Sequence[Path], flags: int | None, user: int
+) -> Containment:
+    """Put the layers in force for this process and its descendants, and return those that the system granted.
+
+    Parameters
+    ----------
+    layers : sequence of str
+        Those that may be used; limits are always.
+    seconds : float
+        Of processor time.
+    readable : sequence of Path
+    flags : int or None
+        The namespaces that the process is in.
+    user : int
+        The id of a user that owns nothing, to become where the grader is root.
+    """
+    os.setsid()  # a signal to its own group reaches only itself
+    granted = {NAMESPACES} if flags is not None else set()
+    if USER in layers and flags != WITH_USER and _becomes(user, readable):
+        granted.add(USER)
+    if containment.limit_resources(seconds):
+        granted.add(LIMITS)
+    others = 0 if granted & {NAMESPACES, USER} else containment.threads_of_this_user()
+    has_bounded_number = containment.limit_processes(others)
+    give_up_privileges()
+    abi = _landlock(readable) if LANDLOCK in layers else 0
+    if abi:
+        granted.add(LANDLOCK)
+    exposed = _exposed(granted, abi) + ([] if has_bounded_number else [containment.NUMBER])
+    return Containment(tuple(layer for layer in LAYERS if layer in granted), tuple(exposed))
+
+
+def _exposed(granted: set[str], abi: int) -> list[str]:
+    """Return what the layers leave open."""
+    if NAMESPACES in granted:
+        return []
+    exposed = [] if abi else [containment.FILES]
+    if not (USER in granted or abi >= _SIGNALS_ABI):
+        exposed += [containment.PROCESSES, containment.ESCAPE]  # it could end the supervisor
+    return [*exposed, containment.DATAGRAMS if abi >= _TCP_ABI else containment.NETWORK, containment.DISK]
+
+
+def _becomes(user: int, readable: Sequence[Path]) -> bool:
+    """Become a user that owns only the current directory, if permitted, and if that user could still import.
+
+    Root needs it in namespaces too: the kernel does not limit the number of root's processes.
+    """
+    try:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.seteuid(user)
+        can_read = all(os.access(path, os.R_OK, effective_ids=True) for path in readable)
+        os.seteuid(0)
+        if can_read:
+            os.chown(".", user, user)
+            os.setresuid(user, user, user)
+    except OSError:
+        return False
+    return can_read
+
+
+# -- namespaces: a root directory, processes and a network of its own -------------------------------------------------
+
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 2, 4, 4096, 16384, 1 << 18, 2
+_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
+_READ_ONLY_NOSUID_NODEV = 0b111
+
+
+def _born_in_namespaces(flags: int, readable: list[Path]) -> int:
+    """Return process 2's number in process 1, and 0 in process 2; process 0 waits here, and exits.
+
+    A process enters a new namespace of processes only by being born in it, so there are two forks: after the first,
+    process 1 builds the root directory, after the second, process 2 runs the code.
+    """
+    folder = os.getcwd()
+    try:
+        _enter(flags)
+        first = os.fork()
+        if first:
+            code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+            os._exit(code if code >= 0 else 1)
+        end_with_parent()
+        _replace_root(folder, readable)
+    except OSError:
+        os._exit(_REFUSED)
+    return os.fork()
+
+
+def _enter(flags: int) -> None:
+    """Give this process new namespaces, and its future children one of processes; the user stays the same."""
+    user, group = os.geteuid(), os.getegid()
+    call("unshare", flags)
+    if flags == WITH_USER:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def _replace_root(folder: str, readable: Iterable[Path]) -> None:
+    """Replace the root directory by one with files to read, and one small directory in memory to write: ``folder``."""
+    os.umask(0o022)
+    call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+    _mount_memory(folder, "size=1m,mode=755")
+    for path in readable:
+        call("mount", os.fsencode(path), os.fsencode(_place_for(path, folder)), None, _MS_BIND | _MS_REC, None)
+    # Their places before the root becomes read-only, their mounts after it: the attribute also excludes devices.
+    devices = {os.fsencode(path): os.fsencode(_place_for(path, folder)) for path in _devices()}
+    own = _place_for(Path(folder), folder)
+    attributes = struct.pack("=4Q", _READ_ONLY_NOSUID_NODEV, 0, 0, 0)
+    call("syscall", _MOUNT_SETATTR, _AT_FDCWD, os.fsencode(folder), _AT_RECURSIVE, attributes, len(attributes))
+    for device, place in devices.items():
+        call("mount", device, place, None, _MS_BIND, None)
+    _mount_memory(own, f"size={containment.MOST_BYTES},nr_inodes=4096,mode=700")
+    os.chdir(folder)
+    call("pivot_root", b".", b".")
+    call("umount2", b".", _MNT_DETACH)
+    os.chdir(folder)
+
+
+def _mount_memory(place: str, options: str) -> None:
+    call("mount", b"tmpfs", os.fsencode(place), b"tmpfs", _MS_NOSUID | _MS_NODEV, options.encode())
+
+
+def _place_for(path: Path, root: str) -> str:
+    """Create an empty directory or file under the new root as a mount point."""
+    place = Path(f"{root}{path}")
+    if path.is_dir():
+        place.mkdir(parents=True, exist_ok=True)
+    else:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    return str(place)
+
+
+# -- Landlock: the same files, where there are no namespaces --------------------------------------------------------
+
+_TCP_ABI = 4  # the first version that refuses TCP; it refuses no other protocol
+_SIGNALS_ABI = 6  # the first version that refuses signals to processes outside
+_CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+_RULE_PATH_BENEATH, _VERSION = 1, 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_TRUNCATE, _IOCTL = 1 << 14, 1 << 15
+_ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
+_NUM_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # by ABI; 16 from ABI 5 on
+_BIND_AND_CONNECT = 0b11
+_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
+
+
+def _landlock(readable: Iterable[Path]) -> int:
+    """Let this process read and run some files, and change only the current directory; return the ABI, or 0.
+
+    It also gives up TCP, abstract sockets and signals to processes outside, as far as the kernel can refuse them.
+    Capabilities must be given up before.
+    """
+    try:
+        abi = call("syscall", _CREATE, None, 0, _VERSION)
+        rights = (1 << _NUM_RIGHTS.get(abi, 16)) - 1
+        attributes = [rights, *([_BIND_AND_CONNECT] if abi >= _TCP_ABI else [])]
+        attributes += [_ABSTRACT_SOCKETS_AND_SIGNALS] if abi >= _SIGNALS_ABI else []
+        rules = struct.pack(f"={len(attributes)}Q", *attributes)
+        ruleset = call("syscall", _CREATE, rules, len(rules), 0)
+        try:
+            own = filter(Path.exists, [Path("/proc/self/maps")])  # where threadpoolctl looks for BLAS
+            for path in (*readable, *own):
+                _allow(ruleset, path, _EXECUTE | _READ_FILE | _READ_DIR)
+            for path in (Path.cwd(), *_devices()):
+                _allow(ruleset, path, rights)
+            call("syscall", _RESTRICT_SELF, ruleset, 0)
+        finally:
+            os.close(ruleset)
+    except OSError:  # no Landlock, or it is switched off
+        return 0
+    return abi
+
+
+def _allow(ruleset: int, path: Path, rights: int) -> None:
+    beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        allowed = rights if stat.S_ISDIR(os.fstat(beneath).st_mode) else rights & _ON_FILES
+        call("syscall", _ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", allowed, beneath), 0)
+    finally:
+        os.close(beneath)
+
+
+# -- what it may read: Python, its packages and system libraries, but no exercise and no student --------------------
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_CLONE = _PACKAGE.parent
+_OF_A_PREFIX = ("bin", "lib", "lib64", "pyvenv.cfg")
+_OF_THE_SYSTEM = (
+    *("/bin", "/lib", "/lib32", "/lib64", "/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec"),
+    *("/usr/local/bin", "/usr/local/lib", "/usr/share/zoneinfo", "/nix/store", "/gnu/store"),
+    *("/etc/ld.so.cache", "/etc/alternatives"),
+)
+
+
+def _devices() -> list[Path]:
+    return [path for name in ("null", "zero", "full", "random", "urandom") if (path := Path("/dev", name)).exists()]
+
+
+def readable_paths(source: Path, directory: Path) -> list[Path]:
+    """Return the files and directories that a task may read, none of them beneath another.
+
+    Parameters
+    ----------
+    source : Path
+        The directory with the solutions. The repository around it is hidden as a whole, since its history holds them
+        as well. Of a clone of minipipe, which has solutions of its own, only the package is readable.
+    directory : Path
+        The student's; other students' may be beside it.
+    """
+    students = directory.resolve().parent
+    repositories = {_repository(source.resolve()), *([_CLONE] if (_CLONE / "tutorials").is_dir() else [])}
+    python = [Path(prefix, part) for prefix in (sys.prefix, sys.base_prefix) for part in _OF_A_PREFIX]
+    imports = [path for path in map(Path, filter(None, sys.path)) if not _is_beneath(path.resolve(), repositories)]
+    found = set()
+    for path in filter(Path.exists, [*map(Path, _OF_THE_SYSTEM), *python, *imports, _PACKAGE]):
+        real = path.resolve()
+        parts = [] if real == students else without(real, [*repositories, students])
+        found |= {path, real} if parts == [real] else set(parts)
+    return sorted(path for path in found if not _is_beneath(path.parent, found))
+
+
+def without(path: Path, hidden: Iterable[Path]) -> list[Path]:
+    """Return a path, or, where it contains hidden ones, its other contents without symbolic links.
+
+    Examples
+    --------
+    >>> without(Path("/usr/lib"), [Path("/home/ada")])
+    [PosixPath('/usr/lib')]
+    """
+    hidden = [each for each in hidden if path in each.parents]
+    if not hidden:
+        return [path]
+    others = [other for other in path.iterdir() if other not in hidden and not other.is_symlink()]
+    return [part for other in others for part in without(other, hidden)]
+
+
+def _is_beneath(path: Path, directories: set[Path]) -> bool:
+    return not directories.isdisjoint((path, *path.parents))
+
+
+def _repository(path: Path) -> Path:
+    return next((place for place in (path, *path.parents) if (place / ".git").exists()), path)
