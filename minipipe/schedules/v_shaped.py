@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_two_chunks, v_placement
 from minipipe.schedules.zero_bubble import Row, first_microbatches
@@ -127,8 +127,6 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
         row.repeat(r + 1, "W")
     return Schedule("dualpipe-v", v_placement(p), num_microbatches, first_microbatches(rows, num_microbatches))
 
-
-F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 # The steps of one microbatch on a rank, in order: (kind, chunk).
 _STEPS = ((F, 0), (F, 1), (I, 1), (I, 0))

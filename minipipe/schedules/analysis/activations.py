@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import ActionTable, check_range
 
-F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _LATER = {F: {B, I, W}, I: {W}, B: set(), W: set()}  # the kinds that end it where a stage has them
 Pair = tuple[int, int]  # (stage, microbatch)
 

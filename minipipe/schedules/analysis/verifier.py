@@ -23,15 +23,13 @@ from itertools import islice
 from operator import attrgetter
 
 from minipipe.errors import Problem, ScheduleCode, ScheduleError
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, held_memory
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.walk import Blocked, walk
 from minipipe.schedules.analysis.workload import amount_per_rank, check_footprint, fits
 from minipipe.schedules.placement import stages_by_rank
-
-F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 _STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")
 _MOST = 1000  # problems of one kind that are listed: if one action is missing, thousands often are

@@ -9,13 +9,20 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.schedules.action import Action
+from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, ActionKind, B, F, I
 from minipipe.schedules.action_table import ActionTable, check_range
-from minipipe.schedules.analysis.dependencies import Dependencies
+from minipipe.schedules.analysis.dependencies import Dependencies, Value
+
+Rule = tuple[int, int, int, int]  # own, announces, awaits, completes: the numbers of events, or NOTHING
+NOTHING = -1
+# By kind, the blocks of events: an action is complete; a rank has reached a SEND or a RECV.
+_COMPLETED = {F: 0, B: 1, I: 1, RECV_F: 2, RECV_B: 3}
+_REACHED = {SEND_F: 4, SEND_B: 5, RECV_F: 6, RECV_B: 7}
+_NEVER = 8
 
 
 class Blocked(NamedTuple):
-    """A rank that can go no further, and the action it waits for."""
+    """A rank that cannot continue, and the action that it is blocked on."""
 
     rank: int
     position: int
@@ -24,7 +31,7 @@ class Blocked(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The actions that ran, and the ranks that were left, if the schedule cannot end.
+    """The actions that ran, and the blocked ranks of a schedule that cannot end.
 
     Attributes
     ----------
@@ -50,8 +57,7 @@ def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     """Walk in topological order: in each round, every rank whose next action is ready runs it, lowest rank first.
 
     Ready means ready given the rounds before. Local; no messages. Time is linear in the number of actions: each rank
-    runs as far as it can, and a rank that waits is looked at again only when the awaited event has happened. A table
-    keeps its walks.
+    runs as far as it can, and a blocked rank is looked at again only when it is woken. A table keeps its walks.
 
     Parameters
     ----------
@@ -93,6 +99,41 @@ def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     return found
 
 
+class NumberedRules:
+    """The ready rule as numbers of events, so that a walk can note events in a list.
+
+    Attributes
+    ----------
+    of : dict of ActionKind to list of Rule
+        By kind of action and stage, for microbatch 0. For microbatch k, add k to each number.
+    num_events : int
+    """
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self.dependencies, table = dependencies, dependencies.table
+        self.num_stages, self.num_microbatches = table.num_stages, table.num_microbatches
+        self.of = {kind: [self._rule(Action(s, kind, 0)) for s in range(table.num_stages)] for kind in table.kinds}
+        largest = max((max(rule) for rules in self.of.values() for rule in rules), default=0)
+        self.num_events = largest + table.num_microbatches
+
+    def _rule(self, action: Action) -> Rule:
+        dependencies = self.dependencies
+        own, awaited = self._event(_COMPLETED, dependencies.own(action)), dependencies.awaited(action)
+        completed, reached = self._event(_COMPLETED, action), self._event(_REACHED, action)
+        if not action.kind.is_communication:
+            return own, NOTHING, self._event(_COMPLETED, awaited), completed
+        if not dependencies.exists(Value.carried_by(action)):  # without a partner it is blocked for ever
+            return NOTHING, NOTHING, _NEVER * self.num_stages * self.num_microbatches, NOTHING
+        if not dependencies.sends_are_buffered:
+            return own, reached, self._event(_REACHED, awaited), completed
+        return own, NOTHING, self._event(_REACHED, awaited), reached if awaited is None else completed
+
+    def _event(self, kinds: dict[ActionKind, int], action: Action | None) -> int:
+        if action is None or action.kind not in kinds:
+            return NOTHING
+        return (kinds[action.kind] * self.num_stages + action.stage) * self.num_microbatches + action.microbatch
+
+
 class _Walker:
     """Runs each rank as far as it can. The round of an action is one more than the latest round it depends on.
 
@@ -101,10 +142,11 @@ class _Walker:
 
     def __init__(self, dependencies: Dependencies) -> None:
         self.dependencies, self.table = dependencies, dependencies.table
-        self.happened = [0] * dependencies.num_events
+        self.rules = NumberedRules(dependencies)
+        self.happened = [0] * self.rules.num_events  # by event, its round
         self.position = [0] * self.table.num_ranks
         self.now = [0] * self.table.num_ranks
-        self.waiting: dict[int, list[int]] = {}  # event: the ranks that wait for it
+        self.waiting: dict[int, list[int]] = {}  # by event, the ranks blocked on it
         self.rounds: list[list[int]] = []
 
     def walk(self) -> tuple[list[list[int]], list[Blocked]]:
@@ -113,14 +155,14 @@ class _Walker:
             ready += self.run(ready.pop())
         for ranks in self.rounds:
             ranks.sort()
-        return self.rounds, self.blocked()
+        return self.rounds, [self.blocked(rank) for rank in sorted(r for ranks in self.waiting.values() for r in ranks)]
 
     def run(self, rank: int) -> list[int]:
-        """Run a rank as far as it can; return the ranks that can go on because of it. The hot loop.
+        """Run a rank as far as it can; return the ranks that this wakes. The hot loop.
 
-        A rank that was woken begins its action again at [1].
+        A woken rank begins its action again at [1].
         """
-        happened, waiting, rounds, rules = self.happened, self.waiting, self.rounds, self.dependencies.rules
+        happened, waiting, rounds, rules = self.happened, self.waiting, self.rounds, self.rules.of
         woken: list[int] = []
         now, position = self.now[rank], self.position[rank]
         row = self.table.actions[rank]
@@ -156,11 +198,10 @@ class _Walker:
         self.now[rank], self.position[rank] = now, position
         return woken
 
-    def blocked(self) -> list[Blocked]:
-        stuck = []
-        for event, ranks in self.waiting.items():
-            for rank in ranks:
-                action = self.table.actions[rank][self.position[rank]]
-                awaited = self.dependencies.action_of(event) or action
-                stuck.append(Blocked(rank, self.position[rank], action, awaited))
-        return sorted(stuck)
+    def blocked(self, rank: int) -> Blocked:
+        position = self.position[rank]
+        action = self.table.actions[rank][position]
+        event = self.rules.of[action.kind][action.stage][0]
+        is_own = event >= 0 and not self.happened[event + action.microbatch]
+        awaited = self.dependencies.own(action) if is_own else self.dependencies.awaited(action)
+        return Blocked(rank, position, action, awaited or action)

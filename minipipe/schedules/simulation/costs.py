@@ -12,7 +12,7 @@ from typing import Any
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
-from minipipe.schedules.action import ActionKind
+from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import Workload, amount_per_rank
@@ -21,7 +21,6 @@ from minipipe.schedules.simulation.fitting import fit_costs
 from minipipe.schedules.simulation.hosts import Hosts, hosts_of
 from minipipe.schedules.simulation.timeline import Timeline
 
-F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation")
 _OTHERS = ("latency", "bandwidth", "message_size", "overhead", "update", *_HELD, "cores", "hosts")

@@ -9,10 +9,8 @@ from statistics import mean, median
 from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
-from minipipe.schedules.action import ActionKind
+from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.simulation.timeline import IdleCause, Timeline
-
-F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 
 def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:

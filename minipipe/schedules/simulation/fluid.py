@@ -40,7 +40,7 @@ class Fluid(Timing):
         super().__init__(step, costs, num_steps)
         self.now, self.latency = 0.0, float(costs.latency)
         self.hosts, self.cores, self.links = hosts, [_Cores(number) for number in hosts.cores], _Links()
-        self.step_ended = self.dependencies.num_events  # and the numbers after it: the last stage's rank ended a step
+        self.step_ended = self.num_events  # and the numbers after it: the last stage's rank ended a step
         self.happened = bytearray(self.step_ended + num_steps)  # by event
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by event, the ranks that wait for it
         self.ready, self.num_over = deque(range(self.table.num_ranks)), 0  # ranks that can go on, that are at their end
@@ -96,15 +96,15 @@ class Fluid(Timing):
     def pass_message(self, rank: int, action: Action) -> Waits:
         """Come to a SEND or RECV. Where sends block, the later half of the two lets the message pass."""
         value, start, spans = Value.carried_by(action), self.now, self.spans[rank]
-        rule = self.rules[action.kind][action.stage]
+        _, announces, awaits, _ = self.rules[action.kind][action.stage]
         if action != value.send:
             if self.sends_block:
                 spans.append(Span(action, start, start))
-                self.happen(rule.announces + action.microbatch)
+                self.happen(announces + action.microbatch)
             return
-        received = self.rules[value.receive.kind][value.consumer_stage].completes + action.microbatch
+        received = self.rules[value.receive.kind][value.consumer_stage][-1] + action.microbatch
         if self.sends_block:
-            yield from self.until(rank, rule.awaits + action.microbatch)
+            yield from self.until(rank, awaits + action.microbatch)
             self.transfer(value, received)
             yield from self.until(rank, received)
             spans.append(Span(action, start, self.now))

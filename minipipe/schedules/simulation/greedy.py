@@ -7,14 +7,12 @@ from heapq import heappop, heappush
 from numbers import Integral
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.workload import amount_per_rank
 from minipipe.schedules.placement import check_placement, check_sizes, stages_by_rank
 from minipipe.schedules.simulation.costs import Costs
-
-F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 
 def greedy(

@@ -157,7 +157,7 @@ class _Exact(Timing):
         order = complete_walk(step, sends_are_buffered=not costs.sends_block).order()
         self.order = order if num_steps == 1 else list(order)
         self.num_microbatches = step.num_microbatches
-        self.available = [0.0] * self.dependencies.num_events  # by event: when others can use what it completes
+        self.available = [0.0] * self.num_events  # by event: when others can use what it completes
         self.free = [0.0] * self.table.num_ranks
         self.reached: dict[Action, float] = {}  # by SEND: when the first half of a message was reached, if sends block
 
@@ -218,5 +218,5 @@ class _Exact(Timing):
         end = max(now, self.reached.pop(value.send)) + time
         self.spans[sender].append(Span(value.send, self.free[sender], end))
         self.free[sender] = end
-        completes = self.rules[value.receive.kind][value.consumer_stage].completes
+        *_, completes = self.rules[value.receive.kind][value.consumer_stage]
         self.available[completes + value.microbatch] = end

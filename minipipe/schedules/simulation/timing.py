@@ -8,6 +8,7 @@ from functools import partial
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.analysis.walk import NumberedRules
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.timeline import Span, StepChange
 from minipipe.schedules.transforms import repeat
@@ -42,7 +43,8 @@ class Timing:
         self.updates = costs.update_times(table)
         self.changes: list[list[StepChange]] = [[] for _ in range(table.num_ranks)]
         self.dependencies = Dependencies(table, sends_are_buffered=not costs.sends_block)
-        self.rules = self.dependencies.rules
+        numbered = NumberedRules(self.dependencies)
+        self.rules, self.num_events = numbered.of, numbered.num_events
         self.durations = costs.durations(table.num_stages)
         self.message_times = costs.message_times(table)
         self.overhead, self.sends_block = float(costs.overhead), costs.sends_block
@@ -54,10 +56,10 @@ class Timing:
         """Return, by kind of computation and stage: the event it awaits, its time, its event, its time in flight."""
         return {
             kind: [
-                (rule.awaits, duration, rule.completes, self.time_in_flight(stage, kind))
-                for stage, (rule, duration) in enumerate(zip(self.rules[kind], self.durations[kind]))
+                (awaits, duration, completes, self.time_in_flight(stage, kind))
+                for stage, (duration, (_, _, awaits, completes)) in enumerate(zip(durations, self.rules[kind]))
             ]
-            for kind in self.durations
+            for kind, durations in self.durations.items()
             if kind in self.rules
         }
 
