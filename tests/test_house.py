@@ -48,8 +48,6 @@ ONLY_HERE = {
 DOORS = {
     ("_lazy", "habits"),
     ("schedules.action_table", "render.notebook"),
-    ("schedules.simulation.timeline", "render.notebook"),
-    ("schedules.simulation.timeline", "schedules.simulation.explanation"),
     ("tuning.messages", "cli.supervision.launching"),
 }
 FIRST_PATH = [
@@ -86,7 +84,15 @@ def imports_of(module):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
     }
+    for_type_checkers = {
+        id(node)
+        for block in ast.walk(TREES[module])
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING" and module not in LAZY
+        for node in ast.walk(block)
+    }
     for node in ast.walk(TREES[module]):
+        if id(node) in for_type_checkers:
+            continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -16,7 +16,8 @@ from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.search.gallery import GALLERY, known_bound
 from minipipe.schedules.simulation.comparison import Gap, gaps
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import IdleCause, Timeline
+from minipipe.schedules.simulation.span import IdleCause
+from minipipe.schedules.simulation.timeline import Timeline
 
 EPILOG = """busy: computing. Idle by cause: warm-up, before the first action; waiting, for
 another rank or its message; sending, where sends block; drain, after the last;

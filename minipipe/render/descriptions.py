@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.simulation.timeline import ONE_UNIT, Idle, IdleCause, Message, Timeline
+from minipipe.schedules.simulation.span import Idle, IdleCause, Message
+from minipipe.schedules.simulation.timeline import ONE_UNIT, Timeline
 
 KIND_NAMES = {
     ActionKind.FORWARD: "forward",

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.timeline import IdleCause
+from minipipe.schedules.simulation.span import IdleCause
 
 _BLACK, _WHITE = "#000000", "#ffffff"
 

@@ -25,7 +25,8 @@ from minipipe.render.descriptions import KIND_NAMES, describe_idle, describe_mes
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.simulation.timeline import Message, Span, Timeline, format_time
+from minipipe.schedules.simulation.span import Message, Span
+from minipipe.schedules.simulation.timeline import Timeline, format_time
 
 Event = dict[str, Any]
 

@@ -36,8 +36,17 @@ _KIND = attrgetter("kind")
 _GRADIENT_KINDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 
 
+class ShownInNotebooks:
+    """What a notebook shows as a picture: schedules and timelines."""
+
+    def _repr_html_(self) -> str:
+        from minipipe.render.notebook import picture_or_text  # the door to the room above: drawings load on demand
+
+        return picture_or_text(self)
+
+
 @dataclass(frozen=True, repr=False)
-class ActionTable:
+class ActionTable(ShownInNotebooks):
     """What every rank does, in order. It may be legal or not; :func:`minipipe.verify` tells.
 
     Its attributes are those of :class:`~minipipe.Schedule`.
@@ -252,12 +261,6 @@ class ActionTable:
             Code ``file``, when there is no such file or it is no text; ``syntax``, with line and cell.
         """
         return cls.of_cells(Path(path).stem, read_either(read_file(path), ignore_sharding))
-
-    def _repr_html_(self) -> str:
-        """Return the picture that a notebook shows."""
-        from minipipe.render.notebook import picture_or_text  # a door to the room above: drawings load when asked for
-
-        return picture_or_text(self)
 
 
 def check_table(given: object) -> None:

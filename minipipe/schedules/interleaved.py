@@ -1,4 +1,4 @@
-"""Schedules with several chunks of layers on each rank: every microbatch passes each rank more than once."""
+"""Variants of 1F1B: eager 1F1B, and schedules whose microbatches pass each rank more than once, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -7,10 +7,57 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
-from minipipe.schedules.placement import check_sizes, looped_placement
+from minipipe.schedules.placement import check_sizes, looped_placement, neighbouring_placement
+from minipipe.schedules.transforms import cut_stages
+
+
+def eager_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
+    """Return eager 1F1B: 1F1B with twice the warm-up, which hides message latency.
+
+    ::
+
+        rank 0: F0 F1 F2 B0 F3 B1    B2    B3
+        rank 1:    F0 B0 F1 B1 F2 B2 F3 B3
+
+    The warm-up of rank r is w = min(2(p - 1 - r), m) forwards, and the rank holds the activations of at most
+    min(2(p - r) - 1, m) microbatches. Without latency, eager 1F1B takes as long as 1F1B. With latency, 1F1B waits in
+    every round trip, and eager 1F1B does not.
+
+    Parameters
+    ----------
+    num_ranks, num_microbatches : int
+        At least 1.
+    chunks_per_rank : int
+        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank`` on, and runs them as one.
+
+    Returns
+    -------
+    Schedule
+
+    References
+    ----------
+    Zhuang et al. 2023, "On optimizing the communication of model parallelism" (eager-1F1B).
+
+    Examples
+    --------
+    With a latency, eager 1F1B is faster than 1F1B.
+
+    >>> from minipipe import Costs, schedules, simulate
+    >>> costs = Costs(forward=2, backward_input=4, backward_weight=0, latency=1)
+    >>> simulate(schedules.eager_1f1b(4, 8), costs).makespan, simulate(schedules.one_f_one_b(4, 8), costs).makespan
+    (72.0, 82.0)
+    """
+    check_sizes(num_ranks, num_microbatches, chunks_per_rank)
+    rows = []
+    for rank in range(num_ranks):
+        forwards = [Action(rank, F, k) for k in range(num_microbatches)]
+        backwards = [Action(rank, B, k) for k in range(num_microbatches)]
+        rows.append(warmup_then_pairs(forwards, backwards, warmup=min(2 * (num_ranks - 1 - rank), num_microbatches)))
+    placement = neighbouring_placement(num_ranks, chunks_per_rank)
+    return Schedule("eager-1f1b", placement, num_microbatches, cut_stages(rows, chunks_per_rank))
 
 
 def interleaved_1f1b(
@@ -60,8 +107,8 @@ def interleaved_1f1b(
     rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards = order_table(ActionKind.FORWARD, stages, groups)
-        backwards = order_table(ActionKind.BACKWARD, stages[::-1], groups)
+        forwards = order_table(F, stages, groups)
+        backwards = order_table(B, stages[::-1], groups)
         warmup = min(2 * (num_ranks - rank - 1) + ahead, len(forwards))
         rows.append(warmup_then_pairs(forwards, backwards, warmup))
     placement = looped_placement(num_ranks, chunks_per_rank)
@@ -106,8 +153,8 @@ def looped_bfs(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards = order_table(ActionKind.FORWARD, stages, [range(num_microbatches)])
-        backwards = order_table(ActionKind.BACKWARD, stages[::-1], [range(num_microbatches)])
+        forwards = order_table(F, stages, [range(num_microbatches)])
+        backwards = order_table(B, stages[::-1], [range(num_microbatches)])
         rows.append(tuple(forwards + backwards))
     return Schedule("looped-bfs", looped_placement(num_ranks, chunks_per_rank), num_microbatches, tuple(rows))
 
@@ -117,7 +164,7 @@ def order_table(kind: ActionKind, stages: Sequence[int], groups: Sequence[range]
 
     Examples
     --------
-    >>> print(*order_table(ActionKind.FORWARD, stages=[0, 2], groups=[range(0, 2), range(2, 4)]))
+    >>> print(*order_table(F, stages=[0, 2], groups=[range(0, 2), range(2, 4)]))
     0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3
     """
     return [Action(stage, kind, k) for group in groups for stage in stages for k in group]
@@ -189,9 +236,9 @@ def interleaved_zb(
     rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards = deque(order_table(ActionKind.FORWARD, stages, groups))
-        inputs = order_table(ActionKind.BACKWARD_INPUT, stages[::-1], groups)
-        weights = deque(action._replace(kind=ActionKind.BACKWARD_WEIGHT) for action in inputs)
+        forwards = deque(order_table(F, stages, groups))
+        inputs = order_table(I, stages[::-1], groups)
+        weights = deque(action._replace(kind=W) for action in inputs)
         warmup = min(ahead + num_ranks - 1 - rank, len(forwards))
         row: list[Action] = [forwards.popleft() for _ in range(warmup)]
         for i, action in enumerate(inputs):

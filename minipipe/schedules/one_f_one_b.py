@@ -1,12 +1,12 @@
-"""1F1B: after a warm-up, forwards and backwards alternate. Eager 1F1B warms up for twice as long.
+"""1F1B: after a warm-up, forwards and backwards alternate.
 
 File 1 of 12 on the first path through the code (README.md): next comes ``schedules/action.py``. On a first reading,
-skip ``cut_stages``, which gives a rank several stages, and the closed forms at the end.
+take ``cut_stages`` for its first argument: it gives a rank several stages.
 """
 
 from __future__ import annotations
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_sizes, neighbouring_placement
 from minipipe.schedules.transforms import cut_stages
@@ -47,60 +47,14 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1)
     rank 0: 0F0 0F1 0B0 0F2 0B1 0B2
     rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
     """
-    return _with_warmup("1f1b", 1, num_ranks, num_microbatches, chunks_per_rank)
-
-
-def eager_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
-    """Return eager 1F1B: 1F1B with twice the warm-up, which hides message latency.
-
-    ::
-
-        rank 0: F0 F1 F2 B0 F3 B1    B2    B3
-        rank 1:    F0 B0 F1 B1 F2 B2 F3 B3
-
-    The warm-up of rank r is w = min(2(p - 1 - r), m) forwards, and the rank holds the activations of at most
-    min(2(p - r) - 1, m) microbatches. Without latency, eager 1F1B takes as long as 1F1B. With latency, 1F1B waits in
-    every round trip, and eager 1F1B does not.
-
-    Parameters
-    ----------
-    num_ranks, num_microbatches : int
-        At least 1.
-    chunks_per_rank : int
-        At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank`` on, and runs them as one.
-
-    Returns
-    -------
-    Schedule
-
-    References
-    ----------
-    Zhuang et al. 2023, "On optimizing the communication of model parallelism" (eager-1F1B).
-
-    Examples
-    --------
-    With a latency, eager 1F1B is faster than 1F1B.
-
-    >>> from minipipe import Costs, schedules, simulate
-    >>> costs = Costs(forward=2, backward_input=4, backward_weight=0, latency=1)
-    >>> simulate(schedules.eager_1f1b(4, 8), costs).makespan, simulate(schedules.one_f_one_b(4, 8), costs).makespan
-    (72.0, 82.0)
-    """
-    return _with_warmup("eager-1f1b", 2, num_ranks, num_microbatches, chunks_per_rank)
-
-
-def _with_warmup(
-    name: str, forwards_per_rank_left: int, num_ranks: int, num_microbatches: int, chunks_per_rank: int
-) -> Schedule:
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     rows = []
-    for stage in range(num_ranks):
-        forwards = [Action(stage, ActionKind.FORWARD, k) for k in range(num_microbatches)]
-        backwards = [Action(stage, ActionKind.BACKWARD, k) for k in range(num_microbatches)]
-        warmup = min(forwards_per_rank_left * (num_ranks - 1 - stage), num_microbatches)
-        rows.append(warmup_then_pairs(forwards, backwards, warmup))
+    for rank in range(num_ranks):
+        forwards = [Action(rank, F, k) for k in range(num_microbatches)]
+        backwards = [Action(rank, B, k) for k in range(num_microbatches)]
+        rows.append(warmup_then_pairs(forwards, backwards, warmup=min(num_ranks - 1 - rank, num_microbatches)))
     placement = neighbouring_placement(num_ranks, chunks_per_rank)
-    return Schedule(name, placement, num_microbatches, cut_stages(rows, chunks_per_rank))
+    return Schedule("1f1b", placement, num_microbatches, cut_stages(rows, chunks_per_rank))
 
 
 def warmup_then_pairs(forwards: list[Action], backwards: list[Action], warmup: int) -> tuple[Action, ...]:
@@ -108,8 +62,8 @@ def warmup_then_pairs(forwards: list[Action], backwards: list[Action], warmup: i
 
     Examples
     --------
-    >>> forwards = [Action(0, ActionKind.FORWARD, k) for k in range(3)]
-    >>> backwards = [Action(0, ActionKind.BACKWARD, k) for k in range(3)]
+    >>> forwards = [Action(0, F, k) for k in range(3)]
+    >>> backwards = [Action(0, B, k) for k in range(3)]
     >>> print(*warmup_then_pairs(forwards, backwards, warmup=1))
     0F0 0F1 0B0 0F2 0B1 0B2
     """

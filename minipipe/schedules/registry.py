@@ -10,11 +10,12 @@ from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.interleaved import (
+    eager_1f1b,
     interleaved_1f1b,
     interleaved_zb,
     looped_bfs,
 )
-from minipipe.schedules.one_f_one_b import eager_1f1b, one_f_one_b
+from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.sequential import forward_only, sequential
 from minipipe.schedules.text import collector_paused
 from minipipe.schedules.v_shaped import dualpipe_v, v_half, v_min, zb_v

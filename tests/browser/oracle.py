@@ -8,7 +8,7 @@ from random import Random
 from minipipe import Costs, Schedule, schedules, simulate
 from minipipe.render.descriptions import describe_action, describe_message, describe_wait, format_memory
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.timeline import Message
+from minipipe.schedules.simulation.span import Message
 
 F = ActionKind.FORWARD
 GIVES_BACK = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, simulate
 from minipipe.render.svg.legend import WAYS
-from minipipe.schedules.simulation.timeline import IdleCause, Span
+from minipipe.schedules.simulation.span import IdleCause, Span
 from tests.strategies import named_schedules
 
 NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'

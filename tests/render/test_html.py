@@ -18,7 +18,7 @@ from minipipe.render.descriptions import describe_action, describe_message, desc
 from minipipe.render.html import draw_html, holds_of, player_data
 from minipipe.render.panel import Panel
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.timeline import Span
+from minipipe.schedules.simulation.span import Span
 from tests.strategies import examples, named_schedules
 
 ROOT = Path(__file__).resolve().parents[2]

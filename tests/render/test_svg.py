@@ -15,7 +15,7 @@ from minipipe.render import draw_svg, palette
 from minipipe.render.descriptions import LATE_RECEIPTS, describe_message, title
 from minipipe.render.html import draw_html
 from minipipe.render.panel import NARROW, TOGETHER
-from minipipe.schedules.simulation.timeline import IdleCause, Message, Span
+from minipipe.schedules.simulation.span import IdleCause, Message, Span
 from tests.launch import slowly
 from tests.render.picture import Picture, timelines
 from tests.strategies import examples

@@ -11,7 +11,7 @@ import pytest
 
 from minipipe import ActionKind, Costs, schedules, simulate
 from minipipe.render import draw_svg, palette
-from minipipe.schedules.simulation.timeline import IdleCause
+from minipipe.schedules.simulation.span import IdleCause
 from tests.render.converters import SCALE, with_cairosvg, with_svglib
 from tests.render.picture import Picture
 

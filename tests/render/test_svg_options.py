@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minipipe import Costs, schedules, simulate
 from minipipe.render import draw_svg
 from minipipe.render.layout import text_width
-from minipipe.schedules.simulation.timeline import Span
+from minipipe.schedules.simulation.span import Span
 from tests.render.picture import Picture, timelines
 from tests.strategies import examples
 

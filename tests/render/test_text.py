@@ -15,7 +15,8 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import Span, Timeline
+from minipipe.schedules.simulation.span import Span
+from minipipe.schedules.simulation.timeline import Timeline
 from tests.render.text_pictures import picture
 from tests.strategies import examples
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe.render.descriptions import format_memory
-from minipipe.schedules.simulation.timeline import IdleCause
+from minipipe.schedules.simulation.span import IdleCause
 from minipipe.tuning import Advice, Candidate, Choice
 from minipipe.tuning.reasons import reasons
 from minipipe.tuning.weighing import best_of, by_worth, described

@@ -31,7 +31,8 @@ from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.activations import lifetimes
-from minipipe.schedules.simulation.timeline import Idle, IdleCause, Message, Timeline, by_rank
+from minipipe.schedules.simulation.span import Idle, IdleCause, Message
+from minipipe.schedules.simulation.timeline import Timeline, by_rank
 
 __all__ = ["draw_html"]
 

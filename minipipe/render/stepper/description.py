@@ -11,7 +11,8 @@ from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.walkthrough import Activity, RankState, Snapshot, Walkthrough
 from minipipe.schedules.action import Action
-from minipipe.schedules.simulation.timeline import Message, format_number, format_time
+from minipipe.schedules.simulation.span import Message
+from minipipe.schedules.simulation.timeline import format_number, format_time
 
 
 def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:

@@ -24,7 +24,8 @@ from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk, walk
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import IdleCause, Message, Span, Timeline
+from minipipe.schedules.simulation.span import IdleCause, Message, Span
+from minipipe.schedules.simulation.timeline import Timeline
 
 
 class Event(NamedTuple):

@@ -12,7 +12,7 @@ from minipipe.render.panel import Panel
 from minipipe.render.svg.lanes import is_drawn
 from minipipe.render.svg.style import Letters, label_paint
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.simulation.timeline import Span
+from minipipe.schedules.simulation.span import Span
 
 _PADDING = 1.0  # pixels, on each side
 _RISE = 0.36  # of the font size: from the middle of letters down to their base line

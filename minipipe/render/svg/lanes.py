@@ -15,7 +15,8 @@ from minipipe.render.palette import HATCH
 from minipipe.render.panel import NARROW, TOGETHER, Panel
 from minipipe.render.svg.style import Letters, box_paint, paint
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.timeline import Idle, IdleCause, Span, Timeline, format_number, format_time
+from minipipe.schedules.simulation.span import Idle, IdleCause, Span
+from minipipe.schedules.simulation.timeline import Timeline, format_number, format_time
 
 
 def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> str:

@@ -26,7 +26,7 @@ from minipipe.render.svg.lanes import (
 )
 from minipipe.render.svg.legend import WAYS, Entry, Legend, draw_messages, way_of
 from minipipe.render.svg.style import FONT_FAMILY, Letters, paint, style_sheet
-from minipipe.schedules.simulation.timeline import IdleCause
+from minipipe.schedules.simulation.span import IdleCause
 
 _MARGIN = 18  # pixels on each side, at the default font size
 _BASELINE = 0.72  # of the height of a line

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.simulation.timeline import Idle, IdleCause, Message, Span, StepChange, Timeline
+from minipipe.schedules.simulation.span import Idle, IdleCause, Message, Span, StepChange
+
+if TYPE_CHECKING:
+    from minipipe.schedules.simulation.timeline import Timeline
 
 _SENDS = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
 _RECEIVES = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})

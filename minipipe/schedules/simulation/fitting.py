@@ -10,7 +10,8 @@ from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import ActionKind, B, F, I, W
-from minipipe.schedules.simulation.timeline import IdleCause, Timeline
+from minipipe.schedules.simulation.span import IdleCause
+from minipipe.schedules.simulation.timeline import Timeline
 
 
 def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:

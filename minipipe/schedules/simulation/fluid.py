@@ -26,7 +26,7 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.hosts import Hosts, Link, fair_rates
-from minipipe.schedules.simulation.timeline import Span, StepChange
+from minipipe.schedules.simulation.span import Span, StepChange
 from minipipe.schedules.simulation.timing import Timing, new_span
 
 Waits = Iterator[None]  # stops wherever a rank has to wait, and goes on when it is asked for the next item

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
-from minipipe.schedules.simulation.timeline import Message, Span, StepChange, Timeline
+from minipipe.schedules.simulation.span import Message, Span, StepChange
+from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import repeat
 
 

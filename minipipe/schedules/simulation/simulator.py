@@ -25,7 +25,8 @@ from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.fluid import Fluid
-from minipipe.schedules.simulation.timeline import Span, StepChange, Timeline
+from minipipe.schedules.simulation.span import Span, StepChange
+from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.simulation.timing import Timing, new_span
 from minipipe.schedules.text import collector_paused
 from minipipe.schedules.transforms import repeat

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from minipipe.io import printable
-from minipipe.schedules.action import Action
+from minipipe.schedules.action_table import ShownInNotebooks
 from minipipe.schedules.analysis.activations import Level, held_counts, held_over_time
 from minipipe.schedules.analysis.dependencies import Value
+from minipipe.schedules.simulation.explanation import Explanation, explain
+from minipipe.schedules.simulation.span import Idle, Message, Span, StepChange
 
 _MOST = 1e15  # of any unit: from here on a power of ten says more than its digits
 
@@ -51,137 +52,13 @@ def format_number(time: float, unit: str) -> str:
     return f"{shown:.0f}" if has_more_digits else f"{shown:.{digits}g}"
 
 
-class Span(NamedTuple):
-    """One action with its start and end, in the unit of its timeline.
-
-    Examples
-    --------
-    >>> from minipipe import schedules, simulate
-    >>> action, start, end = simulate(schedules.gpipe(2, 1)).spans[0][-1]
-    >>> str(action), start, end
-    ('0B0', 4.0, 6.0)
-    """
-
-    action: Action
-    start: float
-    end: float
-
-
-class StepChange(NamedTuple):
-    """The change of a rank from one training step to the next.
-
-    Attributes
-    ----------
-    left, begun : float
-        When it left the one step, and began the next; in between it updates its parameters and, if measured, does
-        whatever else the program does there.
-    after : int
-        The rank whose end of the step it waited for: itself, or that of the last stage, which has the loss.
-
-    Examples
-    --------
-    >>> from minipipe import Costs, schedules, simulate
-    >>> timeline = simulate(schedules.zb_h2(4, 8), Costs(update=0.5), num_steps=2, wait=True)
-    >>> timeline.step_changes[0]
-    (StepChange(left=27.0, begun=27.5, after=3),)
-    """
-
-    left: float
-    begun: float
-    after: int
-
-
-class IdleCause(StrEnum):
-    """The cause of an idle time.
-
-    Examples
-    --------
-    >>> from minipipe import schedules, simulate
-    >>> [idle.cause.value for idle in simulate(schedules.gpipe(2, 1)).idle[1]]
-    ['warm-up', 'drain']
-    """
-
-    WARM_UP = "warm-up"  # before the first action of a step: the pipeline fills
-    WAITING = "waiting"  # for a value from another rank
-    SENDING = "sending"  # in a send that blocks
-    DRAIN = "drain"  # after the last action of a step: the pipeline drains
-    UPDATE = "update"  # between two steps: the optimiser or, if measured, whatever the program does there
-    OVERHEAD = "overhead"  # between two actions: bookkeeping or, if measured, another program on the core
-
-
-class Idle(NamedTuple):
-    """An interval in which a rank computes nothing, and its cause.
-
-    Attributes
-    ----------
-    start, end : float
-    cause : IdleCause
-    source : int or None
-        The rank that is waited for.
-    awaited : Action or None
-        The action of that rank that is waited for.
-
-    Examples
-    --------
-    Rank 0 waits until the gradient comes back from rank 1.
-
-    >>> from minipipe import schedules, simulate
-    >>> idle = simulate(schedules.gpipe(2, 1)).idle[0][0]
-    >>> idle.start, idle.end, idle.source, str(idle.awaited)
-    (1.0, 4.0, 1, '1B0')
-    """
-
-    start: float
-    end: float
-    cause: IdleCause
-    source: int | None = None
-    awaited: Action | None = None
-
-
-class Message(NamedTuple):
-    """The message of one value: an activation after F, a gradient after B or I.
-
-    Attributes
-    ----------
-    value : Action
-        The producer, whose result it carries.
-    used_by : Action
-        The consumer, on the other rank.
-    source, destination : int
-        Ranks.
-    sent, arrived : float
-        In the unit of its timeline. A measured message has arrived when its receiver took it, which may be long after
-        it was delivered.
-    was_awaited : bool
-        Whether the receiver was waiting when it was sent, so that ``arrived`` tells the time in flight.
-    size : float or None
-        In the memory unit of its timeline, where it is known.
-
-    Examples
-    --------
-    >>> from minipipe import schedules, simulate
-    >>> message = simulate(schedules.gpipe(2, 1)).messages[0]
-    >>> str(message.value), str(message.used_by), message.source, message.destination, message.sent
-    ('0F0', '1F0', 0, 1, 1.0)
-    """
-
-    value: Action
-    used_by: Action
-    source: int
-    destination: int
-    sent: float
-    arrived: float
-    was_awaited: bool = True
-    size: float | None = None
-
-
 _MOST_LISTED = 8  # ranks: of more, the most and the least say more than a list
 ONE_UNIT = "microbatches of all its layers"
 """The unit of what a rank holds where others hold other numbers of stages."""
 
 
 @dataclass(frozen=True, repr=False)
-class Timeline:
+class Timeline(ShownInNotebooks):
     """The start and the end of every action on every rank, predicted or measured.
 
     Attributes
@@ -324,12 +201,10 @@ class Timeline:
         longest = max(spans, default=0.0)
         return self.idle_within_span(spans.index(longest)) / longest if longest else 0.0
 
-    # -- waits and messages: doors to explanation.py, the file above this one ----------------------------------------
+    # -- waits and messages ------------------------------------------------------------------------------------
 
     @cached_property
-    def _explanation(self) -> Any:
-        from minipipe.schedules.simulation.explanation import explain
-
+    def _explanation(self) -> Explanation:
         return explain(self)
 
     @property
@@ -470,12 +345,6 @@ class Timeline:
 
     def __repr__(self) -> str:
         return f"<Timeline {self}>"
-
-    def _repr_html_(self) -> str:
-        """Return the picture of the timeline for a notebook."""
-        from minipipe.render.notebook import picture_or_text  # a door to the room above, like those to explanation.py
-
-        return picture_or_text(self)
 
 
 def by_rank(amounts: Sequence[float], write: Callable[[float], str] = "{:.9g}".format) -> str:

@@ -10,7 +10,7 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.walk import NumberedRules
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.timeline import Span, StepChange
+from minipipe.schedules.simulation.span import Span, StepChange
 from minipipe.schedules.transforms import repeat
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.

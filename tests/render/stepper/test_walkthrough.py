@@ -15,7 +15,7 @@ from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import IdleCause
+from minipipe.schedules.simulation.span import IdleCause
 from tests.strategies import examples, named_schedules, table
 
 times = st.sampled_from([0.0, 0.25, 1.0, 0.37, 3.0])

@@ -17,7 +17,8 @@ from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.greedy import greedy
 from minipipe.schedules.simulation.simulator import peak_memory, simulate
-from minipipe.schedules.simulation.timeline import Span, Timeline
+from minipipe.schedules.simulation.span import Span
+from minipipe.schedules.simulation.timeline import Timeline
 from tests.strategies import table
 
 F = ActionKind.FORWARD

@@ -12,7 +12,7 @@ from minipipe import Costs, Schedule, Timeline, schedules, simulate
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.simulation.fitting import fit_messages
-from minipipe.schedules.simulation.timeline import Message, Span
+from minipipe.schedules.simulation.span import Message, Span
 from minipipe.schedules.transforms import split_backward
 from tests.strategies import examples, named_schedules
 

@@ -14,7 +14,7 @@ from minipipe.schedules.simulation import fluid
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.hosts import Hosts, fair_rates
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import IdleCause
+from minipipe.schedules.simulation.span import IdleCause
 from tests.strategies import examples, runnable_schedules
 
 TIMES = st.one_of(st.integers(0, 5), st.floats(0.01, 5))

@@ -14,7 +14,8 @@ from minipipe.schedules.analysis.activations import peak_activations
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import Span, Timeline
+from minipipe.schedules.simulation.span import Span
+from minipipe.schedules.simulation.timeline import Timeline
 from tests.strategies import examples
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD

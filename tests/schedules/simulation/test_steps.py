@@ -11,7 +11,7 @@ from minipipe.errors import ArgumentError, MinipipeError, ScheduleError
 from minipipe.pipeline import Pipeline
 from minipipe.render import draw_svg
 from minipipe.schedules import IdleCause, repeat
-from minipipe.schedules.simulation.timeline import StepChange
+from minipipe.schedules.simulation.span import StepChange
 from tests.strategies import examples, named_schedules
 
 TIMES = st.integers(0, 5).map(float)

@@ -13,7 +13,8 @@ from minipipe.schedules.analysis.dependencies import Dependencies
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import IdleCause, Span, Timeline
+from minipipe.schedules.simulation.span import IdleCause, Span
+from minipipe.schedules.simulation.timeline import Timeline
 from tests.strategies import examples, named_schedules
 
 WHOLE = Costs(1, 1, 0)
