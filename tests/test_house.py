@@ -87,7 +87,7 @@ def imports_of(module):
     for_type_checkers = {
         id(node)
         for block in ast.walk(TREES[module])
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING" and module not in LAZY
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
         for node in ast.walk(block)
     }
     for node in ast.walk(TREES[module]):

@@ -39,7 +39,7 @@ _GRADIENT_KINDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 class ShownInNotebooks:
     """What a notebook shows as a picture: schedules and timelines."""
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self: Any) -> str:
         from minipipe.render.notebook import picture_or_text  # the door to the room above: drawings load on demand
 
         return picture_or_text(self)

@@ -28,8 +28,7 @@ from minipipe.execution.executor import Executor, Step
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.hosts import Hosts
+from minipipe.schedules.simulation.costs import Costs, Hosts
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
 

@@ -10,7 +10,7 @@ import numpy as np
 from minipipe.comm import ProcessGroup
 from minipipe.comm.job.host import core_times
 from minipipe.execution.checks import part_of
-from minipipe.schedules.simulation.hosts import Hosts
+from minipipe.schedules.simulation.costs import Hosts
 
 _MUCH = 0.2  # of the time of all ranks
 

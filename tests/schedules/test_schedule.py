@@ -356,7 +356,7 @@ def test_what_are_no_costs_is_refused_with_how_to_get_them(wrong):
 @pytest.mark.parametrize("field", ["forward", "latency", "bandwidth", "message_size"])
 @pytest.mark.parametrize("wrong", ["1", None, [None, 1], object()])
 def test_costs_that_are_no_numbers_are_refused(field, wrong):
-    with pytest.raises(ScheduleError, match=f"{field} is .*; expected a"):
+    with pytest.raises(ScheduleError, match=f"{field} is .*; expected (a|numbers)"):
         simulate(schedules.gpipe(2, 2), Costs(**{field: wrong}))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minipipe import Costs, nn, schedules, simulate, spawn
 from minipipe.pipeline import Pipeline
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.simulation.hosts import Hosts
+from minipipe.schedules.simulation.costs import Hosts
 from minipipe.schedules.transforms import split_backward
 from minipipe.tensor import record
 from minipipe.tuning import core_times

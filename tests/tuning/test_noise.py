@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, nn, spawn
 from minipipe.comm.job import host
-from minipipe.schedules.simulation.hosts import Hosts
+from minipipe.schedules.simulation.costs import Hosts
 from minipipe.tuning import noise
 from minipipe.tuning.noise import CoreWatch
 from tests.strategies import examples

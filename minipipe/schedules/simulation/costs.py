@@ -1,4 +1,4 @@
-"""Costs: the times of actions and messages, and the memory of activations."""
+"""Costs: the times of actions and messages, the memory of activations, and which ranks share a host."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields, replace
 from math import inf
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from sys import float_info
+from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
 from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.action_table import ActionTable, Schedule
@@ -18,7 +19,6 @@ from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import Workload, amount_per_rank
 from minipipe.schedules.placement import check_sizes, stages_by_rank
 from minipipe.schedules.simulation.fitting import fit_costs
-from minipipe.schedules.simulation.hosts import Hosts, hosts_of
 from minipipe.schedules.simulation.timeline import Timeline
 
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
@@ -28,6 +28,46 @@ _SINGLE = ("latency", "bandwidth", "overhead")
 _NUMBERS = (*_SHORT.values(), *_OTHERS)
 _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
 ByStage = float | Sequence[float]
+Link = tuple[str, int]  # "out" of a host or "into" it, and its number
+
+
+class Hosts(NamedTuple):
+    """The hosts of a simulation.
+
+    Attributes
+    ----------
+    of_rank : tuple of int
+        By rank, its host.
+    cores : tuple of float
+        By host; infinite where each of its ranks has a core of its own.
+    """
+
+    of_rank: tuple[int, ...]
+    cores: tuple[float, ...]
+
+    def are_shared(self, times_on_links: Iterable[float]) -> bool:
+        """Tell whether a host has more ranks than cores, or messages that take such times may share a link.
+
+        Examples
+        --------
+        >>> Hosts((0, 0), (2.0,)).are_shared([0.5]), Hosts((0, 0), (1.0,)).are_shared([])
+        (False, True)
+        >>> Hosts((0, 1), (inf, inf)).are_shared([0.0]), Hosts((0, 1), (inf, inf)).are_shared([0.5])
+        (False, True)
+        """
+        share_cores = any(self.of_rank.count(host) > cores for host, cores in enumerate(self.cores))
+        return share_cores or (len(self.cores) > 1 and any(times_on_links))
+
+    def links_between(self, source: int, destination: int) -> tuple[Link, Link] | None:
+        """Return what a message passes from one rank to another: out of a host, and into one; None within a host.
+
+        Examples
+        --------
+        >>> Hosts((0, 0, 1), (2.0, 1.0)).links_between(1, 2)
+        (('out', 0), ('into', 1))
+        """
+        out, into = self.of_rank[source], self.of_rank[destination]
+        return None if out == into else (("out", out), ("into", into))
 
 
 @dataclass(frozen=True)
@@ -110,14 +150,12 @@ class Costs:
         for name in ("unit", "memory_unit"):
             unit = getattr(self, name)
             if not isinstance(unit, str) or printable(unit) != unit:
-                raise ScheduleError.of(ScheduleCode.COSTS, f"{name} is {quoted(unit)}; expected a name such as 's'.")
+                raise _wrong(name, unit, "a name such as 's'")
         for name in _NUMBERS:
             given = getattr(self, name)
             numbers = given if isinstance(given, list | tuple) else [given]
             if any(isinstance(number, bool | str | bytes) for number in numbers):
-                raise ScheduleError.of(
-                    ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected numbers. Costs.parse reads text."
-                )
+                raise _wrong(name, given, "numbers. Costs.parse reads text")
 
     @classmethod
     def measured(cls, *timelines: Timeline) -> Costs:
@@ -167,9 +205,7 @@ class Costs:
         >>> Costs(forward=[2, 4], message_size=[8, 0]).cut(2).forward
         (1.0, 1.0, 2.0, 2.0)
         """
-        if not isinstance(pieces, int) or not 1 <= pieces <= MOST_STAGES:
-            message = f"pieces is {quoted(pieces)}; expected a whole number, 1 to {MOST_STAGES}."
-            raise ScheduleError.of(ScheduleCode.COSTS, message)
+        whole_number("pieces", pieces, 1, MOST_STAGES, error=ScheduleError.of, code=ScheduleCode.COSTS)
         times: dict[str, Any] = {
             name: _pieces_of(getattr(self, name), pieces) for name in (*_SHORT.values(), "update", *_HELD)
         }
@@ -209,13 +245,11 @@ class Costs:
             try:
                 numbers = tuple(map(float, value.split(":")))
             except ValueError:
-                raise ScheduleError.of(
-                    ScheduleCode.COSTS, f"{quoted(item)} has no number; expected a form such as {key}=1 or {key}=1:2:3."
-                ) from None
+                message = f"{quoted(item)} has no number; expected a form such as {key}=1 or {key}=1:2:3."
+                raise ScheduleError.of(ScheduleCode.COSTS, message) from None
             if len(numbers) > 1 and name in _SINGLE:
-                raise ScheduleError.of(
-                    ScheduleCode.COSTS, f"{quoted(item)} has {len(numbers)} numbers; {name} is a single number."
-                )
+                message = f"{quoted(item)} has {len(numbers)} numbers; {name} is a single number."
+                raise ScheduleError.of(ScheduleCode.COSTS, message)
             if name in found:
                 raise ScheduleError.of(ScheduleCode.COSTS, f"{quoted(text)} has {name} twice.")
             found[name] = numbers if len(numbers) > 1 else numbers[0]
@@ -304,9 +338,7 @@ class Costs:
         ScheduleError
             Code ``costs``, if a sequence does not have one value for each stage, or a cost is negative or not finite.
         """
-        forward, inputs, weights = (
-            self._by_stage(name, num_stages) for name in ("forward", "backward_input", "backward_weight")
-        )
+        forward, inputs, weights = (self._by_stage(name, num_stages) for name in _SHORT.values())
         return {F: forward, I: inputs, W: weights, B: [i + w for i, w in zip(inputs, weights)]}
 
     def update_times(self, schedule: ActionTable) -> list[float]:
@@ -333,13 +365,9 @@ class Costs:
         for name in ("latency", "overhead"):
             time = getattr(self, name)
             if not isinstance(time, Real) or not 0 <= _as_float(time) < inf:
-                raise ScheduleError.of(
-                    ScheduleCode.COSTS, f"{name} is {quoted(time)}; expected a finite time, at least 0."
-                )
+                raise _wrong(name, time, "a finite time, at least 0")
         if not isinstance(self.bandwidth, Real) or not _as_float(self.bandwidth) > 0:
-            raise ScheduleError.of(
-                ScheduleCode.COSTS, f"bandwidth is {quoted(self.bandwidth)}; expected a number, more than 0."
-            )
+            raise _wrong("bandwidth", self.bandwidth, "a number, more than 0")
         sizes = self._by_stage("message_size", schedule.num_stages)
         latency, bandwidth = float(self.latency), _as_float(self.bandwidth)
         return tuple(
@@ -371,11 +399,9 @@ class Costs:
         ScheduleError
             Code ``costs``.
         """
-        activation, transient = (self._by_stage(n, num_stages) for n in ("activation", "transient_activation"))
-        is_given = self.weight_activation is not None
-        return Footprint(
-            activation, self._by_stage("weight_activation", num_stages) if is_given else activation, transient
-        )
+        until_weights = "activation" if self.weight_activation is None else "weight_activation"
+        held = ("activation", until_weights, "transient_activation")
+        return Footprint(*(self._by_stage(name, num_stages) for name in held))
 
     def workload(
         self,
@@ -409,19 +435,15 @@ class Costs:
         check_sizes(num_ranks, num_microbatches)
         blank = Schedule("workload", tuple(placement), num_microbatches, ((),) * num_ranks)
         times = self.durations(blank.num_stages)
-        limits = (inf,) * num_ranks if memory_limit is None else amount_per_rank(memory_limit, num_ranks)
-        footprint = self.memory(blank.num_stages)
-        messages = self.message_times(blank)
-        activation, weight_activation, transient = map(tuple, footprint)
         return Workload(
             blank.placement,
             num_microbatches,
-            forward=tuple(times[F]),
-            backward_input=tuple(times[I]),
-            backward_weight=tuple(times[W]),
-            message=messages,
-            footprint=Footprint(activation, weight_activation, transient),
-            memory_limit=limits,
+            tuple(times[F]),
+            tuple(times[I]),
+            tuple(times[W]),
+            message=self.message_times(blank),
+            footprint=Footprint(*map(tuple, self.memory(blank.num_stages))),
+            memory_limit=(inf,) * num_ranks if memory_limit is None else amount_per_rank(memory_limit, num_ranks),
             overhead=float(self.overhead),
         )
 
@@ -430,19 +452,57 @@ class Costs:
         try:
             values = [_as_float(given)] * num_stages if isinstance(given, Real) else [_as_float(v) for v in list(given)]
         except (TypeError, ValueError):
-            raise ScheduleError.of(
-                ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected a number, or one for each stage."
-            ) from None
+            raise _wrong(name, given, "a number, or one for each stage") from None
         if len(values) != num_stages:
-            raise ScheduleError.of(
-                ScheduleCode.COSTS,
-                f"{name} has {len(values)} values for {num_stages} stages; expected one number, or one for each stage.",
-            )
+            message = f"{name} has {len(values)} values for {num_stages} stages"
+            raise ScheduleError.of(ScheduleCode.COSTS, f"{message}; expected one number, or one for each stage.")
         if not all(0 <= value < inf for value in values):
-            raise ScheduleError.of(
-                ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected finite numbers, at least 0."
-            )
+            raise _wrong(name, given, "finite numbers, at least 0")
         return values
+
+
+def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
+    """Return the hosts of some ranks, from the two attributes of :class:`minipipe.Costs`.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``costs``.
+
+    Examples
+    --------
+    >>> hosts_of(2, None, num_ranks=4)
+    Hosts(of_rank=(0, 0, 0, 0), cores=(2.0,))
+    >>> hosts_of([2, 1], [0, 0, 1], num_ranks=3).cores
+    (2.0, 1.0)
+    """
+    of_rank = (0,) * num_ranks if hosts is None else _host_numbers(hosts, num_ranks)
+    counts = _numbers(inf if cores is None else cores, 1 + max(of_rank))
+    if not all(isinstance(count, Real) and _is_above_0(count) for count in counts):
+        raise _wrong("cores", cores, "a number above 0, such as 2, or one for each host")
+    if len(counts) != 1 + max(of_rank):
+        message = f"cores has {len(counts)} values, and there are {1 + max(of_rank)} hosts; expected one for each."
+        raise ScheduleError.of(ScheduleCode.COSTS, message)
+    return Hosts(of_rank, tuple(map(float, counts)))
+
+
+def _is_above_0(count: Any) -> bool:
+    return count == inf or 0 < count <= float_info.max
+
+
+def _host_numbers(hosts: object, num_ranks: int) -> tuple[int, ...]:
+    given = _numbers(hosts, 1)
+    if not all(isinstance(host, Real) and host in range(num_ranks) for host in given):
+        raise _wrong("hosts", hosts, "the host of each rank, counted from 0, such as (0, 0, 1, 1)")
+    if len(given) != num_ranks:
+        message = f"hosts has {len(given)} values, and there are {num_ranks} ranks; expected one for each."
+        raise ScheduleError.of(ScheduleCode.COSTS, message)
+    return tuple(map(int, given))
+
+
+def _numbers(given: Any, count: int) -> list[Any]:
+    """Return the items of a sequence; of anything else, as many of it as are wanted."""
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given] * count
 
 
 def _plain(given: Any) -> Any:
@@ -470,6 +530,10 @@ def _check_file(path: str | Path, found: dict[str, Any]) -> None:
             raise _refused(path, f"its {name} is {quoted(given)}, expected {expected}")
     if len(set(lengths.values())) > 1:
         raise _refused(path, f"it has lists for different numbers of stages: {quoted(lengths, 200)}")
+
+
+def _wrong(name: str, given: object, expected: str) -> ScheduleError:
+    return ScheduleError.of(ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected {expected}.")
 
 
 def _refused(path: str | Path, reason: str) -> ScheduleError:

@@ -9,26 +9,27 @@ core. While more of them are at work on a host than it has cores, all of them ge
 Each host has a clock of its own, which goes at the rate of its actions: work of 1 that begins at 3 on that clock ends
 at 4, however often the rate changes meanwhile. So only the earliest end of each host has to be known.
 
-A message between two hosts leaves at its fair rate, and is there after the latency; ``hosts.py`` has the rates.
+A message between two hosts leaves at its fair rate, and is there after the latency; ``fair_rates`` has the rates.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
+from typing import TypeVar
 
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.hosts import Hosts, Link, fair_rates
+from minipipe.schedules.simulation.costs import Costs, Hosts, Link
 from minipipe.schedules.simulation.span import Span, StepChange
 from minipipe.schedules.simulation.timing import Timing, new_span
 
+M = TypeVar("M", bound=Hashable)
 Waits = Iterator[None]  # stops wherever a rank has to wait, and goes on when it is asked for the next item
 Then = Callable[[], object]
 
@@ -238,3 +239,44 @@ class _Links:
         for message in passing:
             message.rate = rates[message]
         self.passing, self.since = passing, now
+
+
+def fair_rates(links_of: Mapping[M, Sequence[Link]]) -> dict[M, float]:
+    """Return the max-min fair rate of each message: none can get more without taking from one that has no more.
+
+    Link by link, the one that leaves its messages the least is filled: they share evenly what is left of it.
+
+    Parameters
+    ----------
+    links_of : mapping of message to sequence of Link
+        What each message passes.
+
+    Returns
+    -------
+    dict of message to float
+        Parts of the bandwidth of a link.
+
+    References
+    ----------
+    Bertsekas and Gallager 1992, "Data networks", section 6.5.2, max-min flow control.
+
+    Examples
+    --------
+    Two messages leave host 0, and one of them meets three more at host 1.
+
+    >>> a, b = ("out", 0), ("into", 1)
+    >>> fair_rates({"x": [a], "y": [a, b], "z": [b], "w": [b], "v": [b]})
+    {'y': 0.25, 'z': 0.25, 'w': 0.25, 'v': 0.25, 'x': 0.75}
+    """
+    room = {link: 1.0 for links in links_of.values() for link in links}
+    users = {link: [message for message, links in links_of.items() if link in links] for link in room}
+    rates: dict[M, float] = {}
+    while users:
+        tightest = min(users, key=lambda link: room[link] / len(users[link]))
+        share = room[tightest] / len(users[tightest])
+        for message in users[tightest]:
+            rates[message] = share
+            for link in links_of[message]:
+                room[link] -= share
+        users = {link: left for link in users if (left := [m for m in users[link] if m not in rates])}
+    return rates

@@ -11,8 +11,8 @@ from minipipe.cli.main import main
 from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation import fluid
-from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.hosts import Hosts, fair_rates
+from minipipe.schedules.simulation.costs import Costs, Hosts
+from minipipe.schedules.simulation.fluid import fair_rates
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.span import IdleCause
 from tests.strategies import examples, runnable_schedules
