@@ -17,7 +17,7 @@ So each order of each rank comes up once. A branch is left where
                    later.
 
 The stages take their microbatches in ascending order; see
-:func:`minipipe.schedules.search.first_schedule.in_microbatch_order`.
+:func:`minipipe.schedules.search.list_scheduling.in_microbatch_order`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
 from minipipe.schedules.placement import stages_by_rank
 from minipipe.schedules.search.certificate import Certificate
-from minipipe.schedules.search.first_schedule import one_after_another
+from minipipe.schedules.search.list_scheduling import one_after_another
 from minipipe.schedules.simulation.evaluation import evaluate
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT

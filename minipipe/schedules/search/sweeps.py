@@ -21,9 +21,7 @@ from math import inf
 
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.analysis.workload import fits
-from minipipe.schedules.search.list_scheduling import Facts, Word
-
-F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
+from minipipe.schedules.search.list_scheduling import F, Facts, I, W, Word
 
 
 class Sweeps:

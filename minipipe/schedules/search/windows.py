@@ -19,9 +19,8 @@ from random import Random
 from typing import Any
 
 from minipipe.schedules.analysis.workload import Objective, Workload
-from minipipe.schedules.search.exact import Model, solver_module
+from minipipe.schedules.search.exact import Model, in_whole_numbers, solver_module
 from minipipe.schedules.search.list_scheduling import Word, schedule_of
-from minipipe.schedules.search.whole_numbers import in_whole_numbers
 from minipipe.schedules.simulation.evaluation import costs_of, value_of
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline

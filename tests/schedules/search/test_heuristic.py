@@ -13,9 +13,8 @@ from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import v_placement
 from minipipe.schedules.search.finding import find_schedule
-from minipipe.schedules.search.heuristic import Search
+from minipipe.schedules.search.heuristic import Search, TimedOrder, is_possible, with_any_move
 from minipipe.schedules.search.list_scheduling import Facts, ListScheduler, Policy, schedule_of
-from minipipe.schedules.search.reordering import TimedOrder, is_possible, with_any_move
 from minipipe.schedules.simulation.evaluation import check_answer, costs_of, evaluate
 from tests.launch import slowly
 from tests.schedules.analysis.test_bounds import TABLE_5

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, simulate
 from minipipe.schedules.action import ActionKind
+from minipipe.schedules.search.heuristic import TimedOrder, with_any_move, without_delay
 from minipipe.schedules.search.list_scheduling import Facts, ListScheduler, Policy, schedule_of
-from minipipe.schedules.search.reordering import TimedOrder, with_any_move, without_delay
 from minipipe.schedules.simulation.evaluation import costs_of
 from tests.schedules.search.workloads import any_workloads
 from tests.strategies import examples

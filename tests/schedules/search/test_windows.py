@@ -12,9 +12,8 @@ from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import v_placement
 from minipipe.schedules.search import heuristic
 from minipipe.schedules.search.finding import find_schedule
-from minipipe.schedules.search.heuristic import Search
+from minipipe.schedules.search.heuristic import Search, TimedOrder
 from minipipe.schedules.search.list_scheduling import ListScheduler, Policy
-from minipipe.schedules.search.reordering import TimedOrder
 from tests.launch import slowly
 from tests.schedules.search.workloads import workloads
 from tests.strategies import examples
