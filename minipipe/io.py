@@ -8,7 +8,7 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 from unicodedata import category
 
 from minipipe.errors import ArgumentError, FileCode, FileError, quoted
@@ -146,6 +146,27 @@ def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
 
 
 # -- files -------------------------------------------------------------------------------------------------------
+
+
+_WORDS_OF_JSON = {dict: "a mapping", list: "a list", str: "text", int: "a whole number"}
+
+
+def json_value(value: Any, kind: type, name: str) -> Any:
+    """Return a value that was read from JSON, if it is of a kind: dict, list, str, or int without truth values.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``.
+
+    Examples
+    --------
+    >>> json_value(3, int, "the size")
+    3
+    """
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ArgumentError("type", f"{name} is {quoted(value)}, expected {_WORDS_OF_JSON[kind]}")
+    return value
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, links: bool = True) -> bytes:

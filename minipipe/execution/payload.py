@@ -8,7 +8,6 @@ array of bytes, behind a description in JSON.
 from __future__ import annotations
 
 import json
-import math
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,10 +16,8 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
+from minipipe.comm.objects import join, split
 from minipipe.pytree import Bundle, rebuilt, tensors_in
-
-_ALIGNMENT = 64  # in bytes, of each array among the packed ones
-_LENGTH = np.dtype("<u8")  # of the description, which it precedes
 
 
 class Payload(NamedTuple):
@@ -61,11 +58,7 @@ class Payload(NamedTuple):
         arrays = [None if array is None else backend.to_numpy(array) for array in self.arrays]
         parts = tuple(None if a is None else (backend.dtype_name(a.dtype), a.shape) for a in arrays)
         description = _written(_as_lists(self.form), tuple(self.wanted), parts)
-        pieces = [np.array(len(description), _LENGTH).tobytes(), description]
-        for array in arrays:
-            if array is not None:
-                pieces += [bytes(-sum(map(len, pieces)) % _ALIGNMENT), array.tobytes()]
-        return np.frombuffer(b"".join(pieces), np.uint8)
+        return join(description, [array for array in arrays if array is not None])
 
     def _is_plain(self, array: Array) -> bool:
         """Tell whether an array needs no description: bytes would be taken for one."""
@@ -76,20 +69,10 @@ class Payload(NamedTuple):
         """Return the payload that was sent, its arrays in a module; in NumPy's they are views of the message."""
         if backend.numpy_dtype(message.dtype) != np.uint8:
             return cls([backend.moved(message, xp)], [backend.is_floating(message.dtype)])
-        message = backend.to_numpy(message)
-        start = _LENGTH.itemsize
-        end = start + int(message[:start].view(_LENGTH)[0])
-        description = _read(message[start:end].tobytes())
-        arrays: list[Array | None] = []
-        for part in description["parts"]:
-            if part is None:
-                arrays.append(None)
-                continue
-            dtype, shape = np.dtype(part[0]), part[1]
-            start = end + -end % _ALIGNMENT
-            end = start + dtype.itemsize * math.prod(shape)
-            arrays.append(backend.moved(message[start:end].view(dtype).reshape(shape), xp))
-        return cls(arrays, list(description["wanted"]), _as_form(description["form"]))
+        description, take = split(backend.to_numpy(message))
+        found = _read(description)
+        arrays = [None if part is None else backend.moved(take(*part), xp) for part in found["parts"]]
+        return cls(arrays, list(found["wanted"]), _as_form(found["form"]))
 
 
 # Payloads of one cut are alike, so each description is written and read once.

@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 
 from minipipe import Tensor, functional, nn
 from minipipe.autograd import StageInput
+from minipipe.comm import objects
 from minipipe.errors import TensorError
-from minipipe.execution import payload as parcel_module
 from minipipe.execution.payload import Payload
 from minipipe.testing import check_same_as_one_process, same_bits
 from tests.launch import mpirun, needs_mpi
@@ -200,7 +200,7 @@ def test_a_wish_for_gradients_that_was_forgotten_would_be_noticed(monkeypatch):
 
 def test_arrays_that_begin_elsewhere_would_be_noticed(monkeypatch):
     message = Payload.of((Tensor(np.ones(3, np.float32)), Tensor(np.ones(3)))).to_message()
-    monkeypatch.setattr(parcel_module, "_ALIGNMENT", 8)
+    monkeypatch.setattr(objects, "_ALIGNMENT", 8)
     assert not all(same_bits(array, np.ones(3, array.dtype)) for array in Payload.from_message(message).arrays)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from minipipe.autograd.backend import is_array
 from minipipe.errors import ArgumentError, CheckpointCode, CheckpointError, FileError, quoted
+from minipipe.io import json_value
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.storage import Digest, is_name_of_file
 
@@ -119,67 +120,61 @@ def mismatch(sentence: str) -> CheckpointError:
     return CheckpointError(CheckpointCode.MISMATCH, f"The checkpoint cannot be gone on from: {sentence}.")
 
 
+def raise_first(errors: list[list[str] | None]) -> None:
+    """Raise the first of the ranks' errors, the same on all ranks.
+
+    Parameters
+    ----------
+    errors : list of (code, message) or None
+        By rank.
+    """
+    for error in errors:
+        if error is not None:
+            raise CheckpointError(*error)
+
+
 def _checked(found: Mapping[str, Any]) -> Manifest:
     """Return a manifest whose every part has the right kind, or raise ValueError, TypeError or KeyError."""
     numbers = {name: _whole(found[name], quoted(name)) for name in ("step", "num_steps", "num_microbatches")}
     seeds = {"seed": found["seed"], "dropout_seed": found.get("dropout_seed", found["seed"])}  # earlier there was one
     for name, seed in seeds.items():
-        if not isinstance(seed, int) or isinstance(seed, bool):  # any, also below 0
-            raise ArgumentError("type", f"{name!r} is {quoted(seed)}, expected a whole number")
+        json_value(seed, int, repr(name))  # which may be below 0
     files = {}
-    for name, (size, sha256) in _mapping(found, "files").items():
+    for name, (size, sha256) in json_value(found["files"], dict, "'files'").items():
         if not is_name_of_file(name):
             raise ArgumentError("value", f"{quoted(name)} is no name of a file in a checkpoint")
-        files[name] = Digest(_whole(size, "the size of a file"), _text(sha256, "the digest of a file"))
+        files[name] = Digest(_whole(size, "the size of a file"), json_value(sha256, str, "the digest of a file"))
     parameters = {}
-    for name, (file, dtype, shape) in _mapping(found, "parameters").items():
+    for name, (file, dtype, shape) in json_value(found["parameters"], dict, "'parameters'").items():
         if file not in files:
             raise ArgumentError("value", f"{quoted(name)} is in {quoted(file)}, of which nothing more is told")
-        lengths = [_whole(length, "a length") for length in _list(shape, "a shape")]
-        parameters[name] = file, _text(dtype, "a dtype"), tuple(lengths)
-    optimisers = _mapping(found, "optimisers")
+        lengths = [_whole(length, "a length") for length in json_value(shape, list, "a shape")]
+        parameters[name] = file, json_value(dtype, str, "a dtype"), tuple(lengths)
+    optimisers = json_value(found["optimisers"], dict, "'optimisers'")
     for name in optimisers:
-        _check_optimiser(_mapping(optimisers, name))
-    extra = _mapping(found, "extra")
+        _check_optimiser(json_value(optimisers[name], dict, quoted(name)))
+    extra = json_value(found["extra"], dict, "'extra'")
     return Manifest(**numbers, **seeds, extra=extra, parameters=parameters, optimisers=optimisers, files=files)
 
 
 def _check_optimiser(told: Mapping[str, Any]) -> None:
     """Refuse what is told of an optimiser unless every part has the right kind."""
-    _text(told["class"], "the class of an optimiser")
-    for group in _list(told["groups"], "groups"):
+    json_value(told["class"], str, "the class of an optimiser")
+    for group in json_value(told["groups"], list, "groups"):
         _whole(group["place"], "the place of a group")
         for which in {"numbers", "first"} & {"numbers", *group}:  # earlier versions did not tell the first ones
-            _mapping(group, which)
-        for name in _list(group["parameters"], "the parameters of a group"):
-            _text(name, "a parameter of a group")
-    kept = _mapping(told, "kept")
+            json_value(group[which], dict, quoted(which))
+        for name in json_value(group["parameters"], list, "the parameters of a group"):
+            json_value(name, str, "a parameter of a group")
+    kept = json_value(told["kept"], dict, "'kept'")
     for name in kept:
-        for what, value in _mapping(kept, name).items():
+        for what, value in json_value(kept[name], dict, quoted(name)).items():
             if not isinstance(value, int | float):
                 raise ArgumentError("type", f"{quoted(what)} of {quoted(name)} is {quoted(value)}, expected a number")
 
 
-def _mapping(found: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if not isinstance(found[name], dict):
-        raise ArgumentError("type", f"{quoted(name)} is {quoted(found[name])}, expected a mapping")
-    return found[name]
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ArgumentError("type", f"{name} is {quoted(value)}, expected a list")
-    return value
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise ArgumentError("type", f"{name} is {quoted(value)}, expected text")
-    return value
-
-
 def _whole(value: Any, name: str) -> int:
-    # What is more does not fit into the header of a message.
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+    """Return a whole number that fits into the header of a message."""
+    if not 0 <= json_value(value, int, name) < 2**63:
         raise ArgumentError("type", f"{name} is {quoted(value)}, expected a whole number")
     return value

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
+from minipipe.comm.objects import broadcast, gather
 from minipipe.errors import CheckpointCode, CheckpointError, FileCode, FileError, ParameterError, RankError, quoted
 from minipipe.execution.checks import digest
 from minipipe.io import read_bytes, write_whole
@@ -17,8 +18,7 @@ from minipipe.nn import Module
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
-from minipipe.pipeline.checkpoint.exchange import gather, raise_first, tell
-from minipipe.pipeline.checkpoint.manifest import Manifest, damage, mismatch, read_manifest
+from minipipe.pipeline.checkpoint.manifest import Manifest, damage, mismatch, raise_first, read_manifest
 from minipipe.pipeline.checkpoint.state import Arrays, Told, by_name, check, check_given, put, replaced, states
 from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, pieces, unpacked
 
@@ -107,7 +107,7 @@ def restore(
     check_given("restore", folder, pipeline)
     group, optimisers = pipeline.group, by_name(optimiser)
     found = _candidates(Path(folder)) if group.rank == 0 else None
-    names, reason, is_empty = tell(group, 0, found, "checkpoint.restore()")
+    names, reason, is_empty = broadcast(group, 0, found, "checkpoint.restore()")
     if is_empty and not required:
         return None
     if not names:
@@ -362,7 +362,7 @@ def export(path: str | Path, pipeline: Pipeline) -> None:
             told = [str(error.code), error.message]
         except FileError as error:
             told = ["unwritable", error.message]
-    raise_first([tell(pipeline.group, 0, told, "checkpoint.export()")])
+    raise_first([broadcast(pipeline.group, 0, told, "checkpoint.export()")])
 
 
 def load_weights(path: str | Path, model: Module) -> None:

@@ -17,13 +17,13 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from minipipe.comm import ProcessGroup
+from minipipe.comm.objects import broadcast, gather
 from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError, quoted
 from minipipe.io import read_text, write_whole
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
-from minipipe.pipeline.checkpoint.exchange import gather, raise_first, tell
-from minipipe.pipeline.checkpoint.manifest import Manifest, encoded
+from minipipe.pipeline.checkpoint.manifest import Manifest, encoded, raise_first
 from minipipe.pipeline.checkpoint.state import Arrays, by_name, check_given, merged, take
 from minipipe.pipeline.checkpoint.storage import Digest, pieces
 
@@ -134,7 +134,7 @@ def save(
     part = _begin(folder, pipeline, by_name(optimiser), step, extra, keep)
     parts = gather(pipeline.group, part.write(), "checkpoint.save()")
     finished = _finished(part, parts, keep) if pipeline.group.rank == 0 else None
-    finished = tell(pipeline.group, 0, finished, "checkpoint.save()")
+    finished = broadcast(pipeline.group, 0, finished, "checkpoint.save()")
     raise_first([finished["error"]])
     return Path(folder) / finished["name"]
 
@@ -275,7 +275,7 @@ def _begin(
             made = {"partial": storage.begin(folder, step).name, "step": step, "error": None}
         except OSError as error:
             made = _told(_unwritable(group, folder, error))
-    made = tell(group, 0, made, "checkpoint.save()")
+    made = broadcast(group, 0, made, "checkpoint.save()")
     raise_first([made["error"]])
     if made["step"] != step:
         message = f"checkpoint.save: step is {step} on rank {group.name()}, and {made['step']} on rank {group.name(0)}."

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
+from minipipe.comm.objects import pack, unpack
 from minipipe.errors import ArgumentError, RankLostError
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
@@ -27,7 +25,7 @@ class Generation(NamedTuple):
     step : int
         Before which the copies were made.
     messages : list of array
-        Its own copy first, then those of the ranks before it; each as :func:`packed` makes them.
+        Its own copy first, then those of the ranks before it; each as :func:`pack` makes them.
     plan : Plan
     world_ranks : tuple of int
         Of the group, by their numbers in the world.
@@ -59,7 +57,7 @@ class Vault:
 
     def keep(self, group: ProcessGroup, made: Made, step: int) -> None:
         """Keep this moment, here and on the next ranks, and those of the ranks before. Collective."""
-        mine = packed(made.state())
+        mine = pack(made.state())
         distances = range(1, min(self.copies, group.size - 1) + 1)
         sends = [group._isend(mine, (group.rank + distance) % group.size, _COPY) for distance in distances]
         words = "a copy of its parameters and optimiser state"
@@ -89,7 +87,7 @@ def state_for(group: ProcessGroup, pipeline: Pipeline, generation: Generation) -
     RankLostError
         Code ``values``, on every rank, when a piece is on none of them.
     """
-    states = [unpacked(message) for message in generation.messages]
+    states = [unpack(message) for message in generation.messages]
     held: dict[str, Piece] = {name: piece for state in states for name, piece in state["pieces"].items()}
     names, wanted = list(pipeline.plan.owners), {name for name, _ in pipeline.named_parameters()}
     mine = np.array([[name in held, name in wanted] for name in names], bool).reshape(-1, 2)
@@ -104,10 +102,10 @@ def state_for(group: ProcessGroup, pipeline: Pipeline, generation: Generation) -
 
     others = [rank for rank in range(group.size) if rank != group.rank]
     parts = {taker: {name: held[name] for name in given(group.rank, taker)} for taker in others}
-    sends = [group._isend(packed(part), taker, _COPY) for taker, part in parts.items() if part]
+    sends = [group._isend(pack(part), taker, _COPY) for taker, part in parts.items() if part]
     for source in others:
         if given(source, group.rank):
-            held.update(unpacked(group._irecv(source, _COPY, what="its part of the copies").wait()))  # [5]
+            held.update(unpack(group._irecv(source, _COPY, what="its part of the copies").wait()))  # [5]
     for send in sends:
         send.wait()
     return {**states[0], "pieces": held}
@@ -150,10 +148,6 @@ def _words(noun: str, numbers: Iterable[int]) -> str:
 
 # -- what training has changed ----------------------------------------------------------------------------------------
 
-
-_ALIGNMENT = 64  # in bytes, of each array among the packed ones
-_LENGTH = np.dtype("<u8")  # of the description, which it precedes
-_ARRAY = "array"  # in the description, what stands for one
 
 Piece = dict[str, Any]
 """Of one parameter: its values, the hyper-parameters of its group, and what the optimiser keeps for it."""
@@ -229,59 +223,3 @@ class Made(NamedTuple):
         self.pipeline.num_steps = state["num_steps"]
         for other, kept in zip(self.others, state["others"]):
             other.load_state_dict(kept)
-
-
-def packed(tree: Any) -> np.ndarray:
-    """Return dicts and lists of arrays, numbers and strings as one array of bytes: a copy.
-
-    Examples
-    --------
-    >>> unpacked(packed({"value": np.array([1.5, 2.5]), "kept": {"num_steps": 3}}))
-    {'value': array([1.5, 2.5]), 'kept': {'num_steps': 3}}
-    """
-    arrays: list[np.ndarray] = []
-
-    def described(item: Any) -> Any:
-        if backend.is_array(item):
-            arrays.append(backend.to_numpy(item))
-            return {_ARRAY: [backend.dtype_name(arrays[-1].dtype), arrays[-1].shape]}
-        if isinstance(item, Mapping):
-            return {name: described(part) for name, part in item.items()}
-        return [described(part) for part in item] if isinstance(item, list | tuple) else item
-
-    description = json.dumps(described(tree), default=lambda number: number.item()).encode()
-    starts = [_aligned(_LENGTH.itemsize + len(description))]
-    for array in arrays:
-        starts.append(_aligned(starts[-1] + array.nbytes))
-    message = np.empty(starts[-1], np.uint8)
-    message[: _LENGTH.itemsize].view(_LENGTH)[0] = len(description)
-    message[_LENGTH.itemsize : _LENGTH.itemsize + len(description)] = np.frombuffer(description, np.uint8)
-    for start, array in zip(starts, arrays):
-        message[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-    return message
-
-
-def unpacked(message: np.ndarray) -> Any:
-    """Return what was packed; its arrays are views of the message."""
-    start = _LENGTH.itemsize
-    end = start + int(message[:start].view(_LENGTH)[0])
-    position = _aligned(end)
-
-    def rebuilt(item: Any) -> Any:
-        nonlocal position
-        if isinstance(item, list):
-            return [rebuilt(part) for part in item]
-        if not isinstance(item, dict):
-            return item
-        if list(item) != [_ARRAY]:
-            return {name: rebuilt(part) for name, part in item.items()}
-        dtype, shape = np.dtype(item[_ARRAY][0]), item[_ARRAY][1]
-        begin, size = position, dtype.itemsize * math.prod(shape)
-        position = _aligned(begin + size)
-        return message[begin : begin + size].view(dtype).reshape(shape)
-
-    return rebuilt(json.loads(message[start:end].tobytes()))
-
-
-def _aligned(position: int) -> int:
-    return position + -position % _ALIGNMENT

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, functional, nn, optim, spawn
+from minipipe.comm.objects import pack, unpack
 from minipipe.errors import ArgumentError
-from minipipe.pipeline.elastic.vault import Made, packed, unpacked
+from minipipe.pipeline.elastic.vault import Made
 
 numbers = st.integers() | st.floats(allow_nan=False) | st.booleans() | st.none() | st.text()
 dtypes = st.sampled_from(["float32", "float64", "float16", "int64", "uint8", "bool", "bfloat16"])
@@ -44,20 +45,20 @@ def are_same(one, other):
 @given(trees)
 def test_what_is_unpacked_is_what_was_packed(tree):
     tree = with_arrays(tree, np.random.default_rng(0))
-    assert are_same(unpacked(packed(tree)), tree)
+    assert are_same(unpack(pack(tree)), tree)
 
 
 def test_a_transposed_array_is_packed_in_its_own_order_of_axes():
     array = np.arange(6.0).reshape(2, 3).T
-    assert np.array_equal(unpacked(packed([array]))[0], array)
+    assert np.array_equal(unpack(pack([array]))[0], array)
 
 
 def test_what_is_packed_is_a_copy():
     """An optimiser changes values in place."""
     array = np.zeros(3)
-    message = packed({"value": array})
+    message = pack({"value": array})
     array += 1
-    assert not unpacked(message)["value"].any()
+    assert not unpack(message)["value"].any()
 
 
 # -- what make() returns ------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def test_a_state_goes_into_another_partition_of_the_same_model():
             made.pipeline.step(np.ones((4, 3), int), np.ones((4, 3), int))
             made.optimiser.step()
         made.optimiser.learning_rate = 0.025
-        return unpacked(packed(made.state()))
+        return unpack(pack(made.state()))
 
     states = spawn(train, num_ranks=3)
     pieces = {name: piece for state in states for name, piece in state["pieces"].items()}
@@ -98,7 +99,7 @@ def test_a_state_goes_into_another_partition_of_the_same_model():
     def load(group):
         made = Made.checked(make(group, two_groups))
         made.load({**states[0], "pieces": pieces})
-        return unpacked(packed(made.state()))
+        return unpack(pack(made.state()))
 
     for state in spawn(load, num_ranks=2):
         assert state["num_steps"] == 3
