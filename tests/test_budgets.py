@@ -30,7 +30,7 @@ CORE = [
     *map("schedules.".__add__, ["gpipe", "one_f_one_b", "zero_bubble"]),
 ]
 # Lines of code: the rooms, their budget, and by how much they may still exceed it.
-BUDGETS = {"core": (CORE, 4000, 700), "first path": (FIRST_PATH, 1000, 0)}
+BUDGETS = {"core": (CORE, 4000, 639), "first path": (FIRST_PATH, 1000, 0)}
 MOST_IN_A_FILE, MOST_IN_A_FUNCTION = 300, 40
 
 
