@@ -37,11 +37,11 @@ def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Cal
             from minipipe.habits import missing_from_package  # most programs need no such error
 
             raise missing_from_package(package, name, names)
+        from importlib import import_module
+
         home = home_of[name]
-        if home == package:  # to ask it for the attribute would end here again
-            home = f"{package}.{name}"
-            return __import__(home, fromlist=["__name__"])
-        return getattr(__import__(home, fromlist=[name]), name)
+        # A module of the package itself: to ask the package for the attribute would end here again.
+        return import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
 
     return load, lambda: names, names
 

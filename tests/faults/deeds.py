@@ -335,7 +335,7 @@ class Due:
 # -- streams ------------------------------------------------------------------------------------------------------
 
 
-def fill_a_pipe_as(number):
+def _fill_a_pipe_as(number):
     """Let a descriptor lead into a full pipe that nobody reads: whoever writes there waits for ever."""
     _, end = os.pipe()
     os.set_blocking(end, False)
@@ -356,7 +356,7 @@ def break_stream(name, way):
     else:  # its buffer cannot be emptied
         stream.write("never written")
         if way == "unread":
-            fill_a_pipe_as(number)
+            _fill_a_pipe_as(number)
         elif way == "full":
             os.dup2(os.open("/dev/full", os.O_WRONLY), number)
         else:

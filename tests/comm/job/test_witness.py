@@ -188,10 +188,10 @@ def test_the_witness_speaks_for_a_rank_whose_output_nobody_reads():
     """The story: the rank that failed waited for a reader, and the others for the rank, and nobody said a word."""
     program = (
         "import sys, minipipe\n"
-        "from tests.faults.deeds import fill_a_pipe_as\n"
+        "from tests.faults.deeds import _fill_a_pipe_as\n"
         "with minipipe.init_process_group() as group:\n"
         "    if group.rank == 1:\n"
-        "        fill_a_pipe_as(1); fill_a_pipe_as(2)\n"
+        "        _fill_a_pipe_as(1); _fill_a_pipe_as(2)\n"
         "        sys.stdout.write('never written')\n"
         "        raise SystemExit(7)\n"
         "    group.recv(1)\n"
