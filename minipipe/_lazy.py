@@ -40,8 +40,9 @@ def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Cal
         from importlib import import_module
 
         home = home_of[name]
-        # A module of the package itself: to ask the package for the attribute would end here again.
-        return import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
+        # To ask the package itself for a module of its own would end here again.
+        found = None if home == package else getattr(import_module(home), name, None)
+        return import_module(f"{home}.{name}") if found is None else found
 
     return load, lambda: names, names
 
