@@ -163,7 +163,7 @@ class Legend:
         if has_late_receipts:
             yield Entry("", LATE_RECEIPTS)
 
-    def draw(self, entries: Sequence[Entry], left: float, right: float, top: float) -> tuple[list[str], float]:
+    def draw(self, entries: Iterable[Entry], left: float, right: float, top: float) -> tuple[list[str], float]:
         """Draw entries side by side, in as many lines as they need; return them and their lower edge."""
         letters, drawn, x, y = self._letters, [], left, top
         for picture, text in entries:

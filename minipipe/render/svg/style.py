@@ -1,4 +1,4 @@
-"""The colours of an SVG: presentation attributes for a light ground, a style sheet for a dark one.
+"""The colours and the text of an SVG: presentation attributes for a light ground, a style sheet for a dark one.
 
 Converters such as CairoSVG, svglib and MuPDF ignore media queries, and some of them ignore whole style sheets. The
 attributes therefore carry the complete light drawing. The style sheet holds only media queries, and every selector in
@@ -20,60 +20,67 @@ FONT_FAMILY = "Helvetica,Arial,sans-serif"
 _BROWSER_FONTS = f'system-ui,-apple-system,"Segoe UI",Roboto,{FONT_FAMILY}'
 
 
-class _Paint(NamedTuple):
-    """The attribute that a class sets, its colour as a field of Theme, and attributes that no theme changes."""
+class _Role(NamedTuple):
+    """The attribute that a class sets, its colour as a field of Theme, and what no theme changes."""
 
     attribute: str
     colour: str
     fixed: str = ""
+    size: float = 1.0  # of text, as a multiple of the font size
+    is_bold: bool = False
 
 
+_SMALL = 11 / 12
 _LINE = 'fill="none"'
-_PAINT = {
-    "ground": _Paint("fill", "ground"),
-    "title": _Paint("fill", "ink"),
-    "name": _Paint("fill", "ink"),
-    "rank": _Paint("fill", "ink"),
-    "fact": _Paint("fill", "muted"),
-    "figures": _Paint("fill", "muted"),
-    "note": _Paint("fill", "muted"),
-    "tick": _Paint("fill", "muted"),
-    "unit": _Paint("fill", "muted"),
-    "peak": _Paint("fill", "muted"),
-    "key": _Paint("fill", "muted"),
-    "box": _Paint("stroke", "ground"),
-    "slot": _Paint("fill", "slot"),
-    "hatch": _Paint("stroke", "hatch", f'{_LINE} pointer-events="none"'),
-    "step": _Paint("stroke", "ink", f'{_LINE} stroke-width="2" pointer-events="none"'),
-    "grid": _Paint("stroke", "grid", _LINE),
-    "held": _Paint("fill", "memory"),
-    "edge": _Paint("stroke", "memory_edge", f'{_LINE} stroke-width=".8"'),
-    "forward": _Paint("stroke", "message", f'{_LINE} stroke-width="1.1"'),
-    "backward": _Paint("stroke", "gradient", f'{_LINE} stroke-width="1.1"'),
-    "forward-head": _Paint("fill", "message", 'pointer-events="none"'),
-    "choice": _Paint("fill", "ink"),
-    "choice-left": _Paint("fill", "ink"),
-    "reading": _Paint("fill", "muted"),
-    "straight": _Paint("stroke", "message", _LINE),
-    "looped": _Paint("stroke", "memory_edge", _LINE),
-    "V": _Paint("stroke", "gradient", _LINE),
-    "other": _Paint("stroke", "ink", _LINE),
-    "front": _Paint("stroke", "ink", f'{_LINE} stroke-width="1.2"'),
-    "leader": _Paint("stroke", "memory_edge", f'{_LINE} stroke-width=".7"'),
-    "backward-head": _Paint("fill", "gradient", 'pointer-events="none"'),
+_MIDDLE, _END = 'text-anchor="middle"', 'text-anchor="end"'
+_ROLES = {
+    "ground": _Role("fill", "ground"),
+    "title": _Role("fill", "ink", 'font-weight="bold"', 4 / 3, is_bold=True),
+    "name": _Role("fill", "ink", 'font-weight="bold"', 7 / 6, is_bold=True),
+    "rank": _Role("fill", "ink", _END),
+    "fact": _Role("fill", "muted"),
+    "figures": _Role("fill", "muted"),
+    "note": _Role("fill", "muted", 'font-style="italic"'),
+    "tick": _Role("fill", "muted", _MIDDLE, _SMALL),
+    "unit": _Role("fill", "muted", _END),
+    "peak": _Role("fill", "muted", "", _SMALL),
+    "key": _Role("fill", "muted", "", _SMALL),
+    "box": _Role("stroke", "ground"),
+    "slot": _Role("fill", "slot"),
+    "hatch": _Role("stroke", "hatch", f'{_LINE} pointer-events="none"'),
+    "step": _Role("stroke", "ink", f'{_LINE} stroke-width="2" pointer-events="none"'),
+    "grid": _Role("stroke", "grid", _LINE),
+    "held": _Role("fill", "memory"),
+    "edge": _Role("stroke", "memory_edge", f'{_LINE} stroke-width=".8"'),
+    "forward": _Role("stroke", "message", f'{_LINE} stroke-width="1.1"'),
+    "backward": _Role("stroke", "gradient", f'{_LINE} stroke-width="1.1"'),
+    "forward-head": _Role("fill", "message", 'pointer-events="none"'),
+    "choice": _Role("fill", "ink", "", _SMALL),
+    "choice-left": _Role("fill", "ink", _END, _SMALL),
+    "reading": _Role("fill", "muted", _END, _SMALL),
+    "straight": _Role("stroke", "message", _LINE),
+    "looped": _Role("stroke", "memory_edge", _LINE),
+    "V": _Role("stroke", "gradient", _LINE),
+    "other": _Role("stroke", "ink", _LINE),
+    "front": _Role("stroke", "ink", f'{_LINE} stroke-width="1.2"'),
+    "leader": _Role("stroke", "memory_edge", f'{_LINE} stroke-width=".7"'),
+    "backward-head": _Role("fill", "gradient", 'pointer-events="none"'),
 }
+DEFAULT_SIZE = 12.0  # pixels: the font size at which all other sizes in this package are given
+_BOLD = 1.12  # bold letters are wider by this factor
 
 
-def paint(name: str) -> str:
-    """Return the attributes of a class: the class itself and its light colour.
+def paint(name: str, *attributes: str) -> str:
+    """Return the attributes of a class: the class itself, its light colour, further ones, and the fixed ones.
 
     Examples
     --------
     >>> paint("slot")
     'class="slot" fill="#f6f7f9"'
     """
-    attribute, colour, fixed = _PAINT[name]
-    return f'class="{name}" {attribute}="{getattr(LIGHT, colour)}" {fixed}'.rstrip()
+    role = _ROLES[name]
+    colour = f'{role.attribute}="{getattr(LIGHT, role.colour)}"'
+    return " ".join(filter(None, [f'class="{name}"', colour, *attributes, role.fixed]))
 
 
 def box_class(kind: ActionKind, chunk: int) -> str:
@@ -101,41 +108,11 @@ def style_sheet(name: str, boxes: Iterable[tuple[ActionKind, int]]) -> str:
         The kinds and chunks that occur.
     """
     browser = f"font-family:{_BROWSER_FONTS};font-variant-numeric:tabular-nums;max-width:100%;height:auto"
-    rules = [f"#{name} .{role}{{{p.attribute}:{getattr(DARK, p.colour)}}}" for role, p in _PAINT.items()]
+    rules = [f"#{name} .{each}{{{role.attribute}:{getattr(DARK, role.colour)}}}" for each, role in _ROLES.items()]
     for kind, chunk in sorted(set(boxes)):
         fill, box = shade(FILL[kind], chunk), box_class(kind, chunk)
         rules += [f"#{name} .{box}{{fill:{fill.dark}}}", f"#{name} .on-{box}{{fill:{fill.dark_text}}}"]
     return f"@media all{{#{name}{{{browser}}}}}@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}"
-
-
-DEFAULT_SIZE = 12.0  # pixels: the font size at which all other sizes in this package are given
-_BOLD = 1.12  # bold letters are wider by this factor
-_SMALL = 11 / 12
-
-
-class _Role(NamedTuple):
-    """The size as a multiple of the font size, and attributes."""
-
-    size: float
-    attributes: str = ""
-    is_bold: bool = False
-
-
-_ROLES = {
-    "title": _Role(4 / 3, 'font-weight="bold"', is_bold=True),
-    "fact": _Role(1.0),
-    "name": _Role(7 / 6, 'font-weight="bold"', is_bold=True),
-    "figures": _Role(1.0),
-    "note": _Role(1.0, 'font-style="italic"'),
-    "rank": _Role(1.0, 'text-anchor="end"'),
-    "unit": _Role(1.0, 'text-anchor="end"'),
-    "tick": _Role(_SMALL, 'text-anchor="middle"'),
-    "peak": _Role(_SMALL),
-    "key": _Role(_SMALL),
-    "choice": _Role(_SMALL),
-    "choice-left": _Role(_SMALL, 'text-anchor="end"'),
-    "reading": _Role(_SMALL, 'text-anchor="end"'),
-}
 
 
 class Letters(NamedTuple):
@@ -165,19 +142,19 @@ class Letters(NamedTuple):
         """Return the size of the letters of a role, in pixels."""
         return self.size * _ROLES[role].size
 
+    def wrapping_size(self, role: str) -> float:
+        """Return the size to wrap the text of a role with: larger than its letters where they are bold."""
+        return self.size_of(role) * (_BOLD if _ROLES[role].is_bold else 1.0)
+
     def width(self, role: str, words: str) -> float:
         """Return an upper estimate of the width of a text, in pixels."""
-        return text_width(words, self.size_of(role)) * (_BOLD if _ROLES[role].is_bold else 1.0)
+        return text_width(words, self.wrapping_size(role))
 
     def line(self, role: str) -> int:
         """Return the height of a line of text, in pixels."""
         return round(1.5 * self.size_of(role))
 
-    def wrapping_size(self, role: str) -> float:
-        """Return the size to wrap the text of a role with: larger than its letters where they are bold."""
-        return self.size_of(role) * (_BOLD if _ROLES[role].is_bold else 1.0)
-
     def draw(self, role: str, x: float, y: float, words: str) -> str:
         """Return a text whose base line is at ``y``."""
-        attributes = f'{paint(role)} font-size="{number(self.size_of(role))}" {_ROLES[role].attributes}'.rstrip()
+        attributes = paint(role, f'font-size="{number(self.size_of(role))}"')
         return f'<text {attributes} x="{number(x)}" y="{number(y)}">{escaped(words)}</text>'

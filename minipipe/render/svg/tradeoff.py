@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from math import dist
 from typing import NamedTuple
-from zlib import crc32
 
 from minipipe.errors import ArgumentError, quoted
-from minipipe.io import MOST_PIXELS, escaped, note_lines
-from minipipe.render.layout import LogAxis, number, wrapped
+from minipipe.io import MOST_PIXELS, escaped
+from minipipe.render.layout import LogAxis, number
 from minipipe.render.svg.legend import Entry, Legend
-from minipipe.render.svg.style import DEFAULT_SIZE, FONT_FAMILY, Letters, paint, style_sheet
+from minipipe.render.svg.page import Page, moved
+from minipipe.render.svg.style import DEFAULT_SIZE, Letters, paint
 from minipipe.schedules.simulation.comparison import Choice, Tradeoff, pareto_front
 
 _MOST_ROWS = 12  # lines of text from a point up or down to its name
@@ -131,7 +131,6 @@ def _places(x: float, y: float, width: float, height: float, gap: float) -> Iter
 
 _LEAST_WIDTH = 480  # pixels
 _HEIGHT = 300  # of a panel
-_MARGIN = 18
 _LEAST_BUBBLE = 1e-3  # a smaller one is drawn there: a logarithmic axis has no 0
 _RADIUS = 4.5  # of a mark
 _GAP = 8  # from the middle of a mark to its name
@@ -178,46 +177,38 @@ def draw_tradeoff(
     if not _LEAST_WIDTH <= width <= MOST_PIXELS:
         message = f"width is {quoted(width)}; expected {_LEAST_WIDTH} to {MOST_PIXELS} pixels."
         raise ArgumentError("value", message)
-    return _Page(drawn, width, title, note_lines(notes)).drawn()
+    return _TradeoffPage(drawn, width, title, notes).drawn()
 
 
-class _Page:
-    """The page of a drawing; ``left`` and ``right`` are the edges of its panels."""
+class _TradeoffPage(Page):
+    """The page of trade-offs: panels above each other on common axes, between ``left`` and ``right``."""
 
     def __init__(self, drawn: Sequence[Tradeoff], width: int, title: str | None, notes: Sequence[str]) -> None:
-        self.drawn_of, self.width, self.title, self.notes = drawn, width, title, notes
-        self.letters = Letters(DEFAULT_SIZE)
-        self.left, self.right = _MARGIN + 52, width - _MARGIN
-        choices = [choice for of_batch in drawn for choice in of_batch.choices]
+        super().__init__(width, title, notes, Letters(DEFAULT_SIZE))
+        self.batches = drawn
+        self.choices = [choice for of_batch in drawn for choice in of_batch.choices]
+        self.left, self.right = self.margin + 52, width - self.margin
         corners = [corner for of_batch in drawn for curve in of_batch.bounds.values() for corner in curve]
-        memory = [*(choice.memory for choice in choices), *(amount for amount, _ in corners)]
-        bubbles = [*(choice.bubble for choice in choices), *(bubble for _, bubble in corners)]
+        memory = [*(choice.memory for choice in self.choices), *(amount for amount, _ in corners)]
+        bubbles = [*(choice.bubble for choice in self.choices), *(bubble for _, bubble in corners)]
         self.x = LogAxis.over(memory, self.left, self.right)
         self.y = LogAxis.over(bubbles, _HEIGHT, 0, floor=_LEAST_BUBBLE)
 
     def drawn(self) -> str:
         """Return the whole document."""
-        body, y = self._head()
-        for of_batch in self.drawn_of:
-            line = f"{of_batch.num_ranks} ranks, {of_batch.num_microbatches} microbatches"
-            body.append(self.letters.draw("name", _MARGIN, y + 14, line))
-            body.append(f'<g transform="translate(0 {number(y + 28)})">{"".join(self._panel(of_batch))}</g>')
-            y += 28 + _HEIGHT + 34
-        unit = "microbatches" if all(t.counts_microbatches for t in self.drawn_of) else "the memory unit of the costs"
+        parts, y = self.head()
+        for of_batch in self.batches:
+            name = f"{of_batch.num_ranks} ranks, {of_batch.num_microbatches} microbatches"
+            lines, y = self.text([("name", name)], y)
+            parts += [*lines, moved(0, y + 8, self._panel(of_batch))]
+            y += _HEIGHT + 42
+        unit = "microbatches" if all(t.counts_microbatches for t in self.batches) else "the memory unit of the costs"
         words = f"peak of the fullest rank, in {unit}"
-        body.append(self.letters.draw("tick", (self.left + self.right) / 2, y + 4, words))
+        parts.append(self.letters.draw("tick", (self.left + self.right) / 2, y + 4, words))
         legend = Legend(self.letters)
-        parts, bottom = legend.draw(list(self._entries(legend)), self.left, self.right, y + 22)
-        return self._document("".join([*body, *parts]), math.ceil(bottom + _MARGIN))
-
-    def _head(self) -> tuple[list[str], float]:
-        parts, y = [], float(_MARGIN)
-        for role, words in [("title", self.title or ""), *(("fact", line) for line in self.notes)]:
-            room = self.width - 2 * _MARGIN
-            for line in filter(None, wrapped(words, self.letters.wrapping_size(role), room)):
-                y += self.letters.line(role)
-                parts.append(self.letters.draw(role, _MARGIN, y - 6, line))
-        return parts, y + 8
+        entries, bottom = legend.draw(self._entries(legend), self.left, self.right, y + 22)
+        described = " ".join([*map(_sentence, self.batches), *self.notes])
+        return self.document([*parts, *entries], bottom, self.title or "Bubble over peak memory", described, ())
 
     # -- a panel ------------------------------------------------------------------------------------------------
 
@@ -234,7 +225,7 @@ class _Page:
         for choice in of_batch.choices:
             x, y = self._point(choice)
             title = f"<title>{escaped(_described(choice, of_batch.counts_microbatches))}</title>"
-            yield f'<g transform="translate({number(x)} {number(y)})">{title}{_mark(choice)}</g>'
+            yield moved(x, y, [title, _mark(choice.placement, choice.is_searched)])
 
     def _point(self, choice: Choice) -> tuple[float, float]:
         return self.x.at(choice.memory), self.y.at(choice.bubble)
@@ -250,7 +241,7 @@ class _Page:
         for bubble in bubbles:
             yield self.letters.draw("reading", self.left - 7, self.y.at(bubble) + 4, f"{100 * bubble:g} %")
         words = self.letters.draw("tick", 0, 0, "bubble, of all rank time")
-        yield f'<g transform="translate({_MARGIN} {_HEIGHT / 2:g}) rotate(-90)">{words}</g>'
+        yield f'<g transform="translate({self.margin} {_HEIGHT / 2:g}) rotate(-90)">{words}</g>'
 
     def _steps(self, corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         """Return the points of a curve of steps through its corners: from the upper edge, and on to the right edge."""
@@ -281,40 +272,27 @@ class _Page:
         role = "choice-left" if callout.is_left else "choice"
         return leader + ground + self.letters.draw(role, near, middle + 0.36 * self.letters.size_of(role), words)
 
-    # -- legend and document ------------------------------------------------------------------------------------
+    # -- legend -------------------------------------------------------------------------------------------------
 
     def _entries(self, legend: Legend) -> Iterator[Entry]:
         """Yield an entry of the legend for everything that occurs."""
-        choices = [choice for of_batch in self.drawn_of for choice in of_batch.choices]
-        middle = f"translate({number(legend.width / 2)} {number(legend.height / 2)})"
-        for shape in (shape for shape in _SHAPES if any(choice.placement == shape for choice in choices)):
-            mark = _mark(Choice("", shape, 1.0, 1.0, 1.0))
-            yield Entry(f'<g transform="{middle}">{mark}</g>', _SHAPES[shape])
-        if any(choice.is_searched for choice in choices):
-            mark = _mark(Choice("", "other", 1.0, 1.0, 1.0, is_searched=True))
-            yield Entry(f'<g transform="{middle}">{mark}</g>', "found by search, in the colour of its placement")
-        line = f"M0 {number(legend.height / 2)}H{legend.width}"
+        x, y = legend.width / 2, legend.height / 2
+        placements = {choice.placement for choice in self.choices}
+        for shape in (shape for shape in _SHAPES if shape in placements):
+            yield Entry(moved(x, y, [_mark(shape)]), _SHAPES[shape])
+        if any(choice.is_searched for choice in self.choices):
+            found = "found by search, in the colour of its placement"
+            yield Entry(moved(x, y, [_mark("other", is_searched=True)]), found)
+        line = f"M0 {number(y)}H{legend.width}"
         yield Entry(_line("front", line), "the best of these (Pareto front)")
-        for name in (name for name in _DASHES if any(of_batch.bounds.get(name) for of_batch in self.drawn_of)):
+        for name in (name for name in _DASHES if any(of_batch.bounds.get(name) for of_batch in self.batches)):
             yield Entry(_line(name, line), f"bound for {_SHAPES[name]}: no schedule is below")
 
-    def _document(self, body: str, height: int) -> str:
-        name, width = f"minipipe-{crc32(body.encode()):08x}", self.width
-        described = " ".join(
-            f"{t.num_ranks} ranks, {t.num_microbatches} microbatches: "
-            + "; ".join(_described(choice, t.counts_microbatches) for choice in t.choices)
-            + "."
-            for t in self.drawn_of
-        )
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" role="img" '
-            f'aria-labelledby="{name}-title {name}-description" viewBox="0 0 {width} {height}" '
-            f'width="{width}" height="{height}" font-family="{FONT_FAMILY}" font-size="{number(self.letters.size)}">'
-            f'<title id="{name}-title">{escaped(self.title or "Bubble over peak memory")}</title>'
-            f'<desc id="{name}-description">{escaped(" ".join([described, *self.notes]))}</desc>'
-            f"<style>{style_sheet(name, ())}</style>"
-            f'<rect {paint("ground")} width="{width}" height="{height}" rx="4"/>{body}</svg>\n'
-        )
+
+def _sentence(of_batch: Tradeoff) -> str:
+    """Describe a panel for screen readers."""
+    choices = "; ".join(_described(choice, of_batch.counts_microbatches) for choice in of_batch.choices)
+    return f"{of_batch.num_ranks} ranks, {of_batch.num_microbatches} microbatches: {choices}."
 
 
 def _described(choice: Choice, counts_microbatches: bool) -> str:
@@ -348,15 +326,15 @@ def _around(start: tuple[float, float], end: tuple[float, float]) -> Box:
     return Box(left - 1, top - 1, right + 1, bottom + 1)
 
 
-def _mark(choice: Choice) -> str:
+def _mark(placement: str, is_searched: bool = False) -> str:
     """Return the mark of a choice, with its middle at 0, 0: not filled, so that all of several at one point show."""
     r = _RADIUS
-    if choice.is_searched:
+    if is_searched:
         path = f"M{-r} {-r}L{r} {r}M{-r} {r}L{r} {-r}"
-    elif choice.placement == "V":
+    elif placement == "V":
         path = f"M{-r - 0.5} {-r}H{r + 0.5}L0 {r + 0.5}Z"
-    elif choice.placement == "straight":
+    elif placement == "straight":
         path = f"M{-r} 0A{r} {r} 0 1 1 {r} 0A{r} {r} 0 1 1 {-r} 0Z"
     else:
         path = f"M{-r} {-r}H{r}V{r}H{-r}Z"
-    return f'<path {paint(choice.placement)} stroke-width="1.8" d="{path}"/>'
+    return f'<path {paint(placement)} stroke-width="1.8" d="{path}"/>'
