@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 from pathlib import Path
 
 from minipipe.cli.options import misuse
-from minipipe.errors import ScheduleCode, quoted
-from minipipe.io import printable, write_whole
-from minipipe.render.files import check_converter, pdf_of, png_of
+from minipipe.errors import ArgumentError, ScheduleCode
+from minipipe.io import write_whole
+from minipipe.render.files import PICTURES, check_ending, converted
 from minipipe.render.svg.tradeoff import draw_tradeoff
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.simulation.comparison import PLACEMENTS, Choice, Tradeoff, searched_choice, tradeoff
 from minipipe.schedules.simulation.costs import Costs
-
-_CONVERTED: dict[str, Callable[[str], bytes]] = {".png": png_of, ".pdf": pdf_of}
 
 
 def check_plot(path: Path) -> None:
@@ -26,16 +24,10 @@ def check_plot(path: Path) -> None:
     ScheduleError
         Code ``parameters``.
     """
-    ending = path.suffix.lower()
-    if ending != ".svg" and ending not in _CONVERTED:
-        given = printable(ending[:20]) or "nothing"
-        message = f"{quoted(str(path), 200)} ends in {given}; expected .svg, .png or .pdf."
-        raise misuse(ScheduleCode.PARAMETERS, message)
-    if ending in _CONVERTED:
-        try:
-            check_converter(str(path))
-        except ValueError as error:
-            raise misuse(ScheduleCode.PARAMETERS, str(error)) from None
+    try:
+        check_ending(path, PICTURES)
+    except ArgumentError as error:
+        raise misuse(ScheduleCode.PARAMETERS, str(error)) from None
 
 
 def write_plot(
@@ -46,9 +38,7 @@ def write_plot(
     if seconds is not None:
         share = seconds / max(1, sum(len(list(_questions(of_batch, costs))) for of_batch in drawn))
         drawn = [of_batch._replace(choices=(*of_batch.choices, *_found(of_batch, costs, share))) for of_batch in drawn]
-    svg = draw_tradeoff(*drawn, notes=notes)
-    ending = path.suffix.lower()
-    write_whole(path, _CONVERTED[ending](svg) if ending in _CONVERTED else svg)
+    write_whole(path, converted(draw_tradeoff(*drawn, notes=notes), path.suffix.lower()))
 
 
 def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[Choice]:

@@ -103,54 +103,29 @@ def _text(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
     return draw_text(*timelines, width=width, colour=options.output is None and has_colour()) + "\n"
 
 
-def _svg(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
-    from minipipe.render.svg import draw_svg
-
-    return draw_svg(*timelines, messages=options.messages, **_picture_options(options))
-
-
-def _picture_options(options: argparse.Namespace) -> dict[str, Any]:
-    given = {"width": options.width, "title": options.title, "font_size": options.font_size}
-    return {"legend": not options.no_legend, **{name: value for name, value in given.items() if value is not None}}
+def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str | bytes:
+    try:
+        return _text(timelines, options) if options.format == "text" else _of_file(timelines, options)
+    except ValueError as error:  # times that a format cannot hold
+        code = ScheduleCode.PARAMETERS if options.format in _PICTURES else ScheduleCode.COSTS
+        raise misuse(code, str(error)) from None
 
 
-def _html(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
-    from minipipe.render.html import draw_html
+def _of_file(timelines: Sequence[Timeline], options: argparse.Namespace) -> str | bytes:
+    from minipipe.render.files import drawing  # text does not wait for the other formats
 
-    return draw_html(*timelines, title=options.title)
-
-
-def _perfetto(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
-    from minipipe.render.perfetto import perfetto_trace
-
-    return perfetto_trace(*timelines, title=options.title)
-
-
-def _pdf(timelines: Sequence[Timeline], options: argparse.Namespace) -> bytes:
-    from minipipe.render.files import draw_pdf
-
-    return draw_pdf(*timelines, messages=options.messages, **_picture_options(options))
+    given: dict[str, Any] = {"title": options.title}
+    if options.format in _PICTURES:
+        given |= {"messages": options.messages, "width": options.width, "font_size": options.font_size}
+        given["legend"] = not options.no_legend
+    given = {name: value for name, value in given.items() if value is not None}
+    return drawing(_DRAWN[options.format], *timelines, **given)
 
 
-def _png(timelines: Sequence[Timeline], options: argparse.Namespace) -> bytes:
-    from minipipe.render.files import draw_png
-
-    return draw_png(*timelines, messages=options.messages, **_picture_options(options))
-
-
-# Each imports its drawing when it is called, so that text does not wait for the others.
-_DRAWN: dict[str, Callable[[Sequence[Timeline], argparse.Namespace], str | bytes]] = {
-    "text": _text,
-    "svg": _svg,
-    "pdf": _pdf,
-    "png": _png,
-    "html": _html,
-    "perfetto": _perfetto,
-}
+# Each format of a drawing with the ending of its file.
+_DRAWN = {"text": ".txt", "svg": ".svg", "pdf": ".pdf", "png": ".png", "html": ".html", "perfetto": ".json"}
 _WRITTEN: dict[str, Callable[[ActionTable], str]] = {"rows": ActionTable.to_text, "csv": ActionTable.to_csv}
-_FORMAT_OF_ENDING = {".csv": "csv", ".txt": "text", ".json": "perfetto"} | {
-    f".{n}": n for n in ("svg", "pdf", "png", "html")
-}
+_FORMAT_OF_ENDING = {".csv": "csv", **{ending: name for name, ending in _DRAWN.items()}}
 _PICTURES = ("svg", "pdf", "png")
 
 
@@ -164,14 +139,6 @@ def _as_json(tables: Sequence[ActionTable]) -> str:
         for table in tables
     ]
     return json.dumps(found[0] if len(found) == 1 else found) + "\n"
-
-
-def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str | bytes:
-    try:
-        return _DRAWN[options.format](timelines, options)
-    except ValueError as error:  # times that a format cannot hold
-        code = ScheduleCode.PARAMETERS if options.format in _PICTURES else ScheduleCode.COSTS
-        raise misuse(code, str(error)) from None
 
 
 def _format(options: argparse.Namespace) -> str:
@@ -211,10 +178,10 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _check_converter(path: Path) -> None:
-    from minipipe.render.files import check_converter
+    from minipipe.render.files import check_ending
 
     try:
-        check_converter(str(path))
+        check_ending(path)
     except ValueError as error:
         _refuse(str(error))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -16,81 +16,7 @@ from minipipe.render.text import draw_text
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import Timeline
 
-_PNG_SCALE = 2  # pixels for each pixel of the SVG: screens of high resolution and printers show them
-
-
-def draw_png(*drawn: ActionTable | Timeline, **options: Any) -> bytes:
-    """Draw schedules and timelines as PNG, for a light ground, with two pixels for each pixel of ``width``.
-
-    Parameters
-    ----------
-    *drawn : Schedule or Timeline
-    **options
-        Of :func:`minipipe.render.svg.draw_svg`.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``: when CairoSVG is missing.
-    """
-    return png_of(draw_svg(*drawn, **options))
-
-
-def draw_pdf(*drawn: ActionTable | Timeline, **options: Any) -> bytes:
-    """Draw schedules and timelines as a PDF of one page, for a light ground, with 0.75 points for each pixel.
-
-    Parameters
-    ----------
-    *drawn : Schedule or Timeline
-    **options
-        Of :func:`minipipe.render.svg.draw_svg`.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``: when CairoSVG is missing.
-    """
-    return pdf_of(draw_svg(*drawn, **options))
-
-
-def png_of(svg: str) -> bytes:
-    """Return an SVG as PNG, with two pixels for each of its pixels; raise as :func:`draw_png` does."""
-    return _cairosvg(".png").svg2png(svg.encode(), scale=_PNG_SCALE)
-
-
-def pdf_of(svg: str) -> bytes:
-    """Return an SVG as a PDF of one page; raise as :func:`draw_pdf` does."""
-    return _cairosvg(".pdf").svg2pdf(svg.encode())
-
-
-def check_converter(given: str) -> None:
-    """Refuse a file that needs CairoSVG where it is missing.
-
-    Parameters
-    ----------
-    given : str
-        The name of the file, for the message.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``, when CairoSVG is missing.
-    """
-    _cairosvg(given)
-
-
-def _cairosvg(given: str) -> ModuleType:
-    try:
-        import cairosvg
-    except ImportError:
-        message = f"{given!r} needs CairoSVG, which is not installed; run `pip install cairosvg`, or write .svg."
-        raise ArgumentError("value", message) from None
-    except OSError:  # CairoSVG is there, but cannot load the library
-        message = f"{given!r} needs the library Cairo, which is not installed; run `apt-get install libcairo2`"
-        raise ArgumentError("value", f"{message}, or write .svg.") from None
-    return cairosvg
-
-
+_PNG_SCALE = 2  # pixels for each pixel of the SVG, for printers and screens of high resolution
 _TEXT_WIDTH = 120  # columns: a file has more room than a terminal
 
 
@@ -99,17 +25,19 @@ def _text(*drawn: ActionTable | Timeline, title: str | None = None, notes: Seque
     return "\n".join([*head, *([""] if head else []), draw_text(*drawn, width=_TEXT_WIDTH), ""])
 
 
-ENDINGS = MappingProxyType[str, Callable[..., str | bytes]](
+# The drawing of a file with each ending. Pictures are drawn as SVG, and then converted.
+ENDINGS = MappingProxyType[str, Callable[..., str]](
     {
         ".svg": draw_svg,
         ".html": draw_html,
         ".json": perfetto_trace,
         ".txt": _text,
-        ".png": draw_png,
-        ".pdf": draw_pdf,
+        ".png": draw_svg,
+        ".pdf": draw_svg,
     }
 )
-_CONVERTED = (".png", ".pdf")
+PICTURES = (".svg", ".png", ".pdf")
+_MEANINGS = {".svg": " (a picture)", ".html": " (a player)", ".json": " (a trace for Perfetto)"}
 
 
 def save(path: str | Path, *drawn: ActionTable | Timeline, **options: Any) -> Path:
@@ -172,11 +100,37 @@ def drawing(ending: str, *drawn: ActionTable | Timeline, **options: Any) -> str 
     """
     if ending not in ENDINGS:
         raise ArgumentError("value", f"{ending!r} is not an ending of a drawing; expected one of {', '.join(ENDINGS)}.")
-    return ENDINGS[ending](*drawn, **options)
+    return converted(ENDINGS[ending](*drawn, **options), ending)
 
 
-def check_ending(path: str | Path) -> str:
+def converted(content: str, ending: str) -> str | bytes:
+    """Return an SVG as a PNG, with two pixels for each of its pixels, or as a PDF; anything else as it is.
+
+    Both have a light ground. The PDF is one page, with 0.75 points for each pixel.
+
+    Parameters
+    ----------
+    content : str
+    ending : str
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, if CairoSVG is missing for ``.png`` or ``.pdf``.
+    """
+    if ending == ".png":
+        return _cairosvg(ending).svg2png(content.encode(), scale=_PNG_SCALE)
+    return _cairosvg(ending).svg2pdf(content.encode()) if ending == ".pdf" else content
+
+
+def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
     """Return the ending of a file name after checking that its format can be written.
+
+    Parameters
+    ----------
+    path : str or Path
+    endings : collection of str, optional
+        Those to choose from, such as ``PICTURES``; by default all ``ENDINGS``.
 
     Raises
     ------
@@ -189,12 +143,22 @@ def check_ending(path: str | Path) -> str:
     '.html'
     """
     ending = Path(path).suffix.lower()
-    if ending not in ENDINGS:
-        raise ArgumentError(
-            "value",
-            f"{quoted(str(path), 200)} ends in {printable(ending[:20]) or 'nothing'}; expected .svg (a picture), "
-            ".html (a player), .json (a trace for Perfetto), .txt, .png or .pdf.",
-        )
-    if ending in _CONVERTED:
-        check_converter(str(path))
+    if ending not in endings:
+        *others, last = (each + _MEANINGS.get(each, "") for each in endings)
+        given = f"{quoted(str(path), 200)} ends in {printable(ending[:20]) or 'nothing'}"
+        raise ArgumentError("value", f"{given}; expected {', '.join(others)} or {last}.")
+    if ending in (".png", ".pdf"):
+        _cairosvg(str(path))
     return ending
+
+
+def _cairosvg(given: str) -> ModuleType:
+    try:
+        import cairosvg
+    except ImportError:
+        message = f"{given!r} needs CairoSVG, which is not installed; run `pip install cairosvg`, or write .svg."
+        raise ArgumentError("value", message) from None
+    except OSError:  # CairoSVG is there, but cannot load the library
+        message = f"{given!r} needs the library Cairo, which is not installed; run `apt-get install libcairo2`"
+        raise ArgumentError("value", f"{message}, or write .svg.") from None
+    return cairosvg

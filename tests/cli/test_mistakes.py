@@ -31,7 +31,7 @@ from tests.launch import ROOT, run
             "gpipe takes no microbatch_group_size; leave it out.",
         ),
         (["show", "gpipe", "1f1b", "--format", "csv"], "--format csv writes one schedule; 2 were given"),
-        (["show", "gpipe", "-o", "a.doc"], "a.doc ends in .doc; expected .csv, .txt, .json, .svg, .pdf, .png, .html"),
+        (["show", "gpipe", "-o", "a.doc"], "a.doc ends in .doc; expected .csv, .txt, .svg, .pdf, .png, .html, .json"),
         (["show", "gpipe", "-o", "no-ending"], "no-ending ends in nothing; expected"),
         (["show", "gpipe", "--title", "mine"], "--title is for drawings other than text"),
         (["show", "gpipe", "--format", "png"], "--format png needs a file to write to: -o FILE"),

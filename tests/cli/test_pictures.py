@@ -80,7 +80,7 @@ def test_pdf_and_png_are_written_as_such(ending, magic, ask, tmp_path):
 def test_another_ending_is_refused_and_nothing_is_written(ending, ask, tmp_path):
     path = tmp_path / f"mine.{ending}"
     status, out, err = ask("show", "1f1b", "-o", path)
-    assert (status, out) == (2, "") and "expected .csv, .txt, .json, .svg, .pdf, .png, .html, or a --format" in err
+    assert (status, out) == (2, "") and "expected .csv, .txt, .svg, .pdf, .png, .html, .json, or a --format" in err
     assert not path.exists()
 
 
@@ -142,7 +142,7 @@ def test_a_plot_is_written_as_png_and_pdf(ending, ask, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--plot", "a.html"], "'a.html' ends in .html; expected .svg, .png or .pdf"),
+        (["--plot", "a.html"], "'a.html' ends in .html; expected .svg (a picture), .png or .pdf"),
         (["--plot", "no-ending"], "ends in nothing; expected .svg"),
         (["--plot", "a.svg", "--memory-limit", "4"], "--memory-limit is for the table; a picture has all limits"),
         (["--plot", "a.svg", "--search", "0"], "--search is 0; expected seconds, above 0"),
