@@ -372,7 +372,7 @@ class RankLostCode(StrEnum):
 
 
 class RankLostError(MinipipeError, RuntimeError):
-    """Ranks were lost, and the others cannot go on without them.
+    """Ranks were lost, and the others cannot continue without them.
 
     Examples
     --------
@@ -428,7 +428,7 @@ class CheckpointCode(StrEnum):
 
 
 class CheckpointError(MinipipeError, RuntimeError):
-    """A checkpoint cannot be written, or cannot be gone on from.
+    """A checkpoint cannot be written, or training cannot resume from it.
 
     Examples
     --------
@@ -511,7 +511,7 @@ class ScheduleCode(StrEnum):
     # The schedule is legal and does not serve the purpose.
     FORWARD_ONLY = "forward-only"
     NO_FORMULA = "no-formula"
-    CERTIFICATE = "certificate"  # something else is claimed of it than holds
+    CERTIFICATE = "certificate"  # its claims are not those that hold
 
     @property
     def is_misuse(self) -> bool:

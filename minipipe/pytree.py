@@ -1,4 +1,4 @@
-"""What passes between layers, and what a batch is: one tensor, or a tuple, list or dict of them, nested or not."""
+"""Bundles: the values between layers and the parts of a batch, one tensor or nested tuples, lists and dicts of them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
 
 
 def rebuilt(form: Any, items: list[Any]) -> Any:
-    """Return items in the form of a bundle: one by itself, or a tuple, list or dict of them, nested as it is.
+    """Return items in the form of a bundle.
 
     Examples
     --------

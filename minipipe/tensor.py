@@ -1,8 +1,7 @@
 """The tensor: an array that knows how it was computed. Arithmetic is attached by ``functional/operators.py``.
 
 File 8 of 12 on the first path through the code (README.md):
-after ``functional/linear.py``, before ``autograd/graph.py``. Begin with ``record``: its ``mode`` says whether a graph
-is recorded, and counts the results.
+after ``functional/linear.py``, before ``autograd/graph.py``. Begin with ``record``, at the end.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.grad_mode import mode
 from minipipe.autograd.graph import Edge, Leaf, Node, StageInput, Vjp
-from minipipe.errors import TensorError
-from minipipe.habits import Familiar
+from minipipe.errors import TensorError, shape_error
 
-__all__ = ["Operand", "Tensor", "as_constant", "as_real", "as_tensor", "operands", "record"]
+__all__ = ["Operand", "Tensor", "as_tensor", "record"]
 
 
-class Tensor(Familiar):
+class Tensor:
     """An array that knows how it was computed.
 
     Parameters
@@ -62,7 +60,7 @@ class Tensor(Familiar):
     def __init__(self, data: object, requires_grad: bool = False, dtype: Any = None) -> None:
         if isinstance(data, Tensor):
             data = data.data
-        _refuse_bundle(data)
+        refuse_bundle(data)
         array = backend.as_array(data, dtype)
         if dtype is None and array is not data and array.dtype == np.float64:
             array = array.astype(np.float32)
@@ -72,13 +70,9 @@ class Tensor(Familiar):
         self.node = None
         if requires_grad:
             if not backend.is_floating(array.dtype):
-                raise TensorError(
-                    "dtype",
-                    f"Only real numbers have gradients; this tensor is {array.dtype}. Give dtype=numpy.float32.",
-                )
+                message = f"Only real numbers have gradients; this tensor is {array.dtype}. Give dtype=numpy.float32."
+                raise TensorError("dtype", message)
             self.node = Leaf(array.shape, array.dtype)
-
-    # -- attributes -----------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -113,36 +107,10 @@ class Tensor(Familiar):
     @grad.setter
     def grad(self, gradient: Array | None) -> None:
         if not isinstance(self.node, Leaf):
-            raise TensorError(
-                "no-graph", "Only a tensor made with requires_grad=True, or a parameter, keeps a gradient."
-            )
+            raise TensorError("no-graph", "Only a parameter or a tensor with requires_grad=True keeps a gradient.")
         if gradient is not None and gradient.shape != self.shape:
-            raise TensorError("shape", f"The gradient has shape {gradient.shape}; the tensor has {self.shape}.")
+            raise shape_error("grad", f"the tensor's, {self.shape}", gradient=gradient.shape)
         self.node.grad = gradient
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of a tensor without axes")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[i] for i in range(len(self)))
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec else str(self)
-
-    def __repr__(self) -> str:
-        name, grad = type(self).__name__, ", requires_grad=True" if self.requires_grad else ""
-        return f"{name}({np.array2string(backend.to_numpy(self.data), separator=', ', prefix=f'{name}(')}{grad})"
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(backend.to_numpy(self.data), dtype=dtype, copy=copy)
 
     def item(self) -> float:
         """Return the only element as a Python number.
@@ -153,7 +121,7 @@ class Tensor(Familiar):
         2.0
         """
         if self.size != 1:
-            raise TensorError("shape", f"item() needs a tensor with one element; this one has shape {self.shape}.")
+            raise shape_error("item()", "one element", tensor=self.shape)
         return backend.to_numpy(self.data).item()
 
     def numpy(self) -> np.ndarray:
@@ -178,8 +146,6 @@ class Tensor(Familiar):
         """
         return record(self.data)
 
-    # -- gradients ------------------------------------------------------------------------------------------
-
     def backward(self, gradient: Array | float | None = None) -> None:
         """Add to ``grad`` of every leaf behind this tensor its gradient, and release the graph.
 
@@ -201,28 +167,22 @@ class Tensor(Familiar):
         array([ 3., 30.], dtype=float32)
         """
         if self.node is None:
-            raise TensorError(
-                "no-graph",
-                "backward() found no graph: nothing that this tensor was computed from has requires_grad=True, "
-                "or it was computed inside no_grad().",
-            )
+            message = "backward() found no graph: no input has requires_grad=True, or it was computed inside no_grad()."
+            raise TensorError("no-graph", message)
         autograd.backward({self.node: self.seed_gradient(gradient)})
 
     def seed_gradient(self, gradient: Array | float | None = None) -> Array:
         """Return ``gradient`` as an array of this tensor's shape and dtype; by default 1 for a single element."""
         if gradient is None:
             if self.size != 1:
-                raise TensorError(
-                    "not-scalar",
-                    f"backward() of a tensor of shape {self.shape} needs the gradient of that shape; "
-                    "only a tensor with one element has a gradient of its own, 1. Take .sum() or .mean() first?",
-                )
+                message = f"backward() of a tensor of shape {self.shape} needs a gradient of that shape."
+                raise TensorError("not-scalar", f"{message} Take .sum() or .mean() first?")
             gradient = 1.0
         if isinstance(gradient, (int, float)):
             return backend.filled(self.shape, float(gradient), self.data)
         array = backend.as_array(gradient, self.dtype, self.data)
         if array.shape != self.shape:
-            raise TensorError("shape", f"The gradient has shape {array.shape}; the tensor has {self.shape}.")
+            raise shape_error("backward()", f"the tensor's, {self.shape}", gradient=array.shape)
         return array
 
     def zero_grad(self) -> None:
@@ -230,13 +190,16 @@ class Tensor(Familiar):
         if isinstance(self.node, Leaf):
             self.node.grad = None
 
-    if TYPE_CHECKING:  # attached by functional/operators.py, which has the list, so that imports point one way
+    if TYPE_CHECKING:  # attached by functional/operators.py, so that imports point one way
 
         def _unary(self) -> Tensor: ...
         def _binary(self, other: Operand) -> Tensor: ...
         def _reduction(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor: ...
         def _rearranged(self, *axes: int) -> Tensor: ...
         def __getitem__(self, index: Any) -> Tensor: ...
+        def __len__(self) -> int: ...
+        def __iter__(self) -> Iterator[Tensor]: ...
+        def __float__(self) -> float: ...
 
         T: Tensor
 
@@ -316,79 +279,12 @@ def as_tensor(value: Operand) -> Tensor:
     return value if isinstance(value, Tensor) else Tensor(value)
 
 
-def as_constant(value: Operand, like: Tensor) -> Tensor:
-    """Return a value as a constant beside a tensor: in its module, and in its dtype where that is real.
-
-    NumPy promotes float32 to float64 on the slightest occasion (a ``numpy.float64``, an integer array); a constant
-    takes the tensor's dtype instead.
-
-    Examples
-    --------
-    >>> as_constant(np.float64(0.5), like=Tensor([1.0, 2.0])).dtype
-    dtype('float32')
-    """
-    data = value.data if isinstance(value, Tensor) else value
-    _refuse_bundle(data)
-    if backend.is_floating(like.dtype):
-        return record(backend.as_array(data, like.dtype, like.data))
-    # Beside whole numbers a real one is float32, the default, and not float64 as in NumPy.
-    float32 = backend.array_module(like.data).float32
-    return record(backend.as_array(data, float32 if isinstance(data, float) else None, like.data))
-
-
-def _refuse_bundle(data: object) -> None:
-    """NumPy would make one array of several tensors, and cut the graph behind them."""
-    if isinstance(data, (tuple, list, dict)):
-        items = data.values() if isinstance(data, dict) else data
-        if any(isinstance(item, Tensor) for item in items):
-            raise TensorError(
-                "several-tensors",
-                f"This is a {type(data).__name__} of tensors where one tensor was expected. nn.Take('x') goes on with "
-                "one of them, nn.On('x', layer) calls a layer with it; functional.stack makes one tensor of them all.",
-            )
-
-
-def as_real(value: Operand) -> Tensor:
-    """Return the value as a tensor of real numbers: whole ones become float32, the default.
-
-    Examples
-    --------
-    >>> as_real(Tensor([1, 2]))
-    Tensor([1., 2.])
-    """
-    tensor = as_tensor(value)
-    if backend.is_floating(tensor.dtype):
-        return tensor
-    return record(backend.as_array(tensor.data, backend.array_module(tensor.data).float32))
-
-
-def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
-    """Return both operands as tensors of one dtype.
-
-    Raises
-    ------
-    TensorError
-        Code ``dtype``, when two tensors of different real dtypes meet: float64 has crept in somewhere.
-
-    Examples
-    --------
-    >>> operands(2, Tensor([1.0, 2.0]))
-    (Tensor(2.), Tensor([1., 2.]))
-    """
-    if not isinstance(left, Tensor):
-        left = as_constant(left, as_tensor(right))
-    if not isinstance(right, Tensor):
-        right = as_constant(right, left)
-    if left.data.dtype is not right.data.dtype and left.data.dtype != right.data.dtype:
-        if not backend.is_floating(left.dtype):
-            left = as_constant(left, right)
-        elif not backend.is_floating(right.dtype):
-            right = as_constant(right, left)
-        else:
-            raise TensorError(
-                "dtype",
-                f"A tensor of {left.dtype} meets one of {right.dtype}. Make them equal where they are made: "
-                "values.astype(numpy.float32) or Tensor(values, dtype=numpy.float32) where the input is made, or "
-                "Linear(…, dtype=numpy.float64) to compute in float64.",
-            )
-    return left, right
+def refuse_bundle(data: object) -> None:
+    """Refuse a tuple, list or dict of tensors: NumPy would make one array of them, without their graphs."""
+    items = data.values() if isinstance(data, dict) else data if isinstance(data, tuple | list) else ()
+    if any(isinstance(item, Tensor) for item in items):
+        raise TensorError(
+            "several-tensors",
+            f"A {type(data).__name__} of tensors was given; expected one tensor. nn.Take('x') passes one of them on, "
+            "nn.On('x', layer) calls a layer with it; functional.stack makes one tensor of them all.",
+        )

@@ -25,7 +25,7 @@ CORE = [
     "execution.checks.calls",
     *map("schedules.analysis.".__add__, ["activations", "dependencies", "lowering", "theory"]),
     *map("schedules.analysis.".__add__, ["verifier", "walk"]),
-    *map("functional.".__add__, ["elementwise", "operators", "reduction", "shape", "linear", "activation", "loss"]),
+    *map("functional.".__add__, ["elementwise", "operators", "reduction", "shape", "linear"]),
     *map("schedules.".__add__, ["action", "action_table", "text", "placement", "transforms", "registry"]),
     *map("schedules.".__add__, ["gpipe", "one_f_one_b", "zero_bubble"]),
 ]

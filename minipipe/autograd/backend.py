@@ -19,7 +19,7 @@ import numpy as np
 from minipipe.errors import LaunchError, TensorError
 
 Array = Any
-"""An array of whichever module: ``numpy.ndarray``, ``cupy.ndarray`` or array-api-strict's."""
+"""An array of any supported module: ``numpy.ndarray``, ``cupy.ndarray`` or array-api-strict's."""
 
 
 def array_module(array: Array) -> ModuleType:
@@ -33,7 +33,7 @@ def array_module(array: Array) -> ModuleType:
 
 
 def is_array(value: object) -> bool:
-    """Tell whether a value is an array of some module, and no number, list or NumPy scalar."""
+    """Return whether a value is an array of some module, and no number, list or NumPy scalar."""
     return isinstance(value, np.ndarray) or (
         not isinstance(value, np.generic)
         and (hasattr(value, "__array_namespace__") or hasattr(value, "__cuda_array_interface__"))
@@ -69,13 +69,13 @@ def num_bytes(array: Array) -> int:
 
 
 def is_floating(dtype: Any) -> bool:
-    """Tell whether a dtype holds real numbers, the only kind that has gradients."""
+    """Return whether a dtype holds real numbers, the only kind that has gradients."""
     found = numpy_dtype(dtype)
     return found.kind == "f" or (found.kind == "V" and found.name == "bfloat16")  # that of ml_dtypes
 
 
 def is_half(dtype: Any) -> bool:
-    """Tell whether a dtype holds real numbers of two bytes: float16 or bfloat16."""
+    """Return whether a dtype holds real numbers of two bytes: float16 or bfloat16."""
     return getattr(dtype, "itemsize", 0) == 2 and is_floating(dtype)
 
 
@@ -85,12 +85,12 @@ def dtype_name(dtype: np.dtype) -> str:
 
 
 def is_boolean(dtype: Any) -> bool:
-    """Tell whether a dtype holds truth values."""
+    """Return whether a dtype holds truth values."""
     return numpy_dtype(dtype).kind == "b"
 
 
 def is_integer(dtype: Any) -> bool:
-    """Tell whether a dtype holds whole numbers."""
+    """Return whether a dtype holds whole numbers."""
     return numpy_dtype(dtype).kind in "iu"
 
 
@@ -109,14 +109,14 @@ def contiguous(array: Array) -> Array:
 
 
 def copy(array: Array) -> Array:
-    """Return a copy that shares no memory, in C order: whoever loads a transposed array must get the same bits."""
+    """Return a copy that shares no memory, in C order: a transposed array gives the same bits once loaded."""
     if isinstance(array, np.ndarray):
         return np.array(array, order="C")
     return contiguous(array_module(array).asarray(array, copy=True))
 
 
 def is_fresh(array: Array) -> bool:
-    """Tell whether an array owns its memory, in C order: then whoever made it may give it away without a copy."""
+    """Return whether an array owns its memory, in C order: then it may be handed over without a copy."""
     if type(array) is np.ndarray or hasattr(array, "__cuda_array_interface__"):
         return array.base is None and array.flags.c_contiguous
     return False

@@ -11,7 +11,7 @@ For ``y = x @ w + x``, with two results and two leaves::
         │                      └── g -> x.T @ g ──> w
         └── g -> g ──────────────────────────────> x
 
-A node is apart from its tensor: once nobody holds the tensor, its array is freed, unless a vjp needs it.
+A node does not refer to its tensor: the array of a result is freed with the tensor, unless a vjp needs it.
 
 File 9 of 12 on the first path through the code (README.md): after ``tensor.py``, before ``autograd/walk.py``.
 """
@@ -45,12 +45,12 @@ class Node:
     shape, dtype : tuple of int, dtype
         Those of the result, and so of every contribution to its gradient. None where contributions are not checked.
     needs_gradient : bool
-        Whether anything behind the node keeps a gradient.
+        Whether a leaf or stage input that keeps a gradient can be reached from the node.
     is_activation : bool
         Whether the result depends on the input of a stage.
     is_boundary : bool
-        Whether the result passes from one layer of a sequence to the next. Its gradient is made contiguous, as it is
-        where the model is cut and the gradient comes in a message.
+        Whether the result passes from one layer of a sequence to the next. Its gradient is made contiguous, as is a
+        gradient from a message where the model is cut.
     pending : array or None
         During a walk, the sum of the contributions to its gradient so far.
 
@@ -84,7 +84,7 @@ class Node:
         self.pending: Array | None = None
 
     def add(self, contribution: Array, walk: Walk) -> None:
-        """Add a contribution to the gradient, which is pending until the walk comes to this node."""
+        """Add a contribution to the pending gradient; the first one puts the node into the queue."""
         if self.pending is not None:
             self.pending = self.pending + contribution
         else:
@@ -92,27 +92,24 @@ class Node:
             heappush(walk.queue, (-self.order, next(walk.arrivals), self))
 
     def release(self, gradient: Array) -> list[Edge]:
-        """Take the whole gradient, and return the edges along which it goes on: once, then they are gone."""
+        """Return the edges along which the complete gradient passes, and drop them: a graph is walked once."""
         edges, self.edges = self.edges, None
         if edges is None:
-            raise TensorError(
-                "backward-twice",
-                "backward() was called on a result whose graph an earlier backward() has already used and released. "
-                "Compute the result again, or add the losses and call backward() once.",
-            )
+            message = "An earlier backward() has used and released the graph of this result. Compute the result again"
+            raise TensorError("backward-twice", f"{message}, or add the losses and call backward() once.")
         return edges
 
 
 class Leaf(Node):
-    """A node with nothing behind it, which keeps its gradient: a parameter, or a tensor with ``requires_grad``.
+    """A node without edges that keeps its gradient: a parameter, or a tensor with ``requires_grad``.
 
     Attributes
     ----------
     grad : array or None
         The sum of the contributions.
     changed : int
-        The number of the next result when its values were last changed (``Parameter.note_change``). A node with a
-        smaller ``order`` recorded the old ones.
+        The number of the next result when its values were last changed (``Parameter.note_change``). Nodes with a
+        smaller ``order`` recorded the earlier values.
 
     Examples
     --------
@@ -131,12 +128,12 @@ class Leaf(Node):
         self.changed = -1
 
     def add(self, contribution: Array, walk: Walk) -> None:
-        """Add a contribution to ``grad`` at once. The first one is copied, unless nobody else can have it."""
+        """Add a contribution to ``grad``. The first one is copied, unless it is certain that it is not shared."""
         if self.changed > walk.order:
             raise changed_in_place("A parameter, or another tensor made with requires_grad=True,")
         if self.grad is not None:
             self.grad += contribution
-        # A vjp may return its argument, which others then have, too.
+        # A vjp may return its argument, which other vjps of the node receive as well.
         elif contribution is not walk.gradient and backend.is_fresh(contribution):
             self.grad = contribution
         else:
@@ -175,16 +172,16 @@ class StageInput(Node):
 
 
 class Walk:
-    """A walk: the nodes whose gradients it has yet to pass on, and the node at which it is.
+    """The state of a walk: the nodes whose gradients are to be passed, and the current node.
 
     Attributes
     ----------
     queue : heap of (int, int, Node)
         The nodes with a pending gradient, the latest first.
     arrivals : iterator of int
-        Decides between nodes of the same order, which exist only where a recomputed module does more than before.
+        Breaks ties between nodes of one order, which exist only where a recomputed module computes more than before.
     order, gradient : int, array
-        Those of the node at which it is.
+        Those of the current node.
     """
 
     __slots__ = ("arrivals", "gradient", "order", "queue")
@@ -203,8 +200,5 @@ def unchanged(gradient: Array) -> Array:
 
 def changed_in_place(what: str) -> TensorError:
     """Return the error for values that were changed between their use and backward."""
-    return TensorError(
-        "changed-in-place",
-        f"{what} was changed after the graph had recorded it and before backward(), so its gradient would be wrong. "
-        "Call backward() first, or change a copy: x = x + 1 makes a new array, x.data += 1 changes the recorded one.",
-    )
+    message = f"{what} was changed after the graph had recorded it and before backward(): the gradient would be wrong."
+    return TensorError("changed-in-place", f"{message} Call backward() first, or change a copy: x = x + 1.")

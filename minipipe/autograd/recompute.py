@@ -1,7 +1,7 @@
-"""A part of the graph that is recorded only when the walk comes to it ("activation checkpointing").
+"""A part of the graph that is recorded only when the walk reaches it ("activation checkpointing").
 
-The walk goes on through the new nodes as if they had been there from the beginning: the same numbers of the same
-order, so the same sums::
+The new nodes get the numbers of the first computation, so the walk visits them in the same order and the sums have the
+same bits::
 
     recorded first      y ──> R ────────────────────> x       R holds the input x and the module
     the walk is at R    y ──> R ──> tanh ──> linear ──> x     the module has run again
@@ -59,7 +59,7 @@ class RecomputedNode(Node):
         self.number = number
 
     def release(self, gradient: Array) -> list[Edge]:
-        """Compute again, and lead on to the result that is recorded now."""
+        """Compute again, and return an edge to the result that is recorded now."""
         if self.recomputation is None:
             return super().release(gradient)
         recomputation, self.recomputation = self.recomputation, None

@@ -1,8 +1,8 @@
 """The walk in two halves: the gradients of activations now (I), those of weights at any later time (W).
 
 A node that depends on the stage's input is an *activation*; every other node is on the *weight side*. The first half
-follows the edges to activations and postpones the others, each with the gradient that goes along it; the second half
-walks on from there. No operation needs code of its own. For ``y = (x @ w1) @ w2``, with the stage's input x::
+follows the edges to activations and postpones the others, each with the gradient for it; the second half walks from
+there. No operation needs code for this. For ``y = (x @ w1) @ w2``, with the stage's input x::
 
     I    y ──> x @ w1 ──> x         W    y postponed with its gradient ───────> w2
                                          x @ w1 postponed with its gradient ──> w1
@@ -25,7 +25,7 @@ from minipipe.autograd.walk import backward
 
 
 class WeightWork:
-    """The second half of a walk: the edges to the weight side, each with the gradient that goes along it.
+    """The second half of a walk: the edges to the weight side, each with the gradient for it.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class WeightWork:
         """Keep the edges of a node to the weight side, with its gradient; return the others."""
         to_weights = [edge for edge in edges if not edge[0].is_activation]
         if to_weights:
-            # Instead of the node, which has released its edges.
+            # A new node, because the original has released its edges.
             self.postponed[Node(to_weights, node.order)] = gradient
         return [edge for edge in edges if edge[0].is_activation] if to_weights else edges
 

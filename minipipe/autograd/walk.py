@@ -1,7 +1,7 @@
 """The walk back through the graph: from the latest node to the earliest, gradients pass along the edges.
 
-The node that was created last comes first, so all contributions to its gradient have arrived: whatever consumed a
-result was created after it. For ``y = x @ w + x`` (the graph is drawn in ``graph.py``)::
+The latest node comes first. All contributions to its gradient have arrived then, because every consumer of a result is
+created after it. For ``y = x @ w + x`` (the graph is drawn in ``graph.py``)::
 
     [1] latest node   [2] its gradient   [3] [4] contributions
     y                 g                  g to the product, which enters the queue; g to x
@@ -20,8 +20,8 @@ from heapq import heappop
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.contribution import check_contribution
 from minipipe.autograd.graph import Edge, Node, Walk
+from minipipe.autograd.watch import check_contribution
 
 Postpone = Callable[[Node, Array, list[Edge]], list[Edge]]
 
@@ -34,12 +34,7 @@ def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None
     roots : dict of Node to array
         The nodes of the values that are differentiated, each with its gradient, of the value's shape and dtype.
     postpone : function, optional
-        ``(node, gradient, edges) -> edges``: the edges along which to go on now; it keeps the others.
-
-    Raises
-    ------
-    TensorError
-        Codes ``no-gradient``, ``shape`` and ``dtype``, naming the vjp, where it returns no gradient of its input.
+        ``(node, gradient, edges) -> edges``: returns the edges to follow now, and keeps the others.
 
     Examples
     --------
@@ -53,7 +48,7 @@ def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None
     """
     walk = Walk()
     queue = walk.queue
-    for root, walk.gradient in roots.items():  # a root that is a leaf copies its gradient, which is the caller's
+    for root, walk.gradient in roots.items():  # set first, so that a root that is a leaf copies the caller's array
         root.add(walk.gradient, walk)
     try:
         while queue:
@@ -71,5 +66,5 @@ def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None
                     check_contribution(contribution, parent, vjp)
                 parent.add(contribution, walk)  # [4]
     finally:
-        for _, _, node in queue:  # after an error: another walk may come to these
+        for _, _, node in queue:  # after an error: another walk may reach these
             node.pending = None

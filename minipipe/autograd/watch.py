@@ -1,7 +1,7 @@
-"""Watching arrays for changes in place between their use and backward, which make a gradient wrong in silence.
+"""Errors that make a gradient wrong in silence: arrays changed before backward, and vjps that return no gradient.
 
-It is off unless asked for, because it copies and compares every array. That no parameter was stepped between forward
-and backward is checked always: a leaf knows when its values were changed.
+Watching arrays is off by default, because it copies and compares every array. Updates of a parameter between forward
+and backward are always noticed: a leaf knows when its values were changed.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from weakref import ref
 
 import numpy as np
 
+from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.grad_mode import current_mode, mode
-from minipipe.autograd.graph import Edge, Node, changed_in_place, unchanged
+from minipipe.autograd.graph import Edge, Node, Vjp, changed_in_place, unchanged
+from minipipe.errors import TensorError
 
 
 class WatchedNode(Node):
-    """A node in front of another one, which checks the arrays of an operation before the gradient goes on.
+    """A node in front of another one, which checks the arrays of an operation before the gradient passes.
 
-    Only NumPy's arrays can be watched. They are not kept alive: an array that is gone can mislead nobody.
+    Only NumPy's arrays are watched, by weak references: an array that was freed cannot have been used again.
 
     Parameters
     ----------
@@ -68,3 +70,27 @@ def watch_everything() -> AbstractContextManager[Any]:
     token, until_left = current_mode.set(mode()._replace(watch=WatchedNode)), ExitStack()
     until_left.callback(current_mode.reset, token)
     return until_left
+
+
+def check_contribution(contribution: Array | None, parent: Node, vjp: Vjp) -> None:
+    """Refuse a contribution that is not a gradient of the parent's value, naming the vjp.
+
+    NumPy would broadcast or promote it in silence. The walk calls this only where shape or dtype differ.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> check_contribution(np.ones(2, np.float32), x.node, lambda g: g)
+    """
+    name = getattr(getattr(vjp, "func", vjp), "__qualname__", "a vjp")
+    if contribution is None:
+        raise TensorError("no-gradient", f"{name} returned None; expected the gradient, an array. Add its `return`.")
+    returned = f"{name} returned a gradient of"
+    if parent.shape is not None and contribution.shape != parent.shape:
+        message = f"{returned} shape {contribution.shape} for an input of shape {parent.shape}: a vjp must return the"
+        raise TensorError("shape", f"{message} shape of its input (where that was broadcast, sum over those axes).")
+    if parent.dtype is not None and backend.numpy_dtype(contribution.dtype) != backend.numpy_dtype(parent.dtype):
+        message = f"{returned} {contribution.dtype} for an input of {parent.dtype}: a vjp must return the dtype of its"
+        raise TensorError("dtype", f"{message} input. Convert the result, or the constant that has changed the dtype.")

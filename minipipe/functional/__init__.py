@@ -4,40 +4,47 @@ To add an operation, write one function that ends in ``record(result, (input, vj
 fails until it has a gradient check.
 """
 
-from minipipe.functional import of_numpy as of_numpy  # attaches NumPy's protocols to Tensor
-from minipipe.functional import operators as operators  # attaches the arithmetic
-from minipipe.functional.activation import relu, sigmoid, silu, tanh
-from minipipe.functional.attention import attention, self_attention
-from minipipe.functional.contraction import einsum
-from minipipe.functional.convolution import conv1d, conv2d
-from minipipe.functional.cross_entropy import cross_entropy
-from minipipe.functional.dropout import dropout
+from minipipe.functional import operators as operators  # attaches arithmetic to Tensor
+from minipipe.functional.attention import attention, rotary, self_attention
+from minipipe.functional.contraction import einsum, matmul
 from minipipe.functional.elementwise import (
     add,
     divide,
+    dropout,
     exp,
     log,
     multiply,
     negative,
     power,
+    relu,
+    sigmoid,
+    silu,
     sqrt,
     subtract,
+    tanh,
 )
 from minipipe.functional.embedding import embedding
-from minipipe.functional.error_function import erf
-from minipipe.functional.gelu import gelu
-from minipipe.functional.joining import concatenate, split, stack
-from minipipe.functional.linear import linear, matmul
-from minipipe.functional.loss import mean_squared_error
+from minipipe.functional.gelu import erf, gelu
+from minipipe.functional.linear import linear
+from minipipe.functional.loss import cross_entropy, log_softmax, logsumexp, mean_squared_error, softmax
 from minipipe.functional.normalisation import group_norm, layer_norm, rms_norm
-from minipipe.functional.pooling import avg_pool1d, avg_pool2d, global_avg_pool, max_pool1d, max_pool2d
-from minipipe.functional.precision import astype, in_float32
+from minipipe.functional.operands import astype, in_float32
 from minipipe.functional.recurrent import lstm
 from minipipe.functional.reduction import amax, amin, mean, total, variance
-from minipipe.functional.rotary import rotary
-from minipipe.functional.selection import clip, masked_fill, where
-from minipipe.functional.shape import contiguous, identity, index, reshape, transpose
-from minipipe.functional.softmax import log_softmax, logsumexp, softmax
+from minipipe.functional.shape import (
+    clip,
+    concatenate,
+    contiguous,
+    identity,
+    index,
+    masked_fill,
+    reshape,
+    split,
+    stack,
+    transpose,
+    where,
+)
+from minipipe.functional.windows import avg_pool1d, avg_pool2d, conv1d, conv2d, global_avg_pool, max_pool1d, max_pool2d
 from minipipe.habits import FUNCTIONS, missing
 
 __all__ = [

@@ -20,11 +20,112 @@ from typing import NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError
-from minipipe.functional.dropout import drawn
-from minipipe.functional.precision import in_float32
-from minipipe.functional.rotary import Rotation
-from minipipe.tensor import Operand, Tensor, as_real, operands, record
+from minipipe.errors import TensorError, shape_error
+from minipipe.functional.elementwise import drawn
+from minipipe.functional.operands import as_real, in_float32, operands
+from minipipe.tensor import Operand, Tensor, record
+
+
+def rotary(x: Operand, positions: Operand | None = None, base: float = 10000.0) -> Tensor:
+    """Return vectors turned by angles proportional to their positions.
+
+    Elements i and i + d / 2 are a point in a plane, which is turned by position * base^(-2 i / d). These are the pairs
+    of GPT-NeoX and of Llama's weights in Hugging Face's form; the paper pairs neighbours, elements 2 i and 2 i + 1,
+    which is the same but for the order of the elements. The product of a query and a key that are both turned depends
+    on the distance of their positions alone.
+
+    Parameters
+    ----------
+    x : Tensor of shape (..., t, d)
+        Queries or keys; d is even.
+    positions : array or Tensor of whole numbers, of shape (t,) or (n, t), optional
+        Of the vectors; where each sample has its own, n is the first axis of x. By default 0 to t - 1.
+    base : float
+        Above 0. The larger it is, the slower the slowest planes turn.
+
+    Returns
+    -------
+    Tensor of the same shape
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape``, ``dtype`` and ``range``.
+
+    References
+    ----------
+    Su et al. 2021, "RoFormer: enhanced transformer with rotary position embedding", equations 14 and 34.
+
+    Examples
+    --------
+    The vector at position 1 is turned by 1 radian.
+
+    >>> from minipipe import Tensor, functional
+    >>> functional.rotary(Tensor([[1.0, 0.0], [1.0, 0.0]])).numpy().round(3).tolist()
+    [[1.0, 0.0], [0.5400000214576721, 0.8410000205039978]]
+    """
+    x = as_real(x)
+    rotation = Rotation.of("rotary", x.data, positions, base)
+    return record(rotation.turned(x.data), (x, lambda g: rotation.turned_back(g)))
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of the angles of all planes, of shape (t, d / 2) or (n, ..., t, d / 2).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rotation, x = Rotation.of("rotary", np.ones((3, 2)), None, 10000.0), np.ones((3, 2))
+    >>> np.allclose(rotation.turned_back(rotation.turned(x)), x)
+    True
+    """
+
+    cosine: Array
+    sine: Array
+
+    @classmethod
+    def of(cls, name: str, like: Array, positions: Operand | None, base: float) -> Rotation:
+        """Return the rotation of arrays of the shape, module and dtype of ``like``.
+
+        Raises
+        ------
+        TensorError
+            Codes ``shape``, ``dtype`` and ``range``.
+        """
+        if like.ndim < 2 or like.shape[-1] % 2:
+            raise shape_error(name, "(..., t, d), d even", x=like.shape)
+        if not base > 0:
+            raise TensorError("range", f"{name}: the base is {base}; expected a number above 0.")
+        xp, d = array_module(like), like.shape[-1]
+        speeds = float(base) ** (xp.arange(d // 2, dtype=xp.float64) * (-2 / max(d, 1)))
+        angles = xp.astype(_positions(name, like, positions)[..., None], xp.float64) * speeds
+        return cls(xp.astype(xp.cos(angles), like.dtype), xp.astype(xp.sin(angles), like.dtype))
+
+    def turned(self, x: Array) -> Array:
+        """Return vectors turned by their angles."""
+        half, xp = x.shape[-1] // 2, array_module(x)
+        a, b = x[..., :half], x[..., half:]
+        return xp.concat([a * self.cosine - b * self.sine, b * self.cosine + a * self.sine], axis=-1)
+
+    def turned_back(self, x: Array) -> Array:
+        """Return vectors turned the other way: the inverse, and the gradient."""
+        return Rotation(self.cosine, -self.sine).turned(x)
+
+
+def _positions(name: str, like: Array, positions: Operand | None) -> Array:
+    """Return positions of shape (t,), or (n, ..., t) with axes of length one between."""
+    n, t = like.shape[0], like.shape[-2]
+    if positions is None:
+        return array_module(like).arange(t)
+    values = positions.data if isinstance(positions, Tensor) else backend.as_array(positions, like=like)
+    if not backend.is_integer(values.dtype):
+        raise TensorError("dtype", f"{name}: positions must be whole numbers; these are {values.dtype}.")
+    if values.shape == (t,):
+        return values
+    if like.ndim < 3 or values.shape != (n, t):
+        expected = f"positions {(t,)}" + (f" or {(n, t)}" if like.ndim > 2 else "")
+        raise shape_error(name, expected, x=like.shape, positions=values.shape)
+    return backend.reshape(values, (n, *(1,) * (like.ndim - 3), t))
 
 
 def attention(
@@ -92,12 +193,8 @@ def attention(
     query, key, value = as_real(query), as_real(key), as_real(value)
     shapes = query.shape, key.shape, value.shape
     if not _fit(*shapes):
-        raise TensorError(
-            "shape",
-            f"attention: queries {shapes[0]}, keys {shapes[1]} and values {shapes[2]} do not fit; "
-            "expected (..., t, d), (..., s, d) and (..., s, e), and not nothing to attend to. The axis before may be a "
-            "multiple in the queries.",
-        )
+        expected = "(..., t, d), (..., s, d) and (..., s, e), s and d above 0; the query may have a multiple of heads"
+        raise shape_error("attention", expected, query=shapes[0], key=shapes[1], value=shapes[2])
     if backend.is_half(query.dtype):
         return in_float32(attention, query, key, value, is_causal=is_causal, mask=mask, dropout=dropout)
     head = _Head.of("attention", query.data, key.data, value.data, is_causal, mask, dropout)
@@ -174,11 +271,8 @@ def self_attention(
     shared = num_heads if num_key_value_heads is None else num_key_value_heads
     num_parts = num_heads + 2 * shared
     if shared < 1 or num_heads < 1 or num_heads % shared or len(shape) != 3 or shape[2] % num_parts or 0 in shape[1:]:
-        raise TensorError(
-            "shape",
-            f"self_attention: the projections have shape {shape}; expected (n, t, k), k a multiple of {num_parts}: "
-            f"{num_heads} heads of queries, {shared} of keys, {shared} of values. {shared} must divide {num_heads}.",
-        )
+        parts = f"{num_heads} heads of queries, {shared} of keys, {shared} of values; {shared} must divide {num_heads}"
+        raise shape_error("self_attention", f"(n, t, k), k a multiple of {num_parts}: {parts}", projections=shape)
     if backend.is_half(projections.dtype):
         options = (num_heads, is_causal, mask, dropout, num_key_value_heads, rotary_base)
         return in_float32(lambda given: self_attention(given, *options), projections)
@@ -290,29 +384,19 @@ def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Arr
         values = _truth_values(name, values)
     n, t = like.shape[0] if like.ndim > 2 else None, like.shape[-2]
     if n is None or values.shape[:1] not in ((n,), (1,)) or values.shape[1:] not in ((num_keys,), (t, num_keys)):
-        expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})" if n is not None else "queries of three axes or more"
-        raise TensorError(
-            "shape",
-            f"{name}: the mask has shape {values.shape}; expected {expected}: by sample and key, or by sample, query "
-            "and key. The first axis may be 1, for all samples alike.",
-        )
+        expected = f"({n}, {num_keys}) or ({n}, {t}, {num_keys})" if n is not None else "a query of three axes or more"
+        raise shape_error(name, f"{expected}; the first axis may be 1, for all samples alike", mask=values.shape)
     return values.mT if values.ndim == 3 else values[:, :, None]
 
 
 def _truth_values(name: str, mask: Array) -> Array:
     xp = array_module(mask)
     if not backend.is_integer(mask.dtype):
-        raise TensorError(
-            "dtype",
-            f"{name}: the mask is {mask.dtype}; expected truth values, True where a key may be seen, or whole numbers, "
-            "1 there and 0 elsewhere.",
-        )
+        message = f"{name}: the mask is {mask.dtype}; expected truth values, or 1 where a key is seen and 0 elsewhere."
+        raise TensorError("dtype", message)
     is_seen = mask == 1
     if not bool(xp.all(is_seen | (mask == 0))):
-        raise TensorError(
-            "range",
-            f"{name}: the mask holds other numbers than 0 and 1. Say which keys are seen: mask == …, or mask > 0.",
-        )
+        raise TensorError("range", f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or mask > 0.")
     return is_seen
 
 

@@ -1,4 +1,4 @@
-"""Sums of products over named indices, made of the operations that exist: each pair of operands is a matrix product.
+"""Matrix products, and sums of products over named indices (einsum), which are made of them.
 
 An operand and its indices are a *term*. From left to right two terms become one, until there is one left. For
 ``"bij,bkj->bik"`` the indices of the two terms are, by where else they occur,
@@ -16,12 +16,13 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, TensorError
+from minipipe.autograd.backend import Array
+from minipipe.errors import ArgumentError, shape_error
 from minipipe.functional.elementwise import multiply
-from minipipe.functional.linear import matmul
+from minipipe.functional.operands import operands
 from minipipe.functional.reduction import total
 from minipipe.functional.shape import contiguous, reshape, transpose
-from minipipe.tensor import Operand, Tensor, as_tensor, operands
+from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 Index = str | int  # a letter, or an axis of "...", counted from the last one, -1
 _ELLIPSIS = "..."
@@ -82,6 +83,64 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
         result = _product(result, other, lengths, {*output, *(index for term in rest for index in term.indices)})
     result = result.summed(output)
     return transpose(result.tensor, [result.indices.index(index) for index in output])
+
+
+def matmul(a: Operand, b: Operand) -> Tensor:
+    """Return the matrix product a @ b over the last two axes; the axes before them are broadcast.
+
+    A vector counts as a row on the left and as a column on the right, as in NumPy.
+
+    Parameters
+    ----------
+    a : Tensor of shape (..., n, k), or (k,)
+    b : Tensor of shape (..., k, m), or (k,)
+
+    Returns
+    -------
+    Tensor of shape (..., n, m)
+        Without n where a is a vector, and without m where b is.
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.matmul(Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([1.0, 10.0]))
+    Tensor([21., 43.])
+    """
+    a, b = operands(a, b)
+    _check_product(a.shape, b.shape)
+    x = backend.reshape(a.data, (1, -1)) if a.ndim == 1 else a.data
+    y = backend.reshape(b.data, (-1, 1)) if b.ndim == 1 else b.data
+    product = backend.matmul(x, y)
+    full = product.shape
+    shape = full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)
+    a_shape, b_shape = a.shape, b.shape
+    x_shape, y_shape = x.shape, y.shape  # so that a vjp holds only the other operand's array, not both
+    return record(
+        backend.reshape(product, shape),
+        (a, lambda g: backend.reshape(_sum_batch(backend.matmul(backend.reshape(g, full), y.mT), x_shape), a_shape)),
+        (b, lambda g: backend.reshape(_sum_batch(backend.matmul(x.mT, backend.reshape(g, full)), y_shape), b_shape)),
+    )
+
+
+def _check_product(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
+        raise shape_error("matmul", "(..., n, k) and (..., k, m), or (k,)", left=left, right=right)
+    for one, other in zip(reversed(left[:-2]), reversed(right[:-2])):
+        if one != other and one != 1 and other != 1:
+            expected = "equal lengths, or a length of 1, before the last two axes"
+            raise shape_error("matmul", expected, left=left, right=right)
+
+
+def _sum_batch(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the leading axes along which an operand of shape ``shape`` was broadcast."""
+    extra = gradient.ndim - len(shape)
+    axes = tuple(i for i in range(gradient.ndim - 2) if i < extra or (shape[i - extra] == 1 and gradient.shape[i] != 1))
+    return backend.reshape(backend.reduce_sum(gradient, axes, True), shape) if axes else gradient
 
 
 class _Term(NamedTuple):
@@ -159,7 +218,7 @@ def _parsed(subscripts: str, shapes: list[tuple[int, ...]]) -> tuple[list[list[I
         if letter != _ELLIPSIS and not any(letter in part for part in parts):
             raise _wrong(subscripts, subscripts.rindex(letter), f"{letter!r} is in no operand, so it has no length")
     if dots and _ELLIPSIS not in output:
-        raise _wrong(subscripts, arrow, "the result lacks the axes of '...'; write '...' there, too, or sum it after")
+        raise _wrong(subscripts, arrow, "the result lacks the axes of '...'; write '...' there, or sum over them")
     return terms, [index for letter in output for index in (dots if letter == _ELLIPSIS else [letter])]
 
 
@@ -185,11 +244,8 @@ def _indices(subscripts: str, number: int, letters: list[str], shape: tuple[int,
     """Return the index of each axis of an operand; those of ``...`` are numbers."""
     covered = len(shape) - sum(letter != _ELLIPSIS for letter in letters)
     if covered < 0 or (covered and _ELLIPSIS not in letters):
-        raise TensorError(
-            "shape",
-            f"einsum: {subscripts!r} names {len(shape) - covered} axes of operand {number}, which has shape {shape}; "
-            "expected a letter for each axis, or '...' for those without.",
-        )
+        expected = f"{len(shape) - covered} axes, as in {subscripts!r}, or '...' for the others"
+        raise shape_error("einsum", expected, **{f"operand {number}": shape})
     dots: list[Index] = list(range(-covered, 0))
     return [index for letter in letters for index in (dots if letter == _ELLIPSIS else [letter])]
 
@@ -204,11 +260,8 @@ def _lengths(subscripts: str, terms: list[list[Index]], shapes: list[tuple[int, 
                 lengths[index] = length if known == 1 else known
             elif known != length:
                 name = f"index {index!r}" if isinstance(index, str) else f"axis {index} of '...'"
-                raise TensorError(
-                    "shape",
-                    f"einsum: {subscripts!r}: {name} has length {length} in operand {number} of shape {shape}, and "
-                    f"{known} in an operand before; expected equal lengths.",
-                )
+                expected = f"length {known} for {name} of {subscripts!r}, as in an operand before it"
+                raise shape_error("einsum", expected, **{f"operand {number}": shape})
     return lengths
 
 

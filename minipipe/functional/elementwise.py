@@ -21,11 +21,14 @@ TensorError with code ``shape`` or ``dtype``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError
-from minipipe.functional.precision import in_float32
-from minipipe.tensor import Operand, Tensor, as_real, as_tensor, operands, record
+from minipipe.autograd.random_key import next_key
+from minipipe.errors import TensorError, shape_error
+from minipipe.functional.operands import as_real, in_float32, operands
+from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 
 def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
@@ -55,11 +58,7 @@ def check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
     """
     for left, right in zip(reversed(a.shape), reversed(b.shape)):
         if left != right and left != 1 and right != 1:
-            raise TensorError(
-                "shape",
-                f"{name}: shapes {a.shape} and {b.shape} do not fit. Counted from the last axis, "
-                "lengths must be equal, or one of them 1.",
-            )
+            raise shape_error(name, "equal lengths or 1, counted from the last axis", left=a.shape, right=b.shape)
 
 
 def add(a: Operand, b: Operand) -> Tensor:
@@ -219,3 +218,137 @@ def sqrt(a: Operand) -> Tensor:
         return in_float32(sqrt, a)
     result = array_module(a.data).sqrt(a.data)
     return record(result, (a, lambda g: g * 0.5 / result))
+
+
+def tanh(a: Operand) -> Tensor:
+    """Return the hyperbolic tangent of a.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.tanh(Tensor([0.0, 100.0]))
+    Tensor([0., 1.])
+    """
+    a = as_real(a)
+    result = array_module(a.data).tanh(a.data)
+    return record(result, (a, lambda g: g * (1 - result * result)))
+
+
+def sigmoid(a: Operand) -> Tensor:
+    """Return 1 / (1 + e^-a), from e^-|a|, so that nothing overflows and small results are exact.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.sigmoid(Tensor([-1000.0, 0.0]))
+    Tensor([0. , 0.5])
+    """
+    a = as_real(a)
+    result = _sigmoid(a.data)
+    return record(result, (a, lambda g: g * (result * (1 - result))))
+
+
+def _sigmoid(x: Array) -> Array:
+    xp = array_module(x)
+    if backend.is_half(x.dtype):
+        return backend.as_array(_sigmoid(backend.as_array(x, xp.float32)), x.dtype)
+    small = xp.exp(-xp.abs(x))
+    one_or_small = xp.maximum(small, xp.astype(x >= 0, x.dtype))  # np.where takes five times as long
+    return one_or_small / (1 + small)
+
+
+def relu(a: Operand) -> Tensor:
+    """Return a where it is positive, and 0 elsewhere. The gradient at 0 is 0.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> x = Tensor([-2.0, 0.0, 3.0], requires_grad=True)
+    >>> functional.relu(x).sum().backward()
+    >>> x.grad
+    array([0., 0., 1.], dtype=float32)
+    """
+    a = as_tensor(a)
+    xp = array_module(a.data)
+    # A row of zeros, because NumPy takes twice as long over a large array and a number.
+    result = xp.maximum(a.data, xp.zeros(a.shape[-1:], dtype=a.data.dtype))
+    return record(result, (a, lambda g: backend.masked(g, result > 0)))
+
+
+def silu(a: Operand) -> Tensor:
+    """Return a times the sigmoid of a, also called swish.
+
+    References
+    ----------
+    Elfwing, Uchibe, Doya 2018, "Sigmoid-weighted linear units", equation 1.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.silu(Tensor([0.0, 100.0]))
+    Tensor([  0., 100.])
+    """
+    a = as_real(a)
+    gate = _sigmoid(a.data)
+    result = a.data * gate
+    return record(result, (a, lambda g: g * (gate + result * (1 - gate))))
+
+
+def dropout(a: Operand, probability: float) -> Tensor:
+    """Return a with each element set to 0 with a probability, and the others scaled up so that the mean stays.
+
+    The mask depends on (seed, layer, step, microbatch) alone; see :func:`minipipe.random_key`.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    probability : float
+        At least 0, less than 1.
+
+    Raises
+    ------
+    TensorError
+        Codes ``range`` and ``no-random-key``.
+
+    References
+    ----------
+    Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional, random_key
+    >>> with random_key(seed=0, step=3):
+    ...     y = functional.dropout(Tensor(np.ones(100)), 0.5)
+    >>> sorted(set(y.numpy().tolist()))
+    [0.0, 2.0]
+    """
+    a = as_real(a)
+    if backend.is_half(a.dtype) and probability:
+        return in_float32(dropout, a, probability=probability)
+    drop = drawn("dropout", a.data, probability)
+    return a if drop is None else record(drop(a.data), (a, drop))
+
+
+def drawn(name: str, like: Array, probability: float) -> Callable[[Array], Array] | None:
+    """Return what dropout does here to arrays of the shape of ``like``, and to their gradients; None for nothing.
+
+    Parameters
+    ----------
+    name : str
+        Of the operation, for the error.
+    like : array of any shape
+    probability : float
+
+    Raises
+    ------
+    TensorError
+        Codes ``range`` and ``no-random-key``.
+    """
+    if not 0 <= probability < 1:
+        raise TensorError("range", f"{name}: the probability is {probability}; expected at least 0 and less than 1.")
+    if probability == 0:
+        return None
+    keep = backend.uniform(like, next_key()) >= probability
+    scale = 1 / (1 - probability)
+    return lambda array: backend.masked(array, keep) * scale

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError
+from minipipe.errors import TensorError, shape_error
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 
@@ -52,9 +52,7 @@ def _no_gradient(gradient: Array) -> Array:
 
 def _check_ids(weight: Tensor, ids: Tensor) -> None:
     if weight.ndim != 2:
-        raise TensorError(
-            "shape", f"embedding: the weight has shape {weight.shape}; expected two axes, (num_embeddings, width)."
-        )
+        raise shape_error("embedding", "(num_embeddings, width)", weight=weight.shape)
     if not backend.is_integer(ids.dtype):
         raise TensorError("dtype", f"embedding: ids must be whole numbers; these are {ids.dtype}.")
     if ids.size == 0:
@@ -62,11 +60,7 @@ def _check_ids(weight: Tensor, ids: Tensor) -> None:
     xp = array_module(ids.data)
     low, high = int(xp.min(ids.data)), int(xp.max(ids.data))
     if low < 0 or high >= weight.shape[0]:
-        raise TensorError(
-            "range",
-            f"embedding: ids run from {low} to {high}, but the table has {weight.shape[0]} rows; "
-            f"expected 0 to {weight.shape[0] - 1}.",
-        )
+        raise TensorError("range", f"embedding: ids run from {low} to {high}; expected 0 to {weight.shape[0] - 1}.")
 
 
 def add_rows(shape: tuple[int, int], ids: Array, values: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The Gaussian error linear unit, with its slope."""
+"""The Gaussian error linear unit, and the error function, which NumPy does not have."""
 
 from __future__ import annotations
 
@@ -6,9 +6,116 @@ import math
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.functional.error_function import erf_of_array
-from minipipe.functional.precision import in_float32
-from minipipe.tensor import Operand, Tensor, as_real, record
+from minipipe.functional.operands import as_real, in_float32
+from minipipe.tensor import Operand, Tensor, record
+
+# Coefficients of polynomials, the constant first. float64: Cody's tables, a ratio of each pair.
+_NEAR_TOP = (
+    3.20937758913846947e3,
+    3.77485237685302021e2,
+    1.13864154151050156e2,
+    3.16112374387056560,
+    1.85777706184603153e-1,
+)
+_NEAR_BOTTOM = (2.84423683343917062e3, 1.28261652607737228e3, 2.44024637934444173e2, 2.36012909523441209e1, 1.0)
+_FAR_TOP = (
+    1.23033935479799725e3,
+    2.05107837782607147e3,
+    1.71204761263407058e3,
+    8.81952221241769090e2,
+    2.98635138197400131e2,
+    6.61191906371416295e1,
+    8.88314979438837594,
+    5.64188496988670089e-1,
+    2.15311535474403846e-8,
+)
+_FAR_BOTTOM = (
+    1.23033935480374942e3,
+    3.43936767414372164e3,
+    4.36261909014324716e3,
+    3.29079923573345963e3,
+    1.62138957456669019e3,
+    5.37181101862009858e2,
+    1.17693950891312499e2,
+    1.57449261107098347e1,
+    1.0,
+)
+# float32: one ratio for all x, that of Eigen and XLA.
+_SINGLE_TOP = (
+    -1.60960333262415e-2,
+    -2.95459980854025e-3,
+    -7.34990630326855e-4,
+    -5.69250639462346e-5,
+    -2.10102402082508e-6,
+    2.77068142495902e-8,
+    -2.72614225801306e-10,
+)
+_SINGLE_BOTTOM = (
+    -1.42647390514189e-2,
+    -7.37332916720468e-3,
+    -1.68282697438203e-3,
+    -2.13374055278905e-4,
+    -1.45660718464996e-5,
+)
+
+
+def erf(a: Operand) -> Tensor:
+    """Return the error function of a, 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to a.
+
+    The error is at most 3e-16 in float64 and 5e-7 in float32.
+
+    References
+    ----------
+    Cody 1969, "Rational Chebyshev approximations for the error function", for float64; the function
+    ``generic_fast_erf_float`` of Eigen 3.3 for float32.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.erf(Tensor([0.0, 1.0, 10.0])).numpy().round(4)
+    array([0.    , 0.8427, 1.    ], dtype=float32)
+    """
+    a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(erf, a)
+    x, xp = a.data, array_module(a.data)
+    return record(erf_of_array(x), (a, lambda g: g * (2 / math.sqrt(math.pi) * xp.exp(-x * x))))
+
+
+def erf_of_array(x: Array) -> Array:
+    """Return the error function of an array of real numbers; see :func:`erf`."""
+    return _erf_double(x) if x.dtype == array_module(x).float64 else _erf_single(x)
+
+
+def _erf_single(x: Array) -> Array:
+    x = array_module(x).clip(x, -4.0, 4.0)  # erf(4) is 1 to 1.5e-8
+    square = x * x
+    result = _polynomial(square, _SINGLE_TOP)
+    result *= x
+    result /= _polynomial(square, _SINGLE_BOTTOM)
+    return result
+
+
+def _erf_double(x: Array) -> Array:
+    """Compute both of Cody's forms everywhere, each within its bounds, and choose. Beyond 6 erf is 1 to 3e-17."""
+    xp, border = array_module(x), 0.46875
+    size = xp.clip(xp.abs(x), 0.0, 6.0)
+    small, large = xp.clip(size, 0.0, border), xp.clip(size, border, 6.0)
+    square = small * small
+    near = small * _polynomial(square, _NEAR_TOP) / _polynomial(square, _NEAR_BOTTOM)
+    far = 1 - xp.exp(-large * large) * _polynomial(large, _FAR_TOP) / _polynomial(large, _FAR_BOTTOM)
+    return xp.copysign(xp.where(size <= border, near, far), x)
+
+
+def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
+    """Return c0 + c1 x + c2 x^2 + …, in place but for the first product (Horner's scheme)."""
+    *others, last = coefficients
+    result = x * last
+    for coefficient in reversed(others[1:]):
+        result += coefficient
+        result *= x
+    result += others[0]
+    return result
 
 
 def gelu(a: Operand, approximate: bool = False) -> Tensor:
@@ -68,7 +175,7 @@ def _gelu_with_tanh(x: Array) -> tuple[Array, Array]:
     probability = array_module(x).tanh(inner)
     probability += 1
     probability *= 0.5
-    # tanh' = 1 - tanh^2 = 4 P (1 - P), so P' = 2 P (1 - P) times the slope of what stands inside.
+    # tanh' = 1 - tanh^2 = 4 P (1 - P), so P' = 2 P (1 - P) times the slope of the argument.
     slope = square
     slope *= 3 * 0.044715 * scale
     slope += scale

@@ -1,4 +1,4 @@
-"""The squared error."""
+"""Softmax and the losses: squared error and cross-entropy, with the weights by which targets count."""
 
 from __future__ import annotations
 
@@ -6,9 +6,104 @@ from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import ArgumentError, TensorError
-from minipipe.functional.precision import in_full
-from minipipe.tensor import Operand, Tensor, operands, record
+from minipipe.errors import ArgumentError, TensorError, one_of, shape_error
+from minipipe.functional.operands import as_real, astype, in_float32, in_full, operands
+from minipipe.functional.reduction import Axis, axes_of, kept_shape, reduced_shape
+from minipipe.tensor import Operand, Tensor, record
+
+
+def softmax(a: Operand, axis: int = -1) -> Tensor:
+    """Return e^a over its sum along an axis, shifted by the largest element so that nothing overflows.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    axis : int
+        Along which they sum to 1.
+
+    Returns
+    -------
+    Tensor of the same shape
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.softmax(Tensor([[1000.0, 1000.0], [0.0, 1000.0]]))
+    Tensor([[0.5, 0.5],
+            [0. , 1. ]])
+    """
+    a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(softmax, a, axis=axis)
+    xp = array_module(a.data)
+    exponentials = xp.exp(a.data - xp.max(a.data, axis=axis, keepdims=True))
+    result = exponentials / backend.reduce_sum(exponentials, axis, True)
+    return record(result, (a, lambda g: result * (g - backend.reduce_sum(g * result, axis, True))))
+
+
+def log_softmax_of_array(x: Array, axis: int) -> Array:
+    """Return the logarithm of the softmax of an array along an axis, without overflow."""
+    xp = array_module(x)
+    shifted = x - xp.max(x, axis=axis, keepdims=True)
+    return shifted - xp.log(backend.reduce_sum(xp.exp(shifted), axis, True))
+
+
+def log_softmax(a: Operand, axis: int = -1) -> Tensor:
+    """Return the logarithm of :func:`softmax`, more exact than taking it afterwards.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    axis : int
+        Along which the probabilities sum to 1.
+
+    Returns
+    -------
+    Tensor of the same shape
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.log_softmax(Tensor([0.0, 1000.0]))
+    Tensor([-1000.,     0.])
+    """
+    a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(log_softmax, a, axis=axis)
+    xp = array_module(a.data)
+    result = log_softmax_of_array(a.data, axis)
+    return record(result, (a, lambda g: g - xp.exp(result) * backend.reduce_sum(g, axis, True)))
+
+
+def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the logarithm of the sum of e^a over the given axes, by default all.
+
+    Shifted by the largest element, so that nothing overflows. Where all are -inf the result is -inf, its gradient 0.
+
+    Parameters, result and errors are those of :func:`minipipe.functional.total`.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.logsumexp(Tensor([0.0, 1000.0]))
+    Tensor(1000.)
+    """
+    a = as_real(a)
+    if backend.is_half(a.dtype):
+        return in_float32(logsumexp, a, axis=axis, keepdims=keepdims)
+    x, axes = a.data, axes_of(a, axis)
+    kept = kept_shape(a.shape, axes)
+    xp = array_module(x)
+    largest = xp.max(x, axis=axes, keepdims=True)
+    is_finite = xp.isfinite(largest)
+    shift = xp.where(is_finite, largest, 0)  # -inf - (-inf) would be no number
+    exponentials = xp.exp(x - shift)
+    sums = xp.where(is_finite, backend.reduce_sum(exponentials, axes, True), 1)
+    result = xp.where(is_finite, xp.log(sums) + shift, largest)
+    return record(
+        backend.reshape(result, reduced_shape(a.shape, axes, keepdims)),
+        (a, lambda g: exponentials * (backend.reshape(g, kept) / sums)),
+    )
 
 
 def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "mean", weights: Any = None) -> Tensor:
@@ -20,7 +115,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     reduction : {"mean", "sum"}
     weights : array, optional
         How much each element counts, at least 0, or a mask of truth values; with as many axes as the target, some of
-        length 1 perhaps. The mean is over their sum. What is under a 0 may be anything, NaN too.
+        length 1 perhaps. The mean is over their sum. Elements of weight 0 may be anything, even NaN.
 
     Returns
     -------
@@ -45,11 +140,8 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     """
     prediction, target = operands(in_full(prediction), in_full(target))
     if prediction.shape != target.shape:
-        raise TensorError(
-            "shape",
-            f"mean_squared_error: the prediction has shape {prediction.shape}, the target {target.shape}; expected the "
-            "same, such as target.reshape(prediction.shape) where only an axis of length 1 is missing.",
-        )
+        expected = "equal shapes, such as target.reshape(prediction.shape) where only an axis of length 1 is missing"
+        raise shape_error("mean_squared_error", expected, prediction=prediction.shape, target=target.shape)
     difference = prediction.data - target.data
     check_reduction("mean_squared_error", reduction)
     count: float = prediction.size if reduction == "mean" else 1
@@ -75,8 +167,7 @@ def check_reduction(name: str, reduction: Any) -> None:
     ArgumentError
         Code ``value``.
     """
-    if reduction not in ("mean", "sum"):
-        raise ArgumentError("value", f"{name}: reduction is {reduction!r}; expected 'mean' or 'sum'.")
+    one_of(f"{name}: reduction", reduction, ("mean", "sum"))
 
 
 def total_weight(weights: Array) -> float:
@@ -107,3 +198,143 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     if each.size and not float(xp.min(each)) >= 0:
         raise ArgumentError("value", "Weights of a loss are at least 0; some of these are less, or not a number.")
     return each
+
+
+def cross_entropy(
+    logits: Tensor,
+    labels: Operand,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    class_weights: Any = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return the mean of -log softmax(logits)[label] over all rows that count.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (..., k)
+        One score for each of k classes.
+    labels : array of integers of shape (...)
+        The right class of each row, 0 to k - 1.
+    ignore_index : int, optional
+        Rows with this label do not count, such as padding.
+    label_smoothing : float
+        The part, from 0 to 1, of each row's weight that is spread evenly over all classes.
+    class_weights : array of shape (k,), optional
+        How much each class counts, at least 0; above 0 where labels are smoothed. The mean is over the sum of the
+        weights of the labels, as in PyTorch.
+    reduction : {"mean", "sum"}
+
+    Returns
+    -------
+    Tensor of shape ()
+        0 where no row counts. Of scores in float16 or bfloat16 it is computed and returned in float32.
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape``, ``dtype`` and ``range``.
+    ArgumentError
+        Code ``value``.
+
+    References
+    ----------
+    Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision", section 7, for the smoothing.
+
+    Examples
+    --------
+    Equal scores for four classes cost log(4), for any label.
+
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> scores = Tensor(np.zeros((3, 4)))
+    >>> round(functional.cross_entropy(scores, [0, 3, 1]).item(), 4)
+    1.3863
+    >>> round(functional.cross_entropy(scores, [0, 3, -100], ignore_index=-100).item(), 4)
+    1.3863
+    """
+    logits = as_real(logits)
+    if backend.is_half(logits.dtype):
+        logits = astype(logits, "float32")
+    xp, k = array_module(logits.data), logits.shape[-1] if logits.ndim else 0
+    given = labels.data if isinstance(labels, Tensor) else backend.as_array(labels, like=logits.data)
+    _check_labels(logits, given, ignore_index)
+    columns, shape = backend.reshape(given, (-1,)), logits.shape
+    log_probabilities = log_softmax_of_array(backend.reshape(logits.data, (-1, k)), -1)
+    _check_options(label_smoothing, class_weights, reduction, k)
+    total = (label_weight(columns, ignore_index, class_weights) or 1.0) if reduction == "mean" else 1.0
+    if ignore_index is None and class_weights is None and not label_smoothing:
+
+        def plain(g: Array) -> Array:
+            is_wanted = xp.arange(k) == columns[:, None]
+            difference = xp.exp(log_probabilities) - xp.astype(is_wanted, log_probabilities.dtype)
+            return backend.reshape(difference * (g / total), shape)
+
+        picked = backend.one_per_row(log_probabilities, columns)
+        return record(-(backend.reduce_sum(picked) / total), (logits, plain))
+    wanted = _distribution(columns, ignore_index, label_smoothing, class_weights, log_probabilities)
+
+    def vjp(g: Array) -> Array:
+        difference = xp.exp(log_probabilities) * backend.reduce_sum(wanted, -1, True) - wanted
+        return backend.reshape(difference * (g / total), shape)
+
+    return record(-(backend.reduce_sum(wanted * log_probabilities) / total), (logits, vjp))
+
+
+def label_weight(labels: Operand, ignore_index: int | None = None, class_weights: Any = None) -> float:
+    """Return how much labels count: how many are not ignored, or the sum of their classes' weights.
+
+    Examples
+    --------
+    >>> label_weight([0, 1, 1, -100], ignore_index=-100), label_weight([0, 1, 1], class_weights=[1.0, 0.5])
+    (3.0, 2.0)
+    """
+    given = labels.data if isinstance(labels, Tensor) else backend.as_array(labels)
+    columns = backend.reshape(given, (-1,))
+    if ignore_index is not None:
+        columns = columns[columns != ignore_index]
+    if class_weights is None:
+        return float(columns.shape[0])
+    xp = array_module(columns)
+    return float(xp.sum(xp.take(xp.asarray(class_weights, dtype=xp.float64), columns)))
+
+
+def _distribution(columns: Array, ignore_index: int | None, smoothing: float, class_weights: Any, like: Array) -> Array:
+    """Return, for each row, the weights of -log of each class' probability: shape (n, k)."""
+    xp, k = array_module(like), like.shape[-1]
+    chosen = xp.astype(xp.arange(k) == columns[:, None], like.dtype)
+    weights = (1 - smoothing) * chosen + smoothing / k
+    if class_weights is not None:
+        weights = weights * xp.asarray(class_weights, dtype=like.dtype)
+    return weights if ignore_index is None else weights * xp.astype(columns != ignore_index, like.dtype)[:, None]
+
+
+def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k: int) -> None:
+    check_reduction("cross_entropy", reduction)
+    if not 0 <= label_smoothing <= 1:
+        raise ArgumentError("value", f"cross_entropy: label_smoothing is {label_smoothing}; expected 0 to 1.")
+    if class_weights is not None and len(class_weights) != k:
+        raise ArgumentError("value", f"cross_entropy: class_weights has length {len(class_weights)}; expected {k}.")
+    least = 0.0 if class_weights is None else min(map(float, class_weights))
+    if least < 0 or (label_smoothing and class_weights is not None and not least):
+        # With smoothing a label of weight 0 adds to the sum, but not to what it is divided by.
+        expected = "above 0, where there is label_smoothing" if label_smoothing else "at least 0"
+        raise ArgumentError("value", f"cross_entropy: the least of the class weights is {least}; expected {expected}.")
+
+
+def _check_labels(logits: Tensor, labels: Array, ignore_index: int | None) -> None:
+    if not backend.is_integer(labels.dtype):
+        message = f"cross_entropy: the labels are {labels.dtype}; expected whole numbers, the indices of classes."
+        raise TensorError("dtype", f"{message} One-hot labels become indices by labels.argmax(axis=-1).")
+    if logits.ndim == 0 or labels.shape != logits.shape[:-1] or labels.size == 0:
+        raise shape_error("cross_entropy", "(..., k) and (...), not empty", scores=logits.shape, labels=labels.shape)
+    xp = array_module(labels)
+    if ignore_index is not None:
+        labels = labels[labels != ignore_index]
+        if labels.shape[0] == 0:
+            return
+    low, high = int(xp.min(labels)), int(xp.max(labels))
+    if low < 0 or high >= logits.shape[-1]:
+        hint = f" To leave out the label {low}: ignore_index={low}." if low < 0 and ignore_index is None else ""
+        message = f"cross_entropy: labels run from {low} to {high}; expected 0 to {logits.shape[-1] - 1}.{hint}"
+        raise TensorError("range", message)

@@ -11,9 +11,9 @@ from numbers import Integral
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError
-from minipipe.functional.precision import in_float32
-from minipipe.tensor import Tensor, as_real, operands, record
+from minipipe.errors import TensorError, shape_error
+from minipipe.functional.operands import as_real, in_float32, operands
+from minipipe.tensor import Tensor, record
 
 Shape = tuple[int, ...]
 
@@ -222,11 +222,7 @@ def _checked(operation: str, name: str, x: Tensor, vector: Tensor) -> tuple[Tens
     """Return the input and its weight or bias in one dtype."""
     x, vector = _as_real_operands(x, vector)
     if x.ndim == 0 or x.shape[-1] == 0 or vector.shape != x.shape[-1:]:
-        raise TensorError(
-            "shape",
-            f"{operation}: the input has shape {x.shape} and the {name} {vector.shape}; "
-            "the input's last axis must be as long as the only axis of the " + name + ", and not empty.",
-        )
+        raise shape_error(operation, "(..., k) and (k,), k above 0", input=x.shape, **{name: vector.shape})
     return x, vector
 
 
@@ -237,12 +233,8 @@ def _as_real_operands(x: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> None:
     if len(shape) < 2 or 0 in shape[1:] or not weight == bias == shape[1:2]:
-        raise TensorError(
-            "shape",
-            f"group_norm: the input has shape {shape}, the weight {weight} and the bias {bias}; expected "
-            "(n, c, *spatial), (c,) and (c,), with no empty axis behind the first.",
-        )
+        expected = "(n, c, *spatial), (c,) and (c,), no axis but the first empty"
+        raise shape_error("group_norm", expected, input=shape, weight=weight, bias=bias)
     if not isinstance(num_groups, Integral) or num_groups < 1 or shape[1] % num_groups:
-        raise TensorError(
-            "range", f"group_norm: num_groups is {num_groups!r}; expected a divisor of the {shape[1]} channels."
-        )
+        message = f"group_norm: num_groups is {num_groups!r}; expected a divisor of the {shape[1]} channels."
+        raise TensorError("range", message)

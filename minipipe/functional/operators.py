@@ -1,4 +1,8 @@
-"""Attaches + - * / ** @ [] and the methods to Tensor, so that imports point one way: the tensor knows no operation."""
+"""Attaches arithmetic, methods, NumPy's protocols and hints to Tensor, which knows no operation itself.
+
+NumPy's functions of a tensor are refused, with the method to use: they would compute without a graph. Only
+``array * tensor`` and the like pass: NumPy then asks the tensor. ``numpy.asarray(tensor)`` returns the values.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,11 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
-from minipipe.functional import activation, elementwise, linear, precision, reduction, shape
+import numpy as np
+
+from minipipe.errors import ArgumentError
+from minipipe.functional import contraction, elementwise, operands, reduction, shape
+from minipipe.habits import Familiar
 from minipipe.tensor import Operand, Tensor, record
 
 
@@ -39,6 +47,52 @@ def _unpacked(numbers: tuple[Any, ...]) -> Sequence[int]:
     return numbers[0] if len(numbers) == 1 and not isinstance(numbers[0], Integral) else numbers
 
 
+# -- protocols of Python and NumPy ----------------------------------------------------------------------------
+
+
+def _len(self: Tensor) -> int:
+    if not self.shape:
+        raise TypeError("len() of a tensor without axes")
+    return self.shape[0]
+
+
+def _format(self: Tensor, spec: str) -> str:
+    return format(self.item(), spec) if spec else str(self)
+
+
+def _repr(self: Tensor) -> str:
+    name, grad = type(self).__name__, ", requires_grad=True" if self.requires_grad else ""
+    return f"{name}({np.array2string(self.numpy(), separator=', ', prefix=f'{name}(')}{grad})"
+
+
+def _array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+
+_REFLECTED = {
+    **{"add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__"},
+    **{"power": "__rpow__", "matmul": "__rmatmul__", "equal": "__eq__", "not_equal": "__ne__"},
+    **{"less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__"},
+}
+
+
+def _array_function(self: Tensor, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    raise _refused(function.__name__)
+
+
+def _array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    operator = _REFLECTED.get(ufunc.__name__)
+    if operator is None or method != "__call__" or kwargs or isinstance(inputs[0], Tensor):
+        raise _refused(ufunc.__name__)
+    return getattr(self, operator)(inputs[0])
+
+
+def _refused(name: str) -> ArgumentError:
+    own = f"x.{name}(…), or " if callable(vars(Tensor).get(name)) else ""
+    sentence = f"np.{name} of a tensor would compute without a graph; write {own}np.{name}(x.numpy()) for values alone."
+    return ArgumentError("name", sentence)
+
+
 _METHODS: dict[str, Any] = {
     "__add__": elementwise.add,
     "__radd__": _swapped(elementwise.add),
@@ -50,13 +104,13 @@ _METHODS: dict[str, Any] = {
     "__rtruediv__": _swapped(elementwise.divide),
     "__pow__": elementwise.power,
     "__rpow__": _swapped(elementwise.power),
-    "__matmul__": linear.matmul,
-    "__rmatmul__": _swapped(linear.matmul),
+    "__matmul__": contraction.matmul,
+    "__rmatmul__": _swapped(contraction.matmul),
     "__neg__": elementwise.negative,
     **{f"__{name}__": _comparison(getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "__hash__": object.__hash__,
     "__getitem__": shape.index,
-    "astype": precision.astype,
+    "astype": operands.astype,
     "sum": reduction.total,
     "mean": reduction.mean,
     "max": reduction.amax,
@@ -64,13 +118,23 @@ _METHODS: dict[str, Any] = {
     "var": reduction.variance,
     "exp": elementwise.exp,
     "log": elementwise.log,
-    "tanh": activation.tanh,
+    "tanh": elementwise.tanh,
     "sqrt": elementwise.sqrt,
-    "relu": activation.relu,
-    "sigmoid": activation.sigmoid,
+    "relu": elementwise.relu,
+    "sigmoid": elementwise.sigmoid,
     "reshape": _reshape,
     "transpose": _transpose,
     "T": property(shape.transpose),
+    "__len__": _len,
+    "__iter__": lambda self: (self[i] for i in range(len(self))),
+    "__float__": lambda self: float(self.item()),
+    "__bool__": lambda self: bool(self.item()),
+    "__format__": _format,
+    "__repr__": _repr,
+    "__array__": _array,
+    "__array_function__": _array_function,
+    "__array_ufunc__": _array_ufunc,
+    "__getattr__": vars(Familiar)["__getattr__"],  # names of other libraries
 }
 
 for _name, _method in _METHODS.items():

@@ -1,7 +1,7 @@
 """The weight gradients of several microbatches as one product: less work, the same sum in another order.
 
 The gradient of a weight is a sum over the rows of a microbatch, x.T @ g. Over several microbatches it is the same sum
-over all their rows, one behind the other: one large product instead of several small ones that are then added.
+over all their rows: one large product instead of several small ones that are then added. It is off by default.
 """
 
 from __future__ import annotations
@@ -13,19 +13,10 @@ from typing import Any
 from minipipe.autograd.backend import Array, array_module
 from minipipe.autograd.graph import Node
 from minipipe.autograd.split import WeightWork
+from minipipe.functional.linear import gradient_of_bias, gradient_of_weight
 
-
-class OverRows(partial[Array]):
-    """A vjp that sums over rows: ``function(*arrays, gradient)``, all with the same number of rows in their first axes.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> OverRows(lambda x, g: x.T @ g, np.array([[1.0], [2.0]]))(np.array([[3.0], [4.0]]))
-    array([[11.]])
-    """
-
-    __slots__ = ()
+# Vjps that sum over rows: function(*arrays, gradient), all with the same number of rows in their first axes.
+SUMS_OVER_ROWS: tuple[Callable[..., Array], ...] = (gradient_of_weight, gradient_of_bias)
 
 
 def stacked(works: list[WeightWork]) -> WeightWork:
@@ -51,16 +42,16 @@ def stacked(works: list[WeightWork]) -> WeightWork:
     rows: dict[Any, tuple[int, list[tuple[Array, ...]]]] = {}  # by node behind the edge, function and shapes
     for node, gradient in (item for work in works for item in work.postponed.items()):
         others = []
-        for edge in node.edges or ():
-            parent, vjp = edge
-            if isinstance(vjp, OverRows) and gradient.ndim > 1:
-                arrays = (*vjp.args, gradient)
-                key = parent, vjp.func, *(array.shape[1:] for array in arrays)
+        for parent, vjp in node.edges or ():
+            function, captured = (vjp.func, vjp.args) if isinstance(vjp, partial) else (vjp, ())
+            if function in SUMS_OVER_ROWS and gradient.ndim > 1:
+                arrays = (*captured, gradient)
+                key = parent, function, *(array.shape[1:] for array in arrays)
                 order, parts = rows.get(key, (node.order, []))
                 parts.append(arrays)
                 rows[key] = min(order, node.order), parts
             else:
-                others.append(edge)
+                others.append((parent, vjp))
         if node.edges is None or others:  # None: it will be computed again
             together.postponed[node if node.edges is None else Node(others, node.order)] = gradient
     for (parent, function, *_), (order, parts) in rows.items():
@@ -69,6 +60,6 @@ def stacked(works: list[WeightWork]) -> WeightWork:
 
 
 def _of_all(function: Callable[..., Array], parts: list[tuple[Array, ...]]) -> Callable[[Any], Array]:
-    """Return a vjp that knows its gradients already: they are put behind each other only when it is called."""
+    """Return a vjp that knows its gradients: their rows are concatenated only when it is called."""
     xp = array_module(parts[0][0])
     return lambda _: function(*map(xp.concat, zip(*parts)))

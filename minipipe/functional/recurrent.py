@@ -13,12 +13,43 @@ back through time that needs U alone, and then each gradient is one product over
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError
-from minipipe.functional.once import once
-from minipipe.functional.precision import in_float32
-from minipipe.tensor import Tensor, as_real, operands, record
+from minipipe.errors import TensorError, shape_error
+from minipipe.functional.operands import as_real, in_float32, operands
+from minipipe.tensor import Tensor, record
+
+
+def once(compute: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Return a function that computes an array from the gradient of a result at its first call, and keeps it.
+
+    Most vjps are independent. Those of an LSTM share the walk back through time: in a split backward the vjp of the
+    input computes it in I, and those of the weights only take their products in W. The captured arrays of ``compute``
+    are freed after the first call. Another gradient is refused: a graph is walked once.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> shared = once(lambda g: print("computing") or 2 * g)
+    >>> g = np.array([1.0, 2.0])
+    >>> shared(g), shared(g)
+    computing
+    (array([2., 4.]), array([2., 4.]))
+    """
+    state: list[Any] = [compute]  # then [gradient, array]; a list, for autograd/memory.py to look into
+
+    def computed(g: Array) -> Array:
+        if len(state) == 1:
+            state[:] = [g, state[0](g)]
+        if state[0] is not g:
+            message = "The vjps of an operation were called with two gradients; the arrays of the first are released."
+            raise TensorError("backward-twice", f"{message} Compute the result again.")
+        return state[1]
+
+    return computed
 
 
 def lstm(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -107,7 +138,7 @@ def _through_time(gates: Array, u: Array) -> tuple[Array, Array]:
     """Return hidden states and cells, (n, t, h), and turn x W + b into the open gates, (n, t, 4, h), in place.
 
     A sigmoid is a tanh of half the size: sigmoid(z) = tanh(z / 2) / 2 + 1 / 2, so one tanh gives all four parts. A gate
-    is exact to the rounding of 1; functional.sigmoid is so to its own, for results that are far smaller, too.
+    is exact to the rounding of 1; functional.sigmoid is exact to the rounding of its result.
     """
     xp, (n, t, _, h) = array_module(gates), gates.shape
     size, middle = (xp.asarray([[a], [a], [b], [a]], dtype=gates.dtype) for a, b in ((0.5, 1.0), (0.5, 0.0)))
@@ -154,10 +185,7 @@ def _check(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor 
     k, h = x.shape[-1:], hidden_weight.shape[:1]
     wide = tuple(4 * length for length in h)
     if x.ndim != 3 or hidden_weight.ndim != 2 or input_weight.shape != k + wide or hidden_weight.shape != h + wide:
-        raise TensorError(
-            "shape",
-            f"lstm: the input has shape {x.shape}, the input weight {input_weight.shape} and the hidden weight "
-            f"{hidden_weight.shape}; expected (n, t, k), (k, 4 * h) and (h, 4 * h).",
-        )
+        shapes = {"input": x.shape, "input_weight": input_weight.shape, "hidden_weight": hidden_weight.shape}
+        raise shape_error("lstm", "(n, t, k), (k, 4 * h) and (h, 4 * h)", **shapes)
     if bias is not None and bias.shape != wide:
-        raise TensorError("shape", f"lstm: the bias has shape {bias.shape}; expected {wide}.")
+        raise shape_error("lstm", str(wide), bias=bias.shape)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
-from minipipe.functional.precision import in_float32
-from minipipe.tensor import Operand, Tensor, as_real, as_tensor, record
+from minipipe.functional.operands import as_real, axis_of, in_float32
+from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 Axis = int | tuple[int, ...] | None
 
@@ -20,10 +20,7 @@ Axis = int | tuple[int, ...] | None
 def axes_of(a: Tensor, axis: Axis) -> tuple[int, ...]:
     """Return the axes as a tuple of numbers from 0."""
     given = tuple(range(a.ndim)) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
-    for i in given:
-        if not -a.ndim <= i < a.ndim:
-            raise TensorError("shape", f"There is no axis {i} in a tensor of shape {a.shape}.")
-    return tuple(i % a.ndim for i in given)
+    return tuple(axis_of(i, a.shape) for i in given)
 
 
 def kept_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -129,9 +126,8 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
     kept = kept_shape(a.shape, axes)
     count = backend.prod(a.shape) // max(1, backend.prod(kept))
     if count <= correction:
-        raise TensorError(
-            "range", f"variance: the correction is {correction}; there must be more elements than that, not {count}."
-        )
+        message = f"variance: the correction is {correction}; expected less than the number of elements, {count}."
+        raise TensorError("range", message)
     centred = a.data - backend.reduce_sum(a.data, axes, True) / count
     divisor = count - correction
     result = backend.reduce_sum(centred * centred, axes, keepdims) / divisor

@@ -1,13 +1,17 @@
-"""Operations that move elements and compute nothing."""
+"""Operations that move, join and select elements, and compute nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from numbers import Real
 from typing import Any
 
 from minipipe.autograd import Leaf, backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError
+from minipipe.errors import TensorError, quoted
+from minipipe.functional.elementwise import check_broadcast, unbroadcast
+from minipipe.functional.operands import as_real, axis_of, in_float32, operands
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 
@@ -127,7 +131,7 @@ def identity(a: Tensor) -> Tensor:
 
 
 def contiguous(a: Tensor) -> Tensor:
-    """Return the tensor in C order, and see to it that its gradient will be, too.
+    """Return the tensor in C order, and have its gradient made so as well.
 
     A sequence does this between its layers, whether or not a pipeline cuts it there: a product sums in an order that
     depends on the strides of its operands, and an array from a message is always in C order.
@@ -145,3 +149,237 @@ def contiguous(a: Tensor) -> Tensor:
     if a.node is not None:
         a.node.is_boundary = True
     return a
+
+
+def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Return the tensors one behind the other along an axis.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Of one dtype, and of one shape but for that axis.
+    axis : int
+
+    Returns
+    -------
+    Tensor
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.concatenate([Tensor([[1.0, 2.0]]), Tensor([[3.0, 4.0]])])
+    Tensor([[1., 2.],
+            [3., 4.]])
+    """
+    tensors = _of_one_dtype("concatenate", tensors)
+    axis = axis_of(axis, tensors[0].shape)
+    others = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}
+    if len(others) > 1 or any(t.ndim != tensors[0].ndim for t in tensors):
+        shapes = ", ".join(str(tensor.shape) for tensor in tensors)
+        raise TensorError("shape", f"concatenate: shapes {shapes} differ elsewhere than along axis {axis}.")
+    xp = array_module(tensors[0].data)
+    inputs, start = [], 0
+    for tensor in tensors:
+        part = (slice(None),) * axis + (slice(start, start + tensor.shape[axis]), ...)
+        inputs.append((tensor, lambda g, part=part: g[part]))
+        start += tensor.shape[axis]
+    return record(xp.concat([tensor.data for tensor in tensors], axis=axis), *inputs)
+
+
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Return tensors of one shape side by side along a new axis, which will be number ``axis`` of the result.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Of one dtype and shape.
+    axis : int
+
+    Returns
+    -------
+    Tensor
+        With one axis more, as long as there are tensors.
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.stack([Tensor([1.0, 2.0]), Tensor([3.0, 4.0])], axis=1)
+    Tensor([[1., 3.],
+            [2., 4.]])
+    """
+    tensors = _of_one_dtype("stack", tensors)
+    if len({tensor.shape for tensor in tensors}) > 1:
+        shapes = ", ".join(str(tensor.shape) for tensor in tensors)
+        raise TensorError("shape", f"stack: shapes {shapes} differ; expected one shape for all.")
+    axis = axis_of(axis, (*tensors[0].shape, len(tensors)))
+    inputs = []
+    for i, tensor in enumerate(tensors):
+        part = (slice(None),) * axis + (i, ...)
+        inputs.append((tensor, lambda g, part=part: g[part]))
+    return record(array_module(tensors[0].data).stack([tensor.data for tensor in tensors], axis=axis), *inputs)
+
+
+def split(a: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+    """Return the parts of a tensor along an axis, each a view.
+
+    Parameters
+    ----------
+    a : Tensor
+    sections : int or sequence of int
+        The number of equal parts, as in NumPy; or the length of each part. (In PyTorch a number is the length.)
+    axis : int
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.split(Tensor([1.0, 2.0, 3.0]), [1, 2])
+    (Tensor([1.]), Tensor([2., 3.]))
+    """
+    a = as_tensor(a)
+    axis = axis_of(axis, a.shape)
+    length = a.shape[axis]
+    if isinstance(sections, Sequence):
+        sizes = list(sections)
+    elif sections >= 1 and length % sections == 0:
+        sizes = [length // int(sections)] * int(sections)
+    else:
+        raise TensorError("shape", f"split: axis {axis} of shape {a.shape} does not fall into {sections} equal parts.")
+    if any(size < 0 for size in sizes) or sum(sizes) != length:
+        raise TensorError("shape", f"split: lengths {sizes} do not add up to axis {axis} of shape {a.shape}.")
+    before = (slice(None),) * axis
+    return tuple(index(a, (*before, slice(stop - size, stop), ...)) for size, stop in zip(sizes, accumulate(sizes)))
+
+
+def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    tensors = [as_tensor(tensor) for tensor in tensors]
+    if not tensors:
+        raise TensorError("shape", f"{name}: no tensor was given; expected at least one.")
+    if len({str(tensor.dtype) for tensor in tensors}) > 1:
+        given = ", ".join(str(tensor.dtype) for tensor in tensors)
+        raise TensorError("dtype", f"{name}: the dtypes differ: {given}.")
+    return tensors
+
+
+def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
+    """Return a where the condition is true and b elsewhere; all three are broadcast.
+
+    Parameters
+    ----------
+    condition : array or Tensor of truth values
+        It has no gradient.
+    a, b : Tensor, array or number
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> functional.where(np.array([True, False]), Tensor([1.0, 2.0]), 0)
+    Tensor([1., 0.])
+    """
+    a, b = operands(a, b)
+    mask = _mask("where", condition, a)
+    for one, other in ((a, b), (mask, a), (mask, b)):
+        check_broadcast("where", one, other)
+    a_shape, b_shape = a.shape, b.shape
+    return record(
+        array_module(a.data).where(mask, a.data, b.data),
+        (a, lambda g: unbroadcast(backend.masked(g, mask), a_shape)),
+        (b, lambda g: unbroadcast(backend.masked(g, ~mask), b_shape)),
+    )
+
+
+def masked_fill(a: Operand, mask: Operand, value: float) -> Tensor:
+    """Return a with one number, for instance ``-math.inf``, wherever the mask is true; both are broadcast.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    mask : array or Tensor of truth values
+    value : float
+
+    Returns
+    -------
+    Tensor of the broadcast shape
+
+    Examples
+    --------
+    >>> import math
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> functional.masked_fill(Tensor([1.0, 2.0]), np.array([True, False]), -math.inf)
+    Tensor([-inf,   2.])
+    """
+    a = as_real(a)
+    mask = _mask("masked_fill", mask, a)
+    if not isinstance(value, Real):
+        message = f"masked_fill: value is {quoted(value)}; expected a number without a gradient."
+        raise TensorError("dtype", f"{message} where(mask, value, a) fills with a tensor.")
+    check_broadcast("masked_fill", a, mask)
+    if backend.is_half(a.dtype):
+        return in_float32(masked_fill, a, mask=mask, value=value)
+    shape = a.shape
+    result = array_module(a.data).where(mask, float(value), a.data)
+    return record(result, (a, lambda g: unbroadcast(backend.masked(g, ~mask), shape)))
+
+
+def _mask(name: str, mask: Operand, like: Tensor) -> Array:
+    """Return a mask as an array of truth values."""
+    values = mask.data if isinstance(mask, Tensor) else backend.as_array(mask, like=like.data)
+    if not backend.is_boolean(values.dtype):
+        raise TensorError("dtype", f"{name}: the mask must hold truth values (bool); this one is {values.dtype}.")
+    return values
+
+
+def clip(a: Operand, low: float | None = None, high: float | None = None) -> Tensor:
+    """Return a with smaller elements raised to ``low`` and larger ones lowered to ``high``; None sets no bound.
+
+    The gradient is 1 from bound to bound, the bounds included, and 0 beyond.
+
+    Parameters
+    ----------
+    a : Tensor of any shape
+    low, high : float, optional
+        One of them at least.
+
+    Returns
+    -------
+    Tensor of the same shape
+
+    Raises
+    ------
+    TensorError
+        Code ``range``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.clip(Tensor([-3.0, 0.5, 7.0]), low=0, high=1)
+    Tensor([0. , 0.5, 1. ])
+    """
+    a = as_real(a)
+    if low is None and high is None:
+        raise TensorError("range", "clip: neither low nor high was given; expected one bound at least.")
+    if low is not None and high is not None and low > high:
+        raise TensorError("range", f"clip: low is {low}, which lies above high, {high}.")
+    if backend.is_half(a.dtype):
+        return in_float32(clip, a, low=low, high=high)
+    result = array_module(a.data).clip(
+        a.data, None if low is None else float(low), None if high is None else float(high)
+    )
+    is_kept = result == a.data
+    return record(result, (a, lambda g: backend.masked(g, is_kept)))

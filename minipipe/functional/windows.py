@@ -1,6 +1,13 @@
-"""How a kernel moves over series or images: its windows, what they meet, and what can be wrong with them.
+"""Convolutions, in PyTorch's layout: images are (n, channels, height, width).
 
-Convolutions and pooling share it. Series have the shape (n, channels, length), images (n, channels, height, width).
+A convolution is one matrix product. Each window of the input becomes a column of a matrix (this is called im2col), and
+each output channel is a row of weights:
+
+    result = weights @ columns                (o, n * oh * ow) = (o, c * kh * kw) @ (c * kh * kw, n * oh * ow)
+
+So its gradients are those of a product, ``weights.T @ g`` and ``g @ columns.T``; the first is a gradient of columns,
+and every column is added back to the window that it came from. With groups it is one such product for each group, of
+its own rows and columns: (groups, o / groups, …) @ (groups, c / groups * kh * kw, …).
 """
 
 from __future__ import annotations
@@ -14,7 +21,10 @@ from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError
+from minipipe.errors import TensorError, shape_error
+from minipipe.functional.operands import as_real, operands
+from minipipe.functional.reduction import mean
+from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 Shape = tuple[int, ...]
 AXES = {1: ("length",), 2: ("height", "width")}
@@ -44,26 +54,6 @@ class Windows:
     strides: Shape
     paddings: tuple[tuple[int, int], ...]  # zeros before and after, along each axis
     dilations: Shape  # from one element of the kernel to the next
-
-    @classmethod
-    def checked(cls, name: str, *settings: Any) -> Windows:
-        """Return the windows of an operation, once it is clear that the kernel fits.
-
-        Raises
-        ------
-        TensorError
-            Code ``shape``.
-        """
-        windows = cls(*settings)
-        if any(not 1 <= extent <= length for extent, length in zip(windows.extent, windows.padded[2:])):
-            dilated = f", {windows.extent} dilated," if set(windows.dilations) != {1} else ""
-            raise TensorError(
-                "shape",
-                f"{name}: a kernel of size {windows.kernel}{dilated} does not fit into the input of shape "
-                f"{windows.shape}, whose last axes are {windows.padded[2:]} long with padding. Take a smaller kernel "
-                "(at least 1), a larger input or more padding.",
-            )
-        return windows
 
     @cached_property
     def extent(self) -> Shape:
@@ -123,3 +113,411 @@ class Windows:
 def swapped(x: Array) -> Array:
     """Return the array with its first two axes exchanged, samples and channels."""
     return array_module(x).permute_dims(x, (1, 0, *range(2, len(x.shape))))
+
+
+def conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Shape = 1,
+    padding: int | Shape | str = 0,
+    dilation: int | Shape = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Return the cross-correlation of series with kernels, plus the bias of each output channel.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, in_channels, length)
+    weight : Tensor of shape (out_channels, in_channels / groups, kernel)
+    bias : Tensor of shape (out_channels,), optional
+    stride : int
+        How far the kernel moves from one window to the next.
+    padding : int or "same"
+        How many zeros are put before and after; see :func:`conv2d`.
+    dilation : int
+        The distance between neighbours in the kernel.
+    groups : int
+        Into how many groups the channels are divided; see :func:`conv2d`.
+
+    Returns
+    -------
+    Tensor of shape (n, out_channels, (length + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape``, ``range`` and ``dtype``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> x, differences = Tensor([[[1.0, 2.0, 4.0, 8.0]]]), Tensor([[[-1.0, 1.0]]])
+    >>> functional.conv1d(x, differences)
+    Tensor([[[1., 2., 4.]]])
+    >>> functional.conv1d(x, differences, dilation=2)
+    Tensor([[[3., 6.]]])
+    """
+    return _convolution("conv1d", 1, x, weight, bias, (stride, padding, dilation), groups)
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Shape = 1,
+    padding: int | Shape | str = 0,
+    dilation: int | Shape = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Return the cross-correlation of images with kernels, plus the bias of each output channel.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, in_channels, height, width)
+    weight : Tensor of shape (out_channels, in_channels / groups, kernel height, kernel width)
+    bias : Tensor of shape (out_channels,), optional
+    stride : int or (int, int)
+        How far the kernel moves from one window to the next, down and to the right.
+    padding : int, (int, int) or "same"
+        How many zeros are put above and below, and left and right. "same" keeps height and width, with stride 1; where
+        the number of zeros is odd, as for a kernel of even length, the one more comes after.
+    dilation : int or (int, int)
+        The distance between neighbours in the kernel, down and to the right.
+    groups : int
+        Divides both numbers of channels. The outputs of the g-th group see the inputs of the g-th group alone; with as
+        many groups as input channels it is called depthwise.
+
+    Returns
+    -------
+    Tensor of shape (n, out_channels, oh, ow)
+        With oh = (height + 2 * padding - dilation * (kernel height - 1) - 1) // stride + 1, and ow alike.
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape``, ``range`` and ``dtype``.
+
+    Notes
+    -----
+    The columns take as much memory as the input, times the size of the kernel. They live only inside the product:
+    the graph keeps the input, and the gradient of the weight gathers them again, about a tenth of the step's time.
+    PyTorch has kernels that need no columns.
+
+    References
+    ----------
+    Yu, Koltun 2016, "Multi-scale context aggregation by dilated convolutions", equation 2. Krizhevsky et al. 2012,
+    "ImageNet classification with deep convolutional neural networks", figure 2, has two groups.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> images, sums = Tensor(np.ones((1, 1, 3, 4))), Tensor(np.ones((1, 1, 2, 2)))
+    >>> functional.conv2d(images, sums).numpy().tolist()
+    [[[[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]]]
+    >>> functional.conv2d(images, sums, padding="same").numpy().tolist()
+    [[[[4.0, 4.0, 4.0, 2.0], [4.0, 4.0, 4.0, 2.0], [2.0, 2.0, 2.0, 1.0]]]]
+    """
+    return _convolution("conv2d", 2, x, weight, bias, (stride, padding, dilation), groups)
+
+
+def check_padding(name: str, padding: Any, strides: Shape) -> Any:
+    """Return a padding for each axis, or "same".
+
+    Raises
+    ------
+    TensorError
+        Code ``range``.
+    """
+    if padding != "same":
+        return per_axis(name, "padding", padding, len(strides), 0, ', or "same"')
+    if set(strides) != {1}:
+        message = f'{name}: padding is "same" and stride {strides}; expected stride 1, or a number for the padding.'
+        raise TensorError("range", message)
+    return padding
+
+
+def check_groups(name: str, groups: Any, in_channels: int, out_channels: int) -> int:
+    """Return the number of groups, which divides both numbers of channels.
+
+    Raises
+    ------
+    TensorError
+        Code ``range``.
+    """
+    (count,) = per_axis(name, "groups", groups, 1)
+    if in_channels % count or out_channels % count:
+        raise TensorError(
+            "range",
+            f"{name}: groups is {count}; expected a divisor of the {in_channels} input channels and of the "
+            f"{out_channels} output channels.",
+        )
+    return count
+
+
+def _convolution(
+    name: str, num_axes: int, x: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, ...], groups: Any
+) -> Tensor:
+    x, weight = operands(x, weight)
+    bias = None if bias is None else operands(x, bias)[1]
+    groups = _check(name, num_axes, x, weight, bias, groups)
+    windows = _windows(name, x.shape, weight.shape[2:], *settings)
+    data, shape, size = x.data, weight.shape, backend.prod(weight.shape[1:])
+    outs, num_columns = shape[0] // groups, x.shape[0] * backend.prod(windows.number)
+    matrices = backend.reshape(weight.data, (groups, outs, size))
+
+    def columns() -> Array:
+        return backend.reshape(windows.columns(data), (groups, size, num_columns))
+
+    def by_group(g: Array) -> Array:
+        """Return the gradient of the result as a matrix for each group, with a row for each of its channels."""
+        return backend.reshape(swapped(g), (groups, outs, num_columns))
+
+    def of_input(g: Array) -> Array:
+        return windows.add_columns(backend.matmul(matrices.mT, by_group(g)))
+
+    def of_weight(g: Array) -> Array:
+        return backend.reshape(backend.matmul(by_group(g), columns().mT), shape)
+
+    inputs = [(x, of_input), (weight, of_weight)]
+    result = backend.matmul(matrices, columns())
+    if bias is not None:
+        axes = (0, *range(2, x.ndim))
+        result += backend.reshape(bias.data, (groups, outs, 1))
+        inputs.append((bias, lambda g: backend.reduce_sum(g, axis=axes)))
+    by_channel = backend.reshape(result, (shape[0], x.shape[0], *windows.number))
+    return record(backend.contiguous(swapped(by_channel)), *inputs)
+
+
+def _windows(name: str, image: Shape, kernel: Shape, stride: Any, padding: Any = 0, dilation: Any = 1) -> Windows:
+    strides = per_axis(name, "stride", stride, len(kernel))
+    dilations = per_axis(name, "dilation", dilation, len(kernel))
+    padding = check_padding(name, padding, strides)
+    if padding == "same":
+        missing = [step * (size - 1) for size, step in zip(kernel, dilations)]
+        zeros = tuple((each // 2, each - each // 2) for each in missing)
+    else:
+        zeros = tuple((each, each) for each in padding)
+    windows = Windows(image, kernel, strides, zeros, dilations)
+    if any(not 1 <= extent <= length for extent, length in zip(windows.extent, windows.padded[2:])):
+        expected = f"a kernel that fits into {windows.padded[2:]}, the last axes with padding"
+        dilated = {"dilated_kernel": windows.extent} if set(dilations) != {1} else {}
+        raise shape_error(name, expected, input=image, kernel=kernel, **dilated)
+    return windows
+
+
+def _check(name: str, num_axes: int, x: Tensor, weight: Tensor, bias: Tensor | None, groups: Any) -> int:
+    """Check the shapes of all operands, and return the number of groups."""
+    axes = ", ".join(AXES[num_axes])
+    if x.ndim != 2 + num_axes or weight.ndim != 2 + num_axes:
+        expected = f"(n, in_channels, {axes}) and (out_channels, in_channels / groups, {axes} of the kernel)"
+        hint = "; images of one channel have that axis as well: images[:, None]" if x.ndim == 1 + num_axes else ""
+        raise shape_error(name, expected + hint, input=x.shape, weight=weight.shape)
+    groups = check_groups(name, groups, x.shape[1], weight.shape[0])
+    if x.shape[1] != groups * weight.shape[1]:
+        expected = f"{groups} * {weight.shape[1]} channels" if groups > 1 else f"{weight.shape[1]} channels"
+        raise shape_error(name, f"{expected}, the second axis of the weight", input=x.shape, weight=weight.shape)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise shape_error(name, str(weight.shape[:1]), bias=bias.shape)
+    return groups
+
+
+def max_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
+    """Return the largest element of each window of a series; the rules are those of :func:`max_pool2d`.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, channels, length)
+    kernel : int
+        Length of a window.
+    stride : int, optional
+        How far it moves; by default ``kernel``.
+
+    Returns
+    -------
+    Tensor of shape (n, channels, (length - kernel) // stride + 1)
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``range``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.max_pool1d(Tensor([[[1.0, 5.0, 2.0, 3.0]]]), kernel=2)
+    Tensor([[[5., 3.]]])
+    """
+    return _max_pool("max_pool1d", 1, x, kernel, stride)
+
+
+def max_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
+    """Return the largest element of each window.
+
+    Where several are largest, the first of them (row by row) takes the gradient, as in PyTorch. Rows and columns at
+    the end that fill no window are dropped.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, channels, height, width)
+    kernel : int or (int, int)
+        Height and width of a window.
+    stride : int or (int, int), optional
+        How far it moves down and to the right; by default ``kernel``, so that windows neither overlap nor leave gaps.
+
+    Returns
+    -------
+    Tensor of shape (n, channels, (height - kernel height) // stride + 1, (width - kernel width) // stride + 1)
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``range``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> functional.max_pool2d(Tensor(np.arange(16.0).reshape(1, 1, 4, 4)), kernel=2).numpy().tolist()
+    [[[[5.0, 7.0], [13.0, 15.0]]]]
+    """
+    return _max_pool("max_pool2d", 2, x, kernel, stride)
+
+
+def avg_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
+    """Return the mean of each window of a series; the rules are those of :func:`avg_pool2d`.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, channels, length)
+    kernel : int
+        Length of a window.
+    stride : int, optional
+        How far it moves; by default ``kernel``.
+
+    Returns
+    -------
+    Tensor of shape (n, channels, (length - kernel) // stride + 1)
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``range``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.avg_pool1d(Tensor([[[1.0, 5.0, 2.0, 3.0]]]), kernel=2)
+    Tensor([[[3. , 2.5]]])
+    """
+    return _avg_pool("avg_pool1d", 1, x, kernel, stride)
+
+
+def avg_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
+    """Return the mean of each window. Rows and columns at the end that fill no window are dropped.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, channels, height, width)
+    kernel : int or (int, int)
+        Height and width of a window.
+    stride : int or (int, int), optional
+        How far it moves down and to the right; by default ``kernel``, so that windows neither overlap nor leave gaps.
+
+    Returns
+    -------
+    Tensor of shape (n, channels, (height - kernel height) // stride + 1, (width - kernel width) // stride + 1)
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``range``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, functional
+    >>> functional.avg_pool2d(Tensor(np.arange(16.0).reshape(1, 1, 4, 4)), kernel=2).numpy().tolist()
+    [[[[2.5, 4.5], [10.5, 12.5]]]]
+    """
+    return _avg_pool("avg_pool2d", 2, x, kernel, stride)
+
+
+def global_avg_pool(x: Operand) -> Tensor:
+    """Return the mean of each channel over all its positions, whatever their number.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, channels, *spatial)
+        At least one axis behind the channels, none of them empty.
+
+    Returns
+    -------
+    Tensor of shape (n, channels)
+
+    Raises
+    ------
+    TensorError
+        Code ``shape``.
+
+    References
+    ----------
+    Lin, Chen, Yan 2014, "Network in network", section 3.2.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, functional
+    >>> functional.global_avg_pool(Tensor([[[1.0, 3.0], [10.0, 30.0]]]))
+    Tensor([[ 2., 20.]])
+    """
+    x = as_real(x)
+    if x.ndim < 3 or 0 in x.shape[2:]:
+        raise shape_error("global_avg_pool", "(n, channels, *spatial), with positions", input=x.shape)
+    return mean(x, tuple(range(2, x.ndim)))
+
+
+def _max_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) -> Tensor:
+    x = as_tensor(x)
+    places = list(_windows_of_pool(name, num_axes, x, kernel, stride).places())
+    xp, data, shape, dtype = array_module(x.data), x.data, x.shape, x.data.dtype
+    best = data[places[0]]
+    # Which place of its window won: one byte for each result is all that the gradient needs.
+    winner = xp.zeros(best.shape, dtype=xp.uint8 if len(places) <= 256 else xp.int32)
+    for number, place in enumerate(places[1:], start=1):
+        candidate = data[place]
+        winner = xp.where(candidate > best, xp.asarray(number, dtype=winner.dtype), winner)
+        best = xp.maximum(best, candidate)
+
+    def to_winners(g: Array) -> Array:
+        result = xp.zeros(shape, dtype=dtype)
+        for number, place in enumerate(places):
+            result[place] += backend.masked(g, winner == number)
+        return result
+
+    return record(best, (x, to_winners))
+
+
+def _avg_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) -> Tensor:
+    x = as_real(x)
+    places = list(_windows_of_pool(name, num_axes, x, kernel, stride).places())
+    xp, data, shape, dtype = array_module(x.data), x.data, x.shape, x.data.dtype
+    result = xp.zeros(data[places[0]].shape, dtype=dtype)
+    for place in places:
+        result += data[place]
+    result /= len(places)
+
+    def spread(g: Array) -> Array:
+        result, share = xp.zeros(shape, dtype=dtype), g / len(places)
+        for place in places:
+            result[place] += share
+        return result
+
+    return record(result, (x, spread))
+
+
+def _windows_of_pool(name: str, num_axes: int, x: Tensor, kernel: Any, stride: Any) -> Windows:
+    kernel = per_axis(name, "kernel", kernel, num_axes)
+    if x.ndim != 2 + num_axes:
+        raise shape_error(name, f"(n, channels, {', '.join(AXES[num_axes])})", input=x.shape)
+    return _windows(name, x.shape, kernel, kernel if stride is None else stride)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from minipipe.autograd import backend
 from minipipe.autograd.grad_mode import setting
 from minipipe.errors import ArgumentError, TensorError
-from minipipe.functional.precision import in_full
+from minipipe.functional.operands import in_full
 from minipipe.functional.shape import reshape
 from minipipe.nn.function import text_of
 from minipipe.nn.module import Module

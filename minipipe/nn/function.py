@@ -9,6 +9,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+from minipipe import functional
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError
 from minipipe.nn.module import Module
@@ -40,7 +41,7 @@ class Function(Module):
     --------
     >>> from minipipe import Tensor, functional, nn
     >>> nn.Function(functional.relu)
-    Function(minipipe.functional.activation.relu)
+    Function(minipipe.functional.relu)
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Function(lambda x: (x, x.mean(axis=1, keepdims=True))))
     >>> model = nn.Sequential(*model, nn.Function(lambda pair: pair[0] - pair[1]))
     >>> model(Tensor([[1.0, 2.0, 3.0, 4.0]])).shape
@@ -134,6 +135,8 @@ def _named(values: dict[str, Any], outer: tuple[Any, ...]) -> list[str]:
 def _name_of(value: Any) -> str:
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", value.__name__)
+    if vars(functional).get(name) is value:
+        module = functional.__name__  # where users find it, whatever the file
     return f"{module}.{name}" if module else name
 
 

@@ -9,9 +9,8 @@ import math
 from typing import Any
 
 from minipipe import functional
-from minipipe.functional.cross_entropy import label_weight
-from minipipe.functional.loss import broadcast_weights, check_reduction, total_weight
-from minipipe.functional.precision import in_full
+from minipipe.functional.loss import broadcast_weights, check_reduction, label_weight, total_weight
+from minipipe.functional.operands import in_full
 from minipipe.nn.module import Module
 from minipipe.tensor import Operand, Tensor, as_tensor
 

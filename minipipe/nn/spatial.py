@@ -6,8 +6,7 @@ from typing import Any
 
 from minipipe import functional
 from minipipe.autograd.backend import prod
-from minipipe.functional.convolution import check_groups, check_padding
-from minipipe.functional.windows import per_axis
+from minipipe.functional.windows import check_groups, check_padding, per_axis
 from minipipe.nn.initialisers import Initialiser, constant, he_uniform
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter

@@ -106,14 +106,14 @@ def test_a_block_under_a_mask_that_hides_nothing_is_the_block_without_one(dropou
 
 
 WRONG = {
-    "a float mask, as PyTorch adds it": (np.zeros((2, 5)), "dtype", "float64; expected truth values, True where"),
-    "numbers of segments": (np.array([[1, 1, 2, 2, 0]] * 2), "range", r"other numbers than 0 and 1.*mask > 0"),
+    "a float mask, as PyTorch adds it": (np.zeros((2, 5)), "dtype", "float64; expected truth values, or 1 where"),
+    "numbers of segments": (np.array([[1, 1, 2, 2, 0]] * 2), "range", r"numbers other than 0 and 1.*mask > 0"),
     "by query alone": (np.ones((4, 5), bool), "shape", r"shape \(4, 5\); expected \(2, 5\) or \(2, 4, 5\)"),
     "by head": (np.ones((2, 1, 4, 5), bool), "shape", r"expected \(2, 5\) or \(2, 4, 5\)"),
-    "one axis": (np.ones(5, bool), "shape", "the mask has shape"),
-    "another number of keys": (np.ones((2, 4), bool), "shape", "the mask has shape"),
-    "turned": (np.ones((2, 5, 4), bool), "shape", "the mask has shape"),
-    "another number of samples": (np.ones((3, 5), bool), "shape", "the mask has shape"),
+    "one axis": (np.ones(5, bool), "shape", "mask has shape"),
+    "another number of keys": (np.ones((2, 4), bool), "shape", "mask has shape"),
+    "turned": (np.ones((2, 5, 4), bool), "shape", "mask has shape"),
+    "another number of samples": (np.ones((3, 5), bool), "shape", "mask has shape"),
 }
 
 
@@ -127,9 +127,9 @@ def test_what_is_no_mask_is_refused(mask, code, words):
 
 def test_queries_without_samples_take_no_mask():
     query = Tensor(normal(0, 4, 3))
-    with pytest.raises(TensorError, match="expected queries of three axes or more"):
+    with pytest.raises(TensorError, match="expected a query of three axes or more"):
         F.attention(query, query, query, mask=np.ones((4, 4), bool))
-    with pytest.raises(TensorError, match="^self_attention: the mask"):
+    with pytest.raises(TensorError, match="^self_attention: mask has shape"):
         nn.MultiHeadAttention(3, 1)(Tensor(normal(0, 2, 4, 3)), np.ones((4, 4), bool))
 
 

@@ -131,14 +131,14 @@ WRONG_GROUPS = {
 
 @pytest.mark.parametrize("heads", WRONG_GROUPS.values(), ids=WRONG_GROUPS)
 def test_arrays_whose_heads_do_not_fit_are_refused(heads):
-    with pytest.raises(TensorError, match="^attention: .* may be a multiple in the queries") as caught:
+    with pytest.raises(TensorError, match="^attention: .* the query may have a multiple of heads") as caught:
         F.attention(*(normal(0, 2, number, 3, 2) for number in heads))
     assert caught.value.code == "shape"
 
 
 @pytest.mark.parametrize(("num_heads", "shared"), [(4, 3), (4, 0), (2, 4), (3, 3), (0, None)])
 def test_projections_that_are_not_those_of_the_heads_are_refused(num_heads, shared):
-    with pytest.raises(TensorError, match="^self_attention: the projections have shape") as caught:
+    with pytest.raises(TensorError, match="^self_attention: projections has shape") as caught:
         F.self_attention(normal(0, 2, 3, 8), num_heads, num_key_value_heads=shared)
     assert caught.value.code == "shape"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, functional
-from minipipe.functional.cross_entropy import label_weight
+from minipipe.functional.loss import label_weight
 from minipipe.testing import check_gradients
 from tests.strategies import examples
 

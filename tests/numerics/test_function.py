@@ -78,10 +78,10 @@ def test_what_is_no_tensor_is_refused_where_it_leaves_the_layer():
 
 
 def test_a_function_that_can_be_imported_is_known_by_its_name():
-    assert repr(nn.Function(functional.relu)) == "Function(minipipe.functional.activation.relu)"
+    assert repr(nn.Function(functional.relu)) == "Function(minipipe.functional.relu)"
     assert repr(nn.Function(tripled)) == f"Function({__name__}.tripled)"
     assert repr(nn.Function(len)) == "Function(builtins.len)" and repr(nn.Function(np.exp)).endswith("exp)")
-    softmax = "minipipe.functional.softmax.softmax"
+    softmax = "minipipe.functional.softmax"
     assert repr(nn.Function(partial(functional.softmax, axis=1))) == f"Function(partial({softmax}, axis=1))"
 
 

@@ -15,7 +15,7 @@ from minipipe.autograd import StageInput, backward_input
 from minipipe.autograd.memory import held_bytes
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.functional import recurrent
-from minipipe.functional.once import once
+from minipipe.functional.recurrent import once
 from minipipe.testing import check_gradients, same_bits
 from tests.numerics.checks import check_two_halves, numbers
 from tests.strategies import examples
@@ -199,7 +199,7 @@ def test_lengths_that_are_no_whole_numbers_and_inputs_of_another_shape_are_refus
     with pytest.raises(ArgumentError, match=r"LSTM: hidden is 4\.0; expected a whole number"):
         nn.LSTM(3, 8 / 2)
     for shape in ((2, 3), (2, 5, 4), (1, 2, 5, 3)):
-        with pytest.raises(TensorError, match=r"lstm: the input has shape .* expected \(n, t, k\), \(k, 4") as caught:
+        with pytest.raises(TensorError, match=r"lstm: input has shape .* expected \(n, t, k\), \(k, 4") as caught:
             nn.LSTM(3, 4)(Tensor(np.ones(shape, np.float32)))
         assert caught.value.code == "shape"
 

@@ -104,7 +104,7 @@ def test_labels_that_name_no_class_for_each_row_are_refused(labels, code):
 
 
 def test_the_message_about_labels_gives_their_range_and_the_number_of_classes():
-    with pytest.raises(TensorError, match=r"labels run from -1 to 7, but there are 3 classes"):
+    with pytest.raises(TensorError, match=r"labels run from -1 to 7; expected 0 to 2"):
         functional.cross_entropy(SCORES, [-1, 7])
 
 
@@ -311,7 +311,7 @@ def test_variance_does_not_lose_its_digits_to_a_large_mean():
 
 @pytest.mark.parametrize("shape, correction", [((1, 3), 1), ((0, 3), 0), ((2, 3), 3)])
 def test_a_variance_of_too_few_elements_is_refused(shape, correction):
-    with pytest.raises(TensorError, match=rf"correction is {correction}; .* not {shape[0]}\.") as caught:
+    with pytest.raises(TensorError, match=rf"correction is {correction}; .* elements, {shape[0]}\.") as caught:
         Tensor(np.ones(shape)).var(axis=0, correction=correction)
     assert caught.value.code == "range"
 

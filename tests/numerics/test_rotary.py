@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minipipe import Tensor, nn
 from minipipe import functional as F
 from minipipe.errors import ArgumentError, TensorError
-from minipipe.functional.rotary import Rotation
+from minipipe.functional.attention import Rotation
 from minipipe.testing import check_gradients
 from tests.strategies import examples
 
@@ -89,9 +89,21 @@ def test_a_block_passes_the_base_on_and_tells_it():
 WRONG = {
     "a single vector": (lambda: F.rotary(normal(0, 4)), "shape", "expected"),
     "an odd width": (lambda: F.rotary(normal(0, 3, 5)), "shape", "d even"),
-    "positions of another length": (lambda: F.rotary(normal(0, 3, 4), [0, 1]), "shape", r"want \(3,\)\."),
-    "positions of samples that are not there": (lambda: F.rotary(normal(0, 3, 4), [[0, 1, 2]]), "shape", "want"),
-    "of other samples": (lambda: F.rotary(normal(0, 2, 3, 4), [[0, 1, 2]]), "shape", r"want \(3,\) or \(2, 3\)"),
+    "positions of another length": (
+        lambda: F.rotary(normal(0, 3, 4), [0, 1]),
+        "shape",
+        r"expected positions \(3,\)\.",
+    ),
+    "positions of samples that are not there": (
+        lambda: F.rotary(normal(0, 3, 4), [[0, 1, 2]]),
+        "shape",
+        r"\(1, 3\); expected",
+    ),
+    "of other samples": (
+        lambda: F.rotary(normal(0, 2, 3, 4), [[0, 1, 2]]),
+        "shape",
+        r"positions \(3,\) or \(2, 3\)",
+    ),
     "between positions": (lambda: F.rotary(normal(0, 2, 4), [0.0, 0.5]), "dtype", "whole numbers"),
     "a base of zero": (lambda: F.rotary(normal(0, 2, 4), base=0.0), "range", "above 0"),
     "in attention": (

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Schedule, Tensor, functional, nn, spawn
+from minipipe.functional import over_rows
 from minipipe.schedules.transforms import split_backward
 from minipipe.testing import one_process_step
 from tests.strategies import NAMES, build, examples
@@ -138,13 +139,14 @@ def test_gradients_are_those_of_one_process_but_for_rounding(name, recompute):
 
 @pytest.mark.parametrize("stacks, num_products", [(False, 4), (True, 1)])
 def test_neighbouring_w_are_one_product(monkeypatch, stacks, num_products):
-    calls, gradient_of_weight = [], linear._gradient_of_weight
+    calls, gradient_of_weight = [], linear.gradient_of_weight
 
     def counted(rows, g):
         calls.append(rows.shape)
         return gradient_of_weight(rows, g)
 
-    monkeypatch.setattr(linear, "_gradient_of_weight", counted)
+    monkeypatch.setattr(linear, "gradient_of_weight", counted)
+    monkeypatch.setattr(over_rows, "SUMS_OVER_ROWS", (counted, linear.gradient_of_bias))
     model = nn.Sequential(nn.Linear(3, 2)).initialise(0)
     inputs, targets = np.ones((8, 3), np.float32), np.ones((8, 2), np.float32)
     gradients(model, all_w_last(4, 1), inputs, targets, 1, stack_weight_gradients=stacks)
@@ -152,8 +154,14 @@ def test_neighbouring_w_are_one_product(monkeypatch, stacks, num_products):
 
 
 def test_only_w_with_no_other_computation_between_them_are(monkeypatch):
-    calls, gradient_of_weight = [], linear._gradient_of_weight
-    monkeypatch.setattr(linear, "_gradient_of_weight", lambda *a: calls.append(len(a[0])) or gradient_of_weight(*a))
+    calls, gradient_of_weight = [], linear.gradient_of_weight
+
+    def counted(rows, g):
+        calls.append(len(rows))
+        return gradient_of_weight(rows, g)
+
+    monkeypatch.setattr(linear, "gradient_of_weight", counted)
+    monkeypatch.setattr(over_rows, "SUMS_OVER_ROWS", (counted, linear.gradient_of_bias))
     model = nn.Sequential(nn.Linear(2, 2)).initialise(0)
     schedule = Schedule.from_text("F0 F1 F2 I0 I1 W0 W1 I2 W2")
     gradients(model, schedule, np.ones((3, 2)), np.ones((3, 2)), 1, stack_weight_gradients=True)
