@@ -141,14 +141,20 @@ class Axis:
         length = self.duration * factor
         if not self.scale:
             return ((0.0, "0"),)
-        widest = text_width(f"{_round_step(length / 10) * 9:.10g}", self.tick_size)
-        step = _round_step(length / max(1, min(12, int(self.room / (widest + 2.5 * self.tick_size)))))
+        widest = text_width(f"{round_step(length / 10) * 9:.10g}", self.tick_size)
+        step = round_step(length / max(1, min(12, int(self.room / (widest + 2.5 * self.tick_size)))))
         marks = (i * step for i in range(math.floor(length / step * (1 + 1e-12)) + 1))
         return tuple((mark / factor, f"{mark:.10g}") for mark in marks)
 
 
-def _round_step(least: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is not below ``least``."""
+def round_step(least: float) -> float:
+    """Return the smallest of 1, 2 and 5 times a power of ten that is not below ``least``.
+
+    Examples
+    --------
+    >>> round_step(0.3), round_step(20.0), round_step(21.0)
+    (0.5, 20.0, 50.0)
+    """
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
 

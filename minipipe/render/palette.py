@@ -7,6 +7,7 @@ simulates after Machado, Oliveira and Fernandes 2009. No drawing relies on colou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from colorsys import hsv_to_rgb, rgb_to_hsv
 from types import MappingProxyType
 from typing import NamedTuple
@@ -96,12 +97,18 @@ def _text_on(colour: str) -> str:
 
 def _contrast(first: str, second: str) -> float:
     """Return the contrast of two colours, from 1 to 21, as the Web Content Accessibility Guidelines 2.1 define it."""
-    darker, lighter = sorted(map(_luminance, (first, second)))
+    darker, lighter = sorted(luminance(_channels(colour)) for colour in (first, second))
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def _luminance(colour: str) -> float:
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in _channels(colour)]
+def luminance(channels: Sequence[float]) -> float:
+    """Return the relative luminance of red, green and blue, each from 0 to 1: 0 for black, 1 for white.
+
+    References
+    ----------
+    Web Content Accessibility Guidelines 2.1, "relative luminance".
+    """
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TextIO
 
+from minipipe.render import palette
 from minipipe.schedules.action import ActionKind
 
 _GREYS = (247, 243, 240, 237)
@@ -83,14 +84,11 @@ def ground(kind: ActionKind, chunk: int, is_label: bool = True) -> str:
 def luminance(colour: int) -> float:
     """Return the relative luminance of one of the colours 16 to 255, from 0 (black) to 1 (white).
 
-    References
-    ----------
-    Web Content Accessibility Guidelines 2.1, "relative luminance". Above 0.18, black text is more legible than white.
+    Above 0.18, black text is more legible than white.
     """
     if colour >= 232:
         channels = [8 + 10 * (colour - 232)] * 3
     else:
         steps = (0, 95, 135, 175, 215, 255)
         channels = [steps[(colour - 16) // weight % 6] for weight in (36, 6, 1)]
-    linear = [((c / 255 + 0.055) / 1.055) ** 2.4 if c > 10 else c / 255 / 12.92 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return palette.luminance([channel / 255 for channel in channels])

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from minipipe.errors import ArgumentError
 from minipipe.io import MOST_CHARACTERS
 from minipipe.render.descriptions import caption, title
+from minipipe.render.layout import round_step
 from minipipe.render.panel import Panel, panels_of
 from minipipe.render.terminal import IDLE, ground, paint
 from minipipe.schedules.action import Action, ActionKind
@@ -240,7 +241,7 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     ------
     ArgumentError
         Codes of :func:`minipipe.render.panel.panels_of`; code ``value`` if the width is less than 40, or if
-        there would be more characters than ``limits.MOST_CHARACTERS``.
+        there would be more characters than ``MOST_CHARACTERS``.
 
     Examples
     --------
@@ -284,14 +285,22 @@ def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
     spans = drawn_spans(timeline.spans[rank])
     places = places_of(spans, timeline.start, columns)
     cells: list[Cell] = [(_IDLE, IDLE)] * max(length, places[-1][1] if places else 0)
-    for (action, _, _), (first, last) in zip(spans, places):
-        names = labels(panel, rank, action, columns.names_stages)
-        label = next((text for text in names if len(text) <= last - first), "")
-        chunk = panel.chunk_of(rank, action.stage)
-        text, rest = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
-        fill = FILL.get(action.kind, "+") * (last - first - len(label))
-        cells[first:last] = [*((sign, text) for sign in label), *((sign, rest) for sign in fill)]
+    for span, (first, last) in zip(spans, places):
+        cells[first:last] = action_cells(panel, rank, span.action, last - first, columns.names_stages)
     return cells
+
+
+def action_cells(
+    panel: Panel, rank: int, action: Action, length: int, names_stages: bool, has_begun: bool = True
+) -> list[Cell]:
+    """Return the cells of an action: as much of its label as fits, and its fill; a future one is its label alone."""
+    label = next((text for text in labels(panel, rank, action, names_stages) if len(text) <= length), "")
+    rest = length - len(label)
+    if not has_begun:
+        return [(letter, IDLE) for letter in label] + [_EMPTY] * rest
+    chunk = panel.chunk_of(rank, action.stage)
+    text, fill = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
+    return [(letter, text) for letter in label] + [(FILL.get(action.kind, "+"), fill)] * rest
 
 
 def paint_cells(cells: Sequence[Cell], colour: bool) -> str:
@@ -318,8 +327,7 @@ def _ticks(start: float, end: float, least_step: float) -> Iterator[float]:
     """Yield the multiples of 1, 2 or 5 times a power of ten from ``start`` on, ``least_step`` apart or more."""
     if not 1e-300 < least_step < 1e300:
         return
-    power = 10.0 ** math.floor(math.log10(least_step))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least_step * (1 - 1e-9))
+    step = round_step(least_step)
     for count in range(math.ceil(start / step - 1e-9), math.ceil(end / step - 1e-9)):
         yield float(f"{count * step:.12g}")
 

@@ -277,17 +277,9 @@ def snapshot_as_data(walkthrough: Walkthrough, snapshot: Snapshot) -> dict[str, 
 
 
 def _state_as_data(state: RankState) -> dict[str, Any]:
-    return {
-        "doing": state.activity,
-        "action": state.action and str(state.action),
-        "position": state.position,
-        "until": state.until,
-        "cause": state.cause,
-        "source": state.source,
-        "awaited": state.awaited and str(state.awaited),
-        "held": [list(pair) for pair in state.held],
-        "memory": state.memory,
-    }
+    data = state._asdict()
+    actions = {name: data[name] and str(data[name]) for name in ("action", "awaited")}
+    return {"doing": data.pop("activity"), **data, **actions}
 
 
 def _message_as_data(message: Message, time: float) -> dict[str, Any]:

@@ -19,23 +19,21 @@ from minipipe.render.stepper.description import (
 from minipipe.render.stepper.walkthrough import Activity, RankState, Snapshot, Walkthrough
 from minipipe.render.terminal import ALARM, IDLE, ground, paint
 from minipipe.render.text import (
-    FILL,
     Cell,
     Columns,
+    action_cells,
     draw_axis,
     drawn_spans,
     fit_columns,
     label_width,
-    labels,
     paint_cells,
     places_of,
     shortest_time,
 )
 
 _BEYOND = 14  # columns after the end, for the labels of stuck actions
-_MOST_COLUMNS = (
-    12  # for each action of the longest row, so that one short action cannot stretch the strip without limit
-)
+# Columns for each action of the longest row: one short action cannot stretch the strip without limit.
+_MOST_COLUMNS = 12
 
 
 class Grid:
@@ -102,7 +100,8 @@ class Grid:
             begin, end = places[at]
             if begin >= first + self.room:
                 break
-            drawn = self._action(rank, at, end - begin, self.numbers[rank][at] <= snapshot.number)
+            action, has_begun = self.spans[rank][at].action, self.numbers[rank][at] <= snapshot.number
+            drawn = action_cells(self.panel, rank, action, end - begin, self.columns.names_stages, has_begun)
             visible = drawn[max(0, first - begin) :]
             left = max(0, begin - first)
             cells[left : left + len(visible)] = visible
@@ -111,16 +110,6 @@ class Grid:
             sign = [(letter, ALARM) for letter in f"{state.action}!"]
             cells[cursor - first : cursor - first + len(sign)] = sign
         return cells[: self.room]
-
-    def _action(self, rank: int, at: int, length: int, has_begun: bool) -> list[Cell]:
-        action = self.spans[rank][at].action
-        names = labels(self.panel, rank, action, self.columns.names_stages)
-        label = next((text for text in names if len(text) <= length), "")
-        if not has_begun:
-            return [(letter, IDLE) for letter in label] + [(" ", "")] * (length - len(label))
-        chunk = self.panel.chunk_of(rank, action.stage)
-        text, rest = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
-        return [(letter, text) for letter in label] + [(FILL.get(action.kind, "+"), rest)] * (length - len(label))
 
 
 _BOLD = "1"

@@ -372,11 +372,8 @@ class Walkthrough:
 
     def _arrival(self, event: Event) -> float:
         """Return the time from which on the value of an event is available on another rank."""
-        is_sent = event.action.kind in _SENDS
-        if not self.is_timed or (is_sent and self.costs.sends_block):
-            return event.end
-        value = Value.carried_by(event.action) if is_sent else Value.produced_by(event.action)
-        if value is None or not self.dependencies.exists(value):
+        value, is_rendezvous = self._value_sent(event), event.action.kind in _SENDS and self.costs.sends_block
+        if value is None or not self.is_timed or is_rendezvous:
             return event.end
         return event.end + self.timeline.message_times[value.cut]
 
