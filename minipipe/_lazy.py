@@ -34,9 +34,9 @@ def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Cal
 
     def load(name: str) -> "Any":
         if name not in home_of:
-            from minipipe.habits import missing_from_package  # most programs need no such error
+            from minipipe.hints import missing  # most programs need no such error
 
-            raise missing_from_package(package, name, names)
+            raise missing(package, name, names)
         from importlib import import_module
 
         home = home_of[name]

@@ -15,8 +15,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
 FLOORS = [
     line.split()
     for line in """
-        errors equivalents
-        io habits
+        errors
+        io hints
         _lazy
         schedules autograd comm.job
         schedules.analysis tensor comm
@@ -34,7 +34,7 @@ FLOORS = [
     """.strip().splitlines()
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-WITHOUT_NUMPY = {"schedules", "render", "errors", "io", "equivalents", "habits", "_lazy", "cli", "comm.job"}
+WITHOUT_NUMPY = {"schedules", "render", "errors", "io", "hints", "_lazy", "cli", "comm.job"}
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.machine"},
     "threadpoolctl": {"comm.job.host", "cli.machine"},
@@ -46,7 +46,7 @@ ONLY_HERE = {
 }  # what may be missing is imported in one place
 # A file that opens one above it, most of them when they are called: a property of data, or a picture.
 DOORS = {
-    ("_lazy", "habits"),
+    ("_lazy", "hints"),
     ("schedules.action_table", "render.notebook"),
     ("tuning.messages", "cli.supervision.launching"),
 }

@@ -24,7 +24,7 @@ from minipipe.comm.job.activity import Activity
 from minipipe.comm.message import Expectation, Header
 from minipipe.comm.request import DEFAULT_TIMEOUT, Receive, Request, check_rank
 from minipipe.errors import ArgumentError, LaunchError, MessageError
-from minipipe.habits import Familiar
+from minipipe.hints import Familiar
 
 # Tags below zero are the library's own; users' begin at zero.
 _BROADCAST, _GATHER, _BARRIER, _CLOCK, _IBROADCAST = -1, -2, -3, -4, -5

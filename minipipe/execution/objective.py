@@ -15,7 +15,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
 from minipipe.execution.samples import Pieces, Samples
-from minipipe.habits import Familiar
+from minipipe.hints import Familiar
 from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
 from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
 from minipipe.tensor import Tensor, record

@@ -45,7 +45,7 @@ from minipipe.functional.shape import (
     where,
 )
 from minipipe.functional.windows import avg_pool1d, avg_pool2d, conv1d, conv2d, global_avg_pool, max_pool1d, max_pool2d
-from minipipe.habits import FUNCTIONS, missing
+from minipipe.hints import missing
 
 __all__ = [
     "add",
@@ -109,4 +109,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> None:
-    raise missing("minipipe.functional", name, FUNCTIONS, __all__)
+    raise missing("minipipe.functional", name, __all__)

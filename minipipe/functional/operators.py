@@ -15,7 +15,7 @@ import numpy as np
 
 from minipipe.errors import ArgumentError
 from minipipe.functional import contraction, elementwise, operands, reduction, shape
-from minipipe.habits import Familiar
+from minipipe.hints import Familiar
 from minipipe.tensor import Operand, Tensor, record
 
 

@@ -1,6 +1,6 @@
 """Parameters, modules, layers and losses."""
 
-from minipipe.habits import MODULES, missing
+from minipipe.hints import missing
 from minipipe.nn import initialisers
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss, AuxiliaryLosses, auxiliary_losses
 from minipipe.nn.bundle import On, Take
@@ -78,4 +78,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> None:
-    raise missing("minipipe.nn", name, MODULES, __all__)
+    raise missing("minipipe.nn", name, __all__)

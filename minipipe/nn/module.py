@@ -12,7 +12,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.habits import Familiar, check_keywords, check_options
+from minipipe.hints import Familiar, check_keywords, check_options
 from minipipe.nn.parameter import Parameter
 
 

@@ -1,6 +1,6 @@
 """Optimisers, learning rates and loss scales that change, and clipping: the update after each step. No messages."""
 
-from minipipe.habits import OPTIMISERS, missing
+from minipipe.hints import missing
 from minipipe.optim.learning_rate import LearningRateSchedule, constant, cosine, linear, step_decay
 from minipipe.optim.optimiser import Optimiser, ParameterGroup
 from minipipe.optim.rules import SGD, Adam, AdamW
@@ -36,4 +36,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> None:
-    raise missing("minipipe.optim", name, OPTIMISERS, __all__)
+    raise missing("minipipe.optim", name, __all__)

@@ -17,7 +17,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.grad_mode import next_order
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.habits import Familiar, check_keywords
+from minipipe.hints import Familiar, check_keywords
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 

@@ -33,7 +33,7 @@ from minipipe.execution.observers import MemoryMeter, journal
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.timeline import gather_timeline
-from minipipe.habits import FamiliarPipeline
+from minipipe.hints import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale

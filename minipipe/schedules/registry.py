@@ -125,7 +125,7 @@ def expected_names(given: object) -> str:
     >>> expected_names("1F1B ")[:20]
     'did you mean 1f1b? e'
     """
-    from minipipe.habits import schedule_like  # takes longer to import than a schedule to build
+    from minipipe.hints import schedule_like  # takes longer to import than a schedule to build
 
     near = schedule_like(given, REGISTRY) if isinstance(given, str) else None
     return f"{f'did you mean {near}? ' if near else ''}expected one of {', '.join(REGISTRY)}"

@@ -13,7 +13,7 @@ from minipipe.comm.job.launcher import LOCAL_SIZE, told
 from minipipe.errors import ArgumentError
 from minipipe.execution.objective import Loss
 from minipipe.execution.plan import Plan
-from minipipe.habits import check_pipeline_options
+from minipipe.hints import check_pipeline_options
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.tuning import advising
 from minipipe.tuning.advising import check_sizes, checked_seconds, measure, weigh

@@ -1,4 +1,4 @@
-"""Habits from PyTorch and NumPy: each gets an error that names what takes its place here."""
+"""Names of PyTorch and NumPy: each gets an error with its equivalent here."""
 
 import copy
 import pickle
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from minipipe import Tensor, functional, nn, optim
-from minipipe.equivalents import ATTRIBUTES
 from minipipe.errors import ArgumentError, ParameterError, TensorError
-from minipipe.habits import FUNCTIONS, MODULES, OPTIMISERS
+from minipipe.hints import instead_of
 
 X = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
 
@@ -80,14 +79,14 @@ def test_a_module_of_ones_own_takes_its_own_keywords():
     assert copy.deepcopy(Mine(lr=1)).lr == 1
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", instead_of("minipipe.nn"))
 def test_a_module_that_is_not_there_says_what_to_use(name):
     with pytest.raises(AttributeError, match="has no attribute .*; instead: "):
         getattr(nn, name)
     assert not hasattr(nn, name)
 
 
-@pytest.mark.parametrize("name", ATTRIBUTES)
+@pytest.mark.parametrize("name", instead_of("Tensor"))
 def test_an_attribute_that_is_not_there_says_what_to_use(name):
     with pytest.raises(AttributeError, match=f"Tensor has no attribute '{name}'; instead: "):
         getattr(X, name)
@@ -147,13 +146,13 @@ def test_data_in_another_form_are_refused_with_the_remedy(compute, hint):
         compute()
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", instead_of("minipipe.functional"))
 def test_functions_of_pytorch_name_those_of_here(name):
     with pytest.raises(AttributeError, match=f"minipipe.functional has no attribute '{name}'; instead: "):
         getattr(functional, name)
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", instead_of("minipipe.optim"))
 def test_optimisers_of_pytorch_name_those_of_here(name):
     with pytest.raises(AttributeError, match=f"minipipe.optim has no attribute '{name}'; instead: optim"):
         getattr(optim, name)

@@ -1,8 +1,11 @@
-"""Habits from PyTorch, DeepSpeed, torchgpipe, Megatron, Keras and scikit-learn at the main objects."""
+"""Names of PyTorch, DeepSpeed, torchgpipe, Megatron, Keras and scikit-learn at the main objects."""
 
 import copy
 import re
+import tomllib
+from configparser import ConfigParser
 from inspect import signature
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +13,10 @@ import pytest
 import minipipe
 from minipipe import Pipeline, Plan, nn, optim, schedules, spawn
 from minipipe.comm import OneRankGroup
-from minipipe.equivalents import OF_CLASS, OF_PACKAGE, SCHEDULES
 from minipipe.errors import ArgumentError, ScheduleError
+from minipipe.hints import equivalents, instead_of
 
+ROOT = Path(__file__).resolve().parents[2]
 X = np.ones((8, 4), dtype=np.float32)
 
 
@@ -39,6 +43,11 @@ def made():
     return objects()
 
 
+OF_CLASS = {
+    kind: instead_of(kind)
+    for kind in ("Tensor", "Pipeline", "BatchLoss", "PendingLoss", "Optimiser", "Module", "ProcessGroup")
+}
+OF_PACKAGE = instead_of("minipipe")
 ENTRIES = [(kind, name) for kind, names in OF_CLASS.items() for name in names if name != "__call__"]
 
 
@@ -145,7 +154,18 @@ def test_a_schedule_of_another_library_names_the_one_here(given, name):
 
 
 def test_every_schedule_that_is_recommended_is_there():
-    assert set(SCHEDULES.values()) <= set(schedules.REGISTRY)
+    assert set(equivalents("schedules").values()) <= set(schedules.REGISTRY)
+
+
+def test_the_file_of_hints_is_installed_and_each_of_its_tables_is_of_something_here():
+    configuration = ConfigParser()
+    configuration.read(ROOT / "setup.cfg")
+    assert "hints.toml" in configuration["options.package_data"]["minipipe"].split(", ")
+    tables = tomllib.loads((ROOT / "minipipe/hints.toml").read_text(encoding="utf-8"))
+    owners = {owner for owners in tables["instead"] for owner in owners.split()}
+    packages = {"minipipe", *(f"minipipe.{name}" for name in ("schedules", "nn", "functional", "optim"))}
+    assert owners == {*OF_CLASS, *packages} and instead_of("minipipe.schedules") == OF_PACKAGE
+    assert set(tables) == {"instead", "keywords", "advice", "pipeline-options", "schedules"}
 
 
 @pytest.mark.parametrize("name", OF_PACKAGE)

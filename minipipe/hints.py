@@ -1,0 +1,202 @@
+"""Hints in errors: the equivalents here of names of other libraries, PyTorch's above all, or the closest name.
+
+The names are data, in ``hints.toml``. It is read when the first error needs it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from minipipe.errors import ArgumentError
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads((files("minipipe") / "hints.toml").read_text(encoding="utf-8"))
+
+
+def _by_name(table: Mapping[str, str]) -> dict[str, str]:
+    return {name: text.replace("{name}", name) for names, text in table.items() for name in names.split()}
+
+
+def equivalents(table: str) -> dict[str, str]:
+    """Return a table of ``hints.toml``, with one name as each key.
+
+    Examples
+    --------
+    >>> equivalents("keywords")["lr"]
+    'learning_rate'
+    """
+    return _by_name(_tables()[table])
+
+
+@cache
+def instead_of(owner: str) -> Mapping[str, str]:
+    """Return the equivalents of attributes that a class or a package does not have; none for an unknown owner.
+
+    Examples
+    --------
+    >>> instead_of("Tensor")["numel"]
+    'x.size'
+    """
+    return next((_by_name(table) for owners, table in _tables()["instead"].items() if owner in owners.split()), {})
+
+
+class Familiar:
+    """A class whose missing attributes raise an error with a hint."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # a type checker is to report a missing attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # Reached only when the normal look-up found nothing.
+            if hasattr(type(self), name):  # a property that failed: again, for its own error
+                return object.__getattribute__(self, name)
+            # NumPy, copy and pickle ask every object for private names: no tables and no directory for them.
+            known = [] if name.startswith("_") else dir(self)
+            raise missing(type(self).__name__, name, known, *(kind.__name__ for kind in type(self).__mro__))
+
+
+class FamiliarPipeline(Familiar):
+    """A pipeline that is called raises an error with a hint."""
+
+    __slots__ = ()
+
+    def __call__(self, *arrays: Any, **options: Any) -> NoReturn:
+        """Refuse to be called."""
+        raise ArgumentError("name", f"A pipeline is not called; instead: {instead_of('Pipeline')['__call__']}.")
+
+
+def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> AttributeError:
+    """Return the error for a missing attribute, with its equivalent here or the closest known name.
+
+    Parameters
+    ----------
+    owner, name : str
+        A class or a package, and the attribute that it lacks.
+    known : iterable of str
+        The attributes that it has.
+    *kinds : str
+        The owner and its bases; by default the owner alone.
+
+    Examples
+    --------
+    >>> missing("minipipe.nn", "Liner", ["Linear", "ReLU"])
+    AttributeError("minipipe.nn has no attribute 'Liner'; did you mean Linear?")
+    >>> missing("minipipe", "get_rank", [])
+    AttributeError("minipipe has no attribute 'get_rank'; instead: group.rank and group.size.")
+    """
+    instead = None
+    if not name.startswith("_"):
+        instead = next((found[name] for kind in kinds or (owner,) if name in (found := instead_of(kind))), None)
+    if name.startswith("Schedule") and (schedule := schedule_like(name, ())):
+        instead = f'Pipeline(…, schedule="{schedule}"); minipipe.schedules.REGISTRY lists all names'
+    near = get_close_matches(name, [one for one in known if not one.startswith("_")], n=1)
+    hint = f"; instead: {instead}." if instead else f"; did you mean {near[0]}?" if near else "."
+    return AttributeError(f"{owner} has no attribute {name!r}{hint}")
+
+
+def schedule_like(given: str, names: Iterable[str]) -> str | None:
+    """Return the name here of a schedule of another library, or the closest of some names, if any.
+
+    Examples
+    --------
+    >>> schedule_like("ScheduleInterleavedZeroBubble", []), schedule_like("1F1B ", ["gpipe", "1f1b"])
+    ('interleaved-zb', '1f1b')
+    """
+    plain = given[:60].lower().replace("_", "-")
+    bare = "".join(filter(str.isalnum, plain)).replace("schedule", "")
+    own = {"".join(filter(str.isalnum, name)): name for name in names}
+    found = own.get(bare) or equivalents("schedules").get(bare)
+    return found or next(iter(get_close_matches(plain, own.values(), 1, 0.7)), None)
+
+
+def check_keywords(kind: type, positional: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+    """Refuse keywords that the constructor of a class does not take, and name the equivalent.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``.
+
+    Examples
+    --------
+    >>> class Dropout:
+    ...     def __init__(self, probability):
+    ...         pass
+    >>> check_keywords(Dropout, (), {"p": 0.5})
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: Dropout takes no p=; here it is probability=.
+    """
+    if kind.__init__ is object.__init__:  # type: ignore[misc]
+        if positional or given:
+            raise ArgumentError("name", f"{kind.__name__} takes no argument; this is {(*positional, *given)!r:.60}.")
+        return
+    _check_taken(kind.__name__, list(signature(kind.__init__).parameters.values())[1:], given)  # type: ignore[misc]
+
+
+def check_options(layer: str, forward: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse keywords that the forward of a layer does not take, and name the equivalent.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``.
+
+    Examples
+    --------
+    >>> check_options("MultiHeadAttention", lambda x, mask=None: x, {"key_padding_mask": [[True, False]]})
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: MultiHeadAttention takes no key_padding_mask=; here True means seen, ...
+    """
+    _check_taken(layer, list(signature(forward).parameters.values()), given)
+
+
+def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse options that neither a pipeline nor its plan takes, nor ``chosen`` where ``schedule="auto"``.
+
+    The error lists the options of all three.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``.
+    """
+    both = (*signature(kind).parameters.values(), *signature(plan).parameters.values())
+    taken = [one.name for one in both if one.default is not one.empty and one.name != "num_ranks"]
+    only = [one.name for one in signature(chosen).parameters.values() if one.default is not one.empty]
+    only = [name for name in only if name not in taken]
+    used = only if given.get("schedule") == "auto" else ["sample"] * (str(given.get("partition")) == "measured")
+    for name in given:
+        if name not in (*taken, *used):
+            near = _near(name, [*taken, *used])
+            hint = f"did you mean {near}=?" if near else ""
+            if near != equivalents("keywords").get(name, ""):
+                hint = equivalents("pipeline-options").get(name, hint)
+            listed = f'{", ".join(taken)}; with schedule="auto" also {", ".join(only)}'
+            raise ArgumentError("name", f"Pipeline takes no {name}=; {hint} Expected one of {listed}.")
+
+
+def _near(name: str, taken: list[str]) -> str | None:
+    near = equivalents("keywords").get(name)
+    return near if near in taken else next(iter(get_close_matches(name, taken, n=1)), None)
+
+
+def _check_taken(owner: str, parameters: list[Parameter], given: Mapping[str, Any]) -> None:
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    taken = [parameter.name for parameter in parameters]
+    for name in given:
+        if name not in taken:
+            near = _near(name, taken)
+            hint = f"here it is {near}=." if near else f"expected {', '.join(taken) or 'no argument'}."
+            raise ArgumentError("name", f"{owner} takes no {name}=; {equivalents('advice').get(name, hint)}") from None
