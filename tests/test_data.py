@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from minipipe import data
-from minipipe.data import digits
 from minipipe.errors import FileError
 
 
@@ -121,11 +120,11 @@ def test_windows_longer_than_the_text_or_none_are_refused(context, windows):
 
 def test_a_damaged_file_of_digits_is_refused_and_a_bomb_is_not_unpacked():
     """The story: a file cut off was an EOFError, and a small file of zeros would have filled the memory."""
-    whole = (Path(digits.__file__).parent / "digits.csv.gz").read_bytes()
+    whole = (Path(data.__file__).parent / "digits.csv.gz").read_bytes()
     flipped = [bytes([*whole[:i], whole[i] ^ 1, *whole[i + 1 :]]) for i in (0, 3000, len(whole) // 2, len(whole) - 6)]
     others = [gzip.compress(text) for text in (b"", b"1,2\n3,4\n", b"\xff", b"0," * 10**7)]
     for content in (b"", whole[:-1], whole[:1000], *others, *flipped):
         with pytest.raises(FileError, match="install minipipe again") as caught:
-            digits._table(content)
+            data._table(content)
         assert caught.value.code == "damaged"
-    assert digits._table(whole).shape == (1797, 65)
+    assert data._table(whole).shape == (1797, 65)

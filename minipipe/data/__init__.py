@@ -1,7 +1,314 @@
-"""Real data, embedded or at hand, and batches."""
+"""Real data: handwritten digits that the package ships and a text that Python carries; and batches of any data."""
 
-from minipipe.data.batching import batches, num_batches, split_examples
-from minipipe.data.digits import load_digits
-from minipipe.data.text import Alphabet, load_text, text_windows
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from importlib.resources import files
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from minipipe.errors import ArgumentError, FileError, whole_number
+from minipipe.pytree import flattened, rebuilt
 
 __all__ = ["Alphabet", "batches", "load_digits", "load_text", "num_batches", "split_examples", "text_windows"]
+
+# -- batches --------------------------------------------------------------------------------------------------
+
+Examples = tuple[np.ndarray, np.ndarray]
+
+
+def split_examples(
+    inputs: np.ndarray, targets: np.ndarray, test_fraction: float, seed: int = 0
+) -> tuple[Examples, Examples]:
+    """Shuffle examples and divide them into those to train with and those to test with.
+
+    Parameters
+    ----------
+    inputs, targets : array of shape (samples, ...)
+    test_fraction : float
+        Of the samples, 0 to 1.
+    seed : int
+        The same seed gives the same division on every rank.
+
+    Returns
+    -------
+    (inputs, targets) to train, (inputs, targets) to test
+
+    Examples
+    --------
+    >>> inputs, targets = np.arange(20).reshape(10, 2), np.arange(10)
+    >>> (x, y), (test_x, test_y) = split_examples(inputs, targets, test_fraction=0.3)
+    >>> x.shape, y.shape, test_x.shape, test_y.shape
+    ((7, 2), (7,), (3, 2), (3,))
+    """
+    _check_lengths(inputs, targets)
+    if not 0 <= test_fraction <= 1:
+        raise ArgumentError("value", f"test_fraction is {test_fraction}; expected 0 to 1.")
+    whole_number("split_examples: seed", seed, 0)
+    order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
+    num_test = round(len(inputs) * test_fraction)
+    test, train = order[:num_test], order[num_test:]
+    return (inputs[train], targets[train]), (inputs[test], targets[test])
+
+
+def num_batches(num_samples: int, batch_size: int) -> int:
+    """Return the number of batches of at most ``batch_size`` samples that :func:`batches` makes.
+
+    Parameters
+    ----------
+    num_samples, batch_size : int
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> num_batches(10, batch_size=4)
+    3
+    """
+    if batch_size < 1:
+        raise ArgumentError("value", f"batch_size is {batch_size}; expected at least 1.")
+    return -(-num_samples // batch_size)
+
+
+def batches(
+    inputs: Any,
+    targets: Any,
+    batch_size: int,
+    seed: int = 0,
+    epoch: int = 0,
+    needs: tuple[bool, bool] = (True, True),
+    num_samples: int | None = None,
+    start: int = 0,
+) -> Iterator[tuple[Any, Any]]:
+    """Yield the examples in a new order, batch after batch; every example comes once.
+
+    The sizes of the batches differ by at most one, so there is no small last one. A pipeline compares on all ranks
+    which batch was drawn last before a call.
+
+    Parameters
+    ----------
+    inputs, targets : array of shape (samples, ...), or tuple, list or dict of arrays; or None
+        Of an array in a file, ``numpy.load(path, mmap_mode="r")``, only the rows of the batch are read.
+    batch_size : int
+        At most so many samples in a batch.
+    seed, epoch : int
+        The order depends on both, and is the same on every rank.
+    needs : (bool, bool)
+        Whether this rank needs inputs, and targets: ``pipeline.needs``. What it does not need is not read, and comes as
+        None.
+    num_samples : int, optional
+        Where this rank has neither inputs nor targets.
+    start : int
+        How many of the first batches to leave out: those that were used before the epoch was broken off.
+
+    Examples
+    --------
+    >>> [len(x) for x, y in batches(np.zeros((10, 2)), np.zeros(10), batch_size=4)]
+    [4, 3, 3]
+    >>> list(batches(None, None, batch_size=4, num_samples=8))
+    [(None, None), (None, None)]
+    >>> [len(x) for x, y in batches(np.zeros((10, 2)), np.zeros(10), batch_size=4, start=1)]
+    [3, 3]
+    """
+    for name, value in (("seed", seed), ("epoch", epoch), ("start", start)):
+        whole_number(f"batches: {name}", value, 0)
+    given = [flattened(part) for part in (inputs, targets) if part is not None]
+    lengths = [len(leaf) for leaves, _ in given for leaf in leaves] or [num_samples or 0]
+    if not given and num_samples is None:
+        raise ArgumentError("value", "batches: there are neither inputs nor targets here; give num_samples.")
+    if len(set(lengths)) > 1 or lengths[0] < 1 or num_samples not in (None, lengths[0]):
+        message = f"The inputs and targets have {lengths} samples, and num_samples is {num_samples}"
+        raise ArgumentError("value", f"batches: {message}; expected one number, at least 1.")
+    order = np.random.Generator(np.random.Philox([seed, epoch])).permutation(lengths[0])
+    parts = np.array_split(order, num_batches(lengths[0], batch_size))
+    for position, part in list(enumerate(parts))[start:]:
+        note_draw("batches", lengths[0], len(parts), seed, epoch, position)
+        yield (
+            _rows(inputs, part) if needs[0] and inputs is not None else None,
+            _rows(targets, part) if needs[1] and targets is not None else None,
+        )
+
+
+def _rows(given: Any, part: np.ndarray) -> Any:
+    leaves, form = flattened(given)
+    return rebuilt(form, [np.asarray(leaf)[part] if isinstance(leaf, list) else leaf[part] for leaf in leaves])
+
+
+def _check_lengths(inputs: np.ndarray, targets: np.ndarray) -> None:
+    if len(inputs) != len(targets) or not len(inputs):
+        raise ArgumentError(
+            "value", f"There are {len(inputs)} inputs and {len(targets)} targets; expected one for each, at least one."
+        )
+
+
+# -- digits: digits.md names the source and the licence ---------------------------------------------------------
+
+_SHAPE = (1797, 65)  # images, and their pixels and labels
+_MOST = 3 * _SHAPE[0] * _SHAPE[1]  # characters: numbers up to 16, each with its comma
+
+
+def load_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images and the digits that they show.
+
+    Returns
+    -------
+    images : array of shape (1797, 8, 8), float32
+        0 is white, 1 is black.
+    labels : array of shape (1797,), int64
+        0 to 9.
+
+    Raises
+    ------
+    FileError
+        Code ``damaged``, where the file of the installed package is not the one that was shipped.
+
+    References
+    ----------
+    Alpaydin and Kaynak 1998, "Optical recognition of handwritten digits", UCI Machine Learning Repository, CC BY 4.0.
+
+    Examples
+    --------
+    >>> images, labels = load_digits()
+    >>> images.shape, int(labels[0])
+    ((1797, 8, 8), 0)
+    """
+    table = _table((files("minipipe.data") / "digits.csv.gz").read_bytes())
+    return (table[:, :64] / 16).astype(np.float32).reshape(-1, 8, 8), table[:, 64].copy()
+
+
+def _table(content: bytes) -> np.ndarray:
+    """Return the numbers in the file, at most ``_MOST`` characters of them: compressed, it could hold anything."""
+    gzip = zlib.decompressobj(wbits=31)
+    with suppress(zlib.error, ValueError):
+        text = gzip.decompress(content, _MOST + 1).decode("ascii")
+        if text and gzip.eof:  # where zlib has compared the checksum
+            table = np.loadtxt(text.splitlines(), delimiter=",", dtype=np.int64, ndmin=2)
+            if table.shape == _SHAPE:
+                return table
+    raise FileError("damaged", "digits.csv.gz of this package is damaged; install minipipe again.")
+
+
+# -- text -----------------------------------------------------------------------------------------------------
+
+
+def load_text() -> str:
+    """Return the reference of the Python language that ``help()`` shows, about half a million characters.
+
+    It is read from the Python that runs this (``pydoc_data.topics``), so another version of Python has another text.
+
+    Examples
+    --------
+    >>> load_text()[:22]
+    'The "assert" statement'
+    """
+    from pydoc_data import topics  # large, and only of use here
+
+    return "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
+
+
+class Alphabet:
+    """The characters of a text, numbered from 0 in the order of their codes.
+
+    Parameters
+    ----------
+    text : str
+
+    Examples
+    --------
+    >>> alphabet = Alphabet("banana")
+    >>> alphabet.encode("nab"), alphabet.decode([1, 0, 2])
+    (array([2, 0, 1]), 'ban')
+    """
+
+    def __init__(self, text: str) -> None:
+        self.characters = "".join(sorted(set(text)))
+        self._numbers = {character: number for number, character in enumerate(self.characters)}
+
+    def __len__(self) -> int:
+        return len(self.characters)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the number of each character, of shape (len(text),), int64.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``: for a character that is not in the alphabet.
+        """
+        unknown = sorted(set(text) - set(self.characters))
+        if unknown:
+            raise ArgumentError("value", f"{unknown[0]!r} is not in this alphabet of {len(self)}: {self.characters!r}.")
+        return np.array([self._numbers[character] for character in text], dtype=np.int64)
+
+    def decode(self, numbers: Iterable[int]) -> str:
+        """Return the text of these numbers."""
+        return "".join(self.characters[number] for number in numbers)
+
+
+def text_windows(
+    numbers: np.ndarray, context: int, num_windows: int, key: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return windows of a text from random places, and for each position of them the character that follows.
+
+    Parameters
+    ----------
+    numbers : array of shape (length,)
+        A text, from :meth:`Alphabet.encode`.
+    context : int
+        The length of a window, in characters.
+    num_windows : int
+    key : sequence of int
+        The places depend on it alone, such as (seed, step), so every rank draws the same.
+
+    Returns
+    -------
+    inputs, targets : array of shape (num_windows, context)
+
+    Examples
+    --------
+    >>> inputs, targets = text_windows(np.arange(100), context=3, num_windows=2, key=(0, 1))
+    >>> bool((targets == inputs + 1).all()), inputs.shape
+    (True, (2, 3))
+    """
+    if not 1 <= context < len(numbers):
+        raise ArgumentError(
+            "value", f"context is {context}; expected 1 to {len(numbers) - 1}, less than the text is long."
+        )
+    if num_windows < 1:
+        raise ArgumentError("value", f"num_windows is {num_windows}; expected at least 1.")
+    note_draw("text_windows", len(numbers), context, num_windows, *map(int, key))
+    generator = np.random.Generator(np.random.Philox(list(key)))
+    starts = generator.integers(0, len(numbers) - context, num_windows)
+    places = starts[:, None] + np.arange(context)
+    return numbers[places], numbers[places + 1]
+
+
+# -- draws: where one rank reads the inputs and another the targets, both must draw the same batch ---------------
+
+_last_draw: ContextVar[int | None] = ContextVar("last_draw", default=None)
+
+
+def note_draw(*key: Any) -> None:
+    """Note that a batch was drawn, and from what: numbers that are the same on every rank. Local."""
+    _last_draw.set(crc32(repr(key).encode()))
+
+
+def take_last_draw() -> int | None:
+    """Return a number for the batch that was drawn last in this thread; None if there was none since the last call.
+
+    Examples
+    --------
+    >>> note_draw("batches", 0, 1)
+    >>> take_last_draw() is not None, take_last_draw()
+    (True, None)
+    """
+    found = _last_draw.get()
+    _last_draw.set(None)
+    return found

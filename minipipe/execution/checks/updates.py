@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from minipipe.autograd.backend import is_array
-from minipipe.data.draws import take_last_draw
+from minipipe.data import take_last_draw
 from minipipe.execution.checks.description import description, names_of
 from minipipe.execution.samples import Microbatches, Replicated
 from minipipe.nn import Parameter
