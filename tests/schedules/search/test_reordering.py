@@ -1,5 +1,6 @@
 """What a search asks of an order: its critical path, and how to shorten it."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, simulate
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.search.heuristic import TimedOrder, with_any_move, without_delay
+from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules.search.heuristic import Search, TimedOrder, with_any_move, without_delay
 from minipipe.schedules.search.list_scheduling import Facts, ListScheduler, Policy, schedule_of
 from minipipe.schedules.simulation.evaluation import costs_of
 from tests.schedules.search.workloads import any_workloads
@@ -72,3 +74,37 @@ def test_an_action_comes_a_few_places_earlier_and_a_w_before_it_any_number_later
         if 6 <= word.index(cell) < 14:
             steps.add(changed.index(cell) - word.index(cell))
     assert steps == {*range(-6, 0), *range(1, 7)}
+
+
+class Halves(Random):
+    """Draws 0.5 where a chance is asked for, so what is accepted is what is likelier accepted than not."""
+
+    def random(self):
+        return 0.5
+
+
+def a_search():
+    search = Search(Costs().workload((0, 1), 4), Objective.MAKESPAN, 0.0, seed=0)
+    search.best = search.candidate(ListScheduler(search.facts, [Policy(4)] * 2), "list scheduling")
+    return search
+
+
+@pytest.mark.parametrize(("hot", "cold", "accepted"), [(2.0, 0.125, 61), (0.125, 0.125, 0), (2.0, 2.0, 99)])
+def test_annealing_accepts_what_is_worse_while_it_is_hot_enough(hot, cold, accepted):
+    """A rise of 0.26 mean times of an action is likelier accepted than not above a heat of 0.375, which cooling from 2
+    to 1/8 reaches after 0.604 of its steps."""
+    search, energies = a_search(), []
+    search.random = Halves(0)
+
+    def rise(search, now):
+        energies.append(now.energy)
+        return now._replace(energy=now.energy + 0.26 * search.mean_time)
+
+    assert len(list(search.anneal(rise, 100, hot, cold))) == 100
+    assert [later > before for before, later in pairwise(energies)] == [True] * accepted + [False] * (99 - accepted)
+
+
+def test_an_order_of_which_no_delay_is_known_is_changed_by_any_move():
+    search = a_search()
+    found = [search.with_other_order(search.best) for _ in range(40)]
+    assert any(candidate.run.words != search.best.run.words for candidate in found if candidate is not None)
