@@ -279,7 +279,7 @@ def snapshot_as_data(walkthrough: Walkthrough, snapshot: Snapshot) -> dict[str, 
 def _state_as_data(state: RankState) -> dict[str, Any]:
     data = state._asdict()
     actions = {name: data[name] and str(data[name]) for name in ("action", "awaited")}
-    return {"doing": data.pop("activity"), **data, **actions}
+    return {"doing": data.pop("activity"), **data, **actions, "held": list(map(list, state.held))}
 
 
 def _message_as_data(message: Message, time: float) -> dict[str, Any]:
