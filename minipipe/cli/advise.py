@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if not 1 <= options.ranks <= MOST_STAGES:
         raise ArgumentError("value", f"--ranks is {options.ranks}; expected 1 to {MOST_STAGES}.")
     from minipipe.cli.advise_running import program_report
-    from minipipe.tuning.memory_size import memory_size
+    from minipipe.tuning.candidates import memory_size
 
     limit = inf if options.memory_limit is None else memory_size(options.memory_limit)
     asked = options.ranks, limit, options.microbatches, options.seconds

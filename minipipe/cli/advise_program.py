@@ -19,9 +19,9 @@ from minipipe.errors import ArgumentError, LaunchError, quoted
 from minipipe.nn import Sequential
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
+from minipipe.tuning.candidates import PLANNED, Question
 from minipipe.tuning.deciding import chosen
 from minipipe.tuning.layers import MakeOptimiser
-from minipipe.tuning.question import PLANNED, Question
 
 _DECIDED = {*signature(chosen).parameters} - {
     "recompute",

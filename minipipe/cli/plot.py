@@ -43,7 +43,7 @@ def write_plot(
 
 def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[Choice]:
     """Yield what a search of so many seconds finds for each placement and limit of memory."""
-    from minipipe.tuning.searching import searched_schedule
+    from minipipe.tuning.weighing import searched_schedule
 
     for workload in _questions(of_batch, costs):
         found = searched_schedule(workload, seconds)

@@ -17,12 +17,10 @@ from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.samples import Pieces, samples
 from minipipe.nn import Sequential
 from minipipe.schedules.registry import NUM_MICROBATCHES
-from minipipe.tuning.candidates import Candidate, candidates, numbers_of_microbatches
+from minipipe.tuning.candidates import Candidate, Question, candidates, memory_size, numbers_of_microbatches
 from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.measurements import Measurements, measure_call, measure_sizes
-from minipipe.tuning.memory_size import memory_size
 from minipipe.tuning.messages import Messages, messages_of_this_machine
-from minipipe.tuning.question import Question
 from minipipe.tuning.report import Advice
 from minipipe.tuning.weighing import Weighing
 

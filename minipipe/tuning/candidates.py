@@ -1,13 +1,91 @@
-"""What is weighed: schedules, chunks, numbers of microbatches, cuts and recomputation. Pure data."""
+"""The question and its candidates: schedules, chunks, numbers of microbatches, cuts, recomputation. Pure data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from numbers import Real
+from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleError
+from minipipe.errors import ArgumentError, ScheduleError, quoted
+from minipipe.nn import Sequential
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.registry import REGISTRY, build, default_chunks
+from minipipe.tuning.layers import MakeOptimiser
+
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
+_UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)}
+
+
+def memory_size(given: Any) -> float:
+    """Return an amount of memory in bytes.
+
+    Parameters
+    ----------
+    given : str or number
+        Bytes, or text such as ``"500 MB"`` (of 1000 x 1000 bytes) or ``"2 GiB"`` (of 1024 x 1024 x 1024).
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+
+    Examples
+    --------
+    >>> memory_size("500 MB"), memory_size("1.5KiB"), memory_size(10)
+    (500000000.0, 1536.0, 10.0)
+    """
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]*)\s*", given) if isinstance(given, str) else None
+    if found and found[2].upper() in _UNITS:
+        amount = float(found[1]) * _UNITS[found[2].upper()]
+    else:
+        amount = float(given) if isinstance(given, Real) and not isinstance(given, bool) else 0.0
+    if not 0 < amount < float("inf"):
+        message = f"memory_limit is {quoted(given)}; expected an amount above 0, such as '500 MB', '2 GiB' or bytes."
+        raise ArgumentError("value", message)
+    return amount
+
+
+# Options of a pipeline that are chosen, which one rank cannot run for several.
+PLANNED = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A model and a batch, and what a choice must keep to.
+
+    Attributes
+    ----------
+    model : Sequential
+    inputs, targets : array of shape (samples, ...), or bundle
+        A batch, as for :meth:`minipipe.Pipeline.step`.
+    options : mapping
+        Those of a pipeline that are not chosen, such as ``loss``, ``seed`` and ``device``.
+    optimiser : function, optional
+        ``parameters -> Optimiser``, for its state.
+    memory_limit : float
+        Bytes of each rank; infinite where there is no limit.
+    num_microbatches, chunks_per_rank, partition, recompute
+        Only choices with these. None where all are weighed.
+    own : mapping, optional
+        Options of a pipeline: a choice that was made already, to be weighed beside the others.
+    """
+
+    model: Sequential
+    inputs: Any
+    targets: Any
+    options: Mapping[str, Any]
+    optimiser: MakeOptimiser | None = None
+    memory_limit: float = inf
+    num_microbatches: int | None = None
+    chunks_per_rank: int | None = None
+    partition: Sequence[range] | None = None
+    recompute: bool | None = None
+    own: Mapping[str, Any] | None = None
+
 
 SEARCHED = "searched"
 """The name of a schedule that no builder made."""

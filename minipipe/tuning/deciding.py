@@ -18,13 +18,11 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.tuning import advising
 from minipipe.tuning.advising import check_sizes, checked_seconds, measure, weigh
 from minipipe.tuning.balancing import measured_partition
-from minipipe.tuning.memory_size import memory_size
+from minipipe.tuning.candidates import Question, memory_size
+from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.messages import measure_messages
-from minipipe.tuning.plan import ChosenPlan
 from minipipe.tuning.progress import silent, teller
-from minipipe.tuning.question import Question
-from minipipe.tuning.report import Advice
-from minipipe.tuning.state_size import MakeOptimiser
+from minipipe.tuning.report import Advice, ChosenPlan
 from minipipe.tuning.text import choices_of_rank_0, report_of_rank_0
 from minipipe.tuning.trial import MakePipeline, Trial
 from minipipe.tuning.weighing import Choice, described

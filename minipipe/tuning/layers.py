@@ -1,23 +1,193 @@
-"""The costs of a model's layers, as measured, and the costs of any stages that they make."""
+"""What each layer of a model costs, as measured, and the costs of any stages made of these layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, overload
 
+import numpy as np
+
+from minipipe.autograd import backend
 from minipipe.errors import ArgumentError
 from minipipe.execution.partition import check_partition, partition_by_cost, partition_by_stage_cost
 from minipipe.execution.plan import Plan
 from minipipe.io import html_table, text_table
 from minipipe.nn import Module
+from minipipe.nn.parameter import Parameter
 from minipipe.nn.sequential import parameters_of
+from minipipe.optim.optimiser import Optimiser
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import held_counts, memory_levels
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.tuning.holding import Holding, held_by_stage
 from minipipe.tuning.memory import MemoryPrediction, RankMemory, in_flight
-from minipipe.tuning.state_size import MakeOptimiser, gradient_bytes, state_bytes
+
+MakeOptimiser = Callable[[list[Parameter]], Optimiser]
+
+
+def state_bytes(make_optimiser: MakeOptimiser | None, parameters: Iterable[Parameter]) -> int:
+    """Return how many bytes an optimiser will keep for parameters, which need no values yet.
+
+    It takes one step with stand-ins of one element each; what it keeps for them is scaled up. Frozen parameters get
+    nothing.
+
+    Parameters
+    ----------
+    make_optimiser : function, or None
+        ``parameters -> Optimiser``. None keeps nothing.
+    parameters : iterable of Parameter
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``: when no optimiser is made.
+
+    Examples
+    --------
+    >>> from minipipe import nn, optim
+    >>> layer = nn.Linear(1000, 1000, bias=False)
+    >>> state_bytes(optim.Adam, layer.parameters())
+    8000000
+    >>> state_bytes(lambda parameters: optim.SGD(parameters, learning_rate=0.1), layer.parameters())
+    0
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if make_optimiser is None or not trained:
+        return 0
+    standins = [Parameter(np.zeros((1,) * len(p.shape), backend.numpy_dtype(p.dtype))) for p in trained]
+    optimiser = make_optimiser(list(standins)) if callable(make_optimiser) else make_optimiser
+    if not isinstance(optimiser, Optimiser):
+        raise ArgumentError(
+            "type",
+            f"optimiser is {make_optimiser!r:.60}; expected a function that makes one of parameters, such as "
+            "optim.Adam or lambda parameters: optim.SGD(parameters, learning_rate=0.1).",
+        )
+    for standin in standins:
+        standin.grad = np.zeros_like(standin.data)
+    optimiser.step()
+    states, masters = optimiser._states, optimiser._masters
+    kept = [[*states.get(id(standin), {}).values(), masters.get(id(standin))] for standin in standins]
+    return sum(
+        backend.num_bytes(array) * parameter.size
+        for parameter, arrays in zip(trained, kept)
+        for array in arrays
+        if backend.is_array(array)
+    )
+
+
+def gradient_bytes(parameters: Iterable[Parameter]) -> int:
+    """Return the bytes of the gradients of parameters that are trained; those of halves are float32.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> gradient_bytes([nn.Parameter(np.ones(10, np.float32)), nn.Parameter(np.ones(10, np.float16))])
+    80
+    """
+    return sum(p.size * max(4, p.nbytes // max(1, p.size)) for p in parameters if p.requires_grad)
+
+
+Buffers = Mapping[Hashable, int]  # bytes, by what tells a buffer apart
+
+
+class Passed(NamedTuple):
+    """The values that pass over one cut, in one direction.
+
+    Attributes
+    ----------
+    buffers : mapping
+    packed : int
+        The bytes of the message that they are packed into, where a single array does not travel as it is; otherwise 0.
+    """
+
+    buffers: Buffers
+    packed: int
+
+    def where(self, message: str) -> dict[Hashable, tuple[Hashable, int]]:
+        """Return by buffer where it lies after it has come from another rank, and the bytes of that."""
+        return {key: (message, self.packed) for key in self.buffers if self.packed}
+
+
+class Holding(NamedTuple):
+    """What one microbatch holds in a layer, or in the loss.
+
+    Attributes
+    ----------
+    inputs, gradients : Passed
+        What it receives from the layer before, and from the one behind.
+    after_forward, after_input : mapping
+        The buffers that its graph keeps alive after F and after I.
+    transient : int
+        Bytes beyond ``after_forward`` while its I runs: recomputed activations.
+    has_graph : bool
+        Whether a gradient goes through it. None does before the first layer that is trained.
+    """
+
+    inputs: Passed
+    gradients: Passed
+    after_forward: Buffers
+    after_input: Buffers
+    transient: int
+    has_graph: bool = True
+
+
+def held_by_stage(
+    layers: Sequence[Holding],
+    loss: Sequence[Holding],
+    recompute: bool = False,
+    came: Passed | None = None,
+    came_back: Passed | None = None,
+    batch: Buffers | None = None,
+) -> tuple[int, int, int]:
+    """Return the bytes that a stage of layers holds after F, after I, and beyond the first while its I runs.
+
+    Parameters
+    ----------
+    layers : sequence of Holding
+        Neighbours, at least one.
+    loss : sequence of Holding
+        Of the loss, where it follows; otherwise empty.
+    recompute : bool
+        Whether the stage keeps only its input between F and I.
+    came, came_back : Passed, optional
+        The values, and the gradients, that came in a message to this stage, or to a neighbour on the same rank, which
+        may have handed them on.
+    batch : mapping, optional
+        The buffers of the batch, where it has come here without a message. They do not count.
+
+    Examples
+    --------
+    A layer holds its result, and the next one its input, which is the same; it holds a gradient of 8 bytes after I.
+
+    >>> first = Holding(Passed({"batch": 4}, 0), Passed({}, 0), {"result": 8}, {}, 0)
+    >>> gradient = Passed({"gradient": 8}, 0)
+    >>> second = Holding(Passed({"result": 8}, 0), gradient, {"result": 8}, {"result": 8, "gradient": 8}, 0)
+    >>> held_by_stage([first, second], [])
+    (8, 16, 0)
+    >>> held_by_stage([first, second], [], recompute=True)
+    (4, 16, 4)
+    """
+    counted = [*layers, *loss]
+    lies_in: dict[Hashable, tuple[Hashable, int]] = dict.fromkeys(batch or (), ("batch", 0))
+    lies_in |= {} if came is None else came.where("message")
+    lies_in |= {} if came_back is None else came_back.where("gradient message")
+
+    def num_bytes(held: Sequence[Buffers]) -> int:
+        """Return the bytes of buffers that may occur several times."""
+        return sum(dict(lies_in.get(buffer, (buffer, size)) for part in held for buffer, size in part.items()).values())
+
+    has_graph = any(part.has_graph for part in layers)
+    kept = [layers[0].inputs.buffers] if recompute and has_graph else []
+    activation = num_bytes([*kept, *(part.after_forward for part in (loss if recompute else counted))])
+    recomputed = layers if recompute else counted
+    # A backward comes to the last layer first, and computes it again while those before hold what they hold.
+    during = [
+        num_bytes([before.after_forward for before in recomputed[: i + 1]]) + part.transient
+        for i, part in enumerate(recomputed)
+    ]
+    transient = max(0, max(during) - activation) if has_graph else 0
+    return activation, num_bytes([part.after_input for part in counted]), transient
+
 
 _HEAD = ("layer", "", "F ms", "I ms", "W ms", "held after F", "after I", "message", "gradient", "parameters", "bytes")
 _ON_THE_RIGHT = {0, *range(2, len(_HEAD))}

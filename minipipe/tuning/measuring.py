@@ -36,8 +36,7 @@ from minipipe.nn import Identity, Sequential
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.schedules.sequential import one_microbatch
-from minipipe.tuning.holding import Buffers, Holding, Passed
-from minipipe.tuning.layers import Measured, MeasuredLayers
+from minipipe.tuning.layers import Buffers, Holding, Measured, MeasuredLayers, Passed
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _NOTHING = Payload([], [], ())

@@ -22,8 +22,7 @@ from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.transforms import freeze_stages, split_backward
-from minipipe.tuning.core_times import CoreClock, costs_on_shared_cores, crowded_hosts
-from minipipe.tuning.noise import CoreWatch
+from minipipe.tuning.core_times import CoreClock, CoreWatch, costs_on_shared_cores, crowded_hosts
 
 MakeExecutor = Callable[[Program], Executor]
 

@@ -25,8 +25,8 @@ from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Microbatches, Pieces, Replicated, Samples, samples
 from minipipe.nn import Parameter
 from minipipe.schedules.simulation.costs import Costs
+from minipipe.tuning.candidates import Question
 from minipipe.tuning.progress import silent, unwarned
-from minipipe.tuning.question import Question
 
 _STEPS = 2  # of a turn, after one that is not measured: it finds no parameters in the caches
 _LAST_TURNS = 16  # of the last two, at least

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe import Pipeline, data, init_process_group, nn
+from minipipe.tuning.candidates import Question
 from minipipe.tuning.deciding import advice_on_ranks
-from minipipe.tuning.question import Question
 from minipipe.tuning.text import choices_of_rank_0
 from minipipe.tuning.trial import Trial
 from minipipe.tuning.weighing import described

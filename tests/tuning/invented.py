@@ -2,9 +2,8 @@
 
 from minipipe import nn
 from minipipe.tuning import Measurements, Messages
-from minipipe.tuning.holding import Holding, Passed
-from minipipe.tuning.layers import Measured, MeasuredLayers
-from minipipe.tuning.question import Question
+from minipipe.tuning.candidates import Question
+from minipipe.tuning.layers import Holding, Measured, MeasuredLayers, Passed
 
 SAMPLES = 32
 

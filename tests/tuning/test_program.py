@@ -11,7 +11,7 @@ from minipipe.cli.advise_program import first_step_of
 from minipipe.cli.advise_running import program_report
 from minipipe.cli.main import main
 from minipipe.errors import ArgumentError, LaunchError
-from minipipe.tuning.state_size import state_bytes
+from minipipe.tuning.layers import state_bytes
 from tests.launch import ROOT, needs_mpi
 
 PROGRAM = """

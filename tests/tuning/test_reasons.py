@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minipipe.render.descriptions import format_memory
 from minipipe.schedules.simulation.span import IdleCause
 from minipipe.tuning import Advice, Candidate, Choice
-from minipipe.tuning.reasons import reasons
+from minipipe.tuning.report import reasons
 from minipipe.tuning.weighing import best_of, by_worth, described
 from tests.strategies import examples
 from tests.tuning.invented import measured

@@ -15,8 +15,8 @@ from minipipe.errors import ArgumentError
 from minipipe.execution.samples import samples
 from minipipe.testing import same_bits
 from minipipe.tuning import trial
+from minipipe.tuning.candidates import Question
 from minipipe.tuning.deciding import advice_on_ranks
-from minipipe.tuning.question import Question
 from minipipe.tuning.trial import Trial, turns
 
 

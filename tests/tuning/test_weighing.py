@@ -14,8 +14,7 @@ from minipipe.tuning import Advice, Candidate, Messages
 from minipipe.tuning.advising import weigh
 from minipipe.tuning.candidates import candidates
 from minipipe.tuning.measurements import AtWork, Call
-from minipipe.tuning.searching import searched_schedule
-from minipipe.tuning.weighing import Weighing
+from minipipe.tuning.weighing import Weighing, searched_schedule
 from tests.tuning.invented import asked, measured, model
 
 COUNTS = (2, 4)
