@@ -16,20 +16,20 @@ EPILOG = """examples:
   minipipe advise --ranks 2 --memory-limit "500 MB" tutorials/train_lm.py --width 128
   minipipe advise --seconds 90 tutorials/train.py --hidden 512
 
-What stands behind PROGRAM belongs to the program. It runs under mpirun until its first Pipeline.step, where its ranks
-measure its model, loss, batch and optimiser, and messages. Every choice is simulated; the best of them, and the
-program's own, then run in turns. Nothing in the program has to be changed, and none of its parameters is.
+Arguments after PROGRAM are passed to the program. It runs under mpirun until its first Pipeline.step, where its ranks
+measure messages and its model with its loss, batch and optimiser. Every choice is simulated; the best of them, and the
+program's own, then run in turns. The program needs no change, and its parameters are not changed.
 
-fill, wait, drain: percent of the ranks' time, and together the bubble. memory: of the largest rank. over bound: how far
-the time is above what no schedule over these stages can be below. Only "measured ms" was measured on ranks; all other
-columns are predicted from the layers' measured times.
+fill, wait, drain: idle time in percent of the ranks' time; together the bubble. memory: of the largest rank. over
+bound: how far the time is above a lower bound for every schedule over these stages. Only "measured ms" was measured on
+ranks; all other columns are predicted from the layers' measured times.
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options; those behind the program are the program's."""
+    """Declare the options; arguments after the program are passed to it."""
     parser.add_argument("--ranks", type=int, default=NUM_RANKS, metavar="P", help="(default: %(default)s)")
-    parser.add_argument("--memory-limit", metavar="SIZE", help='most that a rank may take: "500 MB", "2 GiB"')
+    parser.add_argument("--memory-limit", metavar="SIZE", help='memory of each rank, at most: "500 MB", "2 GiB"')
     parser.add_argument("--microbatches", type=int, metavar="M", help="only this number (default: all worth weighing)")
     parser.add_argument(
         "--seconds", type=float, metavar="S", help="how long to run the best in turns (default: 40; 0: only predict)"
@@ -41,12 +41,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Measure, weigh, and print the table."""
     if options.program is None:
-        raise LaunchError(
-            "no-script", "There is no program; expected one behind the options, as in --ranks 4 train.py."
-        )
+        raise LaunchError("no-script", "There is no program; expected one after the options, as in --ranks 4 train.py.")
     if not 1 <= options.ranks <= MOST_STAGES:
         raise ArgumentError("value", f"--ranks is {options.ranks}; expected 1 to {MOST_STAGES}.")
-    from minipipe.cli.advise_running import program_report
+    from minipipe.cli.advise_program import program_report
     from minipipe.tuning.candidates import memory_size
 
     limit = inf if options.memory_limit is None else memory_size(options.memory_limit)

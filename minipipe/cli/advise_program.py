@@ -1,66 +1,115 @@
-"""The first training step of any program: its model, loss, batch and optimiser, without a word changed in it.
+"""Advice for a training program: it runs unchanged until its first step, where its ranks measure and race.
 
-The program runs as it is. Where it calls ``Pipeline.step`` for the first time, it is left.
+``mpirun -n 4 python -m minipipe.cli.advise_program PROGRAM …`` is what each rank runs. There ``Pipeline.watcher`` gets
+the first call of ``Pipeline.step``, and does not return from it. Rank 0 writes the report to a file. The question is in
+an environment variable, because mpirun cannot pass braces. Without mpirun, thread ranks measure.
 """
 
 from __future__ import annotations
 
+import gc
+import json
+import os
 import runpy
+import subprocess
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from inspect import signature
+from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn, cast
 
-from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, LaunchError, quoted
+from minipipe import errors
+from minipipe.cli.supervision.launching import find_mpirun
+from minipipe.comm import ProcessGroup, spawn
+from minipipe.comm.job.launcher import num_ranks as ranks_of_launcher
+from minipipe.errors import ArgumentError, LaunchError, MinipipeError, ScheduleCode, ScheduleError, quoted
 from minipipe.nn import Sequential
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
+from minipipe.tuning.advising import check_sizes, checked_seconds
 from minipipe.tuning.candidates import PLANNED, Question
-from minipipe.tuning.deciding import chosen
 from minipipe.tuning.layers import MakeOptimiser
+from minipipe.tuning.race import MARK, RACE_SECONDS, advice_on_ranks, chosen, teller
+from minipipe.tuning.report import Advice, AdviceReport
 
-_DECIDED = {*signature(chosen).parameters} - {
-    "recompute",
-    "inputs_require_grad",
-}  # options of a pipeline that measurements would choose
+_QUESTION = "MINIPIPE_ADVICE"  # the environment variable
+# Options of a pipeline that advice chooses. One rank cannot run the program's own choice for several.
+_CHOSEN = {*signature(chosen).parameters} - {"recompute", "inputs_require_grad"}
 
 
-class FirstStep(NamedTuple):
-    """What a program gave to its first training step.
-
-    Attributes
-    ----------
-    model : Sequential
-    inputs, targets : array of shape (samples, ...), or bundle
-    options : dict
-        Those of the pipeline.
-    optimiser : function, optional
-        Makes one as the program's.
-    """
-
-    model: Sequential
-    inputs: Any
-    targets: Any
-    options: dict[str, Any]
-    optimiser: MakeOptimiser | None
+Leave = Callable[[Pipeline, Question], NoReturn]
 
 
 class _Left(BaseException):
-    """Leaves the program where it steps; no ``except Exception`` of its own stops that."""
+    """Leaves the program at its step; no ``except Exception`` of the program catches it."""
 
-    def __init__(self, found: FirstStep) -> None:
+    def __init__(self, question: Question) -> None:
         super().__init__("the program was left at its first step")
-        self.found = found
+        self.question = question
 
 
-def first_step_of(program: str, arguments: Sequence[str] = ()) -> FirstStep:
-    """Run a program until its first training step, and return what it gave to that.
+class _Watcher:
+    """Sees what a program gives to its pipelines, and leaves it at its first step."""
 
-    Local: it runs in this process, as on one rank. What it prints goes to standard error.
+    def __init__(self, leave: Leave, limits: Mapping[str, Any]) -> None:
+        self._leave, self._limits = leave, limits
+        self._given: dict[int, tuple[Sequential, dict[str, Any]]] = {}
+
+    def begin(self, pipeline: Pipeline, model: Any, options: dict[str, Any], run: dict[str, Any]) -> tuple[Any, dict]:
+        """Return the model and the options of a pipeline, without those that advice chooses."""
+        model = model.model if isinstance(model, Plan) else model
+        self._given[id(pipeline)] = model, {**options, **run}
+        return model, {name: value for name, value in options.items() if name not in _CHOSEN}
+
+    def step(self, pipeline: Pipeline, inputs: Any, targets: Any) -> NoReturn:
+        model, options = self._given[id(pipeline)]
+        own = {name: options[name] for name in PLANNED if name in options}
+        is_made = own.get("schedule") != "auto" and str(own.get("partition")) != "measured"
+        rest = {name: value for name, value in options.items() if name not in {*_CHOSEN, "recompute"}}
+        asked = {"recompute": options["recompute"] or None, "own": own if is_made else None, **self._limits}
+        self._leave(pipeline, Question(model, inputs, targets, rest, _optimiser_of(pipeline), **asked))
+
+
+@contextmanager
+def at_first_step(leave: Leave, limits: Mapping[str, Any]) -> Iterator[None]:
+    """Inside this block, call a function in place of any training step; it must not return.
+
+    Parameters
+    ----------
+    leave : function
+        ``(pipeline, question)``, where the question is about the program, with its own choice if it has made one.
+    limits : mapping
+        ``memory_limit`` and ``num_microbatches`` of the question.
+    """
+    Pipeline.watcher = _Watcher(leave, limits)
+    try:
+        yield
+    finally:
+        Pipeline.watcher = None
+
+
+def _optimiser_of(pipeline: Pipeline) -> MakeOptimiser | None:
+    """Return a function that makes optimisers like the one over a pipeline's parameters."""
+    own = set(map(id, pipeline.parameters()))
+    # The collector lists every living optimiser, so that the program need not hand over its own.
+    alive = [each for each in gc.get_objects() if issubclass(type(each), Optimiser) and hasattr(each, "groups")]
+    if not alive:
+        return None
+    settings = dict(max(alive, key=lambda each: len(own & set(map(id, each.parameters)))).settings)
+    kind = settings.pop("class")
+    return lambda parameters: kind(parameters, **settings)
+
+
+def question_about(
+    program: str, arguments: Sequence[str] = (), memory_limit: float = inf, num_microbatches: int | None = None
+) -> Question:
+    """Run a program until its first training step, and return a question about its model, batch and optimiser.
+
+    Local: it runs in this process, as on one rank. Its standard output goes to standard error.
 
     Parameters
     ----------
@@ -68,6 +117,9 @@ def first_step_of(program: str, arguments: Sequence[str] = ()) -> FirstStep:
         A file with Python.
     arguments : sequence of str
         The program's own.
+    memory_limit : float
+        Bytes of each rank.
+    num_microbatches : int, optional
 
     Raises
     ------
@@ -77,97 +129,25 @@ def first_step_of(program: str, arguments: Sequence[str] = ()) -> FirstStep:
         Code ``value``: a program that ends or fails before its first step, or makes ranks of its own.
     """
 
-    def leave(pipeline: Pipeline, step: FirstStep) -> NoReturn:
+    def leave(pipeline: Pipeline, question: Question) -> NoReturn:
         if pipeline.group.size != 1:
             size = pipeline.group.size
             raise ArgumentError("value", f"{program} makes {size} ranks itself; expected init_process_group().")
-        raise _Left(step)
+        raise _Left(question)
 
-    with at_first_step(leave):
+    limits = {"memory_limit": memory_limit, "num_microbatches": num_microbatches}
+    with at_first_step(leave, limits), redirect_stdout(sys.stderr):
         try:
-            with redirect_stdout(sys.stderr):
-                run(program, arguments)
+            run(program, arguments)
         except _Left as left:
-            return left.found
+            return left.question
         except (SystemExit, Exception) as error:
             _refuse(program, error)
-    raise ArgumentError(
-        "value", f"{program} came to its end without a training step; expected a call of Pipeline.step."
-    )
-
-
-@contextmanager
-def at_first_step(leave: Callable[[Pipeline, FirstStep], NoReturn]) -> Iterator[None]:
-    """Inside this block, have a function called instead of any training step; it leaves the program.
-
-    Pipelines are made without what they were planned with, which may be for another number of ranks.
-
-    Parameters
-    ----------
-    leave : function
-        Of the pipeline, and of what was given to its first step.
-    """
-    pipelines: dict[int, tuple[Sequential, dict[str, Any]]] = {}
-    optimisers: list[Optimiser] = []
-    initialise, make_optimiser = Pipeline.__init__, Optimiser.__init__
-
-    def begin(self: Pipeline, model: Any, group: ProcessGroup, **options: Any) -> None:
-        model = model.model if isinstance(model, Plan) else model
-        pipelines[id(self)] = model, options
-        initialise(self, model, group, **{k: v for k, v in options.items() if k not in _DECIDED})
-
-    def note(self: Optimiser, *given: Any, **defaults: Any) -> None:
-        make_optimiser(self, *given, **defaults)
-        optimisers.append(self)
-
-    def step(self: Pipeline, inputs: Any, targets: Any, **_: Any) -> NoReturn:
-        model, options = pipelines[id(self)]
-        with replaced(*as_they_were):  # pipelines of its own step
-            leave(self, FirstStep(model, inputs, targets, options, _like(optimisers)))
-
-    methods = ((Pipeline, "__init__", begin), (Pipeline, "step", step), (Optimiser, "__init__", note))
-    as_they_were = [(kind, name, getattr(kind, name)) for kind, name, _ in methods]
-    with replaced(*methods):
-        yield
-
-
-def question_of(step: FirstStep, memory_limit: float, num_microbatches: int | None) -> Question:
-    """Return what to ask about a program, with its own choice if it has made one.
-
-    Parameters
-    ----------
-    step : FirstStep
-    memory_limit : float
-        Bytes of each rank.
-    num_microbatches : int or None
-    """
-    own = {name: step.options[name] for name in PLANNED if name in step.options}
-    is_made = own.get("schedule") != "auto" and str(own.get("partition")) != "measured"
-    rest = {name: value for name, value in step.options.items() if name not in {*_DECIDED, "recompute"}}
-    return Question(
-        step.model,
-        step.inputs,
-        step.targets,
-        rest,
-        step.optimiser,
-        memory_limit,
-        num_microbatches,
-        recompute=True if step.options.get("recompute") else None,
-        own=own if is_made else None,
-    )
-
-
-def _like(optimisers: list[Optimiser]) -> MakeOptimiser | None:
-    """Return a function that makes optimisers like the last one."""
-    if not optimisers:
-        return None
-    numbers = dict(optimisers[-1].settings)
-    kind = numbers.pop("class")
-    return lambda parameters: kind(parameters, **numbers)
+    raise ArgumentError("value", f"{program} exited without a training step; expected a call of Pipeline.step.")
 
 
 def _refuse(program: str, error: BaseException) -> NoReturn:
-    """Say why a program has not come to its first step.
+    """Say why a program did not reach its first step.
 
     Raises
     ------
@@ -177,12 +157,12 @@ def _refuse(program: str, error: BaseException) -> NoReturn:
     if isinstance(error, ArgumentError | LaunchError):
         raise error
     if isinstance(error, SystemExit):
-        code = "with exit code 0" if error.code in (None, 0) else f"with {quoted(error.code)}"
-        hint = "Its own arguments stand behind its name, those of minipipe before it."
-        raise ArgumentError("value", f"{program} ended {code} before its first training step. {hint}") from None
+        code = "exit code 0" if error.code in (None, 0) else quoted(error.code)
+        hint = "Arguments of the program follow its name, those of minipipe precede it."
+        raise ArgumentError("value", f"{program} exited with {code} before its first training step. {hint}") from None
     traceback.print_exception(error)
-    said = f"{type(error).__name__}: {error}"
-    raise ArgumentError("value", f"{program} failed before its first training step, with {said}") from None
+    message = f"{program} failed before its first training step, with {type(error).__name__}: {error}"
+    raise ArgumentError("value", message) from None
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
@@ -203,25 +183,123 @@ def run(program: str, arguments: Sequence[str]) -> None:
         sys.argv, sys.path[:] = argv, path
 
 
-@contextmanager
-def replaced(*methods: tuple[type, str, Callable[..., Any]]) -> Iterator[None]:
-    """Replace methods of classes inside this block.
+# -- on several ranks -------------------------------------------------------------------------------------------------
 
-    Examples
-    --------
-    >>> class Door:
-    ...     def open(self): return "creaks"
-    >>> with replaced((Door, "open", lambda self: "is silent")):
-    ...     Door().open()
-    'is silent'
-    >>> Door().open()
-    'creaks'
+
+def program_report(
+    program: str,
+    arguments: Sequence[str],
+    num_ranks: int,
+    memory_limit: float = inf,
+    num_microbatches: int | None = None,
+    seconds: float | None = None,
+) -> AdviceReport:
+    """Return advice for a program: its ranks run until its first training step, and measure there.
+
+    Local; starts processes, and returns when they have exited. Before that the program runs in this process until the
+    same step, as on one rank: its errors are easiest to read there.
+
+    Parameters
+    ----------
+    program : str
+    arguments : sequence of str
+    num_ranks : int
+    memory_limit : float
+        Bytes of each rank.
+    num_microbatches : int, optional
+    seconds : float, optional
+        As for :func:`minipipe.tuning.race.advice_on_ranks`.
+
+    Raises
+    ------
+    LaunchError
+        Codes ``no-launcher``, where the program fails under mpirun, and ``no-script``.
+    MinipipeError
+        As for :func:`minipipe.advise` and :func:`question_about`.
     """
-    before = [(kind, name, getattr(kind, name)) for kind, name, _ in methods]
-    for kind, name, method in methods:
-        setattr(kind, name, method)
-    try:
-        yield
-    finally:
-        for kind, name, method in before:
-            setattr(kind, name, method)
+    checked_seconds(seconds, RACE_SECONDS)
+    question, launcher = question_about(program, arguments, memory_limit, num_microbatches), find_mpirun()
+    check_sizes(question, num_ranks)
+    if launcher is None or ranks_of_launcher(os.environ) != 1:  # or this process is a rank, which cannot start others
+
+        def advise(group: ProcessGroup) -> Advice | None:
+            return advice_on_ranks(question, group, Pipeline, "thread ranks", seconds, teller(group, None))
+
+        return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
+    with tempfile.TemporaryDirectory(prefix="minipipe-advice-") as folder:
+        file = Path(folder) / "report"
+        limits = {"memory_limit": memory_limit, "num_microbatches": num_microbatches}
+        given = {"file": str(file), "limits": limits, "seconds": seconds, "ranks": num_ranks}
+        variable = json.dumps({**given, "progress": sys.stderr.isatty()})
+        command = [launcher, "-n", str(num_ranks), sys.executable, "-m", "minipipe.cli.advise_program"]
+        output = _output_of([*command, program, *arguments], {**os.environ, _QUESTION: variable})
+        if not file.exists():
+            last = (output or "no error message").splitlines()[-1]
+            message = f"{program} failed before its first step under mpirun -n {num_ranks}: {last}"
+            raise LaunchError("no-launcher", message)
+        found = json.loads(file.read_text())
+    if "error" in found:
+        _raise(*found["error"])
+    return AdviceReport(**found)
+
+
+def _output_of(command: Sequence[str], environment: dict[str, str]) -> str:
+    """Run a command; return its standard error or, if that is empty, its output. Lines of progress are passed on."""
+    lines: list[str] = []
+    with tempfile.TemporaryFile("w+") as printed:
+        job = subprocess.Popen(command, stdout=printed, stderr=subprocess.PIPE, text=True, env=environment)
+        with job:
+            for line in job.stderr or ():
+                lines.append(line)
+                if line.startswith(MARK):
+                    print(line, end="", file=sys.stderr, flush=True)
+        printed.seek(0)
+        return "".join(lines).strip() or printed.read().strip()
+
+
+def _raise(name: str, code: str, message: str) -> NoReturn:
+    """Raise an error of another process.
+
+    Raises
+    ------
+    MinipipeError
+    """
+    if name == "ScheduleError":
+        raise ScheduleError.of(ScheduleCode(code), message)
+    kind: type[MinipipeError] = getattr(errors, name)
+    raise kind(code, message)
+
+
+def main() -> None:
+    """Run the program as one rank until its first step, and measure there."""
+    program, *arguments = sys.argv[1:]
+    asked = json.loads(os.environ[_QUESTION])
+
+    def write(found: dict[str, Any]) -> None:
+        Path(asked["file"]).write_text(json.dumps(found))
+
+    def leave(pipeline: Pipeline, question: Question) -> NoReturn:
+        Pipeline.watcher, group = None, pipeline.group  # the choices that race are to take their steps
+        try:
+            if group.size != asked["ranks"]:
+                given = f"{program} makes {group.size} ranks itself, of {asked['ranks']} that were started"
+                raise ArgumentError("value", f"{given}; expected init_process_group().")
+            tell = teller(group, asked["progress"])
+            advice = advice_on_ranks(question, group, Pipeline, "MPI ranks", asked["seconds"], tell)
+        except Exception as error:
+            if group.rank == 0 and isinstance(error, MinipipeError):
+                message = error.problems[0].message if isinstance(error, ScheduleError) else str(error)
+                write({"error": [type(error).__name__, str(error.code), message]})
+            traceback.print_exception(error)
+            sys.exit(1)  # which no ``except Exception`` of the program catches
+        if advice is not None:
+            write(AdviceReport.of(advice)._asdict())
+        group.barrier()
+        sys.exit(0)
+
+    with at_first_step(leave, asked["limits"]):
+        run(program, arguments)
+
+
+if __name__ == "__main__":
+    main()

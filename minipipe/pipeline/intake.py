@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -49,7 +49,7 @@ def planned(
     is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
     others = options.keys() - (signature(Plan).parameters.keys() - {"num_ranks"})
     if (is_asked or others) and not isinstance(model, Plan):
-        from minipipe.tuning.deciding import decided  # here, because most programs measure nothing
+        from minipipe.tuning.race import decided  # here, because most programs measure nothing
 
         model, options, run["recompute"] = decided(model, group, options, pipeline, make, **run)
     if not isinstance(model, Plan):
@@ -60,6 +60,20 @@ def planned(
         message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
         raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
     return model, run["recompute"]
+
+
+class Watcher(Protocol):
+    """The seam of ``minipipe advise``: sees a program's pipelines, and gets its first step in place of them."""
+
+    def begin(
+        self, pipeline: Any, model: Any, options: dict[str, Any], run: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the model and the options to make a pipeline with."""
+        ...
+
+    def step(self, pipeline: Any, inputs: Any, targets: Any) -> NoReturn:
+        """Leave the program; called in place of its training step."""
+        ...
 
 
 class Needs(NamedTuple):

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, ClassVar, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from minipipe.hints import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale
-from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, planned
+from minipipe.pipeline.intake import Intake, Needs, Watcher, deliver_loss, deliver_outputs, planned
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
@@ -173,6 +173,8 @@ class Pipeline(FamiliarPipeline):
         *("measures_memory", "num_steps"),
     )
 
+    watcher: ClassVar[Watcher | None] = None  # set by ``minipipe advise`` while it runs a program
+
     def __init__(
         self,
         model: Sequential | Plan,
@@ -193,6 +195,8 @@ class Pipeline(FamiliarPipeline):
         given: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
         given |= {"dropout_seed": dropout_seed, "stack_weight_gradients": stack_weight_gradients}
         run = {**given, "device": device, "recompute": recompute}
+        if self.watcher is not None:
+            model, options = self.watcher.begin(self, model, options, run)
         plan, recompute = planned(model, group, options, type(self), Pipeline, **run)
         check_loss(loss)
         self._objective = partial(Objective, loss, loss_weight)
@@ -368,6 +372,8 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(train, num_ranks=2)
         [(True, ['0.weight', '0.bias']), (True, ['2.weight', '2.bias'])]
         """
+        if self.watcher is not None:
+            self.watcher.step(self, inputs, targets)
         return self._train("step", inputs, targets, self._objective(metrics, outputs, scale), wait, accumulate)
 
     def forward_backward(self, inputs: Any, gradient: Any, *, outputs: Where = True, accumulate: bool = False) -> Any:

@@ -3,8 +3,8 @@
 from minipipe.tuning.advising import advise
 from minipipe.tuning.balancing import balance
 from minipipe.tuning.candidates import Candidate
+from minipipe.tuning.cost_model import CostModel
 from minipipe.tuning.layers import LayerCosts, MeasuredLayers
-from minipipe.tuning.measurements import Measurements
 from minipipe.tuning.measuring import measure_layers
 from minipipe.tuning.memory import MemoryPrediction, RankMemory
 from minipipe.tuning.messages import Messages
@@ -15,9 +15,9 @@ __all__ = [
     "Advice",
     "Candidate",
     "Choice",
+    "CostModel",
     "LayerCosts",
     "MeasuredLayers",
-    "Measurements",
     "MemoryPrediction",
     "Messages",
     "RankMemory",

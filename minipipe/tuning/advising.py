@@ -18,8 +18,8 @@ from minipipe.execution.samples import Pieces, samples
 from minipipe.nn import Sequential
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.tuning.candidates import Candidate, Question, candidates, memory_size, numbers_of_microbatches
+from minipipe.tuning.cost_model import CostModel, measure_call, measure_sizes
 from minipipe.tuning.layers import MakeOptimiser
-from minipipe.tuning.measurements import Measurements, measure_call, measure_sizes
 from minipipe.tuning.messages import Messages, messages_of_this_machine
 from minipipe.tuning.report import Advice
 from minipipe.tuning.weighing import Weighing
@@ -161,7 +161,7 @@ def checked_seconds(seconds: float | None, default: float) -> float:
 
 def measure(
     question: Question, num_ranks: int, messages: Messages, rank: int = 0, repeats: int = REPEATS, shares: bool = True
-) -> Measurements:
+) -> CostModel:
     """Measure the layers for each number of microbatches, with as many BLAS threads as there are now. Local.
 
     Parameters
@@ -183,7 +183,7 @@ def measure(
     cores = (messages.cores or num_cores()) if shares and num_cores() < num_ranks else None
     had, waited = (after - begun for after, begun in zip(core_times(), before))
     share = waited / (had + waited) if waited else 0.0
-    return Measurements(layers, given.num_samples, messages, cores, measure_call(repeats, xp), waited=share)
+    return CostModel(layers, given.num_samples, messages, cores, measure_call(repeats, xp), waited=share)
 
 
 def counts_of(question: Question, num_ranks: int) -> list[int]:
@@ -206,14 +206,14 @@ def own_plan(question: Question, num_ranks: int) -> Plan | None:
     return Plan(question.model, num_ranks=num_ranks, inputs_require_grad=grad, **question.own)
 
 
-def weigh(question: Question, num_ranks: int, measured: Measurements, seconds: float | None = None) -> Advice:
+def weigh(question: Question, num_ranks: int, measured: CostModel, seconds: float | None = None) -> Advice:
     """Weigh every candidate; then search schedules for the forms of the best. Pure, unless the machine is very slow.
 
     Parameters
     ----------
     question : Question
     num_ranks : int
-    measured : Measurements
+    measured : CostModel
     seconds : float, optional
         As for :func:`advise`.
 

@@ -17,7 +17,7 @@ from minipipe.nn import Sequential
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.tuning.layers import MakeOptimiser
-from minipipe.tuning.measuring import measure_layers, measured_layers
+from minipipe.tuning.measuring import measure_layers, measure_on_this_rank
 
 _REPEATS = 5
 
@@ -139,7 +139,7 @@ def measured_partition(
             raise ArgumentError("value", 'partition="measured" needs a batch to measure: sample=(inputs, targets).')
         inputs, targets = sample
         xp = backend.module_for(device, group.local_rank)
-        layers = measured_layers(model, inputs, targets, loss, schedule.num_microbatches, _REPEATS, seed, xp)
+        layers = measure_on_this_rank(model, inputs, targets, loss, schedule.num_microbatches, _REPEATS, seed, xp)
         found = np.array([part.stop for part in layers.balance(schedule=schedule, recompute=recompute)])
     ends = group.broadcast(found, what='the partition, which rank 0 measures for partition="measured",').tolist()
     return [range(start, end) for start, end in zip([0, *ends], ends)]

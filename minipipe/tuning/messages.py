@@ -1,9 +1,9 @@
-"""What messages between ranks cost: measured on the ranks at hand, or on those that mpirun starts.
+"""The cost of messages between ranks, measured on the ranks at hand or on ranks that mpirun starts.
 
-Ping-pong tells the bandwidth. The rest is that of ranks at work, which look for messages between their actions and may
-share cores: of a small pipeline over all of them.
+Ping-pong gives the bandwidth. Latency, overhead and cores are those of a small pipeline over all ranks, because working
+ranks poll for messages between actions and may share cores.
 
-``mpirun -n 4 python -m minipipe.tuning.messages`` prints it as JSON.
+``mpirun -n 4 python -m minipipe.tuning.messages`` prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import json
 import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
@@ -30,7 +33,6 @@ from minipipe.execution.samples import Samples, split_microbatches
 from minipipe.nn import Linear, MSELoss, Sequential
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.fitting import fit_messages
-from minipipe.tuning.progress import unwarned
 from minipipe.tuning.stages import measure_costs
 
 _SIZES, _REPEATS = (1 << 10, 1 << 18), 40  # bytes; the cost is a line through these two
@@ -39,20 +41,20 @@ _THREADS, _MPI = "thread ranks", "MPI ranks"
 
 
 class Messages(NamedTuple):
-    """What messages cost, and the bookkeeping between two actions.
+    """The costs of messages, and of the bookkeeping between two actions.
 
     Attributes
     ----------
     latency : float
-        Seconds of a message without content, from the send until it is received.
+        Seconds of an empty message, from the send until it is received.
     bandwidth : float
         Bytes per second.
     overhead : float
         Seconds of a rank between two actions.
     cores : float, optional
-        Where ranks outnumber the cores of one host: how much of the cores they get.
+        Where ranks outnumber the cores of one host, the share of the cores that they get.
     measured_on : str
-        Between which ranks.
+        Which ranks were measured.
 
     Examples
     --------
@@ -68,9 +70,9 @@ class Messages(NamedTuple):
 
 
 def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
-    """Measure messages between neighbours, one pair after another, and then in a pipeline of all ranks.
+    """Measure messages between neighbours, one pair after another, and then in a small pipeline over all ranks.
 
-    Collective. Only rank 0 has the result of all pairs; the others return an empty one.
+    Collective. Rank 0 returns the result of all pairs, the others an empty one.
 
     Parameters
     ----------
@@ -121,10 +123,20 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
         return measure_costs(partial(Executor, stages=stages, group=group, xp=np), plan.program, batch, _STEPS)
 
 
-def messages_of_this_machine(num_ranks: int) -> Messages:
-    """Measure messages between ranks that mpirun starts or, where that cannot be, between thread ranks.
+@contextmanager
+def unwarned(group: ProcessGroup) -> Iterator[None]:
+    """Suppress warnings of measurements inside this block: advice says how busy the machine was."""
+    if group.rank:  # only rank 0 warns, and blocks of several threads may not overlap
+        yield
+        return
+    with warnings.catch_warnings(action="ignore"):
+        yield
 
-    Local; it starts processes of its own. The result says which ranks were measured.
+
+def messages_of_this_machine(num_ranks: int) -> Messages:
+    """Measure messages between ranks that mpirun starts or, where there is no mpirun, between thread ranks.
+
+    Local; starts processes. The result says which ranks were measured.
 
     Parameters
     ----------
@@ -133,15 +145,15 @@ def messages_of_this_machine(num_ranks: int) -> Messages:
     Raises
     ------
     LaunchError
-        Code ``no-launcher``, where mpirun is there and cannot start the ranks.
+        Code ``no-launcher``, when mpirun cannot start the ranks.
     """
     command = find_mpirun()
-    if command is None or ranks_of_launcher(os.environ) != 1:  # or this is a rank itself, which can start no others
+    if command is None or ranks_of_launcher(os.environ) != 1:  # or this process is a rank, which cannot start others
         return spawn(lambda group: measure_messages(group, _THREADS), num_ranks)[0]
     program = [command, "-n", str(num_ranks), sys.executable, "-m", "minipipe.tuning.messages"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        said = (done.stderr.strip().splitlines() or ["no error message"])[-1]
         raise LaunchError("no-launcher", f"{command} -n {num_ranks} cannot start ranks to measure messages: {said}")
     return Messages(**json.loads(done.stdout.splitlines()[-1]))
 

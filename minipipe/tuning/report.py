@@ -1,4 +1,8 @@
-"""Advice as a value: the choices, the best one, the reasons, and the table. And what other ranks get of it."""
+"""Advice as a value: the choices, the best one, the reasons, and the table.
+
+Each reason is a sentence about two rows of the table, and true of their figures. It says whether these were predicted
+or measured, and gives no cause beyond them.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,14 @@ from typing import Any, NamedTuple
 from minipipe.execution.plan import Plan
 from minipipe.io import html_table, text_table
 from minipipe.render.descriptions import format_memory
-from minipipe.tuning.measurements import Measurements
+from minipipe.tuning.cost_model import CostModel
 from minipipe.tuning.weighing import Choice, best_of, by_worth, described
 
+_IDLE = {"fill": ("warm-up",), "wait": ("waiting", "sending", "overhead"), "drain": ("drain",)}
+_TIMES = ("predicted ms", "measured ms")
+_HEAD = ("schedule", "v", "microbatches", "cut by", "recompute", *_TIMES, "bubble", *_IDLE, "memory", "over bound")
+_ON_THE_RIGHT = set(range(len(_HEAD))) - {0, 3, 4}
+_SHOWN = 10
 _SPENT = {
     "warm-up": "before its first action",
     "drain": "after its last action",
@@ -20,140 +29,12 @@ _SPENT = {
     "sending": "sending",
     "overhead": "between two actions",
 }  # by cause of idle time; the rest is computing
-_LITTLE = 0.02  # smaller differences are called none
-
-
-class Reason(NamedTuple):
-    """A sentence about the best choice and another one.
-
-    Attributes
-    ----------
-    text : str
-    other : Choice
-        For the table, which has a row for each choice that a sentence is about.
-    """
-
-    text: str
-    other: Choice
-
-
-def reasons(best: Choice, choices: Sequence[Choice], measured: Measurements) -> list[Reason]:
-    """Return why a choice is the best, or what is known of it beside others.
-
-    Parameters
-    ----------
-    best : Choice
-    choices : sequence of Choice
-        All, the best among them.
-    measured : Measurements
-    """
-    allowed = sorted((choice for choice in choices if choice.is_within_limit), key=by_worth)
-    return [*_another(best, allowed), *_about_microbatches(best, allowed, measured), *_limit(best, choices)]
-
-
-def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
-    """Compare with 1F1B at its best or, if that is the best of all or runs the same, with the next best schedule."""
-    others = [choice for choice in allowed if choice.candidate.schedule != best.candidate.schedule]
-    others.sort(key=lambda choice: choice.candidate.schedule != "1f1b")
-    for other in others[:1]:
-        if best.program == other.program:
-            yield Reason(f"{best.candidate.schedule} and {other.candidate.schedule} run the same here.", other)
-    for other in [choice for choice in others if choice.program != best.program][:1]:
-        yield Reason(f"{compared(best, other)}.", other)
-        spent = _spent(best, other)
-        if spent:
-            yield Reason(spent, other)
-
-
-def compared(best: Choice, other: Choice) -> str:
-    """Return which of two choices is the faster one, by what was measured of both, or by what is predicted.
-
-    Parameters
-    ----------
-    best, other : Choice
-    """
-    both_ran = best.measured is not None and other.measured is not None
-    times = {id(each): each.measured if both_ran else each.time for each in (best, other)}
-    first, second = sorted((best, other), key=lambda each: times[id(each)] or 0.0)
-    slow, fast = times[id(second)] or 0.0, times[id(first)] or 0.0
-    less = 1 - fast / slow if slow else 0.0
-    name, beside = _name(first, second), _name(second, first)
-    verb = ("was measured", "were measured") if both_ran else ("is predicted", "are predicted")
-    if less < _LITTLE:
-        return f"{name} and {beside} {verb[1]} to take equally long, within {_up(less)}"
-    text = f"{name} {verb[0]} to take {100 * less:.1f} % less than {beside}"
-    if first is not best and not (both_ran and first.num_steps >= best.num_steps):
-        text += f", in {first.num_steps} steps of {best.num_steps}" if both_ran else ", but did not run"
-    if both_ran and less < best.spread:
-        text += f", while the steps of {best.candidate.schedule} differed by {100 * best.spread:.1f} %"
-    return text
-
-
-def _up(share: float) -> str:
-    """Return a share in percent, rounded up."""
-    return f"{-(-1000 * share // 1) / 10:.1f} %"
-
-
-def _name(choice: Choice, beside: Choice) -> str:
-    """Return the name of a choice, with the number of microbatches where it tells two choices apart."""
-    own = choice.candidate
-    if own.num_microbatches == beside.candidate.num_microbatches:
-        return own.schedule
-    return f"{own.schedule} with {own.num_microbatches} microbatch{'es' * (own.num_microbatches != 1)}"
-
-
-def _spent(best: Choice, other: Choice) -> str:
-    """Return on what a rank is predicted to spend less time than with another choice, which is predicted slower."""
-    spent = [
-        {"computing": each.time * (1 - each.bubble_fraction)}
-        | {words: each.time * each.idle.get(cause, 0.0) for cause, words in _SPENT.items()}
-        for each in (best, other)
-    ]
-    words = max(spent[0], key=lambda each: spent[1][each] - spent[0][each])
-    own, others = (f"{1e3 * each[words]:.3f}" for each in spent)
-    if best.time >= other.time or float(own) >= float(others):
-        return ""
-    return f"Predicted: of a step, a rank spends {own} ms instead of {others} ms {words}, on average."
-
-
-def _about_microbatches(best: Choice, allowed: Sequence[Choice], measured: Measurements) -> Iterator[Reason]:
-    """Say what half and twice as many microbatches would do."""
-    count = best.candidate.num_microbatches
-    for other in [choice for choice in allowed if choice.candidate.num_microbatches * 2 == count][:1]:
-        bubbles = [f"{100 * each.bubble_fraction:.1f}" for each in (other, best)]
-        if float(bubbles[0]) > float(bubbles[1]):
-            own = (
-                f"{other.candidate.schedule} is predicted to have a bubble of {bubbles[0]} % instead of {bubbles[1]} %"
-            )
-            yield Reason(f"With half as many microbatches, {own}.", other)
-    for other in [choice for choice in allowed if choice.candidate.num_microbatches == 2 * count][:1]:
-        share = sum(measured.layers[2 * count].times) / sum(measured.layers[count].times)
-        sizes = measured.samples_of(2 * count), measured.samples_of(count)
-        takes = "sample takes" if sizes[0] == 1 else "samples take"
-        alone = f"alone, {sizes[0]} {takes} {share:.2f} of the time of {sizes[1]}, as measured"
-        yield Reason(f"{compared(best, other)}: {alone}.", other)
-
-
-def _limit(best: Choice, choices: Sequence[Choice]) -> Iterator[Reason]:
-    """Name the fastest choice, if it is beyond the limit."""
-    beyond = [choice for choice in choices if not choice.is_within_limit]
-    for fastest in sorted(beyond, key=lambda choice: choice.time)[:1]:
-        if fastest.time < best.time:
-            needs = f"needs {format_memory(max(fastest.memory), 'bytes')} on a rank, beyond the limit"
-            yield Reason(f"Predicted: {described(fastest.candidate)}, is faster, and {needs}.", fastest)
-
-
-_IDLE = {"fill": ("warm-up",), "wait": ("waiting", "sending", "overhead"), "drain": ("drain",)}
-_TIMES = ("predicted ms", "measured ms")
-_HEAD = ("schedule", "v", "microbatches", "cut by", "recompute", *_TIMES, "bubble", *_IDLE, "memory", "over bound")
-_LEFT = {0, 3, 4}
-_ON_THE_RIGHT = set(range(len(_HEAD))) - _LEFT
-_SHOWN = 10
-_LITTLE = 0.05  # a part of the time that is not worth a word
+_EQUAL = 0.02  # smaller differences count as none
+_BUSY = 0.05  # the share of waiting for a core from which it is reported
 
 
 class Advice:
-    """Choices for a model, weighed, and the best of them. It prints as a table. Nothing of it is changed later.
+    """Choices for a model, weighed, and the best of them. It prints as a table and is never changed.
 
     :func:`minipipe.advise` makes it.
 
@@ -164,8 +45,8 @@ class Advice:
     best : Choice
         The first of them.
     own : Choice or None
-        What a program had chosen itself.
-    measured : Measurements
+        The program's own choice.
+    measured : CostModel
     memory_limit : float
         Bytes of each rank; infinite where there is none.
 
@@ -189,13 +70,14 @@ class Advice:
     def __init__(
         self,
         choices: Sequence[Choice],
-        measured: Measurements,
+        measured: CostModel,
         memory_limit: float = inf,
         own: Choice | None = None,
     ) -> None:
         self.best = best_of(choices, memory_limit)
         self.choices = tuple(sorted(choices, key=by_worth))
         self.measured, self.memory_limit, self.own = measured, memory_limit, own
+        self._reasons = reasons(self.best, self.choices, measured)
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -209,10 +91,6 @@ class Advice:
         if own is not None and own.measured is not None and self.best.measured is not None:
             found += ["Yours ran as fast: keep it."] if own.measured <= self.best.measured else []
         return " ".join(found)
-
-    @property
-    def _reasons(self) -> list[Reason]:
-        return reasons(self.best, self.choices, self.measured)
 
     @property
     def summary(self) -> str:
@@ -247,7 +125,6 @@ class Advice:
 
     @property
     def _num_run(self) -> int:
-        """How many of the choices ran."""
         return sum(choice.measured is not None for choice in self.choices)
 
     def _table(self) -> list[tuple[str, ...]]:
@@ -263,56 +140,19 @@ class Advice:
         return [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
 
     def _measured_on(self) -> str:
-        messages = self.measured.messages
-        slowdown, latency, _, cores = self.measured.conditions(self.best.candidate.num_microbatches)
-        shared = "" if cores is None else f"; the ranks share {cores:.3g} core{'s' * (cores != 1)}, as fitted"
+        """Return the costs of messages, how many choices ran, and how noisy the machine was."""
+        messages, cores, best = self.measured.messages, self.measured.cores, self.best
         speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
-        at_work = f"; an action takes {slowdown:.2f} times as long as alone" if self.measured.at_work else ""
-        ran = f" {self._num_run} of {len(self.choices)} choices ran in turns." if self._num_run else ""
-        half = f" Half of the best one's {self.best.num_steps} steps differed by up to {100 * self.best.spread:.1f} %."
-        noise = half if self.best.measured is not None else ""
-        if self.measured.waited > _LITTLE:
+        shared = "" if cores is None else f"; the ranks share {cores:.3g} core{'s' * (cores != 1)}, as fitted"
+        said = [f"A message takes {1e6 * messages.latency:.3g} µs{speed} ({messages.measured_on}){shared}."]
+        if self._num_run:
+            said.append(f"{self._num_run} of {len(self.choices)} choices ran in turns.")
+        if best.measured is not None:
+            said.append(f"Half of the best one's {best.num_steps} steps differed by up to {100 * best.spread:.1f} %.")
+        if self.measured.waited > _BUSY:
             share = f"{100 * self.measured.waited:.0f} % of the time that they wanted a core"
-            noise += f" The machine was busy: the layers were measured without a core for {share}."
-        return f"A message takes {1e6 * latency:.3g} µs{speed} ({messages.measured_on}){shared}{at_work}.{ran}{noise}"
-
-
-class Report(NamedTuple):
-    """Advice as text and as plain data, which any rank may have. It prints as the text.
-
-    Attributes
-    ----------
-    text : str
-        A table, the reason, and what was predicted and measured.
-    data : dict
-        The same, as ``minipipe advise --json`` prints it: ``best``, ``own``, ``reason``, ``measured``, ``choices``; and
-        ``summary``, the best choice in a line.
-
-    Examples
-    --------
-    >>> Report("1f1b is the fastest.", {})
-    1f1b is the fastest.
-    """
-
-    text: str
-    data: dict[str, Any]
-
-    def __repr__(self) -> str:
-        return self.text
-
-    @classmethod
-    def of(cls, advice: Advice) -> Report:
-        """Return the report of some advice."""
-        lines, measured = [str(advice)], {}
-        for name, choice in (("the best", advice.best), ("yours", advice.own)):
-            if choice is not None and choice.measured is not None:
-                measured[name] = choice.measured
-                error = choice.time / choice.measured - 1
-                times = f"predicted {1e3 * choice.time:.3f} ms, measured {1e3 * choice.measured:.3f} ms"
-                lines.append(f"{name}: {times} ({100 * error:+.1f} %)")
-        own = None if advice.own is None else advice.own.row()
-        data = {"best": advice.best.row(), "own": own, "reason": advice.reason, "measured": measured}
-        return cls("\n".join(lines), {**data, "summary": advice.summary, "choices": advice.rows()})
+            said.append(f"The machine was busy: the layers were measured without a core for {share}.")
+        return " ".join(said)
 
 
 def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
@@ -334,30 +174,189 @@ def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
     )
 
 
-class ChosenPlan(Plan):
-    """A plan that ``schedule="auto"`` chose; printed, it says so.
+# -- reasons ----------------------------------------------------------------------------------------------------------
+
+
+class Reason(NamedTuple):
+    """A sentence about the best choice and another one.
+
+    Attributes
+    ----------
+    text : str
+    other : Choice
+        For the table, which has a row for each choice that a sentence is about.
+    """
+
+    text: str
+    other: Choice
+
+
+def reasons(best: Choice, choices: Sequence[Choice], measured: CostModel) -> list[Reason]:
+    """Compare the best choice with others.
 
     Parameters
     ----------
-    advice : Report
-        What was weighed.
+    best : Choice
+    choices : sequence of Choice
+        All, the best among them.
+    measured : CostModel
+    """
+    allowed = sorted((choice for choice in choices if choice.is_within_limit), key=by_worth)
+    return [*_another(best, allowed), *_about_microbatches(best, allowed, measured), *_limit(best, choices)]
+
+
+def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
+    """Compare with 1F1B at its best or, if that is the best of all or runs the same, with the next best schedule."""
+    others = [choice for choice in allowed if choice.candidate.schedule != best.candidate.schedule]
+    others.sort(key=lambda choice: choice.candidate.schedule != "1f1b")
+    for other in others[:1]:
+        if best.program == other.program:
+            yield Reason(f"{best.candidate.schedule} and {other.candidate.schedule} run the same here.", other)
+    for other in [choice for choice in others if choice.program != best.program][:1]:
+        yield Reason(f"{compared(best, other)}.", other)
+        spent = _spent(best, other)
+        if spent:
+            yield Reason(spent, other)
+
+
+def compared(best: Choice, other: Choice) -> str:
+    """Return which of two choices is the faster one: measured if both ran, otherwise predicted.
+
+    Parameters
+    ----------
+    best, other : Choice
+    """
+    both_ran = best.measured is not None and other.measured is not None
+
+    def time(choice: Choice) -> float:
+        return (choice.measured or 0.0) if both_ran else choice.time
+
+    first, second = sorted((best, other), key=time)
+    less = 1 - time(first) / time(second) if time(second) else 0.0
+    name, beside = _name(first, second), _name(second, first)
+    verb = ("was measured", "were measured") if both_ran else ("is predicted", "are predicted")
+    if less < _EQUAL:
+        within = f"{-(-1000 * less // 1) / 10:.1f} %"  # rounded up
+        return f"{name} and {beside} {verb[1]} to take equally long, within {within}"
+    text = f"{name} {verb[0]} to take {100 * less:.1f} % less than {beside}"
+    if first is not best and not (both_ran and first.num_steps >= best.num_steps):
+        text += f", in {first.num_steps} steps of {best.num_steps}" if both_ran else ", but did not run"
+    if both_ran and less < best.spread:
+        text += f", while the steps of {best.candidate.schedule} differed by {100 * best.spread:.1f} %"
+    return text
+
+
+def _name(choice: Choice, beside: Choice) -> str:
+    """Return the name of a choice, with the number of microbatches if the other one has another number."""
+    own = choice.candidate
+    if own.num_microbatches == beside.candidate.num_microbatches:
+        return own.schedule
+    return f"{own.schedule} with {own.num_microbatches} microbatch{'es' * (own.num_microbatches != 1)}"
+
+
+def _spent(best: Choice, other: Choice) -> str:
+    """Return where a rank is predicted to save the most time, compared with a slower choice."""
+    spent = [
+        {"computing": each.time * (1 - each.bubble_fraction)}
+        | {words: each.time * each.idle.get(cause, 0.0) for cause, words in _SPENT.items()}
+        for each in (best, other)
+    ]
+    words = max(spent[0], key=lambda each: spent[1][each] - spent[0][each])
+    own, others = (f"{1e3 * each[words]:.3f}" for each in spent)
+    if best.time >= other.time or float(own) >= float(others):
+        return ""
+    return f"Predicted: of a step, a rank spends {own} ms instead of {others} ms {words}, on average."
+
+
+def _about_microbatches(best: Choice, allowed: Sequence[Choice], measured: CostModel) -> Iterator[Reason]:
+    """Compare with half and with twice as many microbatches."""
+    count = best.candidate.num_microbatches
+    for other in [choice for choice in allowed if choice.candidate.num_microbatches * 2 == count][:1]:
+        of_other, of_best = (f"{100 * each.bubble_fraction:.1f}" for each in (other, best))
+        if float(of_other) > float(of_best):
+            bubble = f"is predicted to have a bubble of {of_other} % instead of {of_best} %"
+            yield Reason(f"With half as many microbatches, {other.candidate.schedule} {bubble}.", other)
+    for other in [choice for choice in allowed if choice.candidate.num_microbatches == 2 * count][:1]:
+        share = sum(measured.layers[2 * count].times) / sum(measured.layers[count].times)
+        sizes = measured.samples_of(2 * count), measured.samples_of(count)
+        takes = "sample takes" if sizes[0] == 1 else "samples take"
+        alone = f"alone, {sizes[0]} {takes} {share:.2f} of the time of {sizes[1]}, as measured"
+        yield Reason(f"{compared(best, other)}: {alone}.", other)
+
+
+def _limit(best: Choice, choices: Sequence[Choice]) -> Iterator[Reason]:
+    """Name the fastest choice, if it is beyond the limit."""
+    beyond = [choice for choice in choices if not choice.is_within_limit]
+    for fastest in sorted(beyond, key=lambda choice: choice.time)[:1]:
+        if fastest.time < best.time:
+            needs = f"needs {format_memory(max(fastest.memory), 'bytes')} on a rank, beyond the limit"
+            yield Reason(f"Predicted: {described(fastest.candidate)}, is faster, and {needs}.", fastest)
+
+
+# -- on every rank ----------------------------------------------------------------------------------------------------
+
+
+class AdviceReport(NamedTuple):
+    """Advice as text and as plain data, for every rank. It prints as the text.
+
+    Attributes
+    ----------
+    text : str
+        The table, the reason, and the predicted and measured times.
+    data : dict
+        The same, as ``minipipe advise --json`` prints it: ``best``, ``own``, ``reason``, ``measured``, ``choices``; and
+        ``summary``, the best choice in a line.
+
+    Examples
+    --------
+    >>> AdviceReport("1f1b is the fastest.", {})
+    1f1b is the fastest.
+    """
+
+    text: str
+    data: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @classmethod
+    def of(cls, advice: Advice) -> AdviceReport:
+        """Return the report of some advice."""
+        lines, measured = [str(advice)], {}
+        for name, choice in (("the best", advice.best), ("yours", advice.own)):
+            if choice is not None and choice.measured is not None:
+                measured[name] = choice.measured
+                error = choice.time / choice.measured - 1
+                times = f"predicted {1e3 * choice.time:.3f} ms, measured {1e3 * choice.measured:.3f} ms"
+                lines.append(f"{name}: {times} ({100 * error:+.1f} %)")
+        own = None if advice.own is None else advice.own.row()
+        data = {"best": advice.best.row(), "own": own, "reason": advice.reason, "measured": measured}
+        return cls("\n".join(lines), {**data, "summary": advice.summary, "choices": advice.rows()})
+
+
+class ChosenPlan(Plan):
+    """A plan that ``schedule="auto"`` chose; its printed form says so.
+
+    Parameters
+    ----------
+    advice : AdviceReport
     *plan, **options
         Of :class:`minipipe.Plan`.
     """
 
-    advice: Report
+    advice: AdviceReport
 
-    def __init__(self, advice: Report, *plan: Any, **options: Any) -> None:
+    def __init__(self, advice: AdviceReport, *plan: Any, **options: Any) -> None:
         super().__init__(*plan, **options)
         vars(self).update(advice=advice)
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """The choice in a sentence."""
         return f'schedule="auto" chose {self.advice.data["summary"]}'
 
     def __str__(self) -> str:
-        return f"{super().__str__()}\n\n{self.told}"
+        return f"{super().__str__()}\n\n{self.sentence}"
 
     def _repr_html_(self) -> str:
-        return f"{super()._repr_html_()}<p>{escape(self.told)}</p>"
+        return f"{super()._repr_html_()}<p>{escape(self.sentence)}</p>"

@@ -1,4 +1,4 @@
-"""The predicted time, idle time and memory of each candidate, from measurements alone. Nothing is timed here."""
+"""The predicted time, idle time and memory of each candidate, from a cost model alone. Nothing is timed here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minipipe.schedules.search.finding import find_schedule
 from minipipe.schedules.simulation.comparison import workload_of
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.tuning.candidates import SEARCHED, Candidate, Question, models_for_search
-from minipipe.tuning.measurements import Measurements
+from minipipe.tuning.cost_model import CostModel
 from minipipe.tuning.memory import MemoryPrediction
 
 _ACTIONS_A_SECOND = 200_000  # of schedules that are tried, on one core of 2024
@@ -26,14 +26,14 @@ _SLOWEST = 4  # times as long as that core the search may take
 
 
 def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
-    """Return a schedule that was searched for a workload, or None where one microbatch is beyond its memory.
+    """Search a schedule for a workload; return None if one microbatch exceeds its memory.
 
     Parameters
     ----------
     workload : Workload
     seconds : float
-        How much to search, above 0: as many schedules are tried as in so long a time on a quiet core. So what is found
-        does not depend on the machine or its load, unless they make it more than four times slower: then it ends.
+        How much to search, above 0: the number of schedules that a quiet core tries in this time. The result does not
+        depend on the machine or its load, unless these slow the search down more than four times: then it stops.
 
     Examples
     --------
@@ -52,13 +52,13 @@ def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
 
 
 def least_makespan(workload: Workload, cores: float | Sequence[float] | None) -> tuple[float, str]:
-    """Return a time below which no schedule of a workload is, and the reason.
+    """Return a lower bound for the makespan of every schedule of a workload, and the reason.
 
     Parameters
     ----------
     workload : Workload
     cores : float or sequence of float, optional
-        How much of the cores the ranks share; by host, if there are several.
+        The cores that the ranks share; by host, if there are several.
 
     Examples
     --------
@@ -81,7 +81,7 @@ Form = tuple[str, bool]  # what the cut balances, and whether activations are co
 
 
 class Choice(NamedTuple):
-    """A candidate with what it is predicted to take.
+    """A candidate with its predicted time and memory.
 
     Attributes
     ----------
@@ -98,17 +98,17 @@ class Choice(NamedTuple):
     memory : tuple of int
         By rank, the bytes of parameters, gradients, optimiser state, activations and messages.
     bound : float
-        Seconds below which no schedule over the same stages is, whatever memory it takes.
+        Seconds: a lower bound for every schedule over the same stages, with any memory.
     bound_by : str
         The reason.
     is_within_limit : bool
-        Whether every rank's memory is.
+        Whether every rank's memory is within the limit.
     measured : float or None
-        The median seconds of a step, where the choice ran; None where it is only predicted.
+        The median seconds of a step, if the choice ran; None if it is only predicted.
     num_steps : int
-        Of which it is the median. Choices race: the longer one ran, the faster it was.
+        The number of these steps. In a race, faster choices run longer.
     spread : float
-        How noisy the machine was: by what part of the median the middle half of these steps differed.
+        How noisy the machine was: the interquartile range of these steps, relative to the median.
 
     Examples
     --------
@@ -150,39 +150,28 @@ class Choice(NamedTuple):
 
     @property
     def program(self) -> Hashable:
-        """What is the same for choices that run the same: with one microbatch, say, 1F1B is GPipe."""
+        """Equal for choices that run the same: with one microbatch, for example, 1F1B is GPipe."""
         return self.schedule.actions, self.schedule.placement, self.partition, self.candidate.recompute
 
     def row(self) -> dict[str, Any]:
         """Return it as plain data: strings, numbers and lists."""
-        return {
-            **self.candidate._asdict(),
-            "layers": [[part.start, part.stop] for part in self.partition],
-            "time": self.time,
-            "bubble_fraction": self.bubble_fraction,
-            "idle": self.idle,
-            "memory": list(self.memory),
-            "bound": self.bound,
-            "bound_by": self.bound_by,
-            "gap": self.gap,
-            "is_within_limit": self.is_within_limit,
-            "measured": self.measured,
-            "num_steps": self.num_steps,
-            "spread": self.spread,
-        }
+        figures = self._asdict()
+        candidate, _, partition = (figures.pop(name) for name in ("candidate", "schedule", "partition"))
+        layers = [[part.start, part.stop] for part in partition]
+        return {**candidate._asdict(), "layers": layers, **figures, "memory": list(self.memory), "gap": self.gap}
 
 
 class Weighing:
-    """Candidates for one model, weighed by one set of measurements.
+    """Weighs candidates for one model by one cost model.
 
     Parameters
     ----------
     question : Question
     num_ranks : int
-    measured : Measurements
+    measured : CostModel
     """
 
-    def __init__(self, question: Question, num_ranks: int, measured: Measurements) -> None:
+    def __init__(self, question: Question, num_ranks: int, measured: CostModel) -> None:
         self.model, self.memory_limit, self.optimiser = question.model, question.memory_limit, question.optimiser
         self.num_ranks, self.measured, self.partition = num_ranks, measured, question.partition
         self.inputs_require_grad = question.options.get("inputs_require_grad", False)
@@ -190,7 +179,7 @@ class Weighing:
     def named(self, candidates: Iterable[Candidate], forms: Sequence[Form] = (("time", False),)) -> Iterator[Choice]:
         """Yield candidates with named schedules, weighed, each in the first form that is within the limit.
 
-        Forms beyond the limit come with it. A given partition leaves out schedules with another number of stages.
+        Forms beyond the limit are yielded before it. A given partition excludes schedules with other numbers of stages.
 
         Parameters
         ----------
@@ -227,11 +216,11 @@ class Weighing:
             yield from self._searched(candidate, like, seconds / len(wanted))
 
     def _searched(self, candidate: Candidate, model: Schedule, seconds: float) -> Iterator[Choice]:
-        """Yield a schedule made for the stages of another one, if there is one within the limit."""
+        """Yield a schedule searched for the stages of another one, if there is one within the limit."""
         like = self._cut(candidate, model)
         costs = self.measured.costs(like, candidate.recompute)
         free = [self.memory_limit - own.total + own.activations for own in self._memory(like, candidate.recompute)]
-        if like.schedule.frozen or min(free) <= 0:  # the search knows no stages that train nothing
+        if like.schedule.frozen or min(free) <= 0:  # the search does not support frozen stages
             return
         limit = None if self.memory_limit == inf else free
         found = searched_schedule(costs.workload(model.placement, candidate.num_microbatches, limit), seconds)
@@ -242,7 +231,7 @@ class Weighing:
         return self.partition is None or len(self.partition) == schedule.num_stages
 
     def _cut(self, candidate: Candidate, schedule: Schedule) -> Plan:
-        """Return the plan of a schedule, whose cut balances what the candidate says."""
+        """Return the plan of a schedule, cut as the candidate says."""
         if self.partition is not None:
             return self._plan(schedule, self.partition)
         layers, again = self.measured.layers[candidate.num_microbatches], candidate.recompute
@@ -262,10 +251,10 @@ class Weighing:
         Parameters
         ----------
         candidate : Candidate
-            What it is called.
+            Its name in the table.
         plan : Plan
         schedule : Schedule
-            As it was given to the plan, which may have left out what frozen stages need not do.
+            As given to the plan, which may have removed actions of frozen stages.
         """
         costs = self.measured.costs(plan, candidate.recompute)
         timeline = simulate(plan.schedule, costs)
@@ -286,7 +275,7 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
     Raises
     ------
     ScheduleError
-        Code ``memory``, when no choice is: with the least that there is.
+        Code ``memory``, when none is within the limit; the message has the least memory of any.
     """
     ordered = sorted(choices, key=by_worth)
     if ordered[0].is_within_limit:
@@ -301,9 +290,9 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
 
 
 def by_worth(choice: Choice) -> tuple[bool, int, float, bool, int]:
-    """Return the key by which choices are sorted, the best first; of equally fast ones those with a name.
+    """Return the sort key of a choice, the best first; of equally fast ones, named schedules first.
 
-    Those that ran come before those that did not: these were predicted to be slower.
+    Choices that ran precede the others, which were predicted to be slower.
     """
     time = choice.time if choice.measured is None else choice.measured
     is_searched = choice.candidate.schedule == SEARCHED

@@ -27,9 +27,7 @@ import numpy as np
 
 from minipipe import Pipeline, data, init_process_group, nn
 from minipipe.tuning.candidates import Question
-from minipipe.tuning.deciding import advice_on_ranks
-from minipipe.tuning.text import choices_of_rank_0
-from minipipe.tuning.trial import Trial
+from minipipe.tuning.race import Race, advice_on_ranks, choices_of_rank_0
 from minipipe.tuning.weighing import described
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tutorials"))
@@ -113,12 +111,12 @@ def choices_of(question, group, most, seconds):
     return choices, choices_of_rank_0(group, choices if advice else None)
 
 
-def measure(trial, every, rounds):
+def measure(race, every, rounds):
     """Return for each choice the makespans of its steps, in seconds."""
     makespans, chance = [[] for _ in every], Random(0)
     for _ in range(rounds):
         for number in chance.sample(range(len(every)), len(every)):
-            makespans[number] += trial.turn(every[number])
+            makespans[number] += race.turn(every[number])
     return makespans
 
 
@@ -126,7 +124,9 @@ def ratio_of(makespans):
     """Return how long the first takes, relative to the fastest; each half of the rounds is asked once which that is."""
     half = len(makespans[0]) // 2
     first, second = [median(found[:half]) for found in makespans], [median(found[half:]) for found in makespans]
-    return geometric_mean(times[0] / times[told.index(min(told))] for told, times in ((first, second), (second, first)))
+    return geometric_mean(
+        times[0] / times[judge.index(min(judge))] for judge, times in ((first, second), (second, first))
+    )
 
 
 def row_of(name, choices, times, finalists, again):
@@ -162,10 +162,10 @@ def main():
             case = make()
             question = Question(case.model, case.inputs, case.targets, {"loss": case.loss})
             choices, every = choices_of(question, group, options.most, options.seconds)
-            trial = Trial(question, group, Pipeline)
-            times = list(map(median, measure(trial, every, options.rounds)))
+            race = Race(question, group, Pipeline)
+            times = list(map(median, measure(race, every, options.rounds)))
             finalists = [0, *sorted(range(1, len(times)), key=times.__getitem__)[:FINALISTS]]
-            again = measure(trial, [every[number] for number in finalists], MORE * options.rounds)
+            again = measure(race, [every[number] for number in finalists], MORE * options.rounds)
             if group.rank == 0:
                 rows.append(row_of(name, choices, times, finalists, again))
                 if not options.json:

@@ -6,13 +6,13 @@ import numpy as np
 
 from minipipe import Pipeline, init_process_group, nn, optim
 from minipipe.testing import one_process_step, same_bits
-from minipipe.tuning import deciding
+from minipipe.tuning import race
 from tests.pipeline.small_pipelines import mlp
 from tests.strategies import batch
 
 
 def main():
-    deciding.RACE_SECONDS = 1.0
+    race.RACE_SECONDS = 1.0
     inputs, targets = batch(8, 4)
     with init_process_group(timeout=60) as group:
         sample = (inputs, targets) if group.rank == 0 else None

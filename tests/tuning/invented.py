@@ -1,9 +1,9 @@
-"""Measurements that nobody made: layers whose times and bytes follow from a rule."""
+"""CostModel that nobody made: layers whose times and bytes follow from a rule."""
 
 from minipipe import nn
-from minipipe.tuning import Measurements, Messages
+from minipipe.tuning import CostModel, Messages
 from minipipe.tuning.candidates import Question
-from minipipe.tuning.layers import Holding, Measured, MeasuredLayers, Passed
+from minipipe.tuning.layers import Holding, LayerProfile, MeasuredLayers, Passed
 
 SAMPLES = 32
 
@@ -23,7 +23,7 @@ def measured(num_layers, counts, time=lambda layer, samples: samples * 1e-3, hel
     A microbatch holds ``held`` bytes a sample in each layer, from F until I, and half of it until W.
     """
     layers = {count: layers_of(num_layers, -(-SAMPLES // count), time, held) for count in counts}
-    return Measurements(layers, SAMPLES, messages or Messages(), **others)
+    return CostModel(layers, SAMPLES, messages or Messages(), **others)
 
 
 def layers_of(num_layers, samples, time, held):
@@ -32,5 +32,5 @@ def layers_of(num_layers, samples, time, held):
         size, seconds = held * samples, time(layer, samples)
         inputs, gradients = Passed({f"input {layer}": 16 * samples}, 0), Passed({f"gradient {layer}": 16 * samples}, 0)
         holding = Holding(inputs, gradients, {f"held {layer}": size}, {f"kept {layer}": size // 2}, 0)
-        found.append(Measured((seconds, seconds, seconds), holding, 16 * samples, True))
+        found.append(LayerProfile((seconds, seconds, seconds), holding, 16 * samples, True))
     return MeasuredLayers(list(model(num_layers).flat_layers), found)

@@ -8,7 +8,7 @@ from minipipe import Pipeline, Plan, nn, optim, schedules, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, ModelError, PartitionError, ScheduleError
 from minipipe.testing import same_bits
-from minipipe.tuning import advising, deciding
+from minipipe.tuning import advising, race
 from tests.launch import mpirun, needs_mpi
 from tests.pipeline.small_pipelines import mlp
 from tests.strategies import batch
@@ -19,7 +19,7 @@ X, Y = batch(8, 4)
 @pytest.fixture(autouse=True)
 def searches_are_short(monkeypatch):
     monkeypatch.setattr("minipipe.tuning.advising.SECONDS", 0.1)
-    monkeypatch.setattr(deciding, "RACE_SECONDS", 0.2)
+    monkeypatch.setattr(race, "RACE_SECONDS", 0.2)
 
 
 def stepped(group, **options):
@@ -48,7 +48,7 @@ def test_it_has_the_bits_of_the_same_schedule_by_name():
 def test_a_choice_that_computes_activations_again_reaches_every_rank(monkeypatch):
     """Which choice that is depends on times. So here it is the only one."""
     monkeypatch.setattr(
-        deciding, "weigh", lambda question, *given: advising.weigh(replace(question, recompute=True), *given)
+        race, "weigh", lambda question, *given: advising.weigh(replace(question, recompute=True), *given)
     )
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4), nn.GELU(), nn.Tanh())))
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_decided_is_refused(model, options, error, words):
 
 
 def test_a_misspelt_option_is_refused_before_anything_is_measured(monkeypatch):
-    monkeypatch.setattr(deciding, "advice_on_ranks", lambda *given: pytest.fail("it has measured"))
+    monkeypatch.setattr(race, "advice_on_ranks", lambda *given: pytest.fail("it has measured"))
     with pytest.raises(ArgumentError, match="Pipeline takes no memory_limt="):
         Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), schedule="auto", sample=(X, Y), memory_limt="1 MB")
 
@@ -123,7 +123,7 @@ def test_rank_0_says_that_it_begins_and_what_was_chosen_unless_progress_is_false
     given = {"schedule": "auto", "sample": (X, Y), "num_microbatches": 2}
     told = str(spawn(lambda g: stepped(g, **given)[2], 2)[1]).splitlines()[-1]
     out, err = capsys.readouterr()
-    begin = 'minipipe: schedule="auto" measures and races choices on the ranks: about 0.35 s, more for a large model'
+    begin = 'minipipe: schedule="auto" measures and races choices on the ranks: about 0.3 s, more for a large model'
     assert out == "" and err.splitlines() == [begin, f"minipipe: {told}"]
     quiet = stepped(OneRankGroup(), **given, progress=False)[2]
     plain = stepped(OneRankGroup(), schedule="1f1b")[2]

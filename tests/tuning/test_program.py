@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, nn, optim
-from minipipe.cli.advise_program import first_step_of
-from minipipe.cli.advise_running import program_report
+from minipipe.cli.advise_program import program_report, question_about
 from minipipe.cli.main import main
 from minipipe.errors import ArgumentError, LaunchError
 from minipipe.tuning.layers import state_bytes
@@ -40,7 +39,7 @@ with init_process_group() as group:
 @pytest.fixture(autouse=True)
 def searches_are_short(monkeypatch):
     monkeypatch.setattr("minipipe.tuning.advising.SECONDS", 0.1)
-    monkeypatch.setattr("minipipe.tuning.deciding.RACE_SECONDS", 0.2)
+    monkeypatch.setattr("minipipe.tuning.race.RACE_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -52,17 +51,17 @@ def program(tmp_path):
 
 
 def test_it_is_what_the_program_gave_to_it(program, capsys):
-    before, path, argv = (Pipeline.__init__, Pipeline.step, optim.Optimiser.__init__), list(sys.path), sys.argv
-    step = first_step_of(program, ["8"])
-    assert [layer.brief() for layer in step.model] == ["Linear(6, 6)"] * 4
-    assert np.array_equal(step.targets, 2 * step.inputs) and step.inputs.shape == (8, 6)
-    assert isinstance(step.options.pop("loss"), nn.MSELoss)
-    assert step.options == {"schedule": "gpipe", "num_microbatches": 4, "seed": 3}
-    parameters = list(step.model.parameters())
-    assert state_bytes(step.optimiser, parameters) == state_bytes(optim.AdamW, parameters) > 0
+    path, argv = list(sys.path), sys.argv
+    found = question_about(program, ["8"])
+    assert [layer.brief() for layer in found.model] == ["Linear(6, 6)"] * 4
+    assert np.array_equal(found.targets, 2 * found.inputs) and found.inputs.shape == (8, 6)
+    assert isinstance(found.options["loss"], nn.MSELoss)
+    assert found.own == {"schedule": "gpipe", "num_microbatches": 4} and found.options["seed"] == 3
+    parameters = list(found.model.parameters())
+    assert state_bytes(found.optimiser, parameters) == state_bytes(optim.AdamW, parameters) > 0
     out, err = capsys.readouterr()
     assert (out, err) == ("", "before\n")  # it was left there, and its own `except` has not seen it
-    assert (Pipeline.__init__, Pipeline.step, optim.Optimiser.__init__) == before
+    assert Pipeline.watcher is None
     assert (sys.path, sys.argv) == (path, argv)
 
 
@@ -71,15 +70,15 @@ def test_a_program_for_several_ranks_is_left_before_it_would_need_them(tmp_path)
     given = "schedules.zb_h1(4, 4), partition=[range(i, i + 1) for i in range(4)]"
     text = PROGRAM.replace('"gpipe", num_microbatches=4', given).replace("nn, optim", "nn, optim, schedules")
     (tmp_path / "four.py").write_text(text.replace("from beside import WIDTH", "WIDTH = 2"))
-    assert first_step_of(str(tmp_path / "four.py"), ["8"]).options["schedule"].name == "zb-h1"
+    assert question_about(str(tmp_path / "four.py"), ["8"]).own["schedule"].name == "zb-h1"
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", r"came to its end without a training step; expected a call of Pipeline\.step"),
-        ("raise SystemExit(3)", r"ended with 3 before its first training step\. Its own arguments stand behind its"),
-        ("import sys; sys.exit()", "ended with exit code 0 before its first training step"),
+        ("", r"exited without a training step; expected a call of Pipeline\.step"),
+        ("raise SystemExit(3)", r"exited with 3 before its first training step\. Arguments of the program follow"),
+        ("import sys; sys.exit()", "exited with exit code 0 before its first training step"),
         ("1 / 0", "failed before its first training step, with ZeroDivisionError: division by zero"),
         ("import numpy; from nowhere import x", "failed before its first training step, with ModuleNotFoundError"),
         (
@@ -93,20 +92,20 @@ def test_a_program_for_several_ranks_is_left_before_it_would_need_them(tmp_path)
 def test_a_program_that_does_not_step_is_refused(text, words, tmp_path):
     (tmp_path / "program.py").write_text(text)
     with pytest.raises(ArgumentError, match=words) as caught:
-        first_step_of(str(tmp_path / "program.py"))
+        question_about(str(tmp_path / "program.py"))
     assert caught.value.code == "value"
 
 
 def test_a_program_that_is_not_there_is_refused():
     with pytest.raises(LaunchError, match=r"There is no program 'nope\.py'; expected a file with Python") as caught:
-        first_step_of("nope.py")
+        question_about("nope.py")
     assert caught.value.code == "no-script"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "There is no program; expected one behind the options"),
+        ([], "There is no program; expected one after the options"),
         (["--ranks", "0", "x.py"], "--ranks is 0; expected 1 to 4096."),
         (["--memory-limit", "much", "x.py"], "memory_limit is 'much'; expected an amount above 0"),
         (["--seconds", "-1", "x.py"], "seconds is -1.0; expected a finite time, at least 0."),
@@ -120,7 +119,7 @@ def test_the_command_refuses_what_it_cannot_carry_out(words, said, capsys):
 
 
 def test_the_command_prints_its_table_and_the_reason_last(program, capsys, monkeypatch):
-    monkeypatch.setattr("minipipe.cli.advise_running.find_mpirun", lambda: None)  # thread ranks start faster
+    monkeypatch.setattr("minipipe.cli.advise_program.find_mpirun", lambda: None)  # thread ranks start faster
     assert main(["advise", "--ranks", "2", "--microbatches", "4", program, "8"]) == 0
     table, told = capsys.readouterr().out.split("\n\n")
     rows = table.splitlines()
@@ -131,7 +130,7 @@ def test_the_command_prints_its_table_and_the_reason_last(program, capsys, monke
 
 
 def test_a_limit_that_nothing_keeps_is_the_answer_no(program, capsys, monkeypatch):
-    monkeypatch.setattr("minipipe.cli.advise_running.find_mpirun", lambda: None)
+    monkeypatch.setattr("minipipe.cli.advise_program.find_mpirun", lambda: None)
     words = ["--ranks", "2", "--microbatches", "4", "--memory-limit", "1 kB", "--json", program, "8"]
     assert main(["advise", *words]) == 1
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -174,6 +173,6 @@ def test_a_program_that_fails_under_mpirun_is_reported(tmp_path):
     """On one rank it comes to its step; on two it stops before."""
     text = PROGRAM.replace('    print("before")', "    assert group.size == 1, 'not for two'")
     (tmp_path / "alone.py").write_text(text.replace("from beside import WIDTH", "WIDTH = 2"))
-    with pytest.raises(LaunchError, match="has not come through its first step under mpirun -n 2") as caught:
+    with pytest.raises(LaunchError, match="failed before its first step under mpirun -n 2") as caught:
         program_report(str(tmp_path / "alone.py"), ["8"], 2)
     assert caught.value.code == "no-launcher"

@@ -13,7 +13,7 @@ from minipipe.schedules.search import heuristic
 from minipipe.tuning import Advice, Candidate, Messages
 from minipipe.tuning.advising import weigh
 from minipipe.tuning.candidates import candidates
-from minipipe.tuning.measurements import AtWork, Call
+from minipipe.tuning.cost_model import Call
 from minipipe.tuning.weighing import Weighing, searched_schedule
 from tests.tuning.invented import asked, measured, model
 
@@ -166,28 +166,6 @@ def test_the_table_has_a_row_for_each_schedule_and_marks_ones_own():
 def test_rows_are_plain_data():
     rows = advice().rows()
     assert json.loads(json.dumps(rows)) == rows
-
-
-def test_ranks_at_work_are_slower_and_the_costs_say_so():
-    """Two pipelines of four microbatches ran, and one of sixteen: eight lie half way."""
-    found = measured(4, [4, 8, 16])
-    runs = {4: [ran(found, 4, 1.0, 1e-4, 1.5), ran(found, 4, 3.0, 3e-4, 1.0)], 16: [ran(found, 16, 4.0, 4e-4, 2.0)]}
-    found = found.with_runs(runs)
-    assert found.conditions(4) == pytest.approx((2.0, 2e-4, 1e-5, 1.25))
-    assert found.conditions(8) == pytest.approx((3.0, 3e-4, 1e-5, 1.625))
-    assert found.conditions(2) == found.conditions(4) and found.conditions(99) == found.conditions(16)
-    plan = Plan(model(4), num_ranks=2, num_microbatches=4)
-    alone, costs = (each.costs(plan, recompute=False) for each in (measured(4, [4]), found))
-    assert (costs.latency, costs.overhead, costs.cores) == pytest.approx((2e-4, 1e-5, 1.25))
-    for kind in ("forward", "backward_input", "backward_weight"):
-        assert getattr(costs, kind) == pytest.approx([2 * time for time in getattr(alone, kind)])
-
-
-def ran(found, microbatches, slowdown, latency, cores):
-    """Return what was expected of a pipeline, and what it cost."""
-    plan = Plan(model(4), num_ranks=2, num_microbatches=microbatches)
-    there = found._replace(at_work={microbatches: AtWork(slowdown, latency, 1e-5, cores)})
-    return found.costs(plan, recompute=False), there.costs(plan, recompute=False)
 
 
 def test_of_choices_that_ran_the_one_that_stayed_in_the_race_is_the_best():

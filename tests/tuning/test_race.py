@@ -14,10 +14,11 @@ from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError
 from minipipe.execution.samples import samples
 from minipipe.testing import same_bits
-from minipipe.tuning import trial
+from minipipe.tuning import Advice, race
+from minipipe.tuning.advising import weigh
 from minipipe.tuning.candidates import Question
-from minipipe.tuning.deciding import advice_on_ranks
-from minipipe.tuning.trial import Trial, turns
+from minipipe.tuning.race import Race, advice_on_ranks, choices_of_rank_0, field_of, turns
+from tests.tuning import invented
 
 
 def asked(inputs, targets=None):
@@ -29,7 +30,7 @@ def raced(seconds_of_turns, seconds, kept=()):
     """Return what ran, and in which order: every choice takes always as long as it says, on a clock of its own."""
     times, order, now = {}, [], 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial, "perf_counter", lambda: now)
+        patch.setattr(race, "perf_counter", lambda: now)
         for choice in turns(len(seconds_of_turns), seconds, times, kept):
             order.append(choice)
             times.setdefault(choice, []).append(seconds_of_turns[choice])
@@ -69,7 +70,7 @@ def test_the_batch_of_one_rank_is_that_of_all(root):
 
     def share(group):
         inputs = {"x": x, "scale": Replicated(2.0)} if group.rank == root else None
-        question = Trial(asked(inputs, y if group.rank == 1 else None), group, Pipeline).question
+        question = Race(asked(inputs, y if group.rank == 1 else None), group, Pipeline).question
         return question.inputs, question.targets
 
     for inputs, targets in spawn(share, 3):
@@ -79,7 +80,7 @@ def test_the_batch_of_one_rank_is_that_of_all(root):
 
 def test_microbatches_stay_microbatches():
     parts = Microbatches([np.ones((2, 5)), np.zeros((3, 7))])
-    found = spawn(lambda group: Trial(asked(parts if group.rank else None), group, Pipeline).question.inputs, 2)
+    found = spawn(lambda group: Race(asked(parts if group.rank else None), group, Pipeline).question.inputs, 2)
     assert [part.shape for part in found[0]] == [(2, 5), (3, 7)]
     assert samples(found[0], "inputs").layout == samples(parts, "inputs").layout
 
@@ -88,7 +89,7 @@ def test_a_batch_of_another_dtype_is_taken_as_a_pipeline_takes_it():
     """The story: what came from another rank was not converted, and float64 met the float32 of the model."""
     x = np.random.default_rng(0).standard_normal((4, 4))
     found = spawn(
-        lambda group: len(Trial(asked(x, x), group, Pipeline).turn({"schedule": "gpipe", "num_microbatches": 2})), 2
+        lambda group: len(Race(asked(x, x), group, Pipeline).turn({"schedule": "gpipe", "num_microbatches": 2})), 2
     )
     assert found == [2, 2]
 
@@ -104,18 +105,10 @@ def test_a_choice_with_frozen_stages_reaches_other_ranks_and_runs():
     assert found.own.schedule.frozen == {0} and found.own.measured > 0
 
 
-def test_probes_end_with_their_time_but_for_the_first_one():
-    x = np.ones((4, 4), np.float32)
-    choices = [{"schedule": "gpipe", "num_microbatches": 2}] * 3
-    tried = Trial(asked(x, x), OneRankGroup(), Pipeline)
-    assert [number for number, _ in tried.probes(choices, seconds=0)] == [0]
-    assert [number for number, _ in tried.probes(choices, seconds=60)] == [0, 1, 2, 0, 1, 2]
-
-
 def test_without_a_batch_every_rank_says_so():
     def refuse(group):
         with pytest.raises(ArgumentError, match="on one rank at least") as caught:
-            Trial(asked(None), group, Pipeline)
+            Race(asked(None), group, Pipeline)
         return str(caught.value.code)
 
     assert spawn(refuse, 2) == ["value"] * 2
@@ -128,12 +121,10 @@ def test_choices_run_on_the_ranks_at_hand():
     choices = [{"schedule": build(2, 4), "partition": cut} for build in (schedules.gpipe, schedules.one_f_one_b)]
 
     def run(group):
-        tried = Trial(asked(x, x), group, Pipeline)
-        costs = tried.costs(choices[0])
-        return tried.race(choices, seconds=0.5), len(costs.forward)
+        return Race(asked(x, x), group, Pipeline).run(choices, seconds=0.5)
 
-    (found, num_stages), other = spawn(run, 2)
-    assert other == (found, num_stages) and num_stages == 2
+    found, other = spawn(run, 2)
+    assert other == found
     assert 0 in found and set(found) <= {0, 1}  # a slow machine has no time for both
     assert all(run.measured > 0 and run.num_steps >= 2 for run in found.values())
 
@@ -156,12 +147,28 @@ def test_one_pipeline_at_a_time_has_memory(layer):
             before.extend(map(weakref.ref, self.parameters()))
 
     question = Question(nn.Sequential(layer(4, 4), nn.Linear(4, 4)), x, x, {"loss": nn.MSELoss()})
-    tried = Trial(question, OneRankGroup(), Watched)
+    tried = Race(question, OneRankGroup(), Watched)
     gc.disable()
     try:
-        for _ in range(3):
+        for _ in range(6):
             tried.turn({"schedule": "gpipe", "num_microbatches": 2})
-            tried.costs({"schedule": "gpipe", "num_microbatches": 2})
     finally:
         gc.enable()
     assert alive == [[]] * 6 and len(before) == 24
+
+
+def test_the_best_choice_of_each_number_of_microbatches_races_first_and_the_own_one_to_the_end():
+    """All ranks at work slow small microbatches down more, or less: only the race tells how many are best."""
+    found = weigh(invented.asked(), 2, invented.measured(4, [2, 4, 8]), 0)
+    own = found.choices[-1]
+    field, num_kept = field_of(Advice(found.choices, found.measured, own=own))
+    counts = [choice.candidate.num_microbatches for choice in field]
+    assert num_kept == 1 and field[0] is own and set(counts[1:4]) == {2, 4, 8}
+    assert len({choice.program for choice in field}) == len(field) <= 33
+    assert field[1] is next(choice for choice in found.choices if choice.program != own.program)
+
+
+def test_choices_reach_other_ranks_as_options_of_a_pipeline():
+    choices = weigh(invented.asked(), 2, invented.measured(4, [4]), 0).choices[:5]
+    first, second = spawn(lambda group: choices_of_rank_0(group, None if group.rank else choices), 2)
+    assert first == second == [dict(choice.options) for choice in choices]

@@ -1,0 +1,518 @@
+"""The race: the ranks of a pipeline measure together, run the best choices in turns, and take the fastest.
+
+A pipeline is made for each turn and dropped after it, so a rank has the memory of one at a time. Each choice has some
+turns of a few steps; then the faster half has twice as many, its faster half four times, until two are left.
+Turns are short and alternate because the steps of one turn are alike: where ranks share cores, the medians of two turns
+of one choice differed by a fifth, depending on where the system had placed the ranks, and steps within a turn by less
+than half as much.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from random import Random
+from statistics import median
+from time import perf_counter
+from types import ModuleType
+from typing import Any, NamedTuple
+from weakref import ref
+
+import numpy as np
+
+from minipipe.comm import ProcessGroup
+from minipipe.comm.job.launcher import LOCAL_SIZE, told
+from minipipe.errors import ArgumentError
+from minipipe.execution.objective import Loss
+from minipipe.execution.payload import Payload
+from minipipe.execution.plan import Plan
+from minipipe.execution.samples import Microbatches, Pieces, Replicated, Samples, samples
+from minipipe.hints import check_pipeline_options
+from minipipe.nn import Parameter
+from minipipe.schedules.action_table import Schedule
+from minipipe.tuning import advising
+from minipipe.tuning.advising import check_sizes, checked_seconds, measure, weigh
+from minipipe.tuning.balancing import measured_partition
+from minipipe.tuning.candidates import Question, memory_size
+from minipipe.tuning.layers import MakeOptimiser
+from minipipe.tuning.messages import measure_messages
+from minipipe.tuning.report import Advice, AdviceReport, ChosenPlan
+from minipipe.tuning.weighing import Choice, described
+
+RACE_SECONDS = 40.0  # with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at most 1.00
+MARK = "minipipe: "  # the prefix of progress lines
+_RUNNERS = 32  # how many choices race at most
+_STEPS = 2  # of a turn, after one that is not measured: it finds no parameters in the caches
+_LAST_TURNS = 16  # of the last two, at least
+_FIRST_TURNS = 0.2  # of the time of a race: about as long take those of each half, quarter, …
+_BATCH = "the batch that choices are tried with"
+_END = -1
+
+MakePipeline = Callable[..., Any]  # (model, group, **options) -> Pipeline
+Tell = Callable[[str], None]  # takes a line about the progress
+
+
+def silent(line: str) -> None:
+    """Print nothing."""
+
+
+def teller(group: ProcessGroup, progress: bool | None) -> Tell:
+    """Return a function that prints a line to standard error on rank 0, or does nothing. Local.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    progress : bool, optional
+        Whether to print; by default where standard error is a terminal.
+
+    Examples
+    --------
+    >>> from minipipe.comm import OneRankGroup
+    >>> teller(OneRankGroup(), progress=False)("ready")
+    """
+    if sys.stderr is None or group.rank:  # a process without standard error, such as a daemon
+        return silent
+    if not (sys.stderr.isatty() if progress is None else progress):
+        return silent
+    return lambda line: print(f"{MARK}{line}", file=sys.stderr, flush=True)
+
+
+# -- what a pipeline asks for -----------------------------------------------------------------------------------------
+
+
+def decided(
+    model: Any,
+    group: ProcessGroup,
+    options: Mapping[str, Any],
+    pipeline: type,
+    make: MakePipeline,
+    loss: Loss,
+    seed: int,
+    device: str | ModuleType,
+    recompute: bool,
+    **others: Any,
+) -> tuple[Any, dict[str, Any], bool]:
+    """Return a pipeline's model and options, with measured choices filled in, and whether to recompute.
+
+    Collective. ``schedule="auto"`` calls :func:`chosen`. ``partition="measured"`` measures the layers on rank 0.
+
+    Parameters
+    ----------
+    model : Sequential
+    group : ProcessGroup
+    options : mapping
+        Those of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which only rank 0 needs. With
+        ``schedule="auto"`` also those of :func:`chosen`.
+    pipeline : type
+        The class that these options belong to.
+    make : function
+        Makes a pipeline to measure: ``(model, group, **options)``.
+    loss, seed, device, recompute, **others
+        Further options of the pipeline.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``, for an unknown option, before anything is measured. Code ``value``: without a sample.
+    """
+    check_pipeline_options(pipeline, Plan, chosen, options)
+    run: dict[str, Any] = {"loss": loss, "seed": seed, "device": device}
+    if options.get("schedule") == "auto":
+        return chosen(model, group, make, recompute, **run, **others, **options)
+    partition = measured_partition(model, group, options, **run, recompute=recompute)
+    others = {name: value for name, value in options.items() if name != "sample"}
+    return model, {**others, "partition": partition}, recompute
+
+
+def chosen(
+    model: Any,
+    group: ProcessGroup,
+    make: MakePipeline,
+    recompute: bool,
+    *,
+    sample: Any = None,
+    memory_limit: float | str | None = None,
+    optimiser: MakeOptimiser | None = None,
+    progress: bool | None = None,
+    schedule: str = "auto",
+    partition: Any = None,
+    num_microbatches: int | None = None,
+    chunks_per_rank: int | None = None,
+    layer_costs: Any = None,
+    inputs_require_grad: bool = False,
+    **others: Any,
+) -> tuple[ChosenPlan, dict[str, Any], bool]:
+    """Return the plan that won the race, no further options, and whether to recompute.
+
+    Collective; see :func:`advice_on_ranks`. Rank 0 prints that it begins, and the choice.
+
+    Parameters
+    ----------
+    model : Sequential
+    group : ProcessGroup
+    make : function
+        As for :func:`decided`.
+    recompute : bool
+        Whether to weigh only choices with recomputation.
+    sample : (inputs, targets)
+        Needed on one rank at least.
+    memory_limit, optimiser
+        As for :func:`minipipe.advise`.
+    progress : bool, optional
+        Whether rank 0 prints each phase, or nothing; by default each phase to a terminal.
+    schedule, partition, num_microbatches, chunks_per_rank, layer_costs, inputs_require_grad
+        As for :class:`minipipe.Plan`: only choices with these. ``layer_costs`` is refused.
+    **others
+        Options of the pipeline.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: without a sample, or with costs of layers.
+    PartitionError
+        Code ``too-few-layers``, when there are fewer layers than ranks.
+    ScheduleError
+        Code ``memory``: on rank 0, when nothing is within the limit.
+    """
+    if layer_costs is not None:
+        message = 'schedule="auto" balances times that it measures; expected no layer_costs beside it.'
+        raise ArgumentError("value", message)
+    sample = (None, None) if sample is None else sample
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise ArgumentError("value", 'schedule="auto" needs a batch to measure: sample=(inputs, targets).')
+    limit = inf if memory_limit is None else memory_size(memory_limit)
+    cut = None if str(partition) == "measured" else partition
+    others |= {"inputs_require_grad": inputs_require_grad}
+    asked = num_microbatches, chunks_per_rank, cut, recompute or None
+    question = Question(model, sample[0], sample[1], others, optimiser, limit, *asked)
+    announce = teller(group, progress is not False)  # even without a terminal: it takes a minute
+    time = RACE_SECONDS + advising.SECONDS
+    announce(f'schedule="auto" measures and races choices on the ranks: about {time:.2g} s, more for a large model')
+    advice = advice_on_ranks(question, group, make, "the ranks of this job", tell=teller(group, progress))
+    choice = choices_of_rank_0(group, None if advice is None else [advice.best])[0]
+    own = None if advice is None else json.dumps(AdviceReport.of(advice))
+    report = AdviceReport(*json.loads(_text_of_rank_0(group, own)))
+    recompute = choice.pop("recompute")
+    plan = ChosenPlan(report, model, num_ranks=group.size, inputs_require_grad=inputs_require_grad, **choice)
+    announce(plan.sentence)
+    return plan, {}, recompute
+
+
+def advice_on_ranks(
+    question: Question,
+    group: ProcessGroup,
+    make: MakePipeline,
+    where: str,
+    seconds: float | None = None,
+    tell: Tell = silent,
+) -> Advice | None:
+    """Return advice from measurements on the ranks at hand, on rank 0; None on the others.
+
+    Collective. Messages are measured between all ranks, layers on rank 0. Rank 0 weighs all choices; the best ones and
+    the program's own then race on all ranks.
+
+    Parameters
+    ----------
+    question : Question
+        One rank at least has the batch.
+    group : ProcessGroup
+    make : function
+        As for :func:`decided`.
+    where : str
+        On which ranks, for the report.
+    seconds : float, optional
+        The length of the race: 40 by default. With 0, or without a loss, no choice runs.
+    tell : function
+        Called with a line about each phase.
+
+    Raises
+    ------
+    PartitionError, ArgumentError, ScheduleError
+        As for :func:`minipipe.advise`: on every rank for sizes, ``seconds`` and a missing batch, otherwise on rank 0.
+    """
+    seconds = checked_seconds(seconds, RACE_SECONDS)
+    check_sizes(question, group.size)
+    race = Race(question, group, make)
+    question = race.question
+    tell(f"measuring messages between {group.size} rank{'s' * (group.size > 1)}")
+    messages, advice = measure_messages(group, where), None
+    if group.rank == 0:
+        tell("measuring layers on rank 0, in microbatches of several sizes; then weighing all choices")
+        is_one_host = told(os.environ, LOCAL_SIZE, group.size) == group.size
+        costs = measure(question, group.size, messages, group.local_rank, shares=is_one_host)
+        advice = weigh(question, group.size, costs)
+    if question.options.get("loss") is None or seconds == 0:
+        return advice
+    field, num_kept = ([], 0) if advice is None else field_of(advice)
+    tell(f"the best {len(field)} choices race, for {seconds:g} s")
+    options = choices_of_rank_0(group, None if advice is None else field)
+    runs = race.run(options, seconds, range(num_kept), tell, [described(choice.candidate) for choice in field])
+    if advice is None:
+        return None
+    by_program = {choice.program: runs.get(number) for number, choice in enumerate(field)}
+
+    def with_run(choice: Choice) -> Choice:
+        run = by_program.get(choice.program)
+        return choice if run is None else choice._replace(**run._asdict())
+
+    own = None if advice.own is None else with_run(advice.own)
+    return Advice(list(map(with_run, advice.choices)), advice.measured, advice.memory_limit, own)
+
+
+def field_of(advice: Advice) -> tuple[list[Choice], int]:
+    """Return the choices that race, the most promising first, and how many of them run to the end: the own one.
+
+    Choices that run the same program run once. The best choice of each number of microbatches comes first: all ranks
+    at work slow actions down, by a factor that depends on the size of a microbatch and is not predicted.
+    """
+    own = [] if advice.own is None else _allowed([advice.own])
+    ranked = _allowed(advice.choices)
+    best_of_count: dict[int, Choice] = {}
+    for choice in ranked:
+        best_of_count.setdefault(choice.candidate.num_microbatches, choice)
+    programs = dict[Hashable, Choice]()
+    for choice in (*own, *best_of_count.values(), *ranked):
+        programs.setdefault(choice.program, choice)
+    return list(programs.values())[: _RUNNERS + len(own)], len(own)
+
+
+def _allowed(choices: Iterable[Choice]) -> list[Choice]:
+    return [choice for choice in choices if choice.is_within_limit]
+
+
+# -- choices that run -------------------------------------------------------------------------------------------------
+
+
+class RaceTime(NamedTuple):
+    """The times of a choice in the race.
+
+    Attributes
+    ----------
+    measured : float
+        The median step, in seconds: forward and backward, from the first start to the last end on any rank.
+    num_steps : int
+        The number of steps: the more, the longer the choice stayed in the race.
+    spread : float
+        The interquartile range of the steps, relative to the median.
+
+    Examples
+    --------
+    >>> RaceTime.of([2.0, 9.0, 2.25, 1.75, 2.0])
+    RaceTime(measured=2.0, num_steps=5, spread=0.125)
+    """
+
+    measured: float
+    num_steps: int
+    spread: float
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> RaceTime:
+        """Return the median and the spread of some steps."""
+        ordered, middle = sorted(times), median(times)
+        spread = (ordered[3 * len(times) // 4] - ordered[len(times) // 4]) / middle
+        return cls(middle, len(times), spread)
+
+
+class Race:
+    """Pipelines of one model, run on the ranks of a group with one batch. Collective.
+
+    Parameters
+    ----------
+    question : Question
+        Its inputs are taken from the lowest rank that has some, its targets likewise.
+    group : ProcessGroup
+    make : function
+        Makes a pipeline: ``(model, group, **options)``.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, on every rank: no rank has inputs.
+    TensorError, MicrobatchError
+        For an invalid batch, on the rank that has it.
+    """
+
+    def __init__(self, question: Question, group: ProcessGroup, make: MakePipeline) -> None:
+        inputs, targets = (_shared(group, given) for given in (question.inputs, question.targets))
+        if inputs is None:
+            message = 'schedule="auto" needs a batch to measure: sample=(inputs, targets), on one rank at least.'
+            raise ArgumentError("value", message)
+        self.question, self.group = replace(question, inputs=inputs, targets=targets), group
+        self._make, self._last_parameters = make, list[ref[Parameter]]()
+
+    def turn(self, choice: Mapping[str, Any]) -> list[float]:
+        """Return the seconds of some steps: from the first start to the last end on any rank. Collective.
+
+        The pipeline is made for these steps: two pipelines of one choice lie elsewhere in memory, and one may be
+        faster by some percent every time.
+
+        Parameters
+        ----------
+        choice : mapping
+            Options of a pipeline.
+        """
+        pipeline, found = self._pipeline(choice), []
+        for _ in range(1 + _STEPS):
+            self.group.barrier()
+            pipeline.step(self.question.inputs, self.question.targets)
+            found.append(pipeline.timeline().makespan)
+        return found[1:]
+
+    def run(
+        self,
+        choices: Sequence[Mapping[str, Any]],
+        seconds: float,
+        kept: Collection[int] = (),
+        tell: Tell = silent,
+        names: Sequence[str] = (),
+    ) -> dict[int, RaceTime]:
+        """Run choices in turns; return the times of those that ran, by number. The winner has the most steps.
+
+        Collective.
+
+        Parameters
+        ----------
+        choices : sequence of mapping
+            The most promising first: the last ones do not run where time is short.
+        seconds : float
+            About how long, on rank 0.
+        kept : collection of int
+            Numbers of choices that run to the end.
+        tell : function
+            Called with the leader, after 8, 16, 32, … turns.
+        names : sequence of str
+            The choices in words, for these lines.
+        """
+        times: dict[int, list[float]] = {}
+        coming = turns(len(choices), seconds, times, kept)
+        while True:
+            own = np.array(next(coming, _END)) if self.group.rank == 0 else None
+            number = int(self.group.broadcast(own, what="whose turn it is in the race of choices"))
+            if number == _END:
+                return {number: RaceTime.of(found) for number, found in times.items()}
+            times.setdefault(number, []).extend(self.turn(choices[number]))
+            num_turns = sum(map(len, times.values())) // _STEPS
+            if names and num_turns >= 8 and num_turns.bit_count() == 1:
+                lead = max(times, key=lambda each: (len(times[each]), -median(times[each])))
+                tell(f"after {num_turns} turns {names[lead]} leads, measured {1e3 * median(times[lead]):.3f} ms a step")
+
+    def _pipeline(self, choice: Mapping[str, Any]) -> Any:
+        """Make a pipeline for a choice, after the memory of the previous one is free."""
+        if any(parameter() is not None for parameter in self._last_parameters):
+            gc.collect()  # a layer of the user's is part of a reference cycle
+        given = {**self.question.options, **choice, "check_agreement": False, "check_finite": "off"}
+        pipeline = self._make(self.question.model, self.group, **given)
+        self._last_parameters = list(map(ref, pipeline.parameters()))
+        return pipeline
+
+
+def turns(
+    number: int, seconds: float, times: Mapping[int, Sequence[float]], kept: Collection[int] = ()
+) -> Iterator[int]:
+    """Yield which choice runs next.
+
+    First each has a turn, or several; then, repeatedly, the faster half has twice as many as before. Their order is
+    shuffled: the choice before leaves its mark on caches and memory.
+
+    Parameters
+    ----------
+    number : int
+        Of choices.
+    seconds : float
+        The length of the race. The first turns take a fifth of it: choices without a turn by then are out.
+    times : mapping of int to sequence of float
+        The steps of each choice so far. The caller adds to it between two turns.
+    kept : collection of int
+        These have as many turns as the fastest.
+
+    Examples
+    --------
+    >>> from itertools import islice
+    >>> list(islice(turns(3, seconds=60, times={}, kept=[2]), 3))
+    [2, 0, 1]
+    """
+    begun, rivals, chance = perf_counter(), list[int](), Random(0)
+
+    def shuffled(choices: list[int]) -> list[int]:
+        return chance.sample(choices, len(choices))
+
+    for choice in [*kept, *(each for each in range(number) if each not in kept)]:
+        if rivals and perf_counter() - begun > _FIRST_TURNS * seconds:
+            break
+        yield choice
+        rivals += [choice] if choice not in kept else []
+    num_turns = 1
+    while perf_counter() - begun < _FIRST_TURNS * seconds:
+        num_turns += 1
+        yield from shuffled([*kept, *rivals])
+    while len(rivals) > 2 or num_turns < _LAST_TURNS:
+        num_turns *= 2
+        rivals = sorted(rivals, key=lambda choice: median(times[choice]))[: max(2, -(-len(rivals) // 2))]
+        for _ in range(num_turns):
+            if perf_counter() - begun > seconds:
+                return
+            yield from shuffled([*kept, *rivals])
+
+
+# -- the batch and the choices on every rank --------------------------------------------------------------------------
+
+
+def choices_of_rank_0(group: ProcessGroup, choices: Sequence[Choice] | None) -> list[dict[str, Any]]:
+    """Return the choices of rank 0 on every rank, as options of a pipeline: schedule, partition and recompute.
+
+    Collective.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    choices : sequence of Choice
+        None on other ranks.
+    """
+    own = None if choices is None else json.dumps(list(map(_as_data, choices)))
+    return list(map(_as_options, json.loads(_text_of_rank_0(group, own))))
+
+
+def _as_data(choice: Choice) -> dict[str, Any]:
+    schedule, ends = choice.schedule, [part.stop for part in choice.partition]
+    found = {"name": schedule.name, "csv": schedule.to_csv(), "frozen": sorted(schedule.frozen)}
+    return {**found, "ends": ends, "recompute": choice.candidate.recompute}
+
+
+def _as_options(data: Mapping[str, Any]) -> dict[str, Any]:
+    parts = [range(start, end) for start, end in zip([0, *data["ends"]], data["ends"])]
+    schedule = replace(Schedule.from_csv(data["csv"], data["name"]), frozen=frozenset(data["frozen"]))
+    return {"schedule": schedule, "partition": parts, "recompute": data["recompute"]}
+
+
+def _text_of_rank_0(group: ProcessGroup, text: str | None) -> str:
+    """Return the text of rank 0 on every rank. Collective."""
+    own = None if text is None else np.frombuffer(text.encode(), np.uint8)
+    return group.broadcast(own, what="choices, which rank 0 makes from measurements,").tobytes().decode()
+
+
+def _shared(group: ProcessGroup, given: Any) -> Any:
+    """Return the inputs, or targets, of the lowest rank that has some, on every rank. Collective."""
+    has_some = [bool(flag) for flag in group.all_gather(np.array(given is not None), what=_BATCH)]
+    if True not in has_some:
+        return None
+    root = has_some.index(True)
+    own = samples(given, "sample") if group.rank == root else None
+    parts = own.parts if isinstance(own, Pieces) else [own]
+    size = group.broadcast(np.array([len(parts), isinstance(own, Pieces)]) if own is not None else None, root)
+    found = [_shared_part(group, root, parts[i] if own is not None else None) for i in range(int(size[0]))]
+    return Microbatches(found) if size[1] else found[0]
+
+
+def _shared_part(group: ProcessGroup, root: int, own: Samples | None) -> Any:
+    message = replicated = None
+    if own is not None:
+        message = Payload(own.arrays, [True] * len(own.arrays), own.form).to_message()
+        replicated = np.array([i in own.replicated for i in range(len(own.arrays))])
+    payload = Payload.from_message(group.broadcast(message, root, what=_BATCH))
+    replicated = group.broadcast(replicated, root, what=_BATCH)
+    return payload.rebuilt([Replicated(a) if alone else a for a, alone in zip(payload.arrays, replicated)])
