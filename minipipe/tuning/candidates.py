@@ -1,4 +1,4 @@
-"""The question and its candidates: schedules, chunks, numbers of microbatches, cuts, recomputation. Pure data."""
+"""A question, and its candidates: schedules, chunks, numbers of microbatches, cuts, recomputation. Pure data."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def memory_size(given: Any) -> float:
     return amount
 
 
-# Options of a pipeline that are chosen, which one rank cannot run for several.
+# The options of a pipeline that make its plan.
 PLANNED = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
 
 
 @dataclass(frozen=True)
 class Question:
-    """A model and a batch, and what a choice must keep to.
+    """A model, a batch, and the constraints of a choice.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Question:
     inputs, targets : array of shape (samples, ...), or bundle
         A batch, as for :meth:`minipipe.Pipeline.step`.
     options : mapping
-        Those of a pipeline that are not chosen, such as ``loss``, ``seed`` and ``device``.
+        The fixed options of a pipeline, such as ``loss``, ``seed`` and ``device``.
     optimiser : function, optional
         ``parameters -> Optimiser``, for its state.
     memory_limit : float
@@ -71,7 +71,7 @@ class Question:
     num_microbatches, chunks_per_rank, partition, recompute
         Only choices with these. None where all are weighed.
     own : mapping, optional
-        Options of a pipeline: a choice that was made already, to be weighed beside the others.
+        Options of a pipeline: the program's own choice, to be weighed beside the others.
     """
 
     model: Sequential
@@ -94,7 +94,7 @@ _MICROBATCHES_PER_RANK = 16  # more leave 1/16 of a bubble at most, and the next
 
 
 class Candidate(NamedTuple):
-    """A choice that is to be weighed.
+    """A choice to weigh.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Candidate(NamedTuple):
     num_microbatches : int
     chunks_per_rank : int
     cut : str
-        What the cut balances: ``"time"``, ``"memory"`` or ``"parameters"``; or ``"given"``.
+        The cut balances ``"time"``, ``"memory"`` or ``"parameters"``; or ``"given"``.
     recompute : bool
 
     Examples
@@ -136,7 +136,7 @@ def candidates(
     counts: Iterable[int],
     chunks_per_rank: int | None = None,
 ) -> Iterator[Candidate]:
-    """Yield every named schedule that trains and fits the numbers of ranks and layers, cut by time.
+    """Yield every named schedule that trains and fits the number of ranks and layers, cut by time.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def candidates(
     counts : iterable of int
         The numbers of microbatches.
     chunks_per_rank : int, optional
-        Only these; by default up to 4, where the schedule and the layers allow for it.
+        Only these; by default up to 4, as far as the schedule and the number of layers allow.
 
     Examples
     --------
@@ -161,7 +161,7 @@ def candidates(
 
 
 def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
-    """Tell whether the schedule exists for these sizes, and there is a layer for each stage."""
+    """Whether the schedule exists for these sizes, with a layer for each stage."""
     if num_ranks * candidate.chunks_per_rank > num_layers:
         return False
     try:
@@ -174,7 +174,7 @@ def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
 
 
 def numbers_of_microbatches(num_samples: int, num_ranks: int, own: int | None = None) -> list[int]:
-    """Return the numbers of microbatches that are worth measuring: doublings from one, and from the number of ranks.
+    """Return the numbers of microbatches to measure: powers of two, and these times the number of ranks.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def numbers_of_microbatches(num_samples: int, num_ranks: int, own: int | None = 
 
 
 def models_for_search(num_ranks: int, num_layers: int, num_microbatches: int) -> list[Schedule]:
-    """Return a named schedule for each placement on which one is searched: a stage on each rank, or two in a V.
+    """Return a named schedule for each placement to search on: a stage on each rank, or two in a V.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What each layer of a model costs, as measured, and the costs of any stages made of these layers."""
+"""The measured costs of each layer of a model, and the costs of any stages made of these layers."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ MakeOptimiser = Callable[[list[Parameter]], Optimiser]
 
 
 def state_bytes(make_optimiser: MakeOptimiser | None, parameters: Iterable[Parameter]) -> int:
-    """Return how many bytes an optimiser will keep for parameters, which need no values yet.
+    """Return the bytes of an optimiser's state for parameters, which need no values yet.
 
-    It takes one step with stand-ins of one element each; what it keeps for them is scaled up. Frozen parameters get
-    nothing.
+    The optimiser takes one step with stand-ins of one element each, and the size of their state is scaled up. Frozen
+    parameters have no state.
 
     Parameters
     ----------
     make_optimiser : function, or None
-        ``parameters -> Optimiser``. None keeps nothing.
+        ``parameters -> Optimiser``. None has no state.
     parameters : iterable of Parameter
 
     Raises
     ------
     ArgumentError
-        Code ``type``: when no optimiser is made.
+        Code ``type``, when the function returns no optimiser.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def state_bytes(make_optimiser: MakeOptimiser | None, parameters: Iterable[Param
 
 
 def gradient_bytes(parameters: Iterable[Parameter]) -> int:
-    """Return the bytes of the gradients of parameters that are trained; those of halves are float32.
+    """Return the bytes of the gradients of trained parameters; gradients of halves are float32.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def gradient_bytes(parameters: Iterable[Parameter]) -> int:
     return sum(p.size * max(4, p.nbytes // max(1, p.size)) for p in parameters if p.requires_grad)
 
 
-Buffers = Mapping[Hashable, int]  # bytes, by what tells a buffer apart
+Buffers = Mapping[Hashable, int]  # bytes, by the identity of a buffer
 
 
 class Passed(NamedTuple):
@@ -97,30 +97,30 @@ class Passed(NamedTuple):
     ----------
     buffers : mapping
     packed : int
-        The bytes of the message that they are packed into, where a single array does not travel as it is; otherwise 0.
+        The bytes of the message that they are packed into; 0 for a single array, which is sent without packing.
     """
 
     buffers: Buffers
     packed: int
 
     def where(self, message: str) -> dict[Hashable, tuple[Hashable, int]]:
-        """Return by buffer where it lies after it has come from another rank, and the bytes of that."""
+        """Return, by buffer, the message that holds it once it was received from another rank, and its bytes."""
         return {key: (message, self.packed) for key in self.buffers if self.packed}
 
 
 class Holding(NamedTuple):
-    """What one microbatch holds in a layer, or in the loss.
+    """The buffers that one microbatch holds in a layer, or in the loss.
 
     Attributes
     ----------
     inputs, gradients : Passed
-        What it receives from the layer before, and from the one behind.
+        Received from the previous layer, and from the next one.
     after_forward, after_input : mapping
         The buffers that its graph keeps alive after F and after I.
     transient : int
         Bytes beyond ``after_forward`` while its I runs: recomputed activations.
     has_graph : bool
-        Whether a gradient goes through it. None does before the first layer that is trained.
+        Whether a gradient passes through it; False before the first trained layer.
     """
 
     inputs: Passed
@@ -144,16 +144,16 @@ def held_by_stage(
     Parameters
     ----------
     layers : sequence of Holding
-        Neighbours, at least one.
+        Consecutive, at least one.
     loss : sequence of Holding
-        Of the loss, where it follows; otherwise empty.
+        That of the loss, if it follows; otherwise empty.
     recompute : bool
         Whether the stage keeps only its input between F and I.
     came, came_back : Passed, optional
-        The values, and the gradients, that came in a message to this stage, or to a neighbour on the same rank, which
-        may have handed them on.
+        The values, and the gradients, received in a message by this stage, or by a neighbour on the same rank that may
+        pass them on.
     batch : mapping, optional
-        The buffers of the batch, where it has come here without a message. They do not count.
+        The buffers of the batch, if it is here without a message. They do not count.
 
     Examples
     --------
@@ -180,7 +180,7 @@ def held_by_stage(
     kept = [layers[0].inputs.buffers] if recompute and has_graph else []
     activation = num_bytes([*kept, *(part.after_forward for part in (loss if recompute else counted))])
     recomputed = layers if recompute else counted
-    # A backward comes to the last layer first, and computes it again while those before hold what they hold.
+    # Backward recomputes the last layer first, while the layers before it still hold their activations.
     during = [
         num_bytes([before.after_forward for before in recomputed[: i + 1]]) + part.transient
         for i, part in enumerate(recomputed)
@@ -193,8 +193,8 @@ _HEAD = ("layer", "", "F ms", "I ms", "W ms", "held after F", "after I", "messag
 _ON_THE_RIGHT = {0, *range(2, len(_HEAD))}
 
 
-class Measured(NamedTuple):
-    """What was measured of a layer, or of the loss: the times of F, I and W, and what :class:`LayerCosts` has of it."""
+class LayerProfile(NamedTuple):
+    """The measurements of a layer, or of the loss, from which :class:`LayerCosts` follow."""
 
     times: tuple[float, float, float]
     holding: Holding
@@ -203,22 +203,22 @@ class Measured(NamedTuple):
 
 
 class LayerCosts(NamedTuple):
-    """What one microbatch costs in one layer, as if that were a stage. The names are those of :class:`minipipe.Costs`.
+    """The costs of one microbatch in one layer, as if it were a stage. The names are those of :class:`minipipe.Costs`.
 
     Attributes
     ----------
     layer : str
-        The layer, in short.
+        A short description of the layer.
     forward, backward_input, backward_weight : float
         The times of F, I and W, in seconds: medians.
     activation, weight_activation, transient_activation : int
         The bytes held from F until I, from I until W, and beyond the first while I runs.
     message_size : int
-        The bytes that go to another rank where a cut follows. The gradient has as many.
+        The bytes of the message to another rank, if a cut follows. The gradient has as many.
     returns_gradient : bool
-        Whether a gradient comes back over that cut.
+        Whether a gradient is sent back over that cut.
     num_parameters : int
-        How many numbers it has.
+        The number of elements.
     parameter_bytes : int
 
     Examples
@@ -248,12 +248,12 @@ class LayerCosts(NamedTuple):
 class MeasuredLayers(Sequence[LayerCosts]):
     """The costs of each layer of a model: a sequence of :class:`LayerCosts`, which prints as a table.
 
-    :func:`minipipe.measure_layers` makes it. Nothing of it is changed later.
+    :func:`minipipe.measure_layers` makes it. It is never changed.
 
     Attributes
     ----------
     loss : LayerCosts or None
-        The costs of the loss behind the last layer, where there was one.
+        The costs of the loss after the last layer, if there was one.
 
     Examples
     --------
@@ -265,7 +265,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
     (['Linear(2, 3)', 'Tanh()'], 120, 120)
     """
 
-    def __init__(self, layers: list[Module], measured: Sequence[Measured], loss: Any = None) -> None:
+    def __init__(self, layers: list[Module], measured: Sequence[LayerProfile], loss: Any = None) -> None:
         self._layers, self._holdings = layers, [found.holding for found in measured]
         names = [*(layer.brief() for layer in layers), getattr(loss, "__qualname__", type(loss).__name__)]
         sizes = (
@@ -280,7 +280,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         self.loss = rows[-1] if loss is not None else None
 
     def _alone(self, number: int) -> tuple[int, int, int]:
-        """Return what a layer holds, or the loss, as if it were a stage."""
+        """Return the bytes that a layer, or the loss, holds as if it were a stage."""
         return held_by_stage([self._holdings[number]], [], batch=None if number else self._holdings[0].inputs.buffers)
 
     def __len__(self) -> int:
@@ -334,16 +334,15 @@ class MeasuredLayers(Sequence[LayerCosts]):
     ) -> Costs:
         """Return the costs of the stages of a partition, in seconds and bytes, for ``simulate``.
 
-        The bytes are those that :meth:`minipipe.Pipeline.measure_memory` would find: a buffer that two layers hold
-        counts once. The times are sums over layers. What a message takes was not measured: set ``latency`` and
-        ``bandwidth``.
+        The bytes equal those of :meth:`minipipe.Pipeline.measure_memory`: a buffer that two layers hold counts once.
+        The times are sums over layers. Messages were not measured: set ``latency`` and ``bandwidth``.
 
         Parameters
         ----------
         partition : iterable of range
             The layers of each stage.
         placement : sequence of int, optional
-            The rank of each stage, since a message of several tensors is one buffer; by default each has its own.
+            The rank of each stage, because a message of several tensors is one buffer; by default each has its own.
         recompute : bool
             Whether a stage keeps only its input between forward and backward.
 
@@ -369,7 +368,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         if recompute:
             backward_input = [time and time + again for time, again in zip(backward_input, forward)]
         ranks = range(len(parts)) if placement is None else placement
-        # Neighbouring stages on one rank hand over without a message: what came to one may lie in the graph of another.
+        # Neighbouring stages on one rank need no message: a buffer received by one may be part of the graph of another.
         runs = [[parts[stage] for stage in run] for _, run in groupby(range(len(parts)), list(ranks).__getitem__)]
         held = [self._held(part, recompute, run[0].start, run[-1].stop) for run in runs for part in run]
         activation, weight_activation, transient = zip(*held)
@@ -390,7 +389,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         return [*self[part.start : part.stop], *([self.loss] if follows and self.loss else [])]
 
     def _held(self, part: range, recompute: bool, first: int, end: int) -> tuple[int, int, int]:
-        """Return what a stage holds; its rank has the layers from ``first`` to before ``end``, its neighbours'."""
+        """Return the bytes that a stage holds, on a rank with the consecutive layers ``first`` to ``end - 1``."""
         layers = self._holdings[part.start : part.stop]
         loss = self._holdings[len(self) :] if part.stop == len(self) else []
         came = self._holdings[first].inputs if first else None
@@ -408,7 +407,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         optimiser: MakeOptimiser | None = None,
         recompute: bool = False,
     ) -> list[range]:
-        """Return the partition in which the largest sum on any rank is as small as can be.
+        """Return the partition that minimises the largest sum of costs on any rank.
 
         Parameters are those of :func:`minipipe.balance`, which measures first.
 
@@ -427,7 +426,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         >>> layers.balance(3, by="parameters")
         [range(0, 2), range(2, 4), range(4, 6)]
 
-        In 1F1B the first rank holds most microbatches, so it gets the fewest layers.
+        In 1F1B the first rank holds the most microbatches, so it gets the fewest layers.
 
         >>> layers.balance(by="memory", schedule=schedules.one_f_one_b(2, 8))
         [range(0, 3), range(3, 6)]
@@ -483,7 +482,7 @@ def _cells(number: str, costs: LayerCosts) -> tuple[str, ...]:
 
 
 def microbatches_in_flight(schedule: Schedule) -> list[int]:
-    """Return, by stage, the most microbatches that it holds at once.
+    """Return, by stage, the largest number of microbatches that it holds at once.
 
     Examples
     --------

@@ -1,11 +1,11 @@
 """Measuring a model layer by layer, on one process.
 
-Each layer becomes a stage on a rank of its own, by the same functions that make the stages of a pipeline, so that what
-is measured is what runs. One layer at a time has values: once for what it hands on, and again, from the last layer to
-the first, for its times and its memory::
+Each layer becomes a stage on a rank of its own, by the functions that make the stages of a pipeline: the code measured
+is the code that runs. One layer at a time has values: once for its result, and again, from the last layer to the first,
+for its times and its memory::
 
-    build layer i, F, forget it       i = 0, 1, ..., n - 1      keeps what passes between layers
-    build layer i, F I W, forget it   i = n, n - 1, ..., 0      layer n is the loss; keeps the gradients that pass
+    build layer i, F, drop it       i = 0, 1, ..., n - 1      keeps the values between layers
+    build layer i, F I W, drop it   i = n, n - 1, ..., 0      layer n is the loss; keeps the gradients between layers
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from minipipe.nn import Identity, Sequential
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.schedules.sequential import one_microbatch
-from minipipe.tuning.layers import Buffers, Holding, Measured, MeasuredLayers, Passed
+from minipipe.tuning.layers import Buffers, Holding, LayerProfile, MeasuredLayers, Passed
 
 F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _NOTHING = Payload([], [], ())
@@ -53,12 +53,12 @@ def measure_layers(
     seed: int = 0,
     device: str | ModuleType = "cpu",
 ) -> MeasuredLayers:
-    """Measure what each layer of a model costs: times, memory, and what passes to the next one.
+    """Measure the costs of each layer of a model: times, memory, and the size of its message to the next one.
 
     Local; no messages. It runs the first microbatch of a batch on this process alone, with one BLAS thread, in the mode
-    and with the random numbers of a pipeline's step. Each layer is cut off as a stage is. Only one layer at a time has
-    values, which are drawn for it where it has none; so the model may be larger than this process can hold. What passes
-    between the layers is kept for all of them, for one microbatch. The model stays as it was.
+    and with the random numbers of a pipeline's step. Each layer runs as a stage of its own. Only one layer at a time
+    has values, drawn for it if it has none, so the model may exceed the memory of this process. The values between the
+    layers are kept for all of them, for one microbatch. The model is not changed.
 
     Parameters
     ----------
@@ -70,17 +70,17 @@ def measure_layers(
     num_microbatches : int
         Into how many the batch is divided.
     repeats : int
-        Of how many runs of each layer the times are medians, after one that is not timed; at least 1.
+        The times are medians of this many runs of each layer, after one that is not timed; at least 1.
     seed : int
-        For first values, and for random numbers.
+        For initial values and random numbers.
     device : str or module
         As for :class:`minipipe.Pipeline`.
 
     Returns
     -------
     MeasuredLayers
-        A :class:`LayerCosts <minipipe.tuning.LayerCosts>` for each layer; a sequence inside the model is no layer,
-        its layers are. It prints as a table.
+        A :class:`LayerCosts <minipipe.tuning.LayerCosts>` for each layer; a sequence inside the model counts as its
+        layers. It prints as a table.
 
     Raises
     ------
@@ -93,8 +93,8 @@ def measure_layers(
 
     Notes
     -----
-    Times are those of a layer alone, on a machine on which nothing else computes: ranks that share a memory bus are
-    slower. A layer whose input was just made has it in the cache, in a stage as here.
+    Times are those of a layer alone, on a machine where nothing else computes: ranks that share a memory bus are
+    slower. The input of a layer is in the cache, as it is in a stage.
 
     Examples
     --------
@@ -116,11 +116,11 @@ def measure_layers(
     if not isinstance(repeats, int) or repeats < 1:
         raise ArgumentError("value", f"repeats is {repeats!r}; expected a whole number, at least 1.")
     xp = backend.module_for(device)
-    measure = partial(measured_layers, model, inputs, targets, loss, num_microbatches, repeats, seed, xp)
+    measure = partial(measure_on_this_rank, model, inputs, targets, loss, num_microbatches, repeats, seed, xp)
     return spawn(lambda group: measure(), num_ranks=1)[0]
 
 
-def measured_layers(
+def measure_on_this_rank(
     model: Sequential,
     inputs: Any,
     targets: Any,
@@ -130,7 +130,7 @@ def measured_layers(
     seed: int,
     xp: ModuleType,
 ) -> MeasuredLayers:
-    """Do what :func:`measure_layers` does, with as many BLAS threads as there are now; it has the parameters."""
+    """Like :func:`measure_layers`, with the current number of BLAS threads, and without its checks."""
     plan = _plan_of_layers(model)
     batch = _first_microbatch(plan, inputs, targets, loss, num_microbatches, seed, xp)
     layers = plan.layers[:-1]
@@ -148,13 +148,13 @@ def measured_layers(
         for index in reversed(range(len(layers) + (loss is not None))):
             passing = _Passing(values[index], values[index + 1] if index < len(layers) else None, gradients)
             times, holding, gradient = _measure(stage_of(index), passing, batch, repeats, xp)
-            found.append(Measured(times, holding, passing.size, any(a is not None for a in gradients[-1].arrays)))
+            found.append(LayerProfile(times, holding, passing.size, any(a is not None for a in gradients[-1].arrays)))
             gradients.append(gradient)
     return MeasuredLayers(layers, found[::-1], loss)
 
 
 class _Passing(NamedTuple):
-    """What a layer receives and hands on, and the gradients that passed behind it: the last one is of its results."""
+    """The input and the result of a layer, and the gradients after it: the last one is that of its result."""
 
     received: Payload
     result: Payload | None
@@ -162,12 +162,12 @@ class _Passing(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes of the message that the result would be."""
+        """The bytes of the result as a message."""
         return 0 if self.result is None else _size_of(self.result)
 
 
 def _plan_of_layers(model: Sequential) -> Plan:
-    """Return a plan with a stage for each layer, each on a rank of its own, and a last one for the loss alone."""
+    """Return a plan with a stage for each layer, each on a rank of its own, and one for the loss."""
     whole = Sequential(*model.tied(), Identity())
     num_stages = len(whole.flat_layers)
     schedule = one_microbatch(range(num_stages), num_stages)
@@ -197,10 +197,7 @@ def _copied(given: Samples) -> Samples:
 def _measure(
     stage: Stage, passing: _Passing, batch: Batch, repeats: int, xp: ModuleType
 ) -> tuple[tuple[float, float, float], Holding, Payload]:
-    """Run F, I and W of a stage several times: once to measure its memory, then the times.
-
-    Returns those, what it holds, and the gradient of its inputs.
-    """
+    """Run F, I and W of a stage, once for its memory and then for the times; also return the gradient of its inputs."""
     gradient = passing.gradients[-1]
     actions: dict[ActionKind, Callable[[], Any]] = {F: partial(_forward, stage, passing.received, batch)}
     if stage.has_backward:
@@ -222,19 +219,19 @@ def _measure(
 def _held(
     stage: Stage, actions: dict[ActionKind, Callable[[], Any]], passing: _Passing, batch: Batch
 ) -> tuple[Holding, Payload]:
-    """Run each action once; return what the stage holds after F and I, and the gradient of its inputs."""
+    """Run each action once; return the buffers held after F and I, and the gradient of the stage's inputs."""
     targets = batch.objective.targets
     not_counted = [*(p.data for p in stage.parameters.values()), *(targets.arrays if targets else ())]
     meter = MemoryMeter(not_counted)
     result = actions[F]()
-    same = {}  # the result was computed before, too: the next layer has the buffer of then
+    same = {}  # the next layer has the buffer of the result that was computed before
     if passing.result is not None:
         same = {_buffer(a): _buffer(b) for a, b in zip(result.arrays, passing.result.arrays)}
     known = {_buffer(a) for payload in (passing.received, *passing.gradients) for a in payload.arrays}
     known |= set(same.values())
 
     def apart(buffers: dict[int, int]) -> Buffers:
-        """Tell what only this stage holds from what has the same identity in another, later."""
+        """Mark buffers of this stage alone: another stage may reuse their identity later."""
         found = {same.get(key, key): size for key, size in buffers.items()}
         return {_key(key, stage.index, known): size for key, size in found.items()}
 
@@ -265,7 +262,7 @@ def _passed(payload: Payload) -> Passed:
 
 
 def _is_packed(payload: Payload) -> bool:
-    """Tell whether arrays travel as one message of bytes, and not a single one as it is."""
+    """Whether arrays are packed into one message of bytes; a single array is sent without packing."""
     return payload.to_message(may_be_on_device=True) is not payload.arrays[0]
 
 
@@ -282,7 +279,7 @@ def _buffer(array: Array | None) -> int:
 
 
 def _forward(stage: Stage, received: Payload, batch: Batch) -> Payload:
-    """Run F. The loss, behind the last layer, hands on nothing."""
+    """Run F. The loss, after the last layer, has no result to pass on."""
     current_place().begin(0)
     if not stage.is_last:
         return stage.forward(0, received)

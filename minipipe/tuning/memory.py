@@ -14,21 +14,20 @@ _HEAD = ("rank", "parameters", "gradients", "optimiser", "activations", "message
 
 
 class RankMemory(NamedTuple):
-    """What one rank will take in a training step, in bytes.
+    """The memory of one rank in a training step, in bytes.
 
     Attributes
     ----------
     parameters : int
-        The values of its stages' parameters; one that several of them share counts once.
+        The values of its stages' parameters; a parameter that several stages share counts once.
     gradients : int
-        Of each use of a parameter that is trained.
+        One for each use of a trained parameter.
     optimiser_state : int
-        What the optimiser keeps for them.
+        The optimiser's state for these parameters.
     activations : int
         The most that graphs hold at once.
     messages : int
-        The most that is sent and not yet taken at once, where every action takes equally long. A rank whose consumer is
-        late holds more.
+        The most that is in flight at once, if every action takes equally long. A rank with a late consumer holds more.
 
     Examples
     --------
@@ -44,14 +43,14 @@ class RankMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The sum, as if all were largest at the same time. More only where messages wait for a late consumer."""
+        """The sum: an upper bound, unless messages are blocked on a late consumer."""
         return sum(self)
 
 
 class MemoryPrediction(tuple[RankMemory, ...]):
-    """What each rank will take in a training step: a tuple of :class:`RankMemory`, by rank, which prints as a table.
+    """The memory of each rank in a training step: a tuple of :class:`RankMemory`, by rank, which prints as a table.
 
-    :meth:`minipipe.Plan.memory` makes it, and says what it does not count.
+    :meth:`minipipe.Plan.memory` makes it, and lists what is not counted.
 
     Examples
     --------
@@ -74,7 +73,7 @@ class MemoryPrediction(tuple[RankMemory, ...]):
 
 
 def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]:
-    """Return, by rank, the most bytes that it has sent and its neighbours have not yet taken.
+    """Return, by rank, the most bytes that it has in flight: sent, and not yet consumed.
 
     Every action takes equally long. A message lives from its producer's action until its consumer's begins.
 
@@ -82,11 +81,11 @@ def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]
     ----------
     schedule : Schedule
     sizes : sequence of (int, int)
-        By stage, the bytes of its activation, and of the gradient that comes back for it.
+        By stage, the bytes of its activation, and of the gradient of that.
 
     Examples
     --------
-    Eager forwards wait for their consumer, which has backwards to do in between.
+    Eager forwards wait for their consumer, which runs backwards in between.
 
     >>> from minipipe import schedules
     >>> in_flight(schedules.one_f_one_b(2, 8), [(10, 10), (0, 0)])
