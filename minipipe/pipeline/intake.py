@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from inspect import signature
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,17 +23,12 @@ from minipipe.nn import Sequential
 
 
 def planned(
-    model: Sequential | Plan,
-    group: ProcessGroup,
-    options: dict[str, Any],
-    pipeline: type,
-    make: Callable[..., Any],
-    **run: Any,
+    model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], pipeline: type, **run: Any
 ) -> tuple[Plan, bool]:
     """Return the plan that was given, or that of a model and options, for a group; and whether to recompute.
 
-    Collective if the partition or the schedule follows from measurements: ``make`` makes the pipelines that are
-    measured, and ``run`` has their loss, seed, device and recompute. Otherwise local.
+    Collective if the partition or the schedule follows from measurements: ``pipeline`` makes the pipelines that
+    are measured, and ``run`` has their loss, seed, device and recompute. Otherwise local.
 
     Raises
     ------
@@ -51,7 +46,7 @@ def planned(
     if (is_asked or others) and not isinstance(model, Plan):
         from minipipe.tuning.race import decided  # here, because most programs measure nothing
 
-        model, options, run["recompute"] = decided(model, group, options, pipeline, make, **run)
+        model, options, run["recompute"] = decided(model, group, options, pipeline, **run)
     if not isinstance(model, Plan):
         return Plan(model, num_ranks=group.size, **options), run["recompute"]
     if options:
@@ -60,20 +55,6 @@ def planned(
         message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
         raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
     return model, run["recompute"]
-
-
-class Watcher(Protocol):
-    """The seam of ``minipipe advise``: sees a program's pipelines, and gets its first step in place of them."""
-
-    def begin(
-        self, pipeline: Any, model: Any, options: dict[str, Any], run: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        """Return the model and the options to make a pipeline with."""
-        ...
-
-    def step(self, pipeline: Any, inputs: Any, targets: Any) -> NoReturn:
-        """Leave the program; called in place of its training step."""
-        ...
 
 
 class Needs(NamedTuple):

@@ -37,7 +37,7 @@ from minipipe.hints import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale
-from minipipe.pipeline.intake import Intake, Needs, Watcher, deliver_loss, deliver_outputs, planned
+from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, planned
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
@@ -173,7 +173,8 @@ class Pipeline(FamiliarPipeline):
         *("measures_memory", "num_steps"),
     )
 
-    watcher: ClassVar[Watcher | None] = None  # set by ``minipipe advise`` while it runs a program
+    # The seam of ``minipipe advise``: sees what each pipeline of a program is made of, and takes its first step.
+    watcher: ClassVar[Any] = None
 
     def __init__(
         self,
@@ -197,7 +198,7 @@ class Pipeline(FamiliarPipeline):
         run = {**given, "device": device, "recompute": recompute}
         if self.watcher is not None:
             model, options = self.watcher.begin(self, model, options, run)
-        plan, recompute = planned(model, group, options, type(self), Pipeline, **run)
+        plan, recompute = planned(model, group, options, Pipeline, **run)
         check_loss(loss)
         self._objective = partial(Objective, loss, loss_weight)
         compares = check_program(group, check_agreement, {**plan.description, **given})

@@ -90,7 +90,6 @@ def decided(
     group: ProcessGroup,
     options: Mapping[str, Any],
     pipeline: type,
-    make: MakePipeline,
     loss: Loss,
     seed: int,
     device: str | ModuleType,
@@ -109,9 +108,7 @@ def decided(
         Those of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which only rank 0 needs. With
         ``schedule="auto"`` also those of :func:`chosen`.
     pipeline : type
-        The class that these options belong to.
-    make : function
-        Makes a pipeline to measure: ``(model, group, **options)``.
+        The class that takes these options, and makes the pipelines that race.
     loss, seed, device, recompute, **others
         Further options of the pipeline.
 
@@ -123,7 +120,7 @@ def decided(
     check_pipeline_options(pipeline, Plan, chosen, options)
     run: dict[str, Any] = {"loss": loss, "seed": seed, "device": device}
     if options.get("schedule") == "auto":
-        return chosen(model, group, make, recompute, **run, **others, **options)
+        return chosen(model, group, pipeline, recompute, **run, **others, **options)
     partition = measured_partition(model, group, options, **run, recompute=recompute)
     others = {name: value for name, value in options.items() if name != "sample"}
     return model, {**others, "partition": partition}, recompute
@@ -156,7 +153,7 @@ def chosen(
     model : Sequential
     group : ProcessGroup
     make : function
-        As for :func:`decided`.
+        Makes a pipeline: ``(model, group, **options)``.
     recompute : bool
         Whether to weigh only choices with recomputation.
     sample : (inputs, targets)
@@ -222,7 +219,7 @@ def advice_on_ranks(
         One rank at least has the batch.
     group : ProcessGroup
     make : function
-        As for :func:`decided`.
+        As for :func:`chosen`.
     where : str
         On which ranks, for the report.
     seconds : float, optional
