@@ -181,8 +181,8 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
     most : int
         The largest size, in bytes.
     pipes : bool
-        Whether a pipe is read, until its writers have closed it. A person who types ``<(command)`` means one; in a
-        folder that somebody else has filled, nobody does.
+        Whether a pipe is read, until its writers have closed it. Read pipes for a person who types ``<(command)``;
+        refuse them in a folder that somebody else has filled.
     links : bool
         Whether the last part of the path may be a symbolic link. It leads wherever its author wishes, and is read with
         the rights of this process: refuse it in a folder of somebody else.
@@ -201,7 +201,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
         ...
     minipipe.errors.FileError: '/dev/zero' cannot be read: it is a device; expected a file.
     """
-    # Without waiting: a pipe that nobody writes to would never be opened.
+    # Without waiting: opening a pipe without a writer would block for ever.
     flags = ["O_NONBLOCK", "O_BINARY", *([] if links else ["O_NOFOLLOW"])]
     with _named(path, "read", FileCode.UNREADABLE):
         if not links and os.path.islink(path):  # the flag refuses one that is made meanwhile, in other words
@@ -286,13 +286,13 @@ def _check_kind(path: str | Path, status: os.stat_result, most: int, pipes: bool
 
 
 def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
-    """Yield what a file holds; it may grow while it is read, and files of /proc have no size."""
+    """Yield the content of a file; it may grow while it is read, and files of /proc have no size."""
     status = os.fstat(descriptor)
     is_pipe, total = stat.S_ISFIFO(status.st_mode), 0
     length = max(1 << 20, min(status.st_size, 1 << 30))  # a file in one piece is not copied by the join
     while True:
         if is_pipe and not select.select([descriptor], [], [], PIPE_PATIENCE)[0]:
-            raise _refusal(path, FileCode.UNREADABLE, f"nothing has come out of the pipe for {PIPE_PATIENCE:g} s")
+            raise _refusal(path, FileCode.UNREADABLE, f"no byte came from the pipe for {PIPE_PATIENCE:g} s")
         piece = os.read(descriptor, length)
         if not piece:
             return
@@ -305,7 +305,7 @@ def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
 def write_whole(path: str | Path, content: str | bytes) -> Path:
     """Write a file whole or not at all: to a temporary name beside it, which then becomes the file's.
 
-    A failure, such as a full disk, leaves no half of a file, and an earlier file as it was. Devices and pipes are
+    A failure, such as a full disk, leaves no partial file, and does not change an earlier file. Devices and pipes are
     written to directly.
 
     Parameters
@@ -335,7 +335,7 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
     with _named(path, "written", FileCode.UNWRITABLE):
         if _is_stream(path):
-            # Without waiting: a pipe that nobody reads from is refused.
+            # Without waiting: a pipe without a reader is refused.
             _write(path, data, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0))
         else:
             _write_and_rename(os.path.realpath(path), data)
@@ -343,7 +343,7 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
 
 
 def _is_stream(path: str | Path) -> bool:
-    """Tell whether a name stands for a device or a pipe, which has no earlier content and cannot be replaced."""
+    """Return whether a name stands for a device or a pipe, which has no earlier content and cannot be replaced."""
     is_special = os.path.exists(path) and not os.path.isfile(path)
     # /dev/stdout may be a file, and not ours to replace; /dev/shm is a folder as any.
     return is_special or os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/self/fd/"))
@@ -362,7 +362,7 @@ def _write_and_rename(target: str, data: bytes) -> None:
         if mode is not None:
             os.chmod(partial, mode)
         os.replace(partial, target)
-    except BaseException:  # an interrupt, too, leaves nothing behind
+    except BaseException:  # also an interrupt leaves nothing behind
         with suppress(OSError):
             os.unlink(partial)
         raise
@@ -378,7 +378,7 @@ def _write(path: str | Path, data: bytes, flags: int) -> None:
 
 @contextmanager
 def _named(path: str | Path, done: str, code: FileCode) -> Iterator[None]:
-    """Turn what the system says about a file into an error that names it."""
+    """Turn an error of the system about a file into one that names the file."""
     try:
         yield
     except FileError:

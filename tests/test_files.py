@@ -101,7 +101,7 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path, monkeypatch):
     """The story: it was waited for, for ever."""
     monkeypatch.setattr(files, "PIPE_PATIENCE", 0.05)
     os.mkfifo(tmp_path / "pipe")
-    assert "nothing has come out of the pipe for 0.05 s" in str(refusal(files.read_text, tmp_path / "pipe"))
+    assert "no byte came from the pipe for 0.05 s" in str(refusal(files.read_text, tmp_path / "pipe"))
 
 
 def test_in_a_folder_of_somebody_else_only_a_regular_file_is_read_and_a_pipe_is_not_waited_for(tmp_path):

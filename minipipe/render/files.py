@@ -104,7 +104,7 @@ def drawing(ending: str, *drawn: ActionTable | Timeline, **options: Any) -> str 
 
 
 def converted(content: str, ending: str) -> str | bytes:
-    """Return an SVG as a PNG, with two pixels for each of its pixels, or as a PDF; anything else as it is.
+    """Return an SVG as a PNG, with two pixels for each of its pixels, or as a PDF; anything else unchanged.
 
     Both have a light ground. The PDF is one page, with 0.75 points for each pixel.
 

@@ -91,7 +91,7 @@ def _fill(colour: str) -> Fill:
 
 
 def _text_on(colour: str) -> str:
-    """Return black or white, whichever has more contrast: one of them always has at least 4.58, the root of 21."""
+    """Return black or white, the one with more contrast: one of them always has at least 4.58, the root of 21."""
     return max((_BLACK, _WHITE), key=lambda ink: _contrast(ink, colour))
 
 

@@ -11,8 +11,8 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
 
-# In pictures, actions narrower than so many pixels are drawn as bands, so many together at least: whole rounds of F B
-# and of F I W, so that bands look alike.
+# In pictures, actions narrower than 3 pixels are drawn as bands, at least 12 together: whole rounds of F B and of
+# F I W, so that bands look alike.
 NARROW, TOGETHER = 3, 12
 
 
@@ -41,7 +41,7 @@ class Panel:
         return self._chunks[rank][stage]
 
     def names_stage(self, rank: int) -> bool:
-        """Tell whether labels must name the stage: only if the rank has several."""
+        """Return whether labels must name the stage: only if the rank has several."""
         return len(self.stages[rank]) > 1
 
     @property

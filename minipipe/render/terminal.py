@@ -1,4 +1,4 @@
-"""Terminal colours, and the decision whether to use them."""
+"""Terminal colours, and whether a stream takes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALARM = "1;38;5;160"  # a red, visible on both
 
 
 def has_colour(stream: TextIO | None = None, environment: Mapping[str, str] | None = None) -> bool:
-    """Tell whether the output to a stream may be coloured.
+    """Return whether the output to a stream may be coloured.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def paint(text: str, code: str) -> str:
 
 
 def ground(kind: ActionKind, chunk: int, is_label: bool = True) -> str:
-    """Return the colours of an action: its ground, and black or white for its label, whichever is more legible.
+    """Return the colours of an action: its ground, and black or white for its label, the more legible one.
 
     The fill characters after the label have the colour of the ground.
     """

@@ -117,7 +117,7 @@ def places_of(spans: Sequence[Span], start: float, columns: Columns) -> list[tup
 
 
 def are_near(spans: Sequence[Span], places: Sequence[tuple[int, int]], start: float, columns: Columns) -> bool:
-    """Tell whether positions and lengths are nearly to scale: within a thirtieth of the total."""
+    """Return whether positions and lengths are nearly to scale: within a thirtieth of the total."""
     tolerance = max(2, columns.total // 30)
     drift = max((abs(first - columns.column(span.start - start)) for span, (first, _) in zip(spans, places)), default=0)
     drawn = sum(last - first for first, last in places)
@@ -226,7 +226,7 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
         columns, or at the width if that is larger.
     colour : bool
         Whether to add terminal colours, one for each kind of action, a shade darker for each further stage of a rank.
-        :func:`minipipe.render.has_colour` tells whether a terminal supports them. The characters stay the same.
+        :func:`minipipe.render.has_colour` checks that a terminal supports them. The characters stay the same.
 
     Returns
     -------

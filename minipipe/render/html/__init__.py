@@ -330,7 +330,7 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
 
 
 def _is_memory(panels: Sequence[Panel]) -> bool:
-    """Tell whether strips show memory: all timelines know it, in one unit."""
+    """Return whether strips show memory: all timelines know it, in one unit."""
     has_one_unit = len({panel.timeline.memory_unit for panel in panels}) == 1
     return has_one_unit and all(panel.timeline.memory is not None for panel in panels)
 

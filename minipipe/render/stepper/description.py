@@ -122,7 +122,7 @@ def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
 
 
 def shows_memory(walkthrough: Walkthrough) -> bool:
-    """Tell whether to show memory beside the number of pairs: only if the costs give the size of activations."""
+    """Return whether to show memory beside the number of pairs: only if the costs give the size of activations."""
     costs = walkthrough.costs
     return costs.activation != 1 or costs.weight_activation is not None or costs.transient_activation != 0
 

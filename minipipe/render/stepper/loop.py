@@ -79,7 +79,7 @@ class Screen(ABC):
 
 
 class KeyScreen(Screen):
-    """A terminal that redraws in place and delivers each key as it is pressed. It is restored on exit."""
+    """A terminal that redraws in place and delivers each key when it is pressed. It is restored on exit."""
 
     def __enter__(self) -> Screen:
         self._input = sys.stdin.fileno()
@@ -145,7 +145,7 @@ class LineScreen(Screen):
         print("\n".join(lines), flush=True)
 
     def read_key(self) -> str:
-        """Return the first letter of a line. Enter alone is a key, too."""
+        """Return the first letter of a line. Enter alone is also a key."""
         try:
             line = input("> ").strip()
         except EOFError:

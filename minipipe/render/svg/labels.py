@@ -91,7 +91,7 @@ class Labels:
             yield f"<g {label_paint(kind, chunk)}>{''.join(texts)}</g>"
 
     def _most_have_room(self, kind: ActionKind, spans: Sequence[Span]) -> bool:
-        """Tell whether at least half of the boxes of a kind, in one row, have room for their form."""
+        """Return whether at least half of the boxes of a kind, in one row, have room for their form."""
         fits = [self._fits(kind, end - start) for action, start, end in spans if action.kind is kind]
         return 2 * sum(fits) >= len(fits)
 
@@ -118,7 +118,7 @@ class Labels:
                     self._longest[action.kind, form] = max(self._longest[action.kind, form], width)
 
     def _has_room(self, kind: ActionKind, form: _Form, size: float, width: float) -> bool:
-        """Tell whether a box of this width has room for the longest label of its kind."""
+        """Return whether a box of this width has room for the longest label of its kind."""
         length = size * self._longest[kind, form] + 2 * _PADDING
         return length <= self._height and _CAPITALS * size + _PADDING <= width if form.is_turned else length <= width
 

@@ -151,7 +151,7 @@ class LaneSize(NamedTuple):
 
 
 def is_drawn(span: Span) -> bool:
-    """Tell whether a span is drawn as a box: a computation of some length. A blocking SEND is an idle slot."""
+    """Return whether a span is drawn as a box: a computation of some length. A blocking SEND is an idle slot."""
     return span.end > span.start and not span.action.kind.is_communication
 
 
@@ -188,7 +188,7 @@ def draw_boxes(panel: Panel, rank: int, axis: Axis, size: LaneSize) -> Iterator[
 def runs(spans: Sequence[Span], axis: Axis) -> Iterator[list[Span]]:
     """Divide the spans of a rank into single ones, wide enough for a box, and runs of narrower ones, as the player.
 
-    A run has all that ends within ``NARROW`` pixels of its start, and goes on to a whole number of rounds.
+    A run has all that ends within ``NARROW`` pixels of its start, and continues to a whole number of rounds.
     """
     run: list[Span] = []
     for span in filter(is_drawn, spans):
@@ -201,7 +201,7 @@ def runs(spans: Sequence[Span], axis: Axis) -> Iterator[list[Span]]:
 
 
 def _joins(run: Sequence[Span], span: Span, axis: Axis) -> bool:
-    """Tell whether a span belongs to the run before it."""
+    """Return whether a span belongs to the run before it."""
     last = run[-1]
     if (last.end - last.start) * axis.scale >= NARROW or (span.end - span.start) * axis.scale >= NARROW:
         return False

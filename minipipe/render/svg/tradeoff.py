@@ -17,7 +17,10 @@ from minipipe.render.svg.style import DEFAULT_SIZE, Letters, paint
 from minipipe.schedules.simulation.comparison import Choice, Tradeoff, pareto_front
 
 _MOST_ROWS = 12  # lines of text from a point up or down to its name
-_CROSSED, _MISTAKEN = 2.5, 3.5  # a name on a line, or nearer to another point, is as bad as one so many rows away
+_CROSSED, _MISTAKEN = (
+    2.5,
+    3.5,
+)  # a name on a line, or nearer to another point, counts as this many rows away
 
 
 class Box(NamedTuple):
@@ -29,12 +32,12 @@ class Box(NamedTuple):
     bottom: float
 
     def overlaps(self, other: Box) -> bool:
-        """Tell whether two rectangles have an area in common."""
+        """Return whether two rectangles have an area in common."""
         is_beside = self.right <= other.left or other.right <= self.left
         return not (is_beside or self.bottom <= other.top or other.bottom <= self.top)
 
     def is_inside(self, other: Box) -> bool:
-        """Tell whether a rectangle does not leave another one."""
+        """Return whether a rectangle does not leave another one."""
         return (
             other.left <= self.left
             and self.right <= other.right
