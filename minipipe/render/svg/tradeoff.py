@@ -17,10 +17,8 @@ from minipipe.render.svg.style import DEFAULT_SIZE, Letters, paint
 from minipipe.schedules.simulation.comparison import Choice, Tradeoff, pareto_front
 
 _MOST_ROWS = 12  # lines of text from a point up or down to its name
-_CROSSED, _MISTAKEN = (
-    2.5,
-    3.5,
-)  # a name on a line, or nearer to another point, counts as this many rows away
+# A name on a line, or nearer to another point, counts as this many rows away.
+_CROSSED, _MISTAKEN = 2.5, 3.5
 
 
 class Box(NamedTuple):
