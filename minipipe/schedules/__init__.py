@@ -1,7 +1,7 @@
 """Schedules as data: actions, schedules, programs, their text format, and the builders of the named schedules.
 
 This package needs no NumPy. To add a schedule, write a function ``(num_ranks, num_microbatches, …) -> Schedule`` and
-enter it in ``registry.py``. The names of ``analysis``, ``simulation`` and ``search`` are available here, too. Names
+enter it in ``registry.py``. The names of ``analysis``, ``simulation`` and ``search`` are also available here. Names
 load on demand.
 """
 

@@ -37,7 +37,7 @@ _GRADIENT_KINDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 
 
 class ShownInNotebooks:
-    """What a notebook shows as a picture: schedules and timelines."""
+    """A schedule or a timeline, which a notebook shows as a picture."""
 
     def _repr_html_(self: Any) -> str:
         from minipipe.render.notebook import picture_or_text  # the door to the room above: drawings load on demand
@@ -47,7 +47,7 @@ class ShownInNotebooks:
 
 @dataclass(frozen=True, repr=False)
 class ActionTable(ShownInNotebooks):
-    """What every rank does, in order. It may be legal or not; :func:`minipipe.verify` tells.
+    """The ordered actions of every rank, legal or not; :func:`minipipe.verify` decides.
 
     Its attributes are those of :class:`~minipipe.Schedule`.
     """
@@ -99,7 +99,7 @@ class ActionTable(ShownInNotebooks):
         return tuple(stage for stage, owner in enumerate(self.placement) if owner == rank)
 
     def crosses_ranks(self, stage: int) -> bool:
-        """Tell whether values between a stage and the next one travel from rank to rank. After the last, none do.
+        """Whether values between a stage and the next one travel between ranks; False for the last stage.
 
         Raises
         ------
@@ -154,7 +154,7 @@ class ActionTable(ShownInNotebooks):
         return True
 
     def with_rows(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
-        """Return a table over the same stages, whose rows consist of actions that need no check: those of a table."""
+        """Return a table over the same stages with other rows. Their actions come from a table and need no check."""
         table = object.__new__(kind)
         for name, value in {**self.__getstate__(), "actions": tuple(map(tuple, rows))}.items():
             object.__setattr__(table, name, value)
@@ -219,7 +219,7 @@ class ActionTable(ShownInNotebooks):
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv", ignore_sharding: bool = False) -> Self:
-        """Read PyTorch's format. Empty cells are idle time; a stage belongs to the rank in whose line it stands.
+        """Read PyTorch's format. Empty cells are idle time; the line of a stage is its rank.
 
         ``(0F3;3B1)OVERLAP_F_B``, two actions that PyTorch runs at once, is read as the one, then the other.
 
@@ -230,7 +230,7 @@ class ActionTable(ShownInNotebooks):
         name : str
             The schedule's name; a CSV file carries none.
         ignore_sharding : bool
-            Whether to leave out UNSHARD, RESHARD and REDUCE_GRAD, which are no actions of a pipeline.
+            Whether to leave out UNSHARD, RESHARD and REDUCE_GRAD, which are not pipeline actions.
 
         Raises
         ------
@@ -304,7 +304,7 @@ def _check_index(noun: str, given: Any, count: int) -> None:
 
 
 def _as_actions(row: Iterable[Action | str]) -> tuple[Action, ...]:
-    """Read cells such as ``"2F0"``, and kinds such as ``"F"``. A row of actions is returned as it is, quickly."""
+    """Read cells such as ``"2F0"``, and kinds such as ``"F"``. A row of actions is returned unchanged."""
     cells: tuple[Any, ...] = tuple(row)
     if set(map(type, cells)) == {Action}:
         parts = ((itemgetter(part), kind) for part, kind in enumerate((int, ActionKind, int)))
@@ -335,7 +335,7 @@ def _checked_text(text: object) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Schedule(ActionTable):
-    """The computations of every rank, in order: F, B, I and W. It may be legal or not; :func:`minipipe.verify` tells.
+    """The computations of every rank, in order: F, B, I and W. It may be illegal; :func:`minipipe.verify` decides.
 
     :func:`minipipe.schedules.lower` adds the sends and receives, which makes a
     :class:`~minipipe.schedules.Program` of it.
@@ -411,8 +411,8 @@ def check_schedule(given: object) -> None:
 class Program(ActionTable):
     """The computations, sends and receives of every rank, in order: a lowered schedule.
 
-    :func:`minipipe.schedules.lower` makes one that cannot deadlock; a text or CSV file with SEND and RECV is one, too.
-    It may be legal or not; :func:`minipipe.verify` tells.
+    :func:`minipipe.schedules.lower` makes one that cannot deadlock; a text or CSV file with SEND and RECV is also one.
+    It may be illegal; :func:`minipipe.verify` decides.
 
     Attributes
     ----------

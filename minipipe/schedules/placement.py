@@ -111,7 +111,7 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
 
 
 def check_sizes(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:
-    """Refuse counts of which no schedule is to be built: those below 1, and those beyond the limits.
+    """Refuse counts below 1, and schedules beyond the size limits.
 
     Raises
     ------

@@ -33,8 +33,8 @@ def collector_paused() -> Iterator[None]:
     through all of them each time that their number has grown by a quarter. For a schedule of 1.5 million actions and
     messages that was more than half of the time to build, verify, lower and simulate it.
 
-    The collector belongs to the process. Whoever found it on turns it on again, so it never stays off after the last
-    of several threads has left.
+    The collector belongs to the process. A block that found it on turns it on again, so after overlapping blocks of
+    several threads it is on.
 
     Examples
     --------
@@ -170,7 +170,7 @@ def read_file(path: str | Path) -> str:
 
 
 def _check_length(text: str) -> None:
-    """Refuse a text before anything is made of it. Commas separate the cells of CSV, which is read line by line."""
+    """Refuse a text that is too long to parse. Commas separate the cells of CSV, which is read line by line."""
     for size, noun, most in ((len(text), "characters", MOST_BYTES), (text.count(","), "cells", MOST_ACTIONS)):
         if size > most:
             message = f"The text has {size:,} {noun}; the limit is {most:,}."

@@ -150,7 +150,7 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     """Return the schedule for stages without trained parameters.
 
     A frozen stage has no W: its B becomes I. No gradient goes back beyond the first stage that is not frozen, so the
-    stages before it have no backward and exchange no gradients. A forward-only schedule stays as it is.
+    stages before it have no backward and exchange no gradients. A forward-only schedule is returned unchanged.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """What follows from a schedule: dependencies, activations held, legality, lowering, closed forms. No NumPy.
 
-``dependencies`` says who produces what for whom, ``activations`` what a rank holds; all other files ask these two.
+``dependencies`` states the data dependencies, ``activations`` the memory held; all other files ask these two.
 Import from the files; public names can also be called from :mod:`minipipe.schedules`.
 """
 

@@ -1,4 +1,4 @@
-"""Activations: what a rank holds while each of its actions runs, and after it.
+"""Activations held by a rank while each of its actions runs, and after it.
 
 A pair (stage, microbatch) is held from the start of its F to the end of its B, or of its W where the backward is split.
 It takes ``activation`` until I, and ``weight_activation`` from I until W. While a B or I runs it may take more,
@@ -26,7 +26,7 @@ Pair = tuple[int, int]  # (stage, microbatch)
 
 
 class Footprint(NamedTuple):
-    """What one microbatch holds on each stage, in any one unit of memory.
+    """The memory of one microbatch on each stage, in any one unit.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Footprint(NamedTuple):
     transient: Sequence[float] | Mapping[int, float]
 
 
-# What a rank holds, as a number: the most while an action runs, and after it.
+# The amount held by a rank: the most while an action runs, and after it.
 Level = tuple[float, float]
 
 
@@ -170,7 +170,7 @@ class Held(NamedTuple):
 
 
 def held_pairs(table: ActionTable, footprint: Footprint) -> list[list[tuple[Held, Held]]]:
-    """Return, by rank, what it holds while each of its actions runs, and after it. The schedule may be illegal.
+    """Return, by rank, the pairs held while each of its actions runs, and after it. The schedule may be illegal.
 
     Examples
     --------

@@ -1,12 +1,12 @@
-r"""Lower bounds: no schedule of a workload is shorter, whoever finds it.
+r"""Lower bounds on the time of every schedule of a workload.
 
 Notation, of one rank. ``low`` and ``high`` are its first and its last stage, with one stage the same; n is the number
 of its stages, m that of microbatches, and L the most memory that it may hold. tF, tI and tW are the times of its
-actions, M_B and M_W what a microbatch holds from F until I and from I until W. The proofs use the following facts.
+actions, M_B and M_W the memory of a microbatch from F until I and from I until W. The proofs use the following facts.
 
 (order) All microbatches are equal. So the actions of each kind on each stage may be numbered in the order of their
 starts: F_j(s) is the j-th forward on stage s. Renumbering keeps all dependencies, since j actions have j different
-producers, and keeps the memory, which is a matter of numbers alone.
+producers, and keeps the memory, which depends on counts alone.
 
 (first) The first action of a rank is F_0(low), and its first I is I_0(high): all others come after them on the path of
 a microbatch. Before that I it runs only forwards, because W comes after I. All of them are held when the I starts.
@@ -22,7 +22,7 @@ So the own span of a rank is, with the waits that no schedule avoids::
 
 An own span starts at time 0; a makespan starts before it, by the path to the rank, and ends after it, by the path back.
 So does the own span of the rank of stage 0, where the first microbatch begins and the last one ends.
-An action occupies its rank for its time and the overhead after it, of which the very last does not count.
+An action occupies its rank for its time and the overhead after it. The last overhead of a rank does not count.
 
 Where stages of one rank differ, each counts as the longest of them that takes the least memory. With one stage on each
 rank this changes nothing. Messages that block, a contention of ranks, and updates only make a schedule longer.
@@ -136,7 +136,7 @@ def lower_bound(workload: Workload, objective: Objective = Objective.SPAN) -> Bo
     return lower_bounds(workload, objective)[0]
 
 
-# -- what the bounds are about ---------------------------------------------------------------------------------
+# -- paths and ranks ------------------------------------------------------------------------------------
 
 
 class _Paths:
@@ -255,7 +255,7 @@ def _drain(rank: _Rank) -> float:
     all later stages, back to I_m-1(low), and on to its W or, in a makespan, to stage 0. The difference is a wait.
 
     Or count from the end of I_m-1(low). All that the rank has to do then are W, as many as its memory keeps: while that
-    I runs, it holds M_B and b M_W. It waits while the gradient goes on to stage 0. With one stage on each rank and
+    I runs, it holds M_B and b M_W. It waits while the gradient travels to stage 0. With one stage on each rank and
     equal stages this is, on the last rank::
 
         (p - 1)(tF + tI + 2 Tc) + m (tF + tI) + (m - q) tW,   q = min(m - 1, floor((L - M_B) / M_W))

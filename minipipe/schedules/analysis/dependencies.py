@@ -148,7 +148,7 @@ class Dependencies:
         self.sends_are_buffered = sends_are_buffered
 
     def own(self, action: Action) -> Action | None:  # [1]
-        """Return what an action needs on its own rank. B stands for I where the backward is split."""
+        """Return the dependency on the same rank. B stands for I where the backward is split."""
         stage, kind, k = action
         if kind.is_communication:
             value = Value.carried_by(action)
@@ -156,7 +156,7 @@ class Dependencies:
         return None if kind is F else Action(stage, I if kind is W else F, k)
 
     def awaited(self, action: Action) -> Action | None:  # [3]
-        """Return what an action awaits elsewhere: the producer of its value, the RECV of that value, or its partner."""
+        """Return the dependency elsewhere: the producer of the consumed value, its RECV, or a message's partner."""
         if action.kind.is_communication:
             value = Value.carried_by(action)
             is_sent_at_once = self.sends_are_buffered and action == value.send and self.exists(value)

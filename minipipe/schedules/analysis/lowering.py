@@ -7,10 +7,10 @@ of it, right behind the action that produces the value::
     rank 0          0F0       0SEND_F0                      0F1                               …
     rank 1                                   1RECV_F0             1F0   1SEND_F0              …
 
-Each rank's row is a part of that order, all that an item depends on stands before it, and a SEND stands beside its
-RECV. So the first unfinished item can always run: no deadlock, even when every send blocks until it is received. The
-naive rule (receive just before use, send just after) makes 1F1B deadlock: rank 0 is at 0SEND_F1 and rank 1 at 1SEND_B0,
-and each RECV stands behind the other rank's SEND.
+Each rank's row is a part of that order. Every item comes after its dependencies, and each SEND is next to its RECV. So
+the first unfinished item can always run: no deadlock, even when every send blocks until it is received. The naive rule
+(receive just before use, send just after) makes 1F1B deadlock: rank 0 is at 0SEND_F1 and rank 1 at 1SEND_B0, and each
+RECV comes after the other rank's SEND.
 
 File 4 of 12 on the first path through the code (README.md):
 after ``schedules/analysis/dependencies.py``, before ``execution/executor.py``.
@@ -40,7 +40,7 @@ def lower(schedule: ActionTable) -> Program:
     Parameters
     ----------
     schedule : Schedule or Program
-        A program is returned as it is.
+        A program is returned unchanged.
 
     Returns
     -------

@@ -51,7 +51,7 @@ def verify(
         The most that a rank may hold at once: one limit for all ranks, or one for each. Without ``memory`` it
         counts (stage, microbatch) pairs.
     memory : Footprint, optional
-        By stage, what one microbatch holds, in the unit of the limits: ``costs.memory(num_stages)`` of a
+        By stage, the memory of one microbatch, in the unit of the limits: ``costs.memory(num_stages)`` of a
         :class:`minipipe.Costs`.
 
     Raises
@@ -207,7 +207,7 @@ def _repeated(schedule: ActionTable) -> Iterator[Problem]:
             if action in first:
                 sentence = f"Rank {rank}, position {position}: {action} is a duplicate of position {first[action]}."
                 if action.kind.is_communication:
-                    sentence += " Two messages with the same tag cannot be told apart."
+                    sentence += " Two messages with the same tag cannot be distinguished."
                 code = ScheduleCode.TAG_COLLISION if action.kind.is_communication else ScheduleCode.DUPLICATE
                 yield Problem(code, sentence, rank, position)
             first.setdefault(action, position)

@@ -1,4 +1,4 @@
-"""A workload: what the ranks have to do, without the order in which they do it."""
+"""A workload: the actions of a batch with their times and memory, before a schedule orders them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.analysis.activations import Footprint
 
-ROUNDING = 1e-9  # sums of floating-point amounts may differ by so much, relatively, with the order of their terms
+ROUNDING = 1e-9  # relative difference of floating-point sums that add the same terms in another order
 
 
 class Objective(StrEnum):
-    """What a good schedule makes small.
+    """The time that a good schedule minimises.
 
     Examples
     --------
@@ -43,7 +43,7 @@ class Workload(NamedTuple):
     message : tuple of float
         By stage, the time in flight between it and the next one, either way; 0 on one rank, and after the last.
     footprint : Footprint
-        By stage, what one microbatch holds.
+        By stage, the memory of one microbatch.
     memory_limit : tuple of float
         By rank, the most that it may hold while an action runs; infinite where there is no limit.
     overhead : float
@@ -102,7 +102,7 @@ class Workload(NamedTuple):
 
 
 def fits(amount: float, limit: float) -> bool:
-    """Tell whether an amount of memory is within a limit, up to rounding.
+    """Whether an amount of memory is within a limit, up to rounding.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def fits(amount: float, limit: float) -> bool:
 
 
 def check_footprint(memory: Footprint, num_stages: int) -> None:
-    """Refuse what does not say, for each stage, what one microbatch holds.
+    """Refuse a footprint without an amount for each stage.
 
     Raises
     ------

@@ -23,7 +23,7 @@ from minipipe.schedules.simulation.timeline import Timeline
 
 
 class Gap(NamedTuple):
-    """What a schedule takes, and a bound below which no schedule of its stages and memory is.
+    """The time of a schedule, and a lower bound for all schedules of its stages and memory.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
 
 
 def workload_of(schedule: ActionTable, costs: Costs, memory_limit: float = inf) -> Workload:
-    """Return what a schedule does. A whole backward is I and W without overhead, and never holds what only W needs.
+    """Return the workload of a schedule. A whole backward is I and W without overhead or memory between them.
 
     Parameters
     ----------
@@ -127,7 +127,8 @@ def table(
         Of each rank's whole share, so of as many stages as there are ranks; by default F, I and W take one unit each.
         A message takes its time, however many chunks there are.
     memory_limit : float, optional
-        Only schedules whose ranks hold at most so many microbatches, each counted for all layers of its rank.
+        The most microbatches that a rank may hold, each counted for all layers of its rank. Schedules that exceed it
+        are left out.
 
     Returns
     -------
@@ -334,8 +335,8 @@ class Tradeoff(NamedTuple):
     num_ranks, num_microbatches : int
     choices : tuple of Choice
     bounds : mapping of str to tuple of (float, float)
-        By placement, the corners (memory, bubble) of a curve of steps: no schedule with this placement that holds at
-        most so much has a smaller bubble. Memory grows, and the last corner is that of unlimited memory.
+        By placement, the corners (memory, bubble) of a curve of steps: the least bubble of all schedules with this
+        placement and at most that memory. Memory grows, and the last corner is that of unlimited memory.
     counts_microbatches : bool
         Whether memory is in microbatches, each counted for all layers of its rank.
     """
@@ -348,7 +349,7 @@ class Tradeoff(NamedTuple):
 
 
 def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) -> Tradeoff:
-    """Return what the named schedules that train take of time and memory, and the least that there can be.
+    """Return time and memory of the named schedules that train, and lower bounds on both.
 
     Parameters
     ----------

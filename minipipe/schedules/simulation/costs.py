@@ -46,7 +46,7 @@ class Hosts(NamedTuple):
     cores: tuple[float, ...]
 
     def are_shared(self, times_on_links: Iterable[float]) -> bool:
-        """Tell whether a host has more ranks than cores, or messages that take such times may share a link.
+        """Whether a host has more ranks than cores, or messages of these times may share a link.
 
         Examples
         --------
@@ -59,7 +59,7 @@ class Hosts(NamedTuple):
         return share_cores or (len(self.cores) > 1 and any(times_on_links))
 
     def links_between(self, source: int, destination: int) -> tuple[Link, Link] | None:
-        """Return what a message passes from one rank to another: out of a host, and into one; None within a host.
+        """Return the links of a message between two ranks: out of one host and into another; None within a host.
 
         Examples
         --------
@@ -107,7 +107,7 @@ class Costs:
         The units in captions: ``"s"`` or ``"units"``, ``"bytes"`` or ``"units"``.
     cores : float or sequence of float, optional
         The cores of a host, or of each. An action, an overhead and an update each need one. While n of them are at work
-        on a host with fewer cores, each goes on at the rate cores / n. By default every rank has a core of its own.
+        on a host with fewer cores, each runs at the rate cores / n. By default every rank has a core of its own.
     hosts : sequence of int, optional
         By rank, the number of its host, counted from 0. Between two hosts messages share links: each host has one out
         and one in, with the bandwidth above, and those that share a link get max-min fair parts. The latency is not
@@ -163,12 +163,12 @@ class Costs:
 
         The times of actions and the overhead are means within a timeline and medians over several. Updates come from
         timelines of several steps. Latency and bandwidth are fitted to the messages whose receivers waited for them. If
-        all messages have about the same size, the latency is their whole time: latency and bandwidth cannot be told
-        apart.
+        all messages have about the same size, the latency is their whole time: the fit cannot separate
+        latency and bandwidth.
 
         If a stage has whole backwards only, B counts as ``backward_input``. If it has both kinds, I and W are measured
         where the backward is split. A timeline does not contain the size of activations;
-        :meth:`minipipe.Pipeline.measure_costs` measures that, too.
+        :meth:`minipipe.Pipeline.measure_costs` also measures that.
 
         Parameters
         ----------
@@ -409,7 +409,7 @@ class Costs:
         num_microbatches: int,
         memory_limit: float | Sequence[float] | None = None,
     ) -> Workload:
-        """Return what the ranks have to do for a batch: the question that a schedule answers.
+        """Return the workload of a batch: the scheduling problem that a schedule solves.
 
         A workload knows no hosts: each rank has a core of its own, and each message a link.
 

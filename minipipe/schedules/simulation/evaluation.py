@@ -1,4 +1,8 @@
-"""Evaluation: is a schedule an answer to a workload, and how good is it?"""
+"""Evaluation: does a schedule solve a workload, how good is it, and is a claim about it true?
+
+The check of a certificate's claim uses the verifier, the simulator and the formulas of
+``schedules/analysis/bounds.py``, and nothing of the searches. A bound that no formula proves here stays a claim.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ def costs_of(workload: Workload) -> Costs:
 
 
 def value_of(timeline: Timeline, objective: Objective) -> float:
-    """Return what an objective counts.
+    """Return the value of an objective.
 
     Examples
     --------
@@ -64,7 +68,7 @@ def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> fl
     Returns
     -------
     float
-        In the unit of the times. Every action starts as early as its order allows, the first of a rank, too.
+        In the unit of the times. Every action starts as early as its order allows, including the first of a rank.
 
     Raises
     ------
@@ -84,7 +88,7 @@ def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> fl
 
 
 def check_answer(schedule: Schedule, workload: Workload) -> None:
-    """Refuse a schedule that does not do what a workload asks for, or not within its memory.
+    """Refuse a schedule that does not do the work of a workload, or exceeds its memory.
 
     Raises
     ------
@@ -119,18 +123,18 @@ def _shown(placement: Sequence[int]) -> str:
 
 
 class Claim(NamedTuple):
-    """What is claimed of a schedule.
+    """The claim about a schedule.
 
     Attributes
     ----------
     objective : Objective
     value : float
-        What the schedule takes.
+        The time of the schedule.
     bound : float
-        What every schedule takes at least.
+        The least time of any schedule.
     bound_by : str
-        A :class:`~minipipe.schedules.analysis.bounds.Formula`, which must prove just this; or anything else, in which
-        case it is only somebody's claim.
+        A :class:`~minipipe.schedules.analysis.bounds.Formula`, which must prove this value; any other name is an
+        unproved claim.
     """
 
     objective: Objective
@@ -140,12 +144,12 @@ class Claim(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What a check has found, where nothing is wrong: facts, computed here.
+    """The result of a successful check: facts, computed here.
 
     Attributes
     ----------
     value : float
-        What the schedule takes, simulated.
+        The time of the schedule, simulated.
     formula : Bound
         The largest bound that a formula proves.
     is_proved : bool

@@ -61,7 +61,7 @@ class Explanation:
 
     @cached_property
     def critical_path(self) -> tuple[tuple[int, Span], ...]:
-        """The chain of (rank, span) that ends last, each of which could only start after the one before it."""
+        """The chain of (rank, span) up to the latest end, each dependent on the one before it."""
         if not any(self._spans):
             return ()
         rank = max((r for r, row in enumerate(self._spans) if row), key=lambda r: self._spans[r][-1].end)

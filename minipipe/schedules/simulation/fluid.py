@@ -1,6 +1,6 @@
 """The simulation of ranks that share cores, and of messages that share links: work flows, like a fluid.
 
-Each rank goes through its row; the tags are those of ``simulator.py``. An action, an overhead and an update need a
+Each rank runs its row; the tags are those of ``simulator.py``. An action, an overhead and an update need a
 core. While more of them are at work on a host than it has cores, all of them get the same part of one::
 
     two ranks, one core     rank 0   |0F0|---- 0F1 ----|        0F1 and 1F0 take 1 each, and run at rate 1/2
@@ -30,7 +30,7 @@ from minipipe.schedules.simulation.span import Span, StepChange
 from minipipe.schedules.simulation.timing import Timing, new_span
 
 M = TypeVar("M", bound=Hashable)
-Waits = Iterator[None]  # stops wherever a rank has to wait, and goes on when it is asked for the next item
+Waits = Iterator[None]  # stops wherever a rank has to wait; the next item resumes it
 Then = Callable[[], object]
 
 
@@ -44,7 +44,10 @@ class Fluid(Timing):
         self.step_ended = self.num_events  # and the numbers after it: the last stage's rank ended a step
         self.happened = bytearray(self.step_ended + num_steps)  # by event
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by event, the ranks that wait for it
-        self.ready, self.num_over = deque(range(self.table.num_ranks)), 0  # ranks that can go on, that are at their end
+        self.ready, self.num_over = (
+            deque(range(self.table.num_ranks)),
+            0,
+        )  # ranks that can run; number of those that have finished
         self.timers: list[tuple[float, int, Then]] = []
         self.serial = count()  # of timers: those of one moment keep their order
 
@@ -136,7 +139,7 @@ class Fluid(Timing):
             self.happen(event)
 
     def transfer(self, value: Value, event: int) -> None:
-        """Let a message begin its way, at the end of which an event happens."""
+        """Send a message; its arrival is an event."""
         ranks = (self.table.placement[stage] for stage in (value.stage, value.consumer_stage))
         links, time = self.hosts.links_between(*ranks), self.message_times[value.cut]
         arrive = partial(self.arrive, value, event)
@@ -155,7 +158,7 @@ class Fluid(Timing):
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def happen(self, event: int) -> None:
-        """Let the ranks go on that wait for an event, now or later."""
+        """Note an event, and resume the ranks that wait for it."""
         self.happened[event] = True
         if event in self.waiting:
             self.ready += self.waiting.pop(event)

@@ -56,7 +56,7 @@ def greedy(
 
     Notes
     -----
-    Without a reserve, memory could fill up with microbatches of which none can finish. So a forward of a later
+    Without a reserve, memory could fill up with microbatches that cannot finish. So a forward of a later
     microbatch starts only if memory remains for all pending forwards of the rank's oldest unfinished microbatch. The
     oldest microbatch of all ranks can then always make progress.
 

@@ -1,6 +1,6 @@
-"""The simulator: when would each action run, if actions and messages took so long?
+"""The simulator: the start and the end of each action, given the times of actions and messages.
 
-It goes through the actions in topological order and gives each its start and end. The tags are repeated at the code::
+It visits the actions in topological order. The tags are repeated at the code::
 
     rank 0   | 0F0 |----------------------| 0F1 | …
                  [4] available at end + time in flight
@@ -33,7 +33,7 @@ from minipipe.schedules.transforms import repeat
 
 
 def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, wait: bool = False) -> Timeline:
-    """Predict the timeline of a schedule: each action starts once its rank is free and the value it needs is there.
+    """Predict the timeline of a schedule: each action starts once its rank is free and its value is available.
 
     Local; no messages. Exact, and linear in the number of actions. Where ranks share cores or links
     (``costs.cores``, ``costs.hosts``), actions and messages take longer while they share;
@@ -49,7 +49,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
         Training steps, one after another. Between them each rank takes ``costs.update`` for its stages.
     wait : bool
         Whether a rank leaves a step only with the loss, as from ``Pipeline.step``: when the rank of the last stage has
-        ended the step, too. Otherwise it goes on at once, as with ``Pipeline.step(…, wait=False)``.
+        ended the step, too. Otherwise it continues at once, as with ``Pipeline.step(…, wait=False)``.
 
     Returns
     -------
@@ -151,7 +151,7 @@ def _peaks(levels: list[list[Level]]) -> tuple[float, ...]:
 
 
 class _Exact(Timing):
-    """Goes through a table in topological order, once for each step, and gives every action its start and end."""
+    """Visits a table in topological order, once for each step, and gives every action its start and end."""
 
     def __init__(self, step: ActionTable, costs: Costs, num_steps: int) -> None:
         super().__init__(step, costs, num_steps)

@@ -54,7 +54,7 @@ def format_number(time: float, unit: str) -> str:
 
 _MOST_LISTED = 8  # ranks: of more, the most and the least say more than a list
 ONE_UNIT = "microbatches of all its layers"
-"""The unit of what a rank holds where others hold other numbers of stages."""
+"""The unit of the memory of ranks with different numbers of stages."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,4 +1,4 @@
-"""What every simulation has: the rules of a table with the times of actions and messages, and the spans it finds."""
+"""The common state of simulations: the rules of a table, the times of its actions and messages, and the spans found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ new_span: Callable[[tuple[Action, float, float]], Span] = partial(tuple.__new__,
 
 
 class Timing:
-    """A table of several training steps, the times of its actions and messages, and room for what a simulation finds.
+    """A table of several training steps, the times of its actions and messages, and the spans of a simulation.
 
     Parameters
     ----------

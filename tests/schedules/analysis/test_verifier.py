@@ -255,7 +255,7 @@ def test_two_messages_under_one_tag_collide():
         ("tag-collision", 0, 3),
         ("missing", 0, None),  # the second SEND should have been that of microbatch 1
     ]
-    assert "Two messages with the same tag cannot be told apart" in str(error)
+    assert "Two messages with the same tag cannot be distinguished" in str(error)
 
 
 def test_a_deadlock_that_buffered_sends_would_avoid_is_named_apart():
