@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, whole_number
 from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
@@ -189,12 +189,9 @@ def microbatch_groups(num_ranks: int, num_microbatches: int, group_size: int | N
     [range(0, 9)]
     """
     size = num_ranks if group_size is None else group_size
-    if not isinstance(size, int) or size < num_ranks:
-        message = (
-            f"microbatch_group_size is {quoted(size)}; expected a whole number, at least {num_ranks}: with smaller "
-            f"groups the {num_ranks} ranks may wait for each other in a cycle."
-        )
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    advice = f"With smaller groups the {num_ranks} ranks may wait for each other in a cycle."
+    code = ScheduleCode.PARAMETERS
+    size = whole_number("microbatch_group_size", size, num_ranks, advice=advice, error=ScheduleError.of, code=code)
     count = max(1, num_microbatches // size)
     starts = [i * num_microbatches // count for i in range(count + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]

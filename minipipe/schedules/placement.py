@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
 
 
@@ -104,10 +104,7 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     """
     given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "chunks_per_rank": chunks_per_rank}
     for name, value in given.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise ScheduleError.of(
-                ScheduleCode.PARAMETERS, f"{name} is {quoted(value)}; expected a whole number, at least 1."
-            )
+        whole_number(name, value, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
 
 
 def check_sizes(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_schedule, check_table
 from minipipe.schedules.placement import check_size
@@ -239,9 +239,7 @@ def repeat(table: T, num_steps: int) -> T:
     (27.0, 24.0, 24.0)
     """
     check_table(table)
-    if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
-        message = f"num_steps is {quoted(num_steps)}; expected a whole number, at least 1."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    num_steps = whole_number("num_steps", num_steps, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
     if num_steps == 1:
         return table
     m = table.num_microbatches

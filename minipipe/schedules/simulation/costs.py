@@ -205,7 +205,7 @@ class Costs:
         >>> Costs(forward=[2, 4], message_size=[8, 0]).cut(2).forward
         (1.0, 1.0, 2.0, 2.0)
         """
-        whole_number("pieces", pieces, 1, MOST_STAGES, error=ScheduleError.of, code=ScheduleCode.COSTS)
+        pieces = whole_number("pieces", pieces, 1, MOST_STAGES, error=ScheduleError.of, code=ScheduleCode.COSTS)
         times: dict[str, Any] = {
             name: _pieces_of(getattr(self, name), pieces) for name in (*_SHORT.values(), "update", *_HELD)
         }
