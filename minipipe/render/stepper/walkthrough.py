@@ -23,6 +23,7 @@ from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk, walk
 from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.explanation import Explanation, explain
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.span import IdleCause, Message, Span
 from minipipe.schedules.simulation.timeline import Timeline
@@ -372,10 +373,13 @@ class Walkthrough:
 
     def _arrival(self, event: Event) -> float:
         """Return the time from which on the value of an event is available on another rank."""
-        value, is_rendezvous = self._value_sent(event), event.action.kind in _SENDS and self.costs.sends_block
-        if value is None or not self.is_timed or is_rendezvous:
-            return event.end
-        return event.end + self.timeline.message_times[value.cut]
+        value = self._value_sent(event) if self.is_timed else None
+        arrival = None if value is None else self._explanation.arrival_of(value)
+        return event.end if arrival is None else arrival
+
+    @cached_property
+    def _explanation(self) -> Explanation:
+        return explain(self.timeline)
 
     def _check_costs(self) -> None:
         self.costs.durations(self.schedule.num_stages)

@@ -360,3 +360,13 @@ def test_the_backward_of_the_last_stage_runs_after_its_forward_even_if_that_stan
     events = Walkthrough(schedule_of_text("0F0 0F1 1F0 0B0\n1B0 1F1 1B1 0B1")).events
     start = {str(event.action): event.start for event in events}
     assert start["1F0"] == 2 and start["1B0"] == 3
+
+
+def test_messages_that_share_a_link_arrive_when_the_timeline_says():
+    """The story: the walk added the time in flight of a message alone, so a shared link seemed to be free."""
+    costs = Costs(hosts=(0, 0, 1, 1), latency=0.1, bandwidth=1, message_size=2)
+    walkthrough = Walkthrough(schedules.zb_v(4, 8), costs)
+    shown = {message[:6] for snapshot in walkthrough for message in snapshot.messages}
+    assert len(shown) > 40 and shown <= {message[:6] for message in walkthrough.timeline.messages}
+    alone = 0.1 + 2
+    assert max(arrived - sent for *_, sent, arrived in shown) > alone + 0.5
