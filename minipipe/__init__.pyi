@@ -15,8 +15,8 @@ from minipipe import schedules as schedules
 from minipipe import tensor as tensor
 from minipipe import testing as testing
 from minipipe._lazy import __version__ as __version__
-from minipipe.autograd.grad_mode import no_grad as no_grad
-from minipipe.autograd.random_key import random_key as random_key
+from minipipe.autograd.modes import no_grad as no_grad
+from minipipe.autograd.modes import random_key as random_key
 from minipipe.autograd.watch import watch_everything as watch_everything
 from minipipe.comm import ProcessGroup as ProcessGroup
 from minipipe.comm import init_process_group as init_process_group

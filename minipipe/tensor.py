@@ -14,8 +14,8 @@ import numpy as np
 from minipipe import autograd
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.grad_mode import mode
 from minipipe.autograd.graph import Edge, Leaf, Node, StageInput, Vjp
+from minipipe.autograd.modes import mode
 from minipipe.errors import TensorError, shape_error
 
 __all__ = ["Operand", "Tensor", "as_tensor", "record"]
@@ -249,7 +249,7 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
         data = np.asarray(data)
     result.data = data
     result.node = None
-    is_enabled, creation, watch = mode()  # see autograd/grad_mode.py
+    is_enabled, creation, watch = mode()  # see autograd/modes.py
     order = next(creation)  # also where nothing is recorded: a recomputation gets the same numbers
     if not is_enabled:
         return result

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.autograd.backend import module_for, to_numpy
-from minipipe.autograd.random_key import random_key
+from minipipe.autograd.modes import random_key
 from minipipe.autograd.watch import watch_everything
 from minipipe.comm import spawn
 from minipipe.comm.job.host import limit_blas_threads

@@ -26,7 +26,7 @@ from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.grad_mode import next_order
+from minipipe.autograd.modes import next_order
 from minipipe.errors import TensorError
 
 Vjp = Callable[[Array], Array]

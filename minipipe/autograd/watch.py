@@ -14,8 +14,8 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.grad_mode import current_mode, mode
 from minipipe.autograd.graph import Edge, Node, Vjp, changed_in_place, unchanged
+from minipipe.autograd.modes import current_mode, mode
 from minipipe.errors import TensorError
 
 

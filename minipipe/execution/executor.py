@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from minipipe.autograd import backend
-from minipipe.autograd.grad_mode import enable_grad, no_grad
-from minipipe.autograd.random_key import Place, at, current_place
+from minipipe.autograd.modes import Place, at, current_place, enable_grad, no_grad
 from minipipe.comm import ProcessGroup, Request
 from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record

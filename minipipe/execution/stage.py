@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from minipipe import autograd
 from minipipe.autograd import Node, StageInput, WeightWork
 from minipipe.autograd.backend import Array
-from minipipe.autograd.grad_mode import is_grad_enabled
+from minipipe.autograd.modes import is_grad_enabled
 from minipipe.errors import MessageError
 from minipipe.execution.payload import Payload
 from minipipe.functional.over_rows import stacked

@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.autograd.random_key import next_key
+from minipipe.autograd.modes import next_key
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.operands import as_real, in_float32, operands
 from minipipe.tensor import Operand, Tensor, as_tensor, record

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from minipipe.autograd import backend
-from minipipe.autograd.grad_mode import setting
+from minipipe.autograd.modes import setting
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.functional.operands import in_full
 from minipipe.functional.shape import reshape

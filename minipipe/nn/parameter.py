@@ -14,8 +14,8 @@ import numpy as np
 
 from minipipe.autograd import Leaf, backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.grad_mode import next_order
 from minipipe.autograd.graph import Walk
+from minipipe.autograd.modes import next_order
 from minipipe.errors import ArgumentError, ParameterError, TensorError
 from minipipe.nn.initialisers import Initialiser, constant, generator_for
 from minipipe.tensor import Tensor

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import Node, backend
-from minipipe.autograd.grad_mode import mode, next_order, no_grad, record_again
-from minipipe.autograd.random_key import at, current_place
+from minipipe.autograd.modes import at, current_place, mode, next_order, no_grad, record_again
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.nn.auxiliary_loss import add_again, auxiliary_losses

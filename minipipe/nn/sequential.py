@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeGuard, cast, overload
 
 from minipipe import functional
-from minipipe.autograd.random_key import Place, current_place
+from minipipe.autograd.modes import Place, current_place
 from minipipe.errors import ArgumentError
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter

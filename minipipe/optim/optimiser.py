@@ -15,7 +15,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.grad_mode import next_order
+from minipipe.autograd.modes import next_order
 from minipipe.errors import ArgumentError, ParameterError
 from minipipe.hints import Familiar, check_keywords
 from minipipe.nn.module import Module

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 from minipipe.autograd import Node, backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.grad_mode import enable_grad
 from minipipe.autograd.memory import buffer_of, held_buffers
-from minipipe.autograd.random_key import current_place, random_key
+from minipipe.autograd.modes import current_place, enable_grad, random_key
 from minipipe.comm import spawn
 from minipipe.errors import ArgumentError, MicrobatchError
 from minipipe.execution.batch import Batch

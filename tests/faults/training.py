@@ -7,7 +7,7 @@ script itself misbehaves on one of them.
 import numpy as np
 
 from minipipe import Pipeline, nn, optim
-from minipipe.autograd.random_key import current_place
+from minipipe.autograd.modes import current_place
 from minipipe.tensor import record
 from tests.faults.deeds import Return
 

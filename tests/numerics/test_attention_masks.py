@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor, nn
 from minipipe import functional as F
-from minipipe.autograd.random_key import Place, at
+from minipipe.autograd.modes import Place, at
 from minipipe.errors import TensorError
 from minipipe.testing import same_bits
 from tests.numerics.formulas import attended

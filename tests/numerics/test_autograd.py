@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, functional, no_grad
-from minipipe.autograd import grad_mode
+from minipipe.autograd import modes
 from minipipe.autograd.memory import held_bytes
 from minipipe.errors import TensorError
 from minipipe.tensor import record
@@ -200,10 +200,10 @@ def test_no_grad_records_nothing():
     x = leaf(3)
     with no_grad():
         y = functional.relu(x * x + 1)
-        assert not grad_mode.is_grad_enabled()
+        assert not modes.is_grad_enabled()
     assert y.node is None and not y.requires_grad
     assert x.requires_grad
-    assert (x * 1).requires_grad and grad_mode.is_grad_enabled()
+    assert (x * 1).requires_grad and modes.is_grad_enabled()
 
 
 def test_no_grad_ends_with_its_block_also_by_an_exception_and_nested():

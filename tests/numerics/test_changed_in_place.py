@@ -14,7 +14,7 @@ from hypothesis import given
 
 from minipipe import Tensor, autograd, nn, optim, random_key, spawn, watch_everything
 from minipipe.autograd import Node, StageInput
-from minipipe.autograd.grad_mode import enable_grad, mode
+from minipipe.autograd.modes import enable_grad, mode
 from minipipe.autograd.watch import WatchedNode
 from minipipe.errors import TensorError
 from minipipe.nn.sequential import Sequential

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor, nn, no_grad, random_key
 from minipipe import functional as F
-from minipipe.autograd.random_key import Place, at, current_place, next_key
+from minipipe.autograd.modes import Place, at, current_place, next_key
 from minipipe.errors import TensorError
 from tests.strategies import examples
 

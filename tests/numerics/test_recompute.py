@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor, autograd, nn, no_grad, random_key, watch_everything
 from minipipe import functional as F
-from minipipe.autograd import StageInput, grad_mode
+from minipipe.autograd import StageInput, modes
 from minipipe.errors import TensorError
 from minipipe.nn import recompute
 from tests.numerics.recomputed import (
@@ -120,7 +120,7 @@ def test_a_layer_with_a_counter_is_refused_where_it_is_computed_again():
 @pytest.fixture
 def unwatched():
     """As in training: tests watch everything."""
-    with grad_mode.setting(grad_mode.current_mode, grad_mode.mode()._replace(watch=None)):
+    with modes.setting(modes.current_mode, modes.mode()._replace(watch=None)):
         yield
 
 
@@ -312,7 +312,7 @@ def test_a_mask_that_is_not_that_of_the_first_time_is_noticed(monkeypatch):
 
 
 def test_a_place_that_was_not_copied_is_noticed(monkeypatch):
-    monkeypatch.setattr("minipipe.autograd.random_key.Place.copy", lambda self: self)
+    monkeypatch.setattr("minipipe.autograd.modes.Place.copy", lambda self: self)
     with pytest.raises(TensorError) as caught:
         everything(USED_EVERYWHERE, nn.Recompute)
     assert caught.value.code == "not-repeatable"
@@ -320,7 +320,7 @@ def test_a_place_that_was_not_copied_is_noticed(monkeypatch):
 
 def test_what_is_numbered_as_if_it_were_computed_now_is_noticed(monkeypatch):
     right = everything(USED_EVERYWHERE, unchanged, is_split=True)
-    monkeypatch.setattr(recompute, "record_again", lambda first: grad_mode.enable_grad())
+    monkeypatch.setattr(recompute, "record_again", lambda first: modes.enable_grad())
     wrong = everything(USED_EVERYWHERE, nn.Recompute, is_split=True)
     assert wrong != right
     where = [a != b for a, b in zip(wrong, right)]
@@ -353,7 +353,7 @@ def test_a_module_that_does_more_the_second_time_is_no_error():
             self.layer = nn.Linear(WIDTH, WIDTH)
 
         def forward(self, x: Tensor) -> Tensor:
-            for _ in range(10 if grad_mode.is_grad_enabled() else 2):
+            for _ in range(10 if modes.is_grad_enabled() else 2):
                 x = x * 1.0  # more results, of the same values
             return self.layer(x)
 

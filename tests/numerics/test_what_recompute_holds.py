@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minipipe import Tensor, autograd, nn
-from minipipe.autograd import StageInput, grad_mode
+from minipipe.autograd import StageInput, modes
 from minipipe.autograd.memory import held_bytes
 from minipipe.errors import TensorError
 from minipipe.nn import recompute
@@ -111,7 +111,7 @@ def test_a_module_that_fails_when_it_is_computed_again_leaves_parameters_and_pla
     result = model(Tensor(numbers(ROWS, WIDTH, seed=0)))
     with pytest.raises(ZeroDivisionError):
         result.sum().backward()
-    assert grad_mode.is_grad_enabled() and recompute.current_place().seed is None
+    assert modes.is_grad_enabled() and recompute.current_place().seed is None
 
 
 def test_what_is_no_bundle_is_refused_going_in_and_coming_out():

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from minipipe import Pipeline, init_process_group, nn
-from minipipe.autograd.random_key import current_place
+from minipipe.autograd.modes import current_place
 from minipipe.errors import NotFiniteError
 from minipipe.tensor import record
 

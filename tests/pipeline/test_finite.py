@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Tensor, functional, nn, optim, spawn
-from minipipe.autograd.random_key import current_place
+from minipipe.autograd.modes import current_place
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, NotFiniteError, RankError
 from minipipe.pipeline import intake

@@ -26,7 +26,7 @@ parts in a row.
 from collections.abc import Callable
 
 from minipipe import Tensor, no_grad
-from minipipe.autograd.random_key import at, current_place
+from minipipe.autograd.modes import at, current_place
 from minipipe.tensor import record
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.random_key import current_place
+from minipipe.autograd.modes import current_place
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.plan import Plan

@@ -25,7 +25,7 @@ from hashlib import blake2b
 import numpy as np
 
 from minipipe import Pipeline, elastic, init_process_group, nn, optim
-from minipipe.autograd.random_key import current_place
+from minipipe.autograd.modes import current_place
 from minipipe.comm import ProcessGroup
 from minipipe.errors import LaunchError
 from minipipe.pipeline.elastic.vault import Made

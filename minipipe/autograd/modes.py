@@ -1,33 +1,106 @@
-"""Where a computation stands: in which step, microbatch and layer. Random numbers depend on that, and on nothing else.
+"""How results are recorded here, and from which key random numbers are drawn: two context variables.
 
 A counter-based generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": Philox) is a function of
-its key and counter. Here they are (seed, layer) and (step, microbatch, how often this layer has drawn before), so no
+its key and counter. Here they are (seed, layer) and (step, microbatch, number of the draw in this layer), so no
 schedule, partition, recomputation or thread changes a mask.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from itertools import count
+from typing import Any, NamedTuple
 
-from minipipe.autograd.grad_mode import setting
 from minipipe.errors import TensorError, whole_number
 
 
+class Mode(NamedTuple):
+    """How operations record here.
+
+    Attributes
+    ----------
+    is_enabled : bool
+        Whether they record a graph.
+    creation : iterator of int
+        Numbers the results, also where nothing is recorded: a module that is computed a second time to be recorded
+        gets the numbers of the first time.
+    watch : function or None
+        ``(node, arrays) -> node``: returns a node in front of that one, which watches the arrays.
+    """
+
+    is_enabled: bool
+    creation: Iterator[int]
+    watch: Callable[[Any, list[Any]], Any] | None = None
+
+
+_FIRST = Mode(True, count())
+current_mode: ContextVar[Mode] = ContextVar("mode", default=_FIRST)
+
+mode = current_mode.get
+"""Return how operations record here."""
+
+
+@contextmanager
+def setting(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Set a context variable inside this block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def enable_grad() -> AbstractContextManager[None]:
+    """Record the graph inside this block, even inside :func:`no_grad`."""
+    return setting(current_mode, mode()._replace(is_enabled=True))
+
+
+def no_grad() -> AbstractContextManager[None]:
+    """Record no graph inside this block, in this thread.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, no_grad
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> with no_grad():
+    ...     y = x * 2
+    >>> y.requires_grad
+    False
+    """
+    return setting(current_mode, mode()._replace(is_enabled=False))
+
+
+def record_again(first: int) -> AbstractContextManager[None]:
+    """Record the graph inside this block, and number the results from ``first``."""
+    return setting(current_mode, mode()._replace(is_enabled=True, creation=count(first)))
+
+
+def next_order() -> int:
+    """Return the number of a new result, larger than those before it; in :func:`record_again` the earlier ones."""
+    return next(mode().creation)
+
+
+def is_grad_enabled() -> bool:
+    """Tell whether operations record their graph here (see :func:`no_grad`)."""
+    return mode().is_enabled
+
+
 class Place:
-    """Where a computation stands.
+    """The step, microbatch and layer of a computation, on which random numbers depend.
 
     Attributes
     ----------
     seed, step, microbatch : int or None
-        None outside :func:`random_key`; then nothing random can be drawn.
+        None outside :func:`random_key`; then drawing is refused.
     layer : int or None
         The layer of the outermost sequence; None outside of one.
     sequence : int
-        How many calls of an outermost sequence came before, under this key: that of a model is 0 in every stage of a
-        pipeline, and what comes after it, such as the loss, has 1.
+        The number of earlier calls of an outermost sequence under this key: 0 for the model, in every stage of a
+        pipeline, and 1 for the loss after it.
     num_draws : int
-        How often random numbers were drawn in this layer.
+        The number of draws in this layer so far.
     """
 
     __slots__ = ("layer", "microbatch", "num_draws", "seed", "sequence", "step")
@@ -38,7 +111,7 @@ class Place:
         self.sequence = self.num_draws = 0
 
     def copy(self) -> Place:
-        """Return the same place, to come back to."""
+        """Return a copy, to return to."""
         twin = Place(self.seed, self.step, self.microbatch, self.layer)
         twin.sequence, twin.num_draws = self.sequence, self.num_draws
         return twin
@@ -62,7 +135,7 @@ _place: ContextVar[Place | None] = ContextVar("place", default=None)
 
 
 def current_place() -> Place:
-    """Return where the computation stands: one place for each thread, or that of :func:`random_key`."""
+    """Return the place of the computation: one for each thread, or that of :func:`random_key`."""
     place = _place.get()
     if place is None:
         place = Place()
@@ -80,11 +153,9 @@ def next_key() -> tuple[int, int, int, int, int]:
     """
     place = current_place()
     if place.seed is None:
-        raise TensorError(
-            "no-random-key",
-            "Something random, such as Dropout, was computed in training without a key. A pipeline sets one; in a "
-            "loop of your own write: with minipipe.random_key(seed, step): loss = …. Or call model.eval().",
-        )
+        message = "Random numbers were drawn in training, for instance by Dropout, without a key. A pipeline sets one."
+        example = "with minipipe.random_key(seed, step): loss = …"
+        raise TensorError("no-random-key", f"{message} In a loop of your own write {example}, or call model.eval().")
     place.num_draws += 1
     layer = (place.sequence << 32) + (0 if place.layer is None else place.layer + 1)
     return place.seed, layer, place.step, place.microbatch, place.num_draws
