@@ -11,7 +11,6 @@ from functools import partial
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import Vjp
 from minipipe.errors import shape_error
 from minipipe.functional.operands import operands
 from minipipe.tensor import Tensor, record
@@ -54,14 +53,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return backend.reshape(backend.product(_rows(g), w.T), before)
 
     # Each vjp holds only the arrays that it needs, so that I may free what W does not use.
-    inputs: list[tuple[Tensor, Vjp]] = [(x, of_x), (weight, partial(gradient_of_weight, rows))]
-    if bias is not None:
-        _, bias = operands(x, bias)
-        if bias.data.shape != w.shape[1:]:
-            raise shape_error("linear", str(w.shape[1:]), bias=bias.shape)
-        result += bias.data
-        inputs.append((bias, gradient_of_bias))
-    return record(backend.reshape(result, after), *inputs)
+    of_weight = partial(gradient_of_weight, rows)
+    if bias is None:
+        return record(backend.reshape(result, after), (x, of_x), (weight, of_weight))
+    _, bias = operands(x, bias)
+    if bias.data.shape != w.shape[1:]:
+        raise shape_error("linear", str(w.shape[1:]), bias=bias.shape)
+    result += bias.data
+    return record(backend.reshape(result, after), (x, of_x), (weight, of_weight), (bias, gradient_of_bias))
 
 
 def gradient_of_weight(rows: Array, g: Array) -> Array:
