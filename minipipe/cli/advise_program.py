@@ -53,7 +53,7 @@ class _Left(BaseException):
 
 
 class _Watcher:
-    """Sees what a program gives to its pipelines, and leaves it at its first step."""
+    """Sees the arguments of a program's pipelines, and leaves it at its first step."""
 
     def __init__(self, leave: Leave, limits: Mapping[str, Any]) -> None:
         self._leave, self._limits = leave, limits

@@ -173,7 +173,7 @@ class Pipeline(FamiliarPipeline):
         *("measures_memory", "num_steps"),
     )
 
-    # The seam of ``minipipe advise``: sees what each pipeline of a program is made of, and takes its first step.
+    # The seam of ``minipipe advise``: sees the arguments of each pipeline of a program, and takes its first step.
     watcher: ClassVar[Any] = None
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Advice for a model: measure once, weigh every choice."""
+"""Advice for a model: measure its layers once, and weigh every choice."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def advise(
 ) -> Advice:
     """Measure a model, and weigh cuts, schedules, chunks, numbers of microbatches and recomputation.
 
-    Local. The layers are measured on this process alone, for each number of microbatches that is weighed: how the time
-    depends on the size of a microbatch is measured, and not assumed. Then every choice is simulated. The best is the
-    fastest one whose ranks all stay within the memory limit.
+    Local. The layers are measured on this process alone, for each number of microbatches that is weighed, because the
+    time of a layer need not be proportional to the size of a microbatch. Then every choice is simulated. The best is
+    the fastest one within the memory limit on every rank.
 
     Parameters
     ----------
@@ -59,22 +59,21 @@ def advise(
         A batch, as for :meth:`minipipe.Pipeline.step`.
     num_ranks : int
     loss : function, optional
-        Goes with the targets.
+        Required with targets.
     memory_limit : number or str, optional
-        What a rank may take: bytes, or text such as ``"500 MB"`` or ``"2 GiB"``. Counted is what
-        :meth:`minipipe.Plan.memory` counts.
+        Of each rank: bytes, or text such as ``"500 MB"`` or ``"2 GiB"``. Counted as by :meth:`minipipe.Plan.memory`.
     num_microbatches, chunks_per_rank : int, optional
         Only choices with these. Dropout and the last bits of the loss depend on the number of microbatches.
     recompute : bool, optional
-        Only choices with recomputation, or without. By default both are weighed where there is a limit.
+        Only choices with recomputation, or without. By default both are weighed if there is a limit.
     optimiser : function, optional
         ``parameters -> Optimiser``, for its state.
     messages : Messages or str, optional
-        What messages cost. By default it is measured between ranks that ``mpirun`` starts, or between thread ranks
-        where there is no ``mpirun``; with ``"assumed"`` they cost nothing.
+        The costs of messages. By default they are measured between ranks that ``mpirun`` starts, or between thread
+        ranks if there is no ``mpirun``; with ``"assumed"`` messages cost nothing.
     seconds : float, optional
         How much to search for schedules beyond the named ones, all searches together, in the time of a quiet core: 4 by
-        default, 0 for none. What is tried is counted; the time of this machine only ends a search that takes four times
+        default, 0 for none. The number of trials follows from it; the clock only stops a search that takes four times
         as long.
     repeats, seed, device
         As for :func:`minipipe.measure_layers`.
@@ -87,7 +86,7 @@ def advise(
     Raises
     ------
     ScheduleError
-        Code ``memory``, when nothing is within the limit: with the least that there is.
+        Code ``memory``, when no choice is within the limit; the message has the least memory of any.
     ArgumentError
         Codes ``value`` and ``type``.
     ModelError, MicrobatchError
@@ -99,9 +98,9 @@ def advise(
 
     Notes
     -----
-    Predicted is the time of forward and backward of a batch; the optimiser takes as long with any choice. The model
-    does not run on several ranks here, where its actions may take longer than alone: ``minipipe advise`` and
-    ``Pipeline(…, schedule="auto")`` measure that, too, and let the best choices race.
+    The predicted time is that of forward and backward of a batch; the optimiser takes equally long with any choice.
+    Actions may take longer on several ranks at work than alone. ``minipipe advise`` and ``Pipeline(…,
+    schedule="auto")`` therefore run the best choices on their ranks, in a race.
 
     Examples
     --------
@@ -147,12 +146,12 @@ def check_sizes(question: Question, num_ranks: int) -> None:
 
 
 def checked_seconds(seconds: float | None, default: float) -> float:
-    """Return how long something may take.
+    """Return a time limit, or the default.
 
     Raises
     ------
     ArgumentError
-        Code ``value``, for less than nothing, and for ever.
+        Code ``value``, for a negative or infinite time.
     """
     if seconds is not None and not 0 <= seconds < inf:
         raise ArgumentError("value", f"seconds is {seconds!r}; expected a finite time, at least 0.")
@@ -162,7 +161,7 @@ def checked_seconds(seconds: float | None, default: float) -> float:
 def measure(
     question: Question, num_ranks: int, messages: Messages, rank: int = 0, repeats: int = REPEATS, shares: bool = True
 ) -> CostModel:
-    """Measure the layers for each number of microbatches, with as many BLAS threads as there are now. Local.
+    """Measure the layers for each number of microbatches, with the current number of BLAS threads. Local.
 
     Parameters
     ----------
@@ -170,10 +169,10 @@ def measure(
     num_ranks : int
     messages : Messages
     rank : int
-        Of this process among those of its host, each of which has a device of its own.
+        The local rank of this process, for its device.
     repeats : int
     shares : bool
-        Whether all ranks share the cores of this host.
+        Whether all ranks are on this host, and share its cores.
     """
     options, given = question.options, samples(question.inputs, "inputs")
     xp: ModuleType = backend.module_for(options.get("device", "cpu"), rank)
@@ -187,7 +186,7 @@ def measure(
 
 
 def counts_of(question: Question, num_ranks: int) -> list[int]:
-    """Return the numbers of microbatches to measure: the one that is wanted, or the given ones, or those worth it."""
+    """Return the numbers of microbatches to measure: the one asked for, that of a divided batch, or several."""
     given = samples(question.inputs, "inputs")
     if question.num_microbatches is not None:
         return [question.num_microbatches]
@@ -199,7 +198,7 @@ def counts_of(question: Question, num_ranks: int) -> list[int]:
 
 
 def own_plan(question: Question, num_ranks: int) -> Plan | None:
-    """Return the plan of the choice that was made already, if there is one."""
+    """Return the plan of the program's own choice, if there is one."""
     if question.own is None:
         return None
     grad = question.options.get("inputs_require_grad", False)
@@ -207,7 +206,7 @@ def own_plan(question: Question, num_ranks: int) -> Plan | None:
 
 
 def weigh(question: Question, num_ranks: int, measured: CostModel, seconds: float | None = None) -> Advice:
-    """Weigh every candidate; then search schedules for the forms of the best. Pure, unless the machine is very slow.
+    """Weigh every candidate; then search schedules for the forms of the best. Deterministic, unless very slow.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A partition that balances ranks, from a measurement: on one process, or on one rank for all of them."""
+"""A partition that balances ranks by measured costs, from one process, or from one rank for all."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def balance(
     repeats: int = _REPEATS,
     seed: int = 0,
 ) -> list[range]:
-    """Measure the layers of a model, and return the partition whose largest rank is as small as can be.
+    """Measure the layers of a model, and return the partition that minimises the largest cost of any rank.
 
-    Local; no messages. Two calls may differ, since times do: let one rank decide for all, as
-    ``Pipeline(…, partition="measured", sample=(inputs, targets))`` does. See :func:`minipipe.partition_by_cost` for how
-    near to the optimum it comes where a rank has several stages.
+    Local; no messages. Two calls may differ, because times do: let one rank decide for all, as
+    ``Pipeline(…, partition="measured", sample=(inputs, targets))`` does. :func:`minipipe.partition_by_cost` describes
+    how close it is to the optimum if a rank has several stages.
 
     Parameters
     ----------
@@ -60,14 +60,14 @@ def balance(
     placement : sequence of int, optional
         The rank of each stage.
     schedule : Schedule, optional
-        Instead of ``num_stages`` and ``placement``. It also says how many microbatches each stage holds, which
-        otherwise is one.
+        Replaces ``num_stages`` and ``placement``, and gives the number of microbatches that each stage holds, which
+        is otherwise one.
     num_microbatches : int, optional
         Into how many the batch is divided; by default as many as the schedule has, or 8.
     optimiser : function, optional
         ``parameters -> Optimiser``, for its state.
     recompute : bool
-        Whether stages compute their forward again in backward: then its time counts twice.
+        Whether stages recompute their forward in backward: then its time counts twice.
     repeats, seed : int
         As for :func:`minipipe.measure_layers`.
 
@@ -109,16 +109,16 @@ def measured_partition(
     device: str | ModuleType,
     recompute: bool,
 ) -> list[range]:
-    """Return the partition for the options of a pipeline: rank 0 measures, all get what it found.
+    """Return the measured partition for the options of a pipeline: rank 0 measures, and broadcasts the result.
 
-    Collective. The other ranks wait for rank 0, as long as the group allows. Broadcast are the ends of the stages.
+    Collective. The other ranks wait for rank 0, at most for the timeout of the group.
 
     Parameters
     ----------
     model : Sequential
     group : ProcessGroup
     options : mapping
-        Those of :class:`minipipe.Plan`, and ``sample``: inputs and targets, of which only rank 0 needs some.
+        Those of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which only rank 0 needs.
     loss : function
     seed : int
     device : str or module

@@ -1,11 +1,12 @@
-"""Costs of ranks that share cores: what their actions take of a core, and how much of the cores the ranks get.
+"""Costs of ranks that share cores: the core time of their actions, and how much of the cores the ranks get.
 
-Where ranks outnumber cores, an action seems longer whenever its rank loses the core. So its cost is the time for which
-its thread had a core, which sharing does not stretch. The same clock tells the overhead between two actions.
+If ranks outnumber cores, the wall time of an action includes the time in which its rank had no core. Its cost is the
+time for which its thread had a core instead, which sharing does not stretch. The same clock measures the overhead
+between two actions.
 
-Ranks do not get all of the cores: those that wait look for messages, the system moves a rank to an idle core late, and
-other programs run. So the cores that the ranks get are fitted: as many as let the simulation of the steps that were
-measured take as long as they took.
+Ranks do not get all of the cores: waiting ranks poll for messages, the system moves a rank to an idle core late, and
+other programs run. The number of cores is therefore fitted, such that the simulation of the measured steps takes as
+long as they did. A watch warns if other programs had the cores.
 """
 
 from __future__ import annotations
@@ -37,28 +38,28 @@ _MUCH = 0.2  # of the time of all ranks
 
 
 class CoreWatch:
-    """Since it was made: for how long this rank had a core, and for how long it waited for one, in seconds.
+    """Measures for how long this rank has a core, and for how long it waits for one, in seconds since it was made.
 
-    Where a host has as many cores as ranks, none has to wait. Where it has fewer and nobody else wants them, all of its
+    If a host has as many cores as ranks, no rank has to wait. If it has fewer, and no other program wants them, all
     cores work for the ranks while one of them waits: the ranks together wait at most (ranks / cores - 1) times as long
-    as they have a core. What is beyond that went to other programs, or to a limit that the system sets.
+    as they have a core. More waiting is due to other programs, or to a limit set by the system.
     """
 
     def __init__(self) -> None:
         self._begun = np.array([*core_times(), perf_counter()])
 
     def elapsed(self) -> np.ndarray:
-        """Return the seconds with a core, waiting for one, and of all; shape (3,)."""
+        """Return the seconds with a core, the seconds waiting for one, and the wall time; shape (3,)."""
         return np.array([*core_times(), perf_counter()]) - self._begun
 
     def warn(self, group: ProcessGroup, hosts: Hosts | None) -> None:
-        """Warn on rank 0, if the ranks waited for cores by far longer than sharing them explains. Collective.
+        """Warn on rank 0 if the ranks waited for cores much longer than sharing explains. Collective.
 
         Parameters
         ----------
         group : ProcessGroup
         hosts : Hosts or None
-            None where every rank has a core.
+            None if every rank has a core.
         """
         times = np.array(group.all_gather(self.elapsed(), what=part_of("measure_costs")))
         had, waited, wall = times.sum(axis=0)
@@ -67,7 +68,7 @@ class CoreWatch:
             ranks = np.equal(hosts.of_rank if hosts else (), number)
             explained += max(0.0, ranks.sum() / num_cores - 1) * times[ranks, 0].sum()
         if group.rank == 0 and waited - explained > _MUCH * wall:
-            sharing = f"; that they share cores explains {explained:.3f} s of it at most" if hosts else ""
+            sharing = f"; sharing cores explains at most {explained:.3f} s of it" if hosts else ""
             warnings.warn(
                 f"These costs were measured on a busy machine: of {wall:.3f} s on all ranks, the ranks had a core for "
                 f"{had:.3f} s of processor time, and waited for one for {waited:.3f} s{sharing}. A prediction from "
@@ -79,8 +80,8 @@ class CoreWatch:
 _KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
 _MOST_CORES, _NAME = 1024, 64  # of a host; bytes of its name
 _ROUNDS = 30  # of bisection: more than the times are worth
-# Of what a wait takes of a core, this part counts as overhead: some looks for a message are taken on a core that
-# another rank has a use for, some on an idle one. Worked out from one run of all schedules, the median error of the
+# This part of the core time of waits counts as overhead: ranks poll for messages on cores that other ranks need, and on
+# idle ones. Worked out from one run of all schedules, the median error of the
 # predicted makespans was 3 and 11 % for 4 and 8 ranks on two cores with none of it, 6 and 7 % with half, 8 and 9 % with
 # all. Measured with half: 6.7 and 4.1 %.
 _OF_WAITS = 0.5
@@ -93,33 +94,33 @@ def crowded_hosts(group: ProcessGroup, xp: ModuleType) -> Hosts | None:
     ----------
     group : ProcessGroup
     xp : module
-        The array module that computes. On a GPU it is not the cores that actions share: None.
+        The array module that computes. On a GPU, where actions do not share cores, the result is None.
     """
     if xp.__name__ == "cupy":
         return None
-    told = np.zeros(_NAME + _MOST_CORES, np.uint8)
+    mine = np.zeros(_NAME + _MOST_CORES, np.uint8)
     name = socket.gethostname().encode()[:_NAME]
-    told[: len(name)] = list(name)
-    told[_NAME + np.array([core % _MOST_CORES for core in cores()])] = 1
-    everybody = group.all_gather(told, what=part_of("measure_costs"))
-    names = [part[:_NAME].tobytes() for part in everybody]
+    mine[: len(name)] = list(name)
+    mine[_NAME + np.array([core % _MOST_CORES for core in cores()])] = 1
+    gathered = group.all_gather(mine, what=part_of("measure_costs"))
+    names = [part[:_NAME].tobytes() for part in gathered]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     usable = np.zeros((len(numbers), _MOST_CORES), np.uint8)
-    for name_there, part in zip(names, everybody):
+    for name_there, part in zip(names, gathered):
         usable[numbers[name_there]] |= part[_NAME:]
     hosts = Hosts(tuple(numbers[name] for name in names), tuple(map(float, usable.sum(axis=1))))
     return hosts if hosts.are_shared(()) else None
 
 
 class CoreTimes(NamedTuple):
-    """For how long ranks had a core in one step, in seconds.
+    """The core times of all ranks in one step, in seconds.
 
     Attributes
     ----------
     actions : array of shape (3, num_stages)
-        The mean of an F, an I and a W, by stage; 0 where there is none.
+        The mean of an F, an I and a W, by stage; 0 if there is none.
     overhead : float
-        Between two actions, the mean of all ranks; of waits for messages, half.
+        Between two actions, the mean of all ranks, including half of the waits for messages.
     """
 
     actions: np.ndarray
@@ -186,15 +187,15 @@ class _TimedRequest(NamedTuple):
 def costs_on_shared_cores(
     costs: Costs, hosts: Hosts, program: Program, timelines: Sequence[Timeline], times: Sequence[CoreTimes]
 ) -> Costs:
-    """Return costs as they were measured on cores that ranks share, without the sharing, and with the cores. Local.
+    """Return costs that were measured on shared cores without the effect of sharing, and with the cores. Local.
 
-    They stay as they are where even the fastest actions took by far more time than they had a core: then they wait for
-    something else, such as a sleep or a device, and sharing is not what stretches them.
+    They are unchanged if even the fastest actions took much longer than they had a core: then actions wait for
+    something else, such as a sleep or a device.
 
     Parameters
     ----------
     costs : Costs
-        As measured, by a clock on the wall.
+        As measured, in wall time.
     hosts : Hosts
     program : Program
         What ran.
@@ -218,7 +219,7 @@ def costs_on_shared_cores(
 
 
 def _fastest(timelines: Sequence[Timeline], num_stages: int) -> np.ndarray:
-    """Return the shortest time of an F, an I and a W on the wall, by stage; shape (3, num_stages)."""
+    """Return the shortest wall time of an F, an I and a W, by stage; shape (3, num_stages)."""
     fastest = np.full((len(_KINDS), num_stages), np.inf)
     for action, start, end in (span for timeline in timelines for row in timeline.spans for span in row):
         place = _KINDS.index(action.kind), action.stage
@@ -227,12 +228,12 @@ def _fastest(timelines: Sequence[Timeline], num_stages: int) -> np.ndarray:
 
 
 def _crowd(hosts: Hosts) -> float:
-    """Return how many ranks there are for a core, where there are most."""
+    """Return the number of ranks for each core, on the most crowded host."""
     return max(hosts.of_rank.count(host) / number for host, number in enumerate(hosts.cores))
 
 
 def _with_cores(costs: Costs, hosts: Hosts, program: Program, makespan: float) -> Costs:
-    """Return the costs with as many of the cores as let the program take this long: all, if it is shorter with all."""
+    """Return the costs with the part of the cores with which the program takes this long; at most all."""
 
     def with_part(part: float) -> Costs:
         if len(hosts.cores) == 1:

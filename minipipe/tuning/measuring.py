@@ -93,7 +93,7 @@ def measure_layers(
     Notes
     -----
     Times are those of a layer alone, on a machine where nothing else computes: ranks that share a memory bus are
-    slower. The input of a layer is in the cache, as it is in a stage.
+    slower. The input of a layer is in the cache, like that of a stage.
 
     Examples
     --------

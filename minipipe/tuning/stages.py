@@ -1,4 +1,4 @@
-"""Measuring the stages of a pipeline, on their ranks: what their actions cost, and how much memory they hold."""
+"""The costs of the stages of a pipeline, measured on their ranks: the times of actions, and the memory they hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MakeExecutor = Callable[[Program], Executor]
 
 
 class MemoryPerMicrobatch(NamedTuple):
-    """What one microbatch holds, in bytes by stage: the names are those of :class:`minipipe.Costs`.
+    """The bytes that one microbatch holds, by stage; the names are those of :class:`minipipe.Costs`.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class MemoryPerMicrobatch(NamedTuple):
     weight_activation : tuple of int
         From I until W.
     transient_activation : tuple of int
-        Beyond ``activation`` while its B or I runs: recomputed activations.
+        In addition to ``activation`` while its B or I runs: recomputed activations.
 
     Examples
     --------
@@ -77,8 +77,8 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
     """Run a batch several times, with each backward in halves; return the costs that were measured.
 
     Collective; leaves no gradients, and changes no parameter. Parameters are those of :func:`measure_memory`, and the
-    number of steps after one that is not measured. Where ranks share cores, ``core_times.py`` says what is measured.
-    Rank 0 warns where other programs had the cores, as ``noise.py`` says.
+    number of steps after one that is not measured. ``core_times.py`` describes the costs of ranks that share cores.
+    Rank 0 warns where other programs had the cores.
 
     Raises
     ------

@@ -59,7 +59,7 @@ def test_what_sharing_cores_explains_is_not_noise():
     two = Hosts((0,) * 4, (2.0,))
     assert warned([(2.0, 2.0, 4.0)] * 4, two) == []
     (said,) = warned([(1.0, 2.0, 4.0)] * 4, two)
-    assert "waited for one for 8.000 s; that they share cores explains 4.000 s of it at most." in said
+    assert "waited for one for 8.000 s; sharing cores explains at most 4.000 s of it." in said
     assert warned([(2.0, 2.0, 4.0)] * 4) != []  # with a core for each, none would have to wait
 
 
