@@ -36,8 +36,8 @@ FLOORS = [
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 WITHOUT_NUMPY = {"schedules", "render", "errors", "io", "hints", "_lazy", "cli", "comm.job"}
 ONLY_HERE = {
-    "mpi4py": {"comm.job.mpi_job", "cli.machine"},
-    "threadpoolctl": {"comm.job.host", "cli.machine"},
+    "mpi4py": {"comm.job.mpi_job", "cli.info"},
+    "threadpoolctl": {"comm.job.host", "cli.info"},
     "cupy": {"autograd.backend"},
     "cupyx": {"autograd.backend"},
     "ortools": {"schedules.search.exact"},

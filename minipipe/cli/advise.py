@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from math import inf
 
-from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import NUM_RANKS
-from minipipe.errors import ArgumentError, LaunchError
+from minipipe.cli.output import ExitStatus, answer
+from minipipe.errors import LaunchError, whole_number
 from minipipe.io import MOST_STAGES
 
 EPILOG = """examples:
@@ -42,13 +41,11 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Measure, weigh, and print the table."""
     if options.program is None:
         raise LaunchError("no-script", "There is no program; expected one after the options, as in --ranks 4 train.py.")
-    if not 1 <= options.ranks <= MOST_STAGES:
-        raise ArgumentError("value", f"--ranks is {options.ranks}; expected 1 to {MOST_STAGES}.")
+    whole_number("--ranks", options.ranks, 1, MOST_STAGES)
     from minipipe.cli.advise_program import program_report
     from minipipe.tuning.candidates import memory_size
 
     limit = inf if options.memory_limit is None else memory_size(options.memory_limit)
     asked = options.ranks, limit, options.microbatches, options.seconds
     report = program_report(options.program, options.arguments, *asked)
-    print(json.dumps(report.data) if options.json else report.text)
-    return ExitStatus.YES
+    return answer(options, report.data, report.text)

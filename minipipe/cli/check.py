@@ -1,13 +1,10 @@
-"""``minipipe check``: is a schedule legal?"""
+"""``minipipe check``: is a schedule legal, and does the certificate of a search hold?"""
 
 from __future__ import annotations
 
 import argparse
-import json
 from math import inf
 
-from minipipe.cli.certificate import check_certificate
-from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import (
     PAIRS_OR_AMOUNT,
     add_costs,
@@ -20,10 +17,15 @@ from minipipe.cli.options import (
     misuse,
     schedule_of,
 )
-from minipipe.cli.output import figures
-from minipipe.errors import ScheduleCode
+from minipipe.cli.output import ExitStatus, answer, figures
+from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
+from minipipe.io import MOST_JSON, read_text
 from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.analysis.workload import ROUNDING
+from minipipe.schedules.search.certificate import Certificate, changed, read_certificate
+from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.text import describe_sizes
 
 ANSWER = "legal"
 EPILOG = """examples:
@@ -39,29 +41,97 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_sizes(parser)
     add_costs(parser)
     add_memory_limit(parser, PAIRS_OR_AMOUNT)
-    parser.add_argument("--certificate", metavar="FILE", help="check what a search has written, instead of a schedule")
+    parser.add_argument("--certificate", metavar="FILE", help="check the certificate of a search instead of a schedule")
     parser.add_argument("--prove", type=float, metavar="SECONDS", help="search again for the proof of its bound")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print one line of figures for a legal schedule; an illegal one raises."""
     if (options.schedule is None) == (options.certificate is None):
-        raise misuse(
-            ScheduleCode.PARAMETERS, "Expected a schedule, NAME or FILE, or --certificate FILE; one of the two."
-        )
+        raise misuse("Expected a schedule, NAME or FILE, or --certificate FILE; one of the two.")
     if options.prove is not None and (options.certificate is None or not 0 < options.prove < inf):
-        raise misuse(ScheduleCode.PARAMETERS, "--prove takes seconds, more than 0, and needs --certificate FILE.")
+        raise misuse("--prove takes seconds, more than 0, and needs --certificate FILE.")
     if options.certificate is not None:
-        return check_certificate(options.certificate, options.prove, options.json)
+        return _check_certificate(options)
     one_step, costs = schedule_of(options.schedule, options), costs_of(options)
     schedule = all_steps(one_step, options)
     verify(schedule, options.memory_limit, memory_of(costs, schedule))
     timeline = simulate(one_step, costs, options.steps)
-    if options.json:
-        print(json.dumps({ANSWER: True, **figures(schedule, timeline)}))
-        return ExitStatus.YES
     remark = "" if schedule.is_reproducible else "; it adds gradients in another order than one process does"
     if schedule.is_forward_only:
         remark = "; forward only, so it does not train"
-    print(f"legal: {schedule.describe(', ')}; {timeline.describe()}{remark}")
-    return ExitStatus.YES
+    text = f"legal: {schedule.describe(', ')}; {timeline.describe()}{remark}"
+    return answer(options, {ANSWER: True, **figures(schedule, timeline)}, text)
+
+
+# -- certificates -------------------------------------------------------------------------------------------------
+
+
+def _check_certificate(options: argparse.Namespace) -> ExitStatus:
+    """Check a certificate by code that takes no part in the search, and with ``--prove`` search for its bound again.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``file``; those of :func:`~minipipe.schedules.search.certificate.read_certificate` and of
+        :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``certificate``, where the proof finds a better
+        schedule.
+    """
+    seconds: float | None = options.prove
+    try:
+        certificate, is_unchanged = read_certificate(read_text(options.certificate, MOST_JSON))
+    except FileError as error:
+        raise ScheduleError.of(ScheduleCode.FILE, f"The certificate {error}") from None
+    claim = Claim(certificate.objective, certificate.value, certificate.bound, certificate.bound_by)
+    finding = check_claim(certificate.schedule, certificate.workload, claim)
+    if not is_unchanged:
+        raise changed()
+    proof = _proof(certificate, seconds) if seconds is not None and not finding.is_proved else None
+    facts, reason = _facts(certificate, finding, proof), finding.formula.reason if proof is None else ""
+    is_proved = claim.bound <= facts.bound * (1 + ROUNDING)
+    data = {"objective": facts.objective, "value": facts.value, "bound": facts.bound, "bound_by": facts.bound_by}
+    claimed = {"claimed_bound": claim.bound, "claimed_by": claim.bound_by, "is_proved_here": is_proved}
+    text = f"{_about_the_bound(facts, reason, claim, is_proved)}\n{_about_the_schedule(facts)}"
+    status = ExitStatus.NO if seconds is not None and not is_proved else ExitStatus.YES
+    return answer(options, {ANSWER: True, **data, "gap": facts.gap, **claimed}, text, status)
+
+
+def _facts(certificate: Certificate, finding: Finding, proof: Certificate | None) -> Certificate:
+    """Return a certificate with the value simulated here and the largest bound proved here."""
+    bound, bound_by = min(finding.formula.value, finding.value), finding.formula.name
+    if proof is not None and proof.bound > bound:
+        bound, bound_by = proof.bound, proof.bound_by
+    return certificate._replace(value=finding.value, bound=bound, bound_by=bound_by)
+
+
+def _proof(certificate: Certificate, seconds: float) -> Certificate:
+    """Search again: with CP-SAT, or without OR-tools by branch and bound."""
+    from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
+    from minipipe.schedules.search.exact import solve
+
+    workload, objective = certificate.workload, certificate.objective
+    try:
+        found = solve(workload, objective, seconds, certificate.schedule)
+    except ArgumentError:
+        found = solve_by_branch_and_bound(workload, objective, seconds)
+    if found.value < certificate.bound * (1 - ROUNDING):
+        message = f"The certificate says that no schedule is below {certificate.bound:.12g}; {found.found_by} found"
+        raise ScheduleError.of(ScheduleCode.CERTIFICATE, f"{message} one with {found.value:.12g}.")
+    return found
+
+
+def _about_the_bound(facts: Certificate, reason: str, claim: Claim, is_proved: bool) -> str:
+    proved = f"bound {facts.bound:.12g}: proved here by {facts.bound_by}. {reason}".rstrip()
+    if is_proved:
+        return proved
+    again = "; --prove SECONDS searches for a proof" if reason else ""
+    said = f"claimed by {quoted(claim.bound_by)}, not proved here"
+    return f"{proved}\nbound {claim.bound:.12g}: {said}{again}"
+
+
+def _about_the_schedule(facts: Certificate) -> str:
+    gap = f"at most {100 * facts.gap:.2g} % above the best possible" if facts.gap else "which no schedule undercuts"
+    schedule = facts.schedule
+    sizes = describe_sizes(schedule.num_ranks, schedule.num_stages, schedule.num_microbatches)
+    named = f"legal and within memory: {sizes}, called {quoted(schedule.name)}"
+    return f"{named}; {facts.objective} {facts.value:.12g}, {gap}"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from minipipe.cli.exit_status import ExitStatus
+from minipipe.cli.output import ExitStatus, answer
 from minipipe.coursework.exercise import write_coursework
 
 SOURCE_HELP = "where solutions and tests are (default: tutorials/exercises of the clone)"
@@ -21,9 +20,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Write the student's copy of the exercises."""
     written = write_coursework(options.directory, source=options.source)
-    if options.json:
-        print(json.dumps({"directory": str(options.directory), "files": [path.name for path in written]}))
-        return ExitStatus.YES
     tasks = sum(path.name.startswith("test_") for path in written)
-    print(f"wrote {tasks} tasks to {options.directory}; begin with {options.directory / 'README.md'}")
-    return ExitStatus.YES
+    text = f"wrote {tasks} tasks to {options.directory}; begin with {options.directory / 'README.md'}"
+    return answer(options, {"directory": str(options.directory), "files": [path.name for path in written]}, text)

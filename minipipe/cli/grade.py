@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from minipipe.cli.coursework import SOURCE_HELP
-from minipipe.cli.exit_status import ExitStatus
+from minipipe.cli.output import ExitStatus, answer
 from minipipe.coursework.grading import TIME_LIMIT, grade
 
 
@@ -15,18 +14,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="one that `minipipe coursework` wrote")
     parser.add_argument("--only", metavar="TASK", help="one task, such as 05_bubble")
-    parser.add_argument(
-        "--time-limit",
-        type=float,
-        default=TIME_LIMIT,
-        metavar="SECONDS",
-        help="for all tests of a task (default: %(default)g)",
-    )
+    limit = "for all tests of a task (default: %(default)g)"
+    parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=limit)
     parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Run the tests of a student's directory, and print points and what failed; ``NO`` unless all passed."""
     report = grade(options.directory, source=options.source, only=options.only, time_limit=options.time_limit)
-    print(json.dumps(report.as_json()) if options.json else report)
-    return ExitStatus.YES if report.passed else ExitStatus.NO
+    return answer(options, report.as_json(), report, ExitStatus.YES if report.passed else ExitStatus.NO)

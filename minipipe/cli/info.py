@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import argparse
-import json
+import importlib.util
+import os
 import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from threadpoolctl import threadpool_info
 
 from minipipe._lazy import __version__
 from minipipe.autograd import backend
-from minipipe.cli.exit_status import ExitStatus
-from minipipe.cli.machine import blas_library, gpu_messages, mpi_library, num_cores, package_version
+from minipipe.cli.output import ExitStatus, answer
+
+# In a process of its own: a broken MPI, or another kind than mpi4py was built for, may kill the process that loads it.
+_ASK_MPI = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(MPI.Get_library_version().splitlines()[0])
+"""
+_ASK_CUDA = """
+from minipipe.comm.mpi import MPI, is_cuda_aware
+MPI.Init()
+print(is_cuda_aware())
+MPI.Finalize()
+"""
+
+# Variables of a launcher: the process that loads MPI here is not a rank, and must not wait for others.
+_LAUNCHER = ("PMI", "MPI_LOCAL", "OMPI_", "PRTE_", "SLURM_")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,17 +44,70 @@ def run(options: argparse.Namespace) -> ExitStatus:
     facts = {
         "minipipe": __version__,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
-        "numpy": package_version("numpy"),
-        "blas": blas_library(),
-        "cores": num_cores(),
-        "mpi4py": package_version("mpi4py") or f"{missing}: pip install 'minipipe-mpi[mpi]', or thread ranks",
-        "mpi": mpi_library() or missing,
+        "numpy": _package_version("numpy"),
+        "blas": _blas_library(),
+        "cores": _num_cores(),
+        "mpi4py": _package_version("mpi4py") or f"{missing}: pip install 'minipipe-mpi[mpi]', or thread ranks",
+        "mpi": _mpi_library() or missing,
         "gpu": backend.gpu_description(),
-        "gpu messages": gpu_messages(),
+        "gpu messages": _gpu_messages(),
     }
-    if options.json:
-        print(json.dumps(facts))
-    else:
-        print("\n".join(f"{name:12} {value}" for name, value in facts.items()))
-        print("\nA rank computes with one BLAS thread while its group is open.")
-    return ExitStatus.YES
+    table = "\n".join(f"{name:12} {value}" for name, value in facts.items())
+    return answer(options, facts, f"{table}\n\nA rank computes with one BLAS thread while its group is open.")
+
+
+def _package_version(name: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _mpi_library() -> str | None:
+    """Return the MPI library that mpi4py loads, the error of loading it, or None without mpi4py."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    said, error = _asked(_ASK_MPI)
+    return " ".join(said.split()) if error is None else f"mpi4py cannot load an MPI library: {error}"
+
+
+def _gpu_messages() -> str:
+    """Return the path of arrays between GPUs of MPI ranks; :mod:`minipipe.comm.mpi` chooses it at start."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "only within one process: no mpi4py"
+    said, error = _asked(_ASK_CUDA)
+    if error is not None:
+        return f"unknown: {error}"
+    if said.strip() == "True":
+        return "device to device: this MPI is CUDA-aware"
+    return "through pinned host memory: this MPI is not CUDA-aware"
+
+
+def _asked(program: str) -> tuple[str, str | None]:
+    """Run a program in a process of its own; return its output and its error."""
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", program],
+            env={name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "", "it does not answer within 60 s"
+    if asked.returncode:
+        return "", (asked.stderr.strip().splitlines() or ["it says nothing"])[-1]
+    return asked.stdout, None
+
+
+def _blas_library() -> str:
+    """Return the BLAS that NumPy loaded, with its number of threads outside a group."""
+    found = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    return ", ".join(f"{b['internal_api']} {b['version']}, {b['num_threads']} threads" for b in found) or "unknown"
+
+
+def _num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

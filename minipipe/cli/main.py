@@ -1,8 +1,7 @@
-"""The command line: ``minipipe VERB``, with the verbs of ``VERBS``, such as ``schedules``, ``show`` and ``check``.
+"""The command line: ``minipipe VERB``, with the verbs of ``VERBS``.
 
-Each verb prints its result last, with ``--json`` for machines. A verb is a module of this room with the functions
-``add_options(parser)`` and ``run(options)``, and with the end of its help as ``EPILOG``. It is imported when it is
-called: schedules and their pictures need neither NumPy nor MPI, so neither is imported for them.
+A verb is a module of this room with the functions ``add_options(parser)`` and ``run(options)``, and with the end of its
+help as ``EPILOG``. It is imported when it is called: schedules and their pictures need neither NumPy nor MPI.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
-from minipipe.cli.exit_status import ExitStatus
+from minipipe.cli.output import ExitStatus, complain
 from minipipe.errors import MinipipeError, ScheduleError, quoted
-from minipipe.io import printable, printable_lines
+from minipipe.io import printable
 
 _MOST = 500  # characters of a complaint about an argument
 
@@ -46,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments : sequence of str, optional
-        By default those of the process.
+        By default ``sys.argv[1:]``.
 
     Examples
     --------
@@ -54,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     legal: gpipe, 2 ranks, 2 stages, 2 microbatches; makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2
     <ExitStatus.YES: 0>
     """
-    for stream in (sys.stdout, sys.stderr):  # a terminal that knows no "·" shows "?" in its place
+    for stream in (sys.stdout, sys.stderr):  # a terminal without "·" shows "?"
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:  # here, and not at the exit of the interpreter, where an error has no handler
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except BrokenPipeError:  # the reader wants only the beginning, as `head` does
+    except BrokenPipeError:  # the reader has closed it, as `head` does
         _discard_the_rest()
         return ExitStatus.YES
     except OSError as error:  # such as a full disk
@@ -84,27 +82,20 @@ def _run(words: list[str]) -> int:
 
 
 def _discard_the_rest() -> None:
-    """Let what is still buffered for standard output go nowhere: the interpreter would try it again at its exit."""
+    """Send buffered output to the null device: the interpreter would try to write it again at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def complain(message: str) -> None:
-    """Print a message on standard error, where there is one."""
-    if sys.stderr is not None:
-        with suppress(OSError):  # a full disk: the exit status says that something went wrong
-            print(f"minipipe: {printable_lines(message)}", file=sys.stderr, flush=True)
-
-
 class _Parser(argparse.ArgumentParser):
-    """A parser whose complaints quote arguments so that a terminal can show them."""
+    """A parser whose messages escape control characters in arguments."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message if len(message) <= _MOST else f"{message[:_MOST]}…"))
 
 
 def _explain_or_refuse(words: list[str]) -> NoReturn:
-    """Print the help or the version; refuse any other word, because it names no verb."""
-    from minipipe._lazy import __version__  # it asks for the installed distribution, which takes a while
+    """Print the help or the version; refuse any other word as an unknown verb."""
+    from minipipe._lazy import __version__  # it looks up the installed distribution, which is slow
 
     parser = _Parser(prog="minipipe", description="Pipeline schedules: drawn, proved, timed.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"minipipe {__version__}")
@@ -135,23 +126,21 @@ def _answer(verb: ModuleType, options: argparse.Namespace) -> int:
     except MinipipeError as error:
         status = ExitStatus.of(error)
         if options.json:
-            print(json.dumps({**_verdict(verb, status), **_as_data(error)}))
+            verdict = {verb.ANSWER: False} if status is ExitStatus.NO and hasattr(verb, "ANSWER") else {}
+            print(json.dumps({**verdict, **_as_data(error)}))
         complain(_complaint(error))
         return status
 
 
-def _verdict(verb: ModuleType, status: ExitStatus) -> dict[str, bool]:
-    """Return the answer "no" of a verb whose JSON has an answer."""
-    return {verb.ANSWER: False} if status is ExitStatus.NO and hasattr(verb, "ANSWER") else {}
-
-
 def _as_data(error: MinipipeError) -> dict[str, object]:
-    problems = [problem._asdict() for problem in error.problems] if isinstance(error, ScheduleError) else None
-    return {"error": error.code, "message": str(error), **({} if problems is None else {"problems": problems})}
+    data: dict[str, object] = {"error": error.code, "message": str(error)}
+    if isinstance(error, ScheduleError):
+        data["problems"] = [problem._asdict() for problem in error.problems]
+    return data
 
 
 def _complaint(error: MinipipeError, shown: int = 5) -> str:
-    """Return the first problem with its drawing, and the next ones by their sentence."""
+    """Return the first problem with its drawing, and the message of the next ones."""
     if not isinstance(error, ScheduleError):
         return error.message
     first, *others = error.problems

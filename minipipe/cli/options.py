@@ -1,4 +1,4 @@
-"""The options that verbs share, each declared once, and the schedules, sizes and costs that they name."""
+"""The options that verbs share, and the schedules, sizes and costs that they name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
@@ -23,33 +24,21 @@ NUM_RANKS = 4  # of a named schedule, by default
 
 def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_optional: bool = False) -> None:
     """Declare the schedule of a command, or several of them."""
-    help_text = "a name of `minipipe schedules`, a file, or - for stdin"
-    if several:
-        parser.add_argument("schedule", nargs="+", metavar="NAME|FILE", help=f"{help_text}; several above each other")
-    else:
-        parser.add_argument("schedule", nargs="?" if is_optional else None, metavar="NAME|FILE", help=help_text)
-    parser.add_argument("--chunks", type=int, metavar="V", help="stages on each rank, for schedules that take several")
-    parser.add_argument(
-        "--group",
-        type=int,
-        metavar="G",
-        help="least microbatches of a group, for interleaved schedules (default: P)",
-    )
-    parser.add_argument(
-        "--freeze",
-        type=_stages,
-        default=[],
-        metavar="S,…",
-        help="stages that train nothing: leave out what they need not do",
-    )
-    parser.add_argument("--steps", type=int, default=1, metavar="N", help="training steps, one after another")
-    parser.add_argument("--ignore-sharding", action="store_true", help="leave out UNSHARD, RESHARD and REDUCE_GRAD")
+    add, count = parser.add_argument, "+" if several else "?" if is_optional else None
+    which = "a name of `minipipe schedules`, a file, or - for stdin" + ("; several above each other" if several else "")
+    add("schedule", nargs=count, metavar="NAME|FILE", help=which)
+    add("--chunks", type=int, metavar="V", help="stages on each rank, for schedules that take several")
+    add("--group", type=int, metavar="G", help="least microbatches of a group, for interleaved schedules (default: P)")
+    frozen = "stages that train nothing: leave out actions that they do not need"
+    add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
+    add("--steps", type=int, default=1, metavar="N", help="training steps, one after another")
+    add("--ignore-sharding", action="store_true", help="leave out UNSHARD, RESHARD and REDUCE_GRAD")
 
 
 def add_sizes(parser: argparse.ArgumentParser, several_batches: bool = False) -> None:
     """Declare the sizes of named schedules, perhaps with several numbers of microbatches."""
     parser.add_argument("--ranks", type=int, metavar="P", help=f"how many, for a named one (default: {NUM_RANKS})")
-    kind, letters = (counts, "M,…") if several_batches else (int, "M")
+    kind, letters = (whole_numbers, "M,…") if several_batches else (int, "M")
     help_text = f"how many (default: {NUM_MICROBATCHES})"
     parser.add_argument("--microbatches", type=kind, metavar=letters, help=help_text)
 
@@ -65,7 +54,17 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
         "overhead, activation, weight_activation, transient_activation, and update, between two steps; cores=2, where "
         "ranks share those of a host, and hosts=0:0:1:1, of each rank, whose messages then share links",
     )
+    add_sends_block(parser)
+
+
+def add_sends_block(parser: argparse.ArgumentParser) -> None:
+    """Declare blocking sends."""
     parser.add_argument("--sends-block", action="store_true", help="a send holds its rank until it is received")
+
+
+def add_output(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Declare the file to write."""
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=help_text)
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
@@ -84,37 +83,30 @@ PAIRS_OR_AMOUNT = "(stage, microbatch) pairs, or activation memory in the unit o
 
 
 def _number(text: str) -> float:
-    """Parse a number, a whole one as such."""
+    """Parse a number, as an int where possible."""
     try:
         return int(text)
     except ValueError:
         return float(text)
 
 
-def _stages(text: str) -> list[int]:
-    return _numbers(text, "names no stages; expected their numbers, such as 0,1")
-
-
-def counts(text: str) -> list[int]:
-    """Return several counts of a command line.
+def whole_numbers(text: str) -> list[int]:
+    """Parse a list of whole numbers.
 
     Examples
     --------
-    >>> counts("2,4,8")
+    >>> whole_numbers("2,4,8")
     [2, 4, 8]
     """
-    return _numbers(text, "has no counts; expected whole numbers, such as 4 or 2,4,8")
-
-
-def _numbers(text: str, complaint: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} {complaint}") from None
+        message = f"{quoted(text)} is no list of numbers; expected whole numbers, such as 4 or 2,4,8"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
-    """Return a named schedule, or the content of a file; with stages frozen where they are to be.
+    """Return a named schedule, or that of a file, with stages frozen as the options say.
 
     Raises
     ------
@@ -125,23 +117,17 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     try:
         return freeze_stages(schedule, options.freeze)
     except ScheduleError as error:
-        raise misuse(ScheduleCode.PARAMETERS, f"--freeze: {error.problems[0].message}") from None
+        raise misuse(f"--freeze: {error.problems[0].message}") from None
 
 
 def all_steps(schedule: T, options: argparse.Namespace) -> T:
-    """Return the schedule of as many training steps as are wanted.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``.
-    """
+    """Return a schedule repeated for ``--steps``; raise code ``parameters`` where that is impossible."""
     if options.steps == 1 and getattr(options, "wait", False):
-        raise misuse(ScheduleCode.PARAMETERS, "--wait is between training steps: give --steps 2 or more.")
+        raise misuse("--wait is between training steps: give --steps 2 or more.")
     try:
         return repeat(schedule, options.steps)
     except ScheduleError as error:
-        raise misuse(ScheduleCode.PARAMETERS, f"--steps: {error.problems[0].message}") from None
+        raise misuse(f"--steps: {error.problems[0].message}") from None
 
 
 def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
@@ -153,9 +139,9 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
         schedule = read_schedule(given, options.ignore_sharding)
     else:
         message = f"There is neither a schedule nor a file {quoted(given, 120)}; {expected_names(given)}."
-        raise misuse(ScheduleCode.UNKNOWN, message)
+        raise misuse(message, ScheduleCode.UNKNOWN)
     if options.group is not None:
-        raise misuse(ScheduleCode.PARAMETERS, f"--group is for named schedules, and {given} is a file; leave it out.")
+        raise misuse(f"--group is for named schedules, and {given} is a file; leave it out.")
     for option, wanted, own in (
         ("--ranks", options.ranks, schedule.num_ranks),
         ("--microbatches", options.microbatches, schedule.num_microbatches),
@@ -163,12 +149,12 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     ):
         if wanted not in (None, own):
             message = f"{option} is {wanted}, but {given} has {own:g}; leave {option} out."
-            raise misuse(ScheduleCode.PARAMETERS, message)
+            raise misuse(message)
     return schedule
 
 
 def schedules_of(given: Sequence[str], options: argparse.Namespace) -> list[Schedule | Program]:
-    """Return several schedules. Named ones have the sizes of the file beside them, unless the command gives others."""
+    """Return several schedules; without other sizes, named ones have those of the first file."""
     files = {name: schedule_of(name, options) for name in given if name not in REGISTRY}
     for schedule in list(files.values())[:1]:
         options.ranks = schedule.num_ranks if options.ranks is None else options.ranks
@@ -189,7 +175,7 @@ def costs_of(options: argparse.Namespace) -> Costs:
 
 
 def read_costs(text: str, sends_block: bool) -> Costs:
-    """Return costs as they were typed, or those of a file; sends block if either says so."""
+    """Return costs from text, or of a file; sends block if either says so."""
     from dataclasses import replace
 
     from minipipe.schedules.simulation.costs import Costs
@@ -199,11 +185,11 @@ def read_costs(text: str, sends_block: bool) -> Costs:
 
 
 def memory_of(costs: Costs, schedule: ActionTable) -> Footprint | None:
-    """Return what a microbatch holds where the costs say so. Without, a limit of memory counts pairs."""
+    """Return what a microbatch holds, if the costs say it; otherwise a memory limit counts pairs."""
     given = costs.activation, costs.weight_activation, costs.transient_activation
     return None if given == (1.0, None, 0.0) else costs.memory(schedule.num_stages)
 
 
-def misuse(code: ScheduleCode, message: str) -> ScheduleError:
-    """Return the error of a command that cannot be carried out as it was typed."""
+def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:
+    """Return the error of a command that cannot be carried out as given."""
     return ScheduleError.of(code, message)

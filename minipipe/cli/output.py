@@ -1,10 +1,19 @@
-"""Figures as data, and tables of text."""
+"""The answer of a command: exit status, a line of JSON or text, a file; and figures as data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
+from minipipe.cli.options import misuse
+from minipipe.errors import ArgumentError, MinipipeError, ScheduleError, quoted
+from minipipe.io import printable, printable_lines, write_whole
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.comparison import Gap
 from minipipe.schedules.simulation.timeline import Timeline
@@ -19,8 +28,72 @@ _FIGURES = (
 )
 
 
+class ExitStatus(IntEnum):
+    """The answer of a command, for the shell.
+
+    Examples
+    --------
+    >>> from minipipe.errors import CourseworkError
+    >>> ExitStatus.of(CourseworkError("no-source", "There are no exercises here."))
+    <ExitStatus.MISUSE: 2>
+    """
+
+    YES = 0
+    NO = 1
+    MISUSE = 2
+    INTERRUPTED = 130  # by Ctrl-C, the number that shells use
+
+    @classmethod
+    def of(cls, error: MinipipeError) -> ExitStatus:
+        """Return ``NO`` where a schedule is at fault, ``MISUSE`` where the command is."""
+        is_verdict = isinstance(error, ScheduleError) and not error.problems[0].code.is_misuse
+        return cls.NO if is_verdict else cls.MISUSE
+
+
+def answer(options: argparse.Namespace, data: object, text: object, status: ExitStatus = ExitStatus.YES) -> ExitStatus:
+    """Print data as a line of JSON, with ``--json``, or else the text; return the status."""
+    print(json.dumps(data) if options.json else text)
+    return status
+
+
+def write_file(
+    path: Path, content: str | bytes, options: argparse.Namespace, more: str = "", **facts: object
+) -> ExitStatus:
+    """Write a file, and answer with its name and further facts, in words and as data."""
+    write_whole(path, content)
+    return answer(options, {"wrote": str(path), **facts}, f"wrote {printable(str(path))}{more}")
+
+
+def ending_of(path: Path, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the ending of a file name in small letters, or refuse it as misuse if it is not among the known ones."""
+    ending = path.suffix.lower()
+    if ending not in known:
+        given = printable(ending[:20]) or "nothing"
+        *others, last = known
+        expected = f"{', '.join(others)} or {last}{otherwise}"
+        raise misuse(f"{quoted(str(path), 200)} ends in {given}; expected {expected}.")
+    return ending
+
+
+def check_picture(path: str | Path) -> str:
+    """Return the ending of a picture's file; refuse other endings, and PNG and PDF without CairoSVG, as misuse."""
+    from minipipe.render.files import PICTURES, check_ending
+
+    try:
+        return check_ending(path, PICTURES)
+    except ArgumentError as error:
+        raise misuse(str(error)) from None
+
+
+def complain(message: str) -> None:
+    """Print a message on standard error, if it is open."""
+    if sys.stderr is not None:
+        with suppress(OSError):  # a full disk: the exit status remains
+            print(f"minipipe: {printable_lines(message)}", file=sys.stderr, flush=True)
+
+
 def gaps_as_data(gaps: Sequence[Gap]) -> dict[str, Any]:
-    """Return the bounds on makespan and longest own span, and the gaps, for machines; None where there are none."""
+    """Return the bounds on makespan and longest own span, and the gaps, or None for each where there are none."""
     makespan, span = gaps or (None, None)
     return {
         "bound": makespan and makespan.bound.value,
@@ -33,7 +106,7 @@ def gaps_as_data(gaps: Sequence[Gap]) -> dict[str, Any]:
 
 
 def sizes_as_data(schedule: ActionTable) -> dict[str, Any]:
-    """Return name and sizes, for machines."""
+    """Return name and sizes."""
     return {
         "schedule": schedule.name,
         "num_ranks": schedule.num_ranks,
@@ -43,7 +116,7 @@ def sizes_as_data(schedule: ActionTable) -> dict[str, Any]:
 
 
 def figures(schedule: ActionTable, timeline: Timeline) -> dict[str, Any]:
-    """Return sizes and figures, for machines."""
+    """Return sizes and figures."""
     summary = timeline.summary()
     return {
         **sizes_as_data(schedule),

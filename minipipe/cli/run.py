@@ -9,12 +9,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from minipipe.cli.main import complain
-from minipipe.cli.supervision.guard import become_supervisor
-from minipipe.cli.supervision.hostfile import is_here, read_hosts
-from minipipe.cli.supervision.launching import PROBE, RESTART, Job, find_mpirun
-from minipipe.cli.supervision.supervisor import supervise
-from minipipe.errors import ArgumentError, LaunchError, quoted
+from minipipe.cli.output import complain
+from minipipe.cli.supervision.hosts import is_here, read_hosts
+from minipipe.cli.supervision.launching import PROBE, RESTART, JobSpec, find_mpirun
+from minipipe.cli.supervision.supervisor import become_supervisor, supervise
+from minipipe.errors import ArgumentError, LaunchError, quoted, whole_number
 from minipipe.io import MOST_STAGES
 
 EPILOG = f"""examples:
@@ -22,28 +21,23 @@ EPILOG = f"""examples:
   minipipe run --hostfile hosts.mpich --restarts 10 --min-ranks 4 train.py
   minipipe run -n 4 --launcher "srun --kill-on-bad-exit=1" train.py
 
-What stands behind SCRIPT belongs to the script. It gets the same command line each time, and the number of restarts so
-far in the variable {RESTART}: go on from a checkpoint, if there is one.
+Arguments after SCRIPT are passed to the script. It gets the same command line each time, and the number of restarts in
+the variable {RESTART}: resume from a checkpoint, if there is one.
 
-A job is started again unless it ended well, with exit code 2 (a wrong command line), or three times in a row within 5 s
-with the same exit code. Ctrl-C and SIGTERM end it. The exit status is that of the last attempt, or 130 and 143.
+A job is restarted unless it succeeded, exited with code 2 (a wrong command line), or failed three times in a row within
+5 s with the same exit code. Ctrl-C and SIGTERM end it. The exit status is that of the last attempt, or 130 and 143.
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options; those behind the script are the script's."""
+    """Declare the options; those after the script are the script's."""
     parser.add_argument("-n", type=int, dest="ranks", metavar="N", help="ranks (default: all slots of the hostfile)")
-    parser.add_argument("--restarts", type=int, default=0, metavar="K", help="at most so many (default: %(default)s)")
-    parser.add_argument(
-        "--hostfile",
-        type=Path,
-        metavar="FILE",
-        help="hosts, in the launcher's format; before a restart those that do not answer are left out",
-    )
-    parser.add_argument("--min-ranks", type=int, metavar="M", help="with fewer do not start again (default: 1)")
-    parser.add_argument(
-        "--probe", metavar="COMMAND", help=f"asks HOST whether it answers (default: {shlex.join(PROBE)})"
-    )
+    parser.add_argument("--restarts", type=int, default=0, metavar="K", help="the most (default: %(default)s)")
+    hosts = "hosts, in the launcher's format; before a restart those that do not answer are left out"
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help=hosts)
+    parser.add_argument("--min-ranks", type=int, metavar="M", help="do not restart with fewer (default: 1)")
+    probe = f"succeeds if HOST answers (default: {shlex.join(PROBE)})"
+    parser.add_argument("--probe", metavar="COMMAND", help=probe)
     parser.add_argument("--launcher", metavar="COMMAND", help="with its own options (default: mpirun)")
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own")
@@ -55,57 +49,42 @@ def run(options: argparse.Namespace) -> int:
         raise LaunchError("no-launcher", "There is no MPI for Windows; use minipipe.spawn, whose ranks are threads.")
     job = _job(options)
     code = become_supervisor()
-    if code is not None:  # in the guard, when all is over
+    if code is not None:  # in the guard, after the supervisor has exited
         return code
-    outcome = supervise(job, options.restarts, complain)
+    result = supervise(job, options.restarts, complain)
     if options.json:
-        print(json.dumps({"exit_code": outcome.code, "restarts": outcome.restarts, "ranks": outcome.ranks}))
-    return outcome.code
+        print(json.dumps({"exit_code": result.code, "restarts": result.restarts, "ranks": result.ranks}))
+    return result.code
 
 
-def _job(options: argparse.Namespace) -> Job:
-    """Return what was asked for.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``.
-    LaunchError
-        Codes ``no-script`` and ``no-launcher``.
-    """
+def _job(options: argparse.Namespace) -> JobSpec:
     hosts = () if options.hostfile is None else read_hosts(options.hostfile)
     for option, given in (("--min-ranks", options.min_ranks), ("--probe", options.probe)):
         if not hosts and given is not None:
-            raise ArgumentError("value", f"{option} is for hosts that may be gone; expected --hostfile FILE with it.")
+            raise ArgumentError("value", f"{option} is for hosts that may be lost; expected --hostfile FILE with it.")
     _check_script(options.script)
     slots = sum(host.slots for host in hosts)
     ranks = slots if options.ranks is None and hosts else options.ranks
     if ranks is None:
         raise ArgumentError("value", "-n is missing; expected the number of ranks before the script: -n 4 train.py.")
     min_ranks = 1 if options.min_ranks is None else options.min_ranks
-    _check("-n", ranks, 1, MOST_STAGES)
-    _check("--min-ranks", min_ranks, 1, ranks)
-    _check("--restarts", options.restarts, 0, None)
+    whole_number("-n", ranks, 1, MOST_STAGES)
+    whole_number("--min-ranks", min_ranks, 1, ranks)
+    whole_number("--restarts", options.restarts, 0)
     probe = PROBE if options.probe is None else _words("--probe", options.probe)
     if not any("HOST" in word for word in probe):
         raise ArgumentError("value", f"--probe is {quoted(options.probe)}; expected a command with the word HOST.")
     if not all(is_here(host.name) for host in hosts):
-        _check_installed(probe[0], "install it, or ask the hosts in another way: --probe")
+        _check_installed(probe[0], "install it, or give another command: --probe")
     program = (options.script, *options.arguments)
-    return Job(program, ranks, _launcher(options.launcher), options.hostfile, hosts, min_ranks, probe)
+    return JobSpec(program, ranks, _launcher(options.launcher), options.hostfile, hosts, min_ranks, probe)
 
 
 def _check_script(script: str | None) -> None:
     if script is None:
-        raise LaunchError("no-script", "There is no script; expected one behind the options, as in -n 4 train.py.")
+        raise LaunchError("no-script", "There is no script; expected one after the options, as in -n 4 train.py.")
     if not Path(script).is_file():
         raise LaunchError("no-script", f"There is no script {quoted(script, 200)}; expected a file with Python.")
-
-
-def _check(option: str, given: int, least: int, most: int | None) -> None:
-    if given < least or (most is not None and given > most):
-        expected = f"at least {least}" if most is None else f"{least} to {most}"
-        raise ArgumentError("value", f"{option} is {quoted(given)}; expected {expected}.")
 
 
 def _words(option: str, command: str) -> tuple[str, ...]:
@@ -119,7 +98,7 @@ def _words(option: str, command: str) -> tuple[str, ...]:
 
 
 def _launcher(given: str | None) -> tuple[str, ...]:
-    """Return the launcher's command; ``mpirun`` in it is the one of this Python's environment."""
+    """Return the launcher's command; ``mpirun`` is that of this Python's environment."""
     words = ("mpirun",) if given is None else _words("--launcher", given)
     if words[0] == "mpirun":
         words = (find_mpirun() or "mpirun", *words[1:])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, inf
 from pathlib import Path
+from typing import Any
 
-from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import NUM_RANKS, add_costs, add_memory_limit, add_sizes, costs_of, misuse, sizes_of
-from minipipe.errors import ScheduleCode
+from minipipe.cli.output import ExitStatus, answer, check_picture, write_file
 from minipipe.io import printable, text_table
+from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.schedules.simulation import comparison
+from minipipe.schedules.simulation.comparison import PLACEMENTS, Choice, Tradeoff, searched_choice, tradeoff
+from minipipe.schedules.simulation.costs import Costs
 
 _NOTE = """
 v: stages on each rank. time: with a rank's work divided among its stages.
@@ -56,19 +58,20 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return _plot(batches, options)
     if len(batches) > 1 or options.search is not None:
         given = "--search" if options.search is not None else "a list of --microbatches"
-        raise misuse(ScheduleCode.PARAMETERS, f"{given} is for a picture, --plot FILE; `minipipe sweep` has tables.")
+        raise misuse(f"{given} is for a picture, --plot FILE; `minipipe sweep` has tables.")
     (options.microbatches,) = batches
     ranks, microbatches = sizes_of(options)
     rows = comparison.table(ranks, microbatches, costs_of(options), options.memory_limit)
     status = ExitStatus.YES if rows else ExitStatus.NO
-    if options.json:
-        print(json.dumps(rows))
-        return status
     limit = "" if options.memory_limit is None else f", at most {options.memory_limit:g} held"
-    print(f"{ranks} ranks, {microbatches} microbatches, {_costs_in_words(options)}{limit}\n")
+    head = f"{ranks} ranks, {microbatches} microbatches, {_costs_in_words(options)}{limit}"
+    body = f"{_table(rows)}\n{_NOTE}"
     if not rows:
-        print(f"No named schedule holds at most {options.memory_limit:g} microbatches on each rank.")
-        return status
+        body = f"No named schedule holds at most {options.memory_limit:g} microbatches on each rank."
+    return answer(options, rows, f"{head}\n\n{body}", status)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [["schedule", "v", "time", "bubble", "gap", "peak", "what it trades"]]
     for row in rows:
         if row["error"] is not None:
@@ -79,9 +82,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         cells.append(
             [row["schedule"], f"{row['chunks_per_rank']}", time, bubble, gap, f"{row['peak']:g}", row["trades"]]
         )
-    print(text_table(cells, right=(1, 2, 3, 4, 5)))
-    print(_NOTE)
-    return status
+    return text_table(cells, right=(1, 2, 3, 4, 5))
 
 
 def _costs_in_words(options: argparse.Namespace) -> str:
@@ -89,17 +90,41 @@ def _costs_in_words(options: argparse.Namespace) -> str:
 
 
 def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
-    """Draw the schedules."""
-    from minipipe.cli.plot import check_plot, write_plot
+    """Draw a panel for each number of microbatches, with better schedules where a search has seconds for them."""
+    from minipipe.render.files import converted
+    from minipipe.render.svg.tradeoff import draw_tradeoff
 
     if options.memory_limit is not None:
-        message = "--memory-limit is for the table; a picture has all limits. Leave it out."
-        raise misuse(ScheduleCode.PARAMETERS, message)
-    if options.search is not None and not 0 < options.search < inf:
-        raise misuse(ScheduleCode.PARAMETERS, f"--search is {options.search:g}; expected seconds, above 0.")
-    check_plot(options.plot)
+        raise misuse("--memory-limit is for the table; a picture has all limits. Leave it out.")
+    seconds, costs = options.search, costs_of(options)
+    if seconds is not None and not 0 < seconds < inf:
+        raise misuse(f"--search is {seconds:g}; expected seconds, above 0.")
+    ending = check_picture(options.plot)
     ranks = NUM_RANKS if options.ranks is None else options.ranks
-    write_plot(options.plot, ranks, batches, costs_of(options), [_costs_in_words(options)], options.search)
-    wrote = str(options.plot)
-    print(json.dumps({"wrote": wrote}) if options.json else f"wrote {printable(wrote)}")
-    return ExitStatus.YES
+    drawn = [tradeoff(ranks, num_microbatches, costs) for num_microbatches in batches]
+    if seconds is not None:
+        share = seconds / max(1, sum(len(list(_questions(of_batch, costs))) for of_batch in drawn))
+        drawn = [of_batch._replace(choices=(*of_batch.choices, *_found(of_batch, costs, share))) for of_batch in drawn]
+    picture = draw_tradeoff(*drawn, notes=[_costs_in_words(options)])
+    return write_file(options.plot, converted(picture, ending), options)
+
+
+def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[Choice]:
+    """Yield what a search of so many seconds finds for each placement and limit of memory."""
+    from minipipe.tuning.weighing import searched_schedule
+
+    for workload in _questions(of_batch, costs):
+        found = searched_schedule(workload, seconds)
+        if found is not None:
+            yield searched_choice(found, costs)
+
+
+def _questions(of_batch: Tradeoff, costs: Costs) -> Iterator[Workload]:
+    """Yield a workload for memory of one microbatch, two, and so on, as long as more lowers the bound."""
+    share = max(costs.memory(of_batch.num_ranks).activation)
+    for name, corners in of_batch.bounds.items():
+        placement = PLACEMENTS[name](of_batch.num_ranks)
+        own = costs.cut(len(placement) // of_batch.num_ranks)
+        most = max((memory for memory, _ in corners), default=0.0)
+        for count in range(1, 1 + ceil(most / share)):
+            yield own.workload(placement, of_batch.num_microbatches, count * share)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from minipipe.cli.exit_status import ExitStatus
-from minipipe.cli.options import add_costs, add_memory_limit, add_sizes, costs_of, misuse, sizes_of
-from minipipe.cli.output import figures
-from minipipe.errors import ScheduleCode
+from minipipe.cli.options import add_costs, add_memory_limit, add_output, add_sizes, costs_of, sizes_of
+from minipipe.cli.output import ExitStatus, answer, ending_of, figures
 from minipipe.io import write_whole
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import looped_placement, v_placement
@@ -55,21 +52,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: 0)")
     parser.add_argument("--exact", action="store_true", help="let CP-SAT go on, in the second half of the time")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write the schedule there, .csv or .txt; or its certificate, .json",
-    )
+    add_output(parser, "write the schedule there, .csv or .txt; or its certificate, .json")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Search, and print the figures of what was found."""
     ranks, microbatches = sizes_of(options)
-    if options.output is not None and options.output.suffix not in _WRITERS:
-        message = f"--output is {str(options.output)!r}; expected a name that ends in {', '.join(_WRITERS)}."
-        raise misuse(ScheduleCode.PARAMETERS, message)
+    ending = "" if options.output is None else ending_of(options.output, _WRITERS)
     costs = costs_of(options)
     workload = costs.workload(PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit)
     seconds, evaluations = options.seconds, options.evaluations
@@ -78,12 +67,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     found = find_schedule(workload, Objective(options.objective), seconds, options.seed, options.exact, evaluations)
     timeline = simulate(found.schedule, costs)
     if options.output is not None:
-        write_whole(options.output, _WRITERS[options.output.suffix](found))
-    if options.json:
-        print(json.dumps(_data(found, timeline, options.output)))
-    else:
-        print(_report(found, timeline, options.output))
-    return ExitStatus.YES
+        write_whole(options.output, _WRITERS[ending](found))
+    return answer(options, _data(found, timeline, options.output), _report(found, timeline, options.output))
 
 
 _WRITERS = {

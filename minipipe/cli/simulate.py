@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import add_costs, add_schedule, add_sizes, add_wait, all_steps, costs_of, schedule_of
-from minipipe.cli.output import figures, gaps_as_data
+from minipipe.cli.output import ExitStatus, answer, figures, gaps_as_data
 from minipipe.io import text_table
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
@@ -49,14 +47,11 @@ def run(options: argparse.Namespace) -> ExitStatus:
         gap._replace(bound=known_bound(gap.workload, gap.objective)) for gap in gaps(one_step, costs, timeline)
     )
     idle_by_cause = _idle_by_cause(timeline)
-    if options.json:
-        path = [str(span.action) for _, span in timeline.critical_path]
-        busy = list(map(timeline.busy, range(timeline.num_ranks)))
-        details = {"busy": busy, "idle": idle_by_cause, "critical_path": path}
-        print(json.dumps({**figures(schedule, timeline), **gaps_as_data(found), **details}))
-    else:
-        print(_report(schedule, timeline, idle_by_cause, options.sends_block, _compared(schedule, found)))
-    return ExitStatus.YES
+    path = [str(span.action) for _, span in timeline.critical_path]
+    busy = list(map(timeline.busy, range(timeline.num_ranks)))
+    details = {"busy": busy, "idle": idle_by_cause, "critical_path": path}
+    text = _report(schedule, timeline, idle_by_cause, options.sends_block, _compared(schedule, found))
+    return answer(options, {**figures(schedule, timeline), **gaps_as_data(found), **details}, text)
 
 
 def _report(
@@ -90,7 +85,7 @@ def _report(
 
 
 def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
-    """Say how far makespan and own spans are above the best possible for the memory that the schedule takes."""
+    """Compare makespan and own spans with the best possible for the memory of the schedule."""
     if not found:
         return []
     makespan, span = found
@@ -111,7 +106,7 @@ def _above(gap: Gap) -> str:
 
 
 def _idle_by_cause(timeline: Timeline) -> list[dict[str, float]]:
-    """Return, by rank, how long it is idle for each cause."""
+    """Return the idle time of each rank by cause."""
     return [
         {cause.value: sum(slot.end - slot.start for slot in slots if slot.cause is cause) for cause in IdleCause}
         for slots in timeline.idle
@@ -119,7 +114,7 @@ def _idle_by_cause(timeline: Timeline) -> list[dict[str, float]]:
 
 
 def _path(timeline: Timeline, shown: int = 6) -> str:
-    """Write the critical path, the middle of a long one left out."""
+    """Return the critical path, without the middle of a long one."""
     path = [str(span.action) for _, span in timeline.critical_path]
     if len(path) > 2 * shown:
         path = [*path[:shown], "…", *path[-shown:]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from minipipe.cli.exit_status import ExitStatus
 from minipipe.cli.options import (
     PAIRS_OR_AMOUNT,
     add_costs,
@@ -17,7 +16,7 @@ from minipipe.cli.options import (
     misuse,
     schedule_of,
 )
-from minipipe.errors import ScheduleCode
+from minipipe.cli.output import ExitStatus
 from minipipe.render.stepper.description import chosen_snapshots, write_snapshots
 from minipipe.render.stepper.loop import screen_of_this_terminal, step_with_keys
 from minipipe.render.stepper.walkthrough import Walkthrough
@@ -25,7 +24,7 @@ from minipipe.render.terminal import has_colour
 
 EPILOG = """In a terminal: n next, p back, g go to a step or a time, r one rank, ? help,
 q quit. Into a pipe or a file, and with --all: every step, one after another.
-An illegal schedule goes up to where it sticks, each action taking one round.
+An illegal schedule runs up to its deadlock, each action taking one round.
 
 examples:
   minipipe step 1f1b --microbatches 4
@@ -49,8 +48,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Walk through a schedule, legal or not: with keys in a terminal, otherwise one step after another."""
     schedule, costs = all_steps(schedule_of(options.schedule, options), options), costs_of(options)
     if options.steps > 1 and costs.update != 0:
-        message = "The walk goes from one training step to the next at once: leave update out, or use simulate."
-        raise misuse(ScheduleCode.PARAMETERS, message)
+        raise misuse("The walk has no time between training steps: leave update out, or use simulate.")
     walkthrough = Walkthrough(schedule, costs, options.memory_limit, memory_of(costs, schedule))
     numbers = chosen_snapshots(walkthrough, options.first, options.last, options.at)
     is_chosen = options.all or options.json or (options.first, options.last, options.at) != (None, None, None)

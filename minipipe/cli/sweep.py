@@ -7,13 +7,10 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from minipipe.cli.exit_status import ExitStatus
-from minipipe.cli.options import NUM_RANKS, counts, misuse, read_costs
-from minipipe.errors import ScheduleCode, quoted
-from minipipe.io import printable, write_whole
+from minipipe.cli.options import NUM_RANKS, add_output, add_sends_block, read_costs, whole_numbers
+from minipipe.cli.output import ExitStatus, ending_of, write_file
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY
 from minipipe.schedules.simulation.comparison import sweep
 
@@ -28,50 +25,30 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "--ranks", type=counts, default=[NUM_RANKS], metavar="P,…", help=f"numbers of them (default: {NUM_RANKS})"
-    )
-    parser.add_argument(
-        "--microbatches",
-        type=counts,
-        default=[NUM_MICROBATCHES],
-        metavar="M,…",
-        help=f"numbers of them (default: {NUM_MICROBATCHES})",
-    )
-    parser.add_argument(
-        "--schedules", type=_names, default=list(REGISTRY), metavar="NAME,…", help="which ones (default: all named)"
-    )
-    parser.add_argument(
-        "--chunks", type=counts, default=[None], metavar="V,…", help="stages on each rank (default: of each schedule)"
-    )
-    parser.add_argument(
-        "--costs",
-        nargs="+",
-        default=[""],
-        metavar="F=…,I=…|FILE.json",
-        help="of a rank's whole share, as for `minipipe simulate`",
-    )
-    parser.add_argument("--sends-block", action="store_true", help="a send holds its rank until it is received")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write there, .csv or .json (default: print CSV)"
-    )
+    for option, letter, default in (("--ranks", "P", NUM_RANKS), ("--microbatches", "M", NUM_MICROBATCHES)):
+        usual = f"numbers of them (default: {default})"
+        parser.add_argument(option, type=whole_numbers, default=[default], metavar=f"{letter},…", help=usual)
+    add, names = parser.add_argument, list(REGISTRY)
+    add("--schedules", type=_names, default=names, metavar="NAME,…", help="which ones (default: all named)")
+    usual = "stages on each rank (default: of each schedule)"
+    add("--chunks", type=whole_numbers, default=[None], metavar="V,…", help=usual)
+    share = "of a rank's whole share, as for `minipipe simulate`"
+    add("--costs", nargs="+", default=[""], metavar="F=…,I=…|FILE.json", help=share)
+    add_sends_block(parser)
+    add_output(parser, "write there, .csv or .json (default: print CSV)")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the rows, or write them."""
-    written = _csv if options.output is None else _format(options.output)
+    written = _csv if options.output is None else _WRITTEN[ending_of(options.output, _WRITTEN)]
     costs = {text: read_costs(text, options.sends_block) for text in options.costs}
     rows = sweep(options.ranks, options.microbatches, options.schedules, options.chunks, costs)
     if options.output is None:
         print(_json(rows) if options.json else written(rows), end="")
         return ExitStatus.YES
-    write_whole(options.output, written(rows))
-    wrote, errors = str(options.output), sum(row["error"] is not None for row in rows)
-    if options.json:
-        print(json.dumps({"wrote": wrote, "rows": len(rows), "errors": errors}))
-    else:
-        print(f"wrote {printable(wrote)}: {len(rows)} rows, {errors} of them with an error")
-    return ExitStatus.YES
+    errors = sum(row["error"] is not None for row in rows)
+    more = f": {len(rows)} rows, {errors} of them with an error"
+    return write_file(options.output, written(rows), options, more, rows=len(rows), errors=errors)
 
 
 def _names(text: str) -> list[str]:
@@ -92,11 +69,3 @@ def _json(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 _WRITTEN = {".csv": _csv, ".json": _json}
-
-
-def _format(path: Path) -> Any:
-    ending = path.suffix.lower()
-    if ending not in _WRITTEN:
-        message = f"{quoted(str(path), 200)} ends in {printable(ending[:20]) or 'nothing'}; expected .csv or .json."
-        raise misuse(ScheduleCode.PARAMETERS, message)
-    return _WRITTEN[ending]

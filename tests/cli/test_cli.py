@@ -352,4 +352,4 @@ def test_stages_that_cannot_be_frozen_and_no_steps_are_refused(ask, words, hint)
 def test_what_names_no_stages_is_refused_as_usage(ask, capsys):
     with pytest.raises(SystemExit) as left:
         ask("show", "1f1b", "--freeze", "first")
-    assert left.value.code == 2 and "'first' names no stages; expected their numbers" in capsys.readouterr().err
+    assert left.value.code == 2 and "'first' is no list of numbers; expected whole numbers" in capsys.readouterr().err

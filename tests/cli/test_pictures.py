@@ -80,7 +80,7 @@ def test_pdf_and_png_are_written_as_such(ending, magic, ask, tmp_path):
 def test_another_ending_is_refused_and_nothing_is_written(ending, ask, tmp_path):
     path = tmp_path / f"mine.{ending}"
     status, out, err = ask("show", "1f1b", "-o", path)
-    assert (status, out) == (2, "") and "expected .csv, .txt, .svg, .pdf, .png, .html, .json, or a --format" in err
+    assert (status, out) == (2, "") and "expected .csv, .txt, .svg, .pdf, .png, .html or .json, or a --format" in err
     assert not path.exists()
 
 
@@ -116,7 +116,7 @@ def test_the_limits_of_a_search_for_a_plot_are_multiples_of_what_the_fullest_ran
 ):
     limits = {}
     keep = lambda workload, seconds: limits.setdefault(workload.placement, []).append(max(workload.memory_limit))
-    monkeypatch.setattr("minipipe.tuning.searching.searched_schedule", keep)
+    monkeypatch.setattr("minipipe.tuning.weighing.searched_schedule", keep)
     options = ("--ranks", 2, "--microbatches", 4, "--costs", "activation=1:3", "--search", 1)
     assert ask("schedules", "--plot", tmp_path / "plot.svg", *options)[0] == 0
     assert limits == {(0, 1): [3, 6], (0, 1, 1, 0): [3]}

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from minipipe.cli import run
-from minipipe.cli.supervision.supervisor import Outcome
+from minipipe.cli.supervision.supervisor import JobResult
 from tests.launch import needs_mpi
 
 
@@ -23,27 +23,27 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("", "There is no script; expected one behind the options, as in -n 4 train.py."),
-        ("-n 4", "There is no script; expected one behind the options, as in -n 4 train.py."),
+        ("", "There is no script; expected one after the options, as in -n 4 train.py."),
+        ("-n 4", "There is no script; expected one after the options, as in -n 4 train.py."),
         ("-n 4 tain.py", "There is no script 'tain.py'; expected a file with Python."),
         ("-n 4 .", "There is no script '.'; expected a file with Python."),
         ("train.py -n 4", "-n is missing; expected the number of ranks before the script: -n 4 train.py."),
-        ("-n 0 train.py", "-n is 0; expected 1 to 4096."),
-        ("-n 99999999999999999999 train.py", "-n is 99999999999999999999; expected 1 to 4096."),
-        ("-n 2 --restarts -1 train.py", "--restarts is -1; expected at least 0."),
+        ("-n 0 train.py", "-n is 0; expected a whole number, 1 to 4096."),
+        ("-n 99999999999999999999 train.py", "-n is 99999999999999999999; expected a whole number, 1 to 4096."),
+        ("-n 2 --restarts -1 train.py", "--restarts is -1; expected a whole number, at least 0."),
         (
             "-n 2 --min-ranks 1 train.py",
-            "--min-ranks is for hosts that may be gone; expected --hostfile FILE with it.",
+            "--min-ranks is for hosts that may be lost; expected --hostfile FILE with it.",
         ),
-        ("-n 2 --probe x train.py", "--probe is for hosts that may be gone; expected --hostfile FILE with it."),
-        ("--hostfile hosts --min-ranks 5 train.py", "--min-ranks is 5; expected 1 to 4."),
-        ("--hostfile hosts --min-ranks 0 train.py", "--min-ranks is 0; expected 1 to 4."),
+        ("-n 2 --probe x train.py", "--probe is for hosts that may be lost; expected --hostfile FILE with it."),
+        ("--hostfile hosts --min-ranks 5 train.py", "--min-ranks is 5; expected a whole number, 1 to 4."),
+        ("--hostfile hosts --min-ranks 0 train.py", "--min-ranks is 0; expected a whole number, 1 to 4."),
         ("--hostfile hosts --probe true train.py", "--probe is 'true'; expected a command with the word HOST."),
         ("--hostfile nowhere train.py", "'nowhere' cannot be read: No such file or directory."),
         ("--hostfile nobody train.py", "'nobody' names no host; expected a line for each: HOST:RANKS."),
         (
             "--hostfile hosts --probe nossh-HOST train.py",
-            "There is no command 'nossh-HOST' here; install it, or ask the hosts in another way: --probe.",
+            "There is no command 'nossh-HOST' here; install it, or give another command: --probe.",
         ),
         (
             "-n 2 --launcher nompirun train.py",
@@ -90,7 +90,7 @@ def test_an_option_that_is_none_is_bad_usage(arguments, ask, here, capsys):
 )
 def test_what_stands_behind_the_script_is_the_scripts(arguments, ranks, program, here, ask, monkeypatch):
     jobs = []
-    monkeypatch.setattr(run, "supervise", lambda job, *_: jobs.append(job) or Outcome(5, 0, job.ranks))
+    monkeypatch.setattr(run, "supervise", lambda job, *_: jobs.append(job) or JobResult(5, 0, job.ranks))
     monkeypatch.setattr(run, "become_supervisor", lambda: None)
     monkeypatch.setattr(run, "_check_installed", lambda *_: None)
     assert ask("run", *arguments.split()) == (5, "", "")

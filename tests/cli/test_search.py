@@ -46,7 +46,7 @@ def test_it_says_whether_what_it_found_is_optimal(ask):
     [
         (["--memory-limit", 0.5], "One microbatch takes 1 on rank 0, and the limit is 0.5"),
         (["--seconds", 0], "seconds is 0.0; expected a time above 0"),
-        (["-o", "mine.svg"], "--output is 'mine.svg'; expected a name that ends in .csv, .txt, .json"),
+        (["-o", "mine.svg"], "'mine.svg' ends in .svg; expected .csv, .txt or .json"),
         (["--costs", "F=1:2"], "forward has 2 values for 4 stages"),
     ],
 )

@@ -71,4 +71,4 @@ def test_a_sweep_that_is_wrong_exits_2_and_says_what_would_be_right(arguments, w
 def test_counts_that_are_none_are_a_matter_of_usage(ask, capsys):
     with pytest.raises(SystemExit):
         ask("sweep", "--ranks", "2,x")
-    assert "'2,x' has no counts; expected whole numbers, such as 4 or 2,4,8" in capsys.readouterr().err
+    assert "'2,x' is no list of numbers; expected whole numbers, such as 4 or 2,4,8" in capsys.readouterr().err

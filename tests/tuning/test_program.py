@@ -106,7 +106,7 @@ def test_a_program_that_is_not_there_is_refused():
     ("words", "said"),
     [
         ([], "There is no program; expected one after the options"),
-        (["--ranks", "0", "x.py"], "--ranks is 0; expected 1 to 4096."),
+        (["--ranks", "0", "x.py"], "--ranks is 0; expected a whole number, 1 to 4096."),
         (["--memory-limit", "much", "x.py"], "memory_limit is 'much'; expected an amount above 0"),
         (["--seconds", "-1", "x.py"], "seconds is -1.0; expected a finite time, at least 0."),
         (["--seconds", "inf", "x.py"], "seconds is inf; expected a finite time, at least 0."),

@@ -1,4 +1,4 @@
-"""A job as its user asked for it, and the command that starts it."""
+"""The specification of a job, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
-from minipipe.cli.supervision.hostfile import Host
+from minipipe.cli.supervision.hosts import Host
 
 RESTART = "MINIPIPE_RESTART"
-"""The variable that tells each rank how often the job was started again, from 0."""
+"""The variable with the number of restarts so far."""
 PROBE = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", "HOST", "true")
-"""The usual question to a host."""
+"""The default command that probes a host."""
 
 
 def find_mpirun() -> str | None:
@@ -24,29 +24,29 @@ def find_mpirun() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-class Job(NamedTuple):
-    """What to run, and where.
+class JobSpec(NamedTuple):
+    """The program, ranks and hosts of a job.
 
     Attributes
     ----------
     program : tuple of str
         A Python script and its arguments.
     ranks : int
-        How many, with all hosts.
+        Their number, with all hosts.
     launcher : tuple of str
         ``mpirun``, or a command with the same options ``-n`` and ``--hostfile``.
     hostfile : Path, optional
-        None for a job whose hosts are the launcher's business.
+        None where the launcher chooses the hosts.
     hosts : tuple of Host
-        Those of the hostfile.
+        Of the hostfile.
     min_ranks : int
-        With fewer the job is not started again.
+        With fewer the job is not restarted.
     probe : tuple of str
-        See :func:`minipipe.cli.supervision.hostfile.silent_hosts`.
+        See :func:`minipipe.cli.supervision.hosts.silent_hosts`.
 
     Examples
     --------
-    >>> job = Job(("train.py",), 4, ("mpirun",), hosts=(Host("a", 2, "a:2"), Host("b", 2, "b:2")))
+    >>> job = JobSpec(("train.py",), 4, ("mpirun",), hosts=(Host("a", 2, "a:2"), Host("b", 2, "b:2")))
     >>> job.ranks_without([]), job.ranks_without(["b"])
     (4, 2)
     """
@@ -60,16 +60,16 @@ class Job(NamedTuple):
     probe: tuple[str, ...] = PROBE
 
     def ranks_without(self, silent: Sequence[str]) -> int:
-        """Return how many ranks the other hosts have room for, at most those that were asked for."""
+        """Return the number of ranks on the other hosts, at most ``ranks``."""
         if not silent:
             return self.ranks
         return min(self.ranks, sum(host.slots for host in self.hosts if host.name not in silent))
 
     @contextmanager
     def command(self, restart: int, silent: Sequence[str] = ()) -> Iterator[list[str]]:
-        """Give the command that starts the job on all hosts but the silent ones; it is valid inside this block."""
+        """Yield the command that starts the job on all hosts but the silent ones; it is valid inside this block."""
         launch = [*self.launcher, "-n", str(self.ranks_without(silent))]
-        # By env, since a launcher need not hand variables on to other hosts.
+        # By env, since a launcher may not pass variables to other hosts.
         program = ["env", f"{RESTART}={restart}", sys.executable, *self.program]
         if not silent:
             hosts = [] if self.hostfile is None else ["--hostfile", str(self.hostfile)]

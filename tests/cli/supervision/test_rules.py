@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe.cli.supervision import hostfile
-from minipipe.cli.supervision.attempt import Attempts, Ending
-from minipipe.cli.supervision.guard import shell_code
-from minipipe.cli.supervision.hostfile import Host, is_here, parse_hosts, read_hosts, silent_hosts
-from minipipe.cli.supervision.launching import Job
-from minipipe.cli.supervision.supervisor import pause_before_restart, reason_to_stop
+from minipipe.cli.supervision import hosts as hosts_module
+from minipipe.cli.supervision.hosts import Host, is_here, parse_hosts, read_hosts, silent_hosts
+from minipipe.cli.supervision.launching import JobSpec
+from minipipe.cli.supervision.supervisor import Attempts, Ending, pause_before_restart, reason_to_stop, shell_code
 from minipipe.errors import ArgumentError, LaunchError
 
 QUICK, LONG = 4.9, 5.1  # seconds: before and after the limit that is promised
@@ -100,7 +98,7 @@ def test_ranks_of_silent_hosts_are_left_out_and_the_command_names_the_others(row
     total = sum(host.slots for host in hosts)
     ranks = data.draw(st.integers(1, total + 3))
     silent = data.draw(st.lists(st.sampled_from([host.name for host in hosts]), unique=True))
-    job = Job(("a.py", "-n"), ranks, ("mpirun", "-q"), "all hosts", hosts)
+    job = JobSpec(("a.py", "-n"), ranks, ("mpirun", "-q"), "all hosts", hosts)
     left = [host for host in hosts if host.name not in silent]
     expected = min(ranks, sum(host.slots for host in left)) if silent else ranks
     assert job.ranks_without(silent) == expected
@@ -116,7 +114,7 @@ def test_ranks_of_silent_hosts_are_left_out_and_the_command_names_the_others(row
 
 
 def test_hosts_are_asked_at_once_and_one_that_hangs_counts_as_silent(monkeypatch):
-    monkeypatch.setattr(hostfile, "_PATIENCE", 0.5)
+    monkeypatch.setattr(hosts_module, "_PATIENCE", 0.5)
     probe = ["sh", "-c", "case $0 in a*) exec sleep 100;; b) exit 3;; esac", "HOST"]
     begun = time.perf_counter()
     silent = silent_hosts(["a1", "a2", "a1", "b", "c", "localhost"], probe)

@@ -1,4 +1,4 @@
-"""The hosts of a job: the file that names them, and which of them answer."""
+"""The hosts of a job: the file that lists them, and the hosts that answer a probe."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from minipipe.comm.job.system_calls import end_with
 from minipipe.errors import ArgumentError, quoted
 from minipipe.io import read_text
 
-_PATIENCE = 5.0  # seconds that a host may take to answer
-_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")  # nothing that ssh takes for an option
+_PATIENCE = 5.0  # seconds for a host to answer
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")  # never an option of ssh
 _SLOTS = re.compile(r"(?:\s*:|.*\bslots\s*=)\s*(\d+)")  # as MPICH and as Open MPI write them
 _HERE = ("localhost", "127.0.0.1")
 
@@ -29,9 +29,9 @@ class Host(NamedTuple):
     ----------
     name : str
     slots : int
-        How many ranks it has room for.
+        The number of ranks that it may run.
     line : str
-        As it stands there.
+        Its text.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Host(NamedTuple):
 def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
     """Return the hosts in the text of a hostfile, of MPICH, Intel MPI, Open MPI or PBS.
 
-    A line has the name of a host, and perhaps its slots; without them it stands for one. A host may have several lines.
+    A line has the name of a host, and optionally its slots, one by default. A host may have several lines.
 
     Parameters
     ----------
@@ -79,28 +79,20 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
 
 
 def read_hosts(path: Path) -> tuple[Host, ...]:
-    """Return the hosts in a hostfile.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``, as :func:`parse_hosts`.
-    FileError
-        As :func:`minipipe.io.read_text`.
-    """
+    """Return the hosts in a hostfile; raise as :func:`parse_hosts` and :func:`minipipe.io.read_text`."""
     return parse_hosts(read_text(path), str(path))
 
 
 def silent_hosts(names: Iterable[str], probe: Sequence[str]) -> dict[str, str]:
-    """Return the hosts that do not answer, each with what happened instead.
+    """Return the hosts that do not answer, each with the reason.
 
-    All are asked at once, and have 5 s. This host is not asked.
+    All are probed at once, and have 5 s. This host is not probed.
 
     Parameters
     ----------
     names : iterable of str
     probe : sequence of str
-        A command that succeeds if the host in place of the word ``HOST`` answers. What it says goes to stderr.
+        A command that succeeds if the host in place of ``HOST`` answers. Its error messages go to stderr.
 
     Examples
     --------
@@ -128,6 +120,6 @@ def _asking(name: str, probe: Sequence[str]) -> subprocess.Popen:
 
 
 def is_here(name: str) -> bool:
-    """Tell whether a host is this one, going by its name alone."""
+    """Tell whether a host is this one, judging by its name alone."""
     own = socket.gethostname()
     return name in (*_HERE, own, own.partition(".")[0])
