@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeGuard, cast, overload
+from typing import Any, TypeGuard, overload
 
 from minipipe import functional
 from minipipe.autograd.modes import Place, current_place
@@ -57,8 +57,8 @@ class Sequential(Module):
                     "Write Sequential(*layers) to give a list, nn.Function(f) to give a function.",
                 )
         self.layers = _tied(layers)
-        # Where these are part of a longer sequence: the number of the first one, for people, and its place, for random
-        # numbers. They differ behind a recomputed sequence, which is one layer and has as many places as layers.
+        # Of a part of a longer sequence: the number of its first layer there, for messages, and that layer's place, for
+        # random numbers. They differ after a recomputed sequence: one layer, and a place for each of the layers in it.
         self.first_layer = self.first_place = 0
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
@@ -68,36 +68,33 @@ class Sequential(Module):
     def forward(self, x: Any) -> Any:
         """Apply every layer in turn."""
         place = current_place()
-        if place.layer is not None:  # a sequence inside a layer of another one, which no cut divides
-            return self._apply(x, None, 0, 0)
+        if place.layer is not None:  # inside a layer of another sequence: no cut divides this one
+            return self._apply(x, None)
         try:
             x = x if isinstance(x, Tensor) else as_tensors(x)
             return self._apply(x, place, self.first_place, self.first_layer)
         finally:
             place.leave()
 
-    def _apply(self, x: Any, place: Place | None, first_place: int, number: int) -> Any:
+    def _apply(self, x: Any, place: Place | None, first_place: int = 0, first_layer: int = 0) -> Any:
         if not isinstance(x, _BUNDLES):
             x = as_tensor(x)
-        last, layer = len(self.layers) - 1, cast(Module, self)
-        try:
-            for i, layer in enumerate(self.layers):
-                if place is not None:
-                    place.enter(first_place)
-                if place is not None and type(layer) in (Sequential, Recompute):
-                    x = _in_its_places(cast(Any, layer), x, place, first_place, number)
-                    places, layers = _num_places(layer), _num_layers(layer)
+        layers = self.layers if place is None else self.flat_layers
+        for i, layer in enumerate(layers):
+            try:
+                if place is None:
+                    x = layer(x)
                 else:
-                    x, places, layers = layer(x), 1, 1
+                    place.enter(first_place)
+                    x = _in_its_places(layer, x, first_place)
+                    first_place += _num_places(layer)
                 if not isinstance(x, Tensor):
                     x = boundary(x)
-                elif i < last:
+                elif i < len(layers) - 1:
                     x = functional.contiguous(x)
-                first_place, number = first_place + places, number + layers
-        except BaseException as error:  # Ctrl-C and sys.exit in a layer have a place, too
-            if place is None or not _is_nested(layer):  # a nested sequence has named the layer
-                error.add_note(f"in layer {number}, {layer.brief()}")
-            raise
+            except BaseException as error:  # Ctrl-C and sys.exit in a layer get the note too
+                error.add_note(f"in layer {first_layer + i}, {layer.brief()}")
+                raise
         return x
 
     def tied(self) -> Sequential:
@@ -111,16 +108,19 @@ class Sequential(Module):
 
     @property
     def flat_layers(self) -> list[Module]:
-        """The layers, and instead of a sequence among them its own."""
-        parts = ((layer.flat_layers if _is_nested(layer) else [layer]) for layer in self.layers)
-        return [layer for part in parts for layer in part]
+        """The layers, with those of a sequence among them in place of it."""
+        return _flat(self.layers)
 
     def cut(self, layers: range) -> Sequential:
         """Return a part of the flat layers, which draws random numbers as it does in the whole."""
         flat = self.flat_layers
-        part = Sequential(*flat[layers.start : layers.stop])
-        part.first_layer = self.first_layer + layers.start
-        part.first_place = self.first_place + sum(map(_num_places, flat[: layers.start]))
+        return self._part(flat[layers.start : layers.stop], before=flat[: layers.start])
+
+    def _part(self, layers: list[Module], before: list[Module]) -> Sequential:
+        """Return some of the layers as a sequence, given the flat layers before them."""
+        part = Sequential(*layers)
+        part.first_layer = self.first_layer + len(before)
+        part.first_place = self.first_place + sum(map(_num_places, before))
         part.is_training = self.is_training
         return part
 
@@ -137,37 +137,35 @@ class Sequential(Module):
     def __getitem__(self, index: int | slice) -> Module:
         if not isinstance(index, slice):
             return self.layers[index]
-        part = Sequential(*self.layers[index])
         start, _, step = index.indices(len(self))
-        if step == 1:
-            part.first_layer = self.first_layer + sum(map(_num_layers, self.layers[:start]))
-            part.first_place = self.first_place + sum(map(_num_places, self.layers[:start]))
-        part.is_training = self.is_training
+        part = self._part(self.layers[index], before=_flat(self.layers[:start]))
+        if step != 1:  # in another order there is no first layer in the whole
+            part.first_layer = part.first_place = 0
         return part
 
 
-def _is_nested(layer: Module) -> TypeGuard[Sequential]:
-    return type(layer) is Sequential and bool(layer.layers)
+def _is_sequence(layer: Any) -> TypeGuard[Sequential]:
+    return type(layer) is Sequential and bool(layer.layers)  # a subclass, and an empty one, is a layer
 
 
-def _num_layers(layer: Module) -> int:
-    return sum(map(_num_layers, layer.layers)) if _is_nested(layer) else 1
+def _flat(layers: Iterable[Module]) -> list[Module]:
+    parts = (_flat(layer.layers) if _is_sequence(layer) else [layer] for layer in layers)
+    return [layer for part in parts for layer in part]
 
 
 def _num_places(layer: Module) -> int:
-    """Return how many places a layer has for random numbers: a sequence, recomputed or not, those of its layers."""
-    inner = layer.module if type(layer) is Recompute else layer
-    return sum(map(_num_places, inner.layers)) if _is_nested(inner) else 1
+    """Return how many places a flat layer has for random numbers: a recomputed sequence those of its layers."""
+    if type(layer) is Recompute and _is_sequence(layer.module):
+        return sum(map(_num_places, layer.module.flat_layers))
+    return 1
 
 
-def _in_its_places(layer: Sequential | Recompute, x: Any, place: Place, first_place: int, number: int) -> Any:
-    """Apply a nested sequence, recomputed or not: its layers have places of their own. Others are layers like all."""
-    inner = layer.module if isinstance(layer, Recompute) else layer
-    if not _is_nested(inner):
-        return layer(x)
-    if isinstance(layer, Recompute):
-        return layer.compute(lambda given: inner._apply(given, current_place(), first_place, 0), x)
-    return inner._apply(x, place, first_place, number)
+def _in_its_places(layer: Module, x: Any, first_place: int) -> Any:
+    """Apply a flat layer; those of a recomputed sequence draw from places of their own."""
+    if type(layer) is Recompute and _is_sequence(layer.module):
+        inner = layer.module
+        return layer.compute(lambda given: inner._apply(given, current_place(), first_place), x)
+    return layer(x)
 
 
 def boundary(x: Any) -> Any:
