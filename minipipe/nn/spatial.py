@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from minipipe import functional
@@ -17,6 +18,7 @@ class _Convolution(Module):
     """What the convolutions share; they differ in the number of axes that the kernel moves along."""
 
     num_axes: int
+    operation: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -42,6 +44,11 @@ class _Convolution(Module):
         met = (ins // self.groups, *kernel)  # what each output meets at each position
         self.weight = Parameter((outs, *met), initialiser or he_uniform(prod(met)), dtype)
         self.bias = Parameter((outs,), constant(0.0), dtype) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, in_channels, length) to (n, out_channels, windows); images have two axes in place of length."""
+        options = self.stride, self.padding, self.dilation, self.groups
+        return self.operation(x, self.weight, self.bias, *options)
 
     def describe(self) -> str:
         """Name channels, kernel, and the options that differ from the default."""
@@ -94,11 +101,7 @@ class Conv1d(_Convolution):
     (4, 6, 8)
     """
 
-    num_axes = 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map series of shape (n, in_channels, length) to (n, out_channels, windows)."""
-        return functional.conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+    num_axes, operation = 1, staticmethod(functional.conv1d)
 
 
 class Conv2d(_Convolution):
@@ -145,11 +148,7 @@ class Conv2d(_Convolution):
     ((4, 64, 8, 8), 2432)
     """
 
-    num_axes = 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images of shape (n, in_channels, height, width) to (n, out_channels, oh, ow)."""
-        return functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+    num_axes, operation = 2, staticmethod(functional.conv2d)
 
 
 def written(values: tuple[int, ...]) -> str:
@@ -161,11 +160,16 @@ class _Pool(Module):
     """What pools share; they differ in the number of axes that a window has, and in what they take of it."""
 
     num_axes: int
+    operation: Callable[..., Tensor]
 
     def __init__(self, kernel_size: int | tuple[int, ...], stride: int | tuple[int, ...] | None = None) -> None:
         name, axes = type(self).__name__, self.num_axes
         self.kernel_size: Any = per_axis(name, "kernel_size", kernel_size, axes)
         self.stride: Any = self.kernel_size if stride is None else per_axis(name, "stride", stride, axes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, channels, length) to (n, channels, windows); images have two axes in place of length."""
+        return self.operation(x, self.kernel_size, self.stride)
 
     def describe(self) -> str:
         """Name the kernel, and the stride where it is another."""
@@ -195,11 +199,7 @@ class MaxPool1d(_Pool):
     (4, 3, 4)
     """
 
-    num_axes = 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map series of shape (n, channels, length) to (n, channels, windows)."""
-        return functional.max_pool1d(x, self.kernel_size, self.stride)
+    num_axes, operation = 1, staticmethod(functional.max_pool1d)
 
 
 class MaxPool2d(_Pool):
@@ -224,11 +224,7 @@ class MaxPool2d(_Pool):
     (4, 3, 4, 4)
     """
 
-    num_axes = 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images of shape (n, channels, height, width) to (n, channels, oh, ow)."""
-        return functional.max_pool2d(x, self.kernel_size, self.stride)
+    num_axes, operation = 2, staticmethod(functional.max_pool2d)
 
 
 class AvgPool1d(_Pool):
@@ -253,11 +249,7 @@ class AvgPool1d(_Pool):
     (4, 3, 3)
     """
 
-    num_axes = 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map series of shape (n, channels, length) to (n, channels, windows)."""
-        return functional.avg_pool1d(x, self.kernel_size, self.stride)
+    num_axes, operation = 1, staticmethod(functional.avg_pool1d)
 
 
 class AvgPool2d(_Pool):
@@ -282,11 +274,7 @@ class AvgPool2d(_Pool):
     (4, 3, 4, 4)
     """
 
-    num_axes = 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images of shape (n, channels, height, width) to (n, channels, oh, ow)."""
-        return functional.avg_pool2d(x, self.kernel_size, self.stride)
+    num_axes, operation = 2, staticmethod(functional.avg_pool2d)
 
 
 class GlobalAvgPool(Module):
