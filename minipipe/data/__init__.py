@@ -72,9 +72,7 @@ def num_batches(num_samples: int, batch_size: int) -> int:
     >>> num_batches(10, batch_size=4)
     3
     """
-    if batch_size < 1:
-        raise ArgumentError("value", f"batch_size is {batch_size}; expected at least 1.")
-    return -(-num_samples // batch_size)
+    return -(-num_samples // whole_number("batch_size", batch_size))
 
 
 def batches(
@@ -277,12 +275,8 @@ def text_windows(
     >>> bool((targets == inputs + 1).all()), inputs.shape
     (True, (2, 3))
     """
-    if not 1 <= context < len(numbers):
-        raise ArgumentError(
-            "value", f"context is {context}; expected 1 to {len(numbers) - 1}, less than the text is long."
-        )
-    if num_windows < 1:
-        raise ArgumentError("value", f"num_windows is {num_windows}; expected at least 1.")
+    whole_number("context", context, 1, len(numbers) - 1, advice="The text must be longer than a window.")
+    whole_number("num_windows", num_windows)
     note_draw("text_windows", len(numbers), context, num_windows, *map(int, key))
     generator = np.random.Generator(np.random.Philox(list(key)))
     starts = generator.integers(0, len(numbers) - context, num_windows)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from minipipe import functional
-from minipipe.errors import ArgumentError, TensorError
+from minipipe.errors import ArgumentError, TensorError, shape_error
 from minipipe.nn.initialisers import Initialiser, constant, he_uniform, normal, uniform
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
@@ -471,7 +471,7 @@ class PositionalEmbedding(Module):
         """
         length, width = self.weight.shape
         if x.ndim != 3 or x.shape[2] != width:
-            raise TensorError("shape", f"PositionalEmbedding: the input has shape {x.shape}; expected (n, t, {width}).")
+            raise shape_error("PositionalEmbedding", f"(n, t, {width})", input=x.shape)
         if x.shape[1] > length:
             raise TensorError(
                 "range",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Integral
 from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, ParameterError
+from minipipe.errors import ArgumentError, ParameterError, whole_number
 from minipipe.hints import Familiar, check_keywords, check_options
 from minipipe.nn.parameter import Parameter
 
@@ -261,13 +260,10 @@ def check_lengths(layer: str, **lengths: Any) -> None:
     >>> check_lengths("Linear", in_features=64 / 2)
     Traceback (most recent call last):
         ...
-    minipipe.errors.ArgumentError: Linear: in_features is 32.0; expected a whole number, at least 0 (64 // 2, ...).
+    minipipe.errors.ArgumentError: Linear: in_features is 32.0; expected a whole number, at least 0. Write 64 // 2, ...
     """
     for name, value in lengths.items():
-        if not isinstance(value, Integral) or value < 0:
-            raise ArgumentError(
-                "value", f"{layer}: {name} is {value!r}; expected a whole number, at least 0 (64 // 2, not 64 / 2)."
-            )
+        whole_number(f"{layer}: {name}", value, 0, advice="Write 64 // 2, not 64 / 2.")
 
 
 def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minipipe import functional
-from minipipe.errors import ArgumentError, TensorError
+from minipipe.errors import ArgumentError, shape_error
 from minipipe.nn.initialisers import glorot_uniform
 from minipipe.nn.layers import GELU, Dropout, LayerNorm, Linear, Residual, check_probability
 from minipipe.nn.module import Module, check_lengths
@@ -96,7 +96,7 @@ class MultiHeadAttention(Module):
         """
         width = self.output.weight.shape[0]
         if len(x.shape) != 3 or x.shape[2] != width:
-            raise TensorError("shape", f"MultiHeadAttention: the input has shape {x.shape}; expected (n, t, {width}).")
+            raise shape_error("MultiHeadAttention", f"(n, t, {width})", input=x.shape)
         dropout = self.dropout if self.is_training else 0.0
         gathered = functional.self_attention(
             self.projections(x),
@@ -195,11 +195,8 @@ class CrossAttention(Module):
         n = x.shape[0] if x.ndim else 0
         fits = x.ndim == memory.ndim == 3 and x.shape[2] == width and memory.shape[::2] == (n, memory_width)
         if not fits or 0 in memory.shape[1:]:
-            raise TensorError(
-                "shape",
-                f"CrossAttention: the input has shape {x.shape}, the memory {memory.shape}; expected (n, t, {width}) "
-                f"and (n, s, {memory_width}), s at least 1.",
-            )
+            expected = f"(n, t, {width}) and (n, s, {memory_width}), s at least 1"
+            raise shape_error("CrossAttention", expected, input=x.shape, memory=memory.shape)
         shared = self.num_key_value_heads or self.num_heads
         keys_and_values = _by_head(self.projections(memory), 2 * shared)
         key, value = functional.split(keys_and_values, 2, axis=1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import cos, pi
-from numbers import Integral
 from typing import Any
 
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, whole_number
 from minipipe.optim.optimiser import Optimiser, checked
 
 Factor = Callable[[int], float]
@@ -93,7 +92,7 @@ class LearningRateSchedule:
         if not isinstance(rates, list) or len(rates) != len(own):
             message = f"the state is {state!r:.80}; expected one of state_dict(), with {len(own)} rates."
             raise ArgumentError("value", f"LearningRateSchedule: {message}")
-        _check_steps("last_step", state["last_step"], 0)
+        whole_number("last_step", state["last_step"], 0)
         self._first_rates = [checked("learning_rate", rate) for rate in rates]
         self._set(state["last_step"])
 
@@ -134,7 +133,7 @@ def step_decay(every: int, factor: float) -> Factor:
     >>> [step_decay(every=2, factor=0.5)(step) for step in range(5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
-    _check_steps("every", every, 1)
+    whole_number("every", every)
     if not 0 < factor <= 1:
         raise ArgumentError("value", f"factor is {factor}; expected more than 0 and at most 1.")
     return lambda step: float(factor) ** (step // every)
@@ -186,8 +185,8 @@ def cosine(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
 
 def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int, final: float) -> Factor:
     """Return the factor that warms up, follows ``fall`` from progress 0 to progress 1, and stays at ``final``."""
-    _check_steps("num_steps", num_steps, 1)
-    _check_steps("warmup_steps", warmup_steps, 0, num_steps)
+    whole_number("num_steps", num_steps)
+    whole_number("warmup_steps", warmup_steps, 0, num_steps, advice="The warm-up is a part of num_steps.")
     if not 0 <= final <= 1:
         raise ArgumentError(
             "value", f"final is {final}; expected at least 0 and at most 1, a share of the learning rate."
@@ -201,12 +200,3 @@ def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int,
         return final + (1 - final) * fall((step - warmup_steps) / (num_steps - warmup_steps))
 
     return factor
-
-
-def _check_steps(name: str, number: Any, at_least: int, at_most: int | None = None) -> None:
-    is_whole = isinstance(number, Integral) and not isinstance(number, bool)
-    if not is_whole or int(number) < at_least or (at_most is not None and int(number) > at_most):
-        most = "" if at_most is None else f" and at most num_steps, {at_most}"
-        raise ArgumentError(
-            "value", f"{name} is {number!r}; expected a whole number of steps, at least {at_least}{most}."
-        )

@@ -7,7 +7,7 @@ from math import fsum, inf, isfinite, sqrt
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.errors import ArgumentError, ParameterError, RankError
+from minipipe.errors import ArgumentError, ParameterError, RankError, whole_number
 from minipipe.nn.parameter import Parameter
 from minipipe.tensor import Tensor
 
@@ -257,9 +257,9 @@ class LossScale:
         if not 0 < minimum <= initial < inf:
             given = f"minimum is {minimum} and initial {initial}"
             raise ArgumentError("value", f"LossScale: {given}; expected finite numbers, 0 < minimum <= initial.")
-        if not 1 < factor < inf or not isinstance(growth_interval, int) or growth_interval < 1:
-            given = f"factor is {factor} and growth_interval {growth_interval!r}"
-            raise ArgumentError("value", f"LossScale: {given}; expected more than 1, and a whole number, at least 1.")
+        if not 1 < factor < inf:
+            raise ArgumentError("value", f"LossScale: factor is {factor}; expected a finite number above 1.")
+        growth_interval = whole_number("LossScale: growth_interval", growth_interval)
         self.value, self.num_good_steps = float(initial), 0
         self._factor, self._growth_interval, self._minimum = float(factor), growth_interval, float(minimum)
 

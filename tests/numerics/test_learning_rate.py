@@ -63,11 +63,11 @@ def test_a_factor_rises_through_the_warm_up_never_rises_after_it_and_ends_at_fin
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({"num_steps": 0}, "num_steps is 0; expected a whole number of steps, at least 1."),
+        ({"num_steps": 0}, "num_steps is 0; expected a whole number, at least 1."),
         ({"num_steps": 2.5}, "num_steps is 2.5; expected a whole number"),
         (
             {"num_steps": 4, "warmup_steps": 5},
-            "warmup_steps is 5; expected a whole number of steps, at least 0 and at most num_steps, 4.",
+            "warmup_steps is 5; expected a whole number, 0 to 4. The warm-up is a part of num_steps.",
         ),
         ({"num_steps": 4, "warmup_steps": -1}, "warmup_steps is -1; expected"),
         ({"num_steps": 4, "final": -0.1}, "final is -0.1; expected"),
