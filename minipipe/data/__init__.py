@@ -85,7 +85,7 @@ def batches(
     num_samples: int | None = None,
     start: int = 0,
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield the examples in a new order, batch after batch; every example comes once.
+    """Yield the examples in a random order, batch after batch; every example once.
 
     The sizes of the batches differ by at most one, so there is no small last one. A pipeline compares on all ranks
     which batch was drawn last before a call.
@@ -95,16 +95,15 @@ def batches(
     inputs, targets : array of shape (samples, ...), or tuple, list or dict of arrays; or None
         Of an array in a file, ``numpy.load(path, mmap_mode="r")``, only the rows of the batch are read.
     batch_size : int
-        At most so many samples in a batch.
+        The largest number of samples in a batch.
     seed, epoch : int
         The order depends on both, and is the same on every rank.
     needs : (bool, bool)
-        Whether this rank needs inputs, and targets: ``pipeline.needs``. What it does not need is not read, and comes as
-        None.
+        Whether this rank needs inputs, and targets: ``pipeline.needs``. The others are not read; they are None.
     num_samples : int, optional
         Where this rank has neither inputs nor targets.
     start : int
-        How many of the first batches to leave out: those that were used before the epoch was broken off.
+        The number of batches to skip: those used before the epoch was interrupted.
 
     Examples
     --------
@@ -290,12 +289,12 @@ _last_draw: ContextVar[int | None] = ContextVar("last_draw", default=None)
 
 
 def note_draw(*key: Any) -> None:
-    """Note that a batch was drawn, and from what: numbers that are the same on every rank. Local."""
+    """Note which batch was drawn, by numbers that are the same on every rank. Local."""
     _last_draw.set(crc32(repr(key).encode()))
 
 
 def take_last_draw() -> int | None:
-    """Return a number for the batch that was drawn last in this thread; None if there was none since the last call.
+    """Return a number for the batch drawn last in this thread; None if there was none since the last call.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Losses that layers add to that of the batch, wherever they are in a model.
+"""Losses that layers add to the loss of the batch, anywhere in a model.
 
-In a pipeline their sum so far passes from stage to stage beside the activations, and so does its gradient back: the
-last stage adds it to the loss of each microbatch::
+In a pipeline, each stage sends the sum so far to the next one beside its activations, and receives its gradient. The
+last stage adds the sum to the loss of each microbatch::
 
     stage 0    x ──> layers ──> h        stage 1    h ──> layers ──> outputs ──> loss(outputs, targets) ──┐
                         └────> a0 ─────────────────────> a0 + a1 ──────────────────────────────────────> + ──> loss
@@ -26,7 +26,7 @@ from minipipe.tensor import Tensor, record
 
 
 class AuxiliaryLosses(list[Tensor]):
-    """The losses that layers have added inside :func:`auxiliary_losses`, each times its weight.
+    """The losses that layers added inside :func:`auxiliary_losses`, each times its weight.
 
     Examples
     --------
@@ -35,7 +35,7 @@ class AuxiliaryLosses(list[Tensor]):
     """
 
     def added_to(self, loss: Tensor) -> Tensor:
-        """Return the sum with a loss; it has the bits of a pipeline."""
+        """Return the sum with a loss, with the same bits as in a pipeline."""
         return reshape(in_full(loss), ()) + sum(self[1:], self[0]) if self else loss
 
 
@@ -45,18 +45,17 @@ _here: ContextVar[AuxiliaryLosses | None] = ContextVar("auxiliary losses", defau
 class AuxiliaryLoss(Module):
     """Adds a function of its input to the loss while training, and returns the input.
 
-    A mixture of experts keeps its experts equally busy with one, a sparse model its activations small. In a pipeline it
-    may be in any layer; ``step`` returns the whole loss, on every rank. It counts with the share that its microbatch
-    has of the batch, and so it should be a mean where the loss is one, and a sum where that is. In evaluation it does
-    nothing.
+    Examples: load balancing in a mixture of experts, a penalty that keeps activations small. In a pipeline it may
+    be in any layer; ``step`` returns the whole loss on every rank. It is weighted by its microbatch's share of the
+    batch, so it should be a mean where the loss is a mean, and a sum where the loss is a sum. It does nothing in
+    evaluation.
 
     Parameters
     ----------
     function : function
-        ``x -> Tensor`` with one element. It may be a module; a function has nothing to train, see
-        :class:`minipipe.nn.Function`.
+        ``x -> Tensor`` with one element, or a module. A function has no parameters; see :class:`minipipe.nn.Function`.
     weight : float
-        What it is multiplied with.
+        The factor of the function's result.
 
     Raises
     ------
@@ -101,9 +100,9 @@ class AuxiliaryLoss(Module):
 
 @contextmanager
 def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
-    """Collect the auxiliary losses of the layers that are computed inside this block, in this thread.
+    """Collect the auxiliary losses of layers computed inside this block, in this thread.
 
-    A pipeline does this by itself. In a loop of your own they are lost without it.
+    A pipeline does this itself. In a training loop of your own, losses outside of such a block are lost.
 
     Examples
     --------
@@ -120,7 +119,7 @@ def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
 
 
 def add_again(losses: list[Tensor]) -> None:
-    """Hand on losses to whoever collects them outside, as recomputation does."""
+    """Add losses to those collected outside this block, as recomputation does."""
     outside = _here.get()
     if outside is not None:
         outside.extend(losses)

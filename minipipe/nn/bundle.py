@@ -1,4 +1,4 @@
-"""Layers of several inputs in a sequence: one bundle passes, and each takes its part of it."""
+"""Layers with several inputs in a sequence: a bundle passes through it, and each layer takes its entries."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class On(Module):
 
     In a sequence each layer takes one value, which may be a bundle: a dict, tuple or list of tensors, or of bundles. A
     pipeline carries all of it over each cut, also whole numbers and truth values such as masks. It cuts before and
-    after an ``On``, not inside; so give each layer one of its own. What no later layer needs, drop by :class:`Take`. To
-    compute a layer again in backward, write ``Recompute(On(…))``.
+    after an ``On``, not inside, so give each layer its own. Drop entries that no later layer needs with :class:`Take`.
+    To recompute a layer in backward, write ``Recompute(On(…))``.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class On(Module):
 
 
 class Take(Module):
-    """Hands on one entry of a bundle alone, or some of them as a smaller bundle; the others travel no further.
+    """Returns one entry of a bundle, or some of them as a smaller bundle, and drops the others.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def _entry(layer: str, bundle: Any, name: Entry) -> Any:
 
 
 def _replaced(bundle: Any, name: Any, item: Any) -> Any:
-    """Return a bundle with another entry, which only in a dict may be new; the one that was given stays as it is."""
+    """Return a copy of a bundle with an entry replaced; in a dict it may be new."""
     if isinstance(bundle, dict):
         return {**bundle, name: item}
     _entry("On", bundle, name)

@@ -33,7 +33,7 @@ class Linear(Module):
     Attributes
     ----------
     weight : Parameter of shape (in_features, out_features)
-        In PyTorch it is the transpose; here it multiplies as it stands.
+        PyTorch stores the transpose.
     bias : Parameter of shape (out_features,), or None
 
     Examples
@@ -77,7 +77,7 @@ class Identity(Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the very same tensor."""
+        """Return the same tensor."""
         return x
 
 
@@ -100,8 +100,7 @@ class Flatten(Module):
 class Dropout(Module):
     """Sets each element to 0 with a probability while training, and scales the others; changes nothing in evaluation.
 
-    The mask depends on (seed, layer, step, microbatch) and on nothing else: not on the schedule, the partition, or
-    whether it is computed a second time.
+    The mask depends only on (seed, layer, step, microbatch), not on the schedule, the partition or recomputation.
 
     Parameters
     ----------
@@ -288,8 +287,8 @@ class LayerNorm(Module):
 class GroupNorm(Module):
     """Mean 0 and variance 1 over each group of channels, then * weight + bias.
 
-    It takes the place of BatchNorm in networks of convolutions, and that of instance normalisation with as many groups
-    as channels; see :func:`minipipe.functional.group_norm`.
+    It replaces BatchNorm in convolutional networks; with as many groups as channels it is instance normalisation.
+    See :func:`minipipe.functional.group_norm`.
 
     Parameters
     ----------
@@ -486,9 +485,9 @@ class PositionalEmbedding(Module):
 
 
 class Unembedding(Module):
-    """Scores of every symbol: the product with the very vectors of an :class:`Embedding`, which it shares.
+    """Scores of every symbol: the product with the vectors of an :class:`Embedding`, which it shares.
 
-    Where a pipeline has both on different ranks, they exchange their gradients after each step.
+    If a pipeline places the two on different ranks, these exchange their gradients after each step.
 
     Parameters
     ----------
@@ -524,10 +523,10 @@ class Unembedding(Module):
 
 
 class LSTM(Module):
-    """A long short-term memory: reads a sequence from its beginning, and returns its hidden state at all times.
+    """A long short-term memory: reads a sequence from its beginning and returns the hidden state of every step.
 
-    One layer, one direction. A deep one is a sequence of them, which a pipeline may cut; its time runs within a layer,
-    so a pipeline is no faster for long sequences. See :func:`minipipe.functional.lstm`, also for the order of gates.
+    One layer, one direction. Stack layers in a sequence, which a pipeline may cut. Time steps run within a layer, so a
+    pipeline does not speed up long sequences. See :func:`minipipe.functional.lstm`, also for the order of gates.
 
     Parameters
     ----------
@@ -539,7 +538,7 @@ class LSTM(Module):
         Whether there is a bias.
     initialiser : function, optional
         First values of both weights; by default uniform from ±1/sqrt(hidden), as in PyTorch. The bias begins at 0, but
-        for that of the forget gate, which begins at 1: what is remembered shall stay until there is a reason to forget.
+        for that of the forget gate, which begins at 1: the cell keeps its state until it learns to forget.
     dtype : dtype, optional
         float32 by default.
 
@@ -556,7 +555,7 @@ class LSTM(Module):
 
     Examples
     --------
-    The last state of a sequence says what a classifier needs.
+    A classifier reads the last hidden state of a sequence.
 
     >>> import numpy as np
     >>> from minipipe import Tensor, nn
@@ -638,7 +637,7 @@ class Residual(Module):
         """Keep the shape."""
         x = as_tensor(x)
         change = self.layers(x)
-        if change.shape != x.shape:  # adding would broadcast some of them unseen
+        if change.shape != x.shape:  # the sum would broadcast some shapes without an error
             raise TensorError(
                 "shape",
                 f"Residual: the layers turn shape {x.shape} into {change.shape}, which cannot be added to the input. "

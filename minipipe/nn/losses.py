@@ -1,6 +1,7 @@
-"""Losses as modules. Where several microbatches make a batch, each counts by its share of what the mean is over.
+"""Losses as modules, and their weights for averaging over microbatches.
 
-That is its number of samples, or what the loss' ``weight(targets)`` says; a loss whose ``reduction`` is ``"sum"`` adds.
+The loss of a batch is the mean over its microbatches, weighted by ``weight(targets)``, or by the number of samples for
+a loss without that method. A loss whose ``reduction`` is ``"sum"`` is added up.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class CrossEntropyLoss(Module):
         return functional.cross_entropy(scores, labels, *options)
 
     def weight(self, labels: Operand) -> float:
-        """Return how much labels count: how many are not ignored, or the sum of their classes' weights."""
+        """Return the weight of labels: the number not ignored, or the sum of their classes' weights."""
         return label_weight(labels, self.ignore_index, self.class_weights)
 
 
@@ -86,7 +87,7 @@ class MSELoss(Module):
         return functional.mean_squared_error(prediction, target, self.reduction, weights)
 
     def weight(self, targets: Operand | tuple[Operand, Any]) -> float:
-        """Return how much targets count: the number of their elements, or the sum of their weights."""
+        """Return the weight of targets: the number of elements, or the sum of their weights."""
         target, weights = targets if isinstance(targets, tuple) else (targets, None)
         if weights is None:
             return math.prod(target.shape if hasattr(target, "shape") else as_tensor(target).shape)

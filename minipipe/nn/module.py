@@ -18,7 +18,7 @@ from minipipe.nn.parameter import Parameter
 class Module(Familiar):
     """A part of a model. Subclasses set parameters and modules as attributes and define ``forward``.
 
-    Attributes that are a Parameter, a Module, or a list, tuple or dict of those are found by themselves.
+    A Parameter, a Module, or a list, tuple or dict of those, set as an attribute, is registered automatically.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Module(Familiar):
     _is_filled: bool = False
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
-        """Refuse arguments that the module does not take; PyTorch's are often called otherwise here."""
+        """Refuse keywords that the module does not take; the error names the equivalent of PyTorch's."""
         check_keywords(cls, positional, given)
         return super().__new__(cls)
 
@@ -50,7 +50,7 @@ class Module(Familiar):
         raise ArgumentError("type", f"{type(self).__name__} does not define forward(self, x).")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Compute the result. Parameters that have no values yet get those of seed 0."""
+        """Compute the result. Parameters without values are filled with seed 0 first."""
         if not self._is_filled:
             self._fill_missing(seed=0)
             self._is_filled = True
@@ -61,7 +61,7 @@ class Module(Familiar):
             raise
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. A parameter that a module has already is tied: this place gets an alias of it."""
+        """Set an attribute. A parameter that another module holds is tied: this attribute becomes an alias of it."""
         if name == "requires_grad":
             raise ArgumentError(
                 "name",
@@ -90,7 +90,7 @@ class Module(Familiar):
                 yield from part.modules()
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield (qualified name, parameter); one that occurs twice comes once, under its first name."""
+        """Yield (qualified name, parameter); a tied parameter only once, under its first name."""
         seen: set[int] = set()
         for name, parameter in self._all_named_parameters():
             if id(parameter.owner) not in seen:
@@ -129,20 +129,20 @@ class Module(Familiar):
                 parameter.fill(seed, name)
 
     def train(self, mode: bool = True) -> Module:
-        """Set this module and all inside it to train, or with ``mode=False`` to be evaluated. Returns the module."""
+        """Set this module and all inside it to training, or to evaluation with ``mode=False``. Returns the module."""
         for module in self.modules():
             module.is_training = mode
         return self
 
     def eval(self) -> Module:
-        """Set this module and all inside it to be evaluated. Returns the module."""
+        """Set this module and all inside it to evaluation. Returns the module."""
         return self.train(False)
 
     def freeze(self, is_frozen: bool = True) -> Module:
-        """Train none of the parameters from now on, or with ``is_frozen=False`` all of them. Returns the module.
+        """Stop training all parameters, or with ``is_frozen=False`` train them again. Returns the module.
 
-        Nothing is recorded for a frozen parameter. A pipeline made afterwards leaves out what nothing needs: see
-        :func:`minipipe.schedules.freeze_stages`. One that was made before has copies of the parameters.
+        Nothing is recorded for a frozen parameter. A pipeline made afterwards skips the backward actions that become
+        unnecessary; see :func:`minipipe.schedules.freeze_stages`. An existing pipeline has its own copies.
 
         Examples
         --------
@@ -169,7 +169,7 @@ class Module(Familiar):
         return self
 
     def zero_grad(self) -> None:
-        """Forget every gradient."""
+        """Set every gradient to None."""
         for parameter in self.parameters():
             parameter.zero_grad()
 
@@ -178,13 +178,13 @@ class Module(Familiar):
         return {name: np.array(backend.to_numpy(p.data)) for name, p in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take the values of :meth:`state_dict`, or of another model. They take the dtype of the parameters.
+        """Load values from :meth:`state_dict` of this or another model, in the dtype of the parameters.
 
         Raises
         ------
         ParameterError
-            Codes ``missing``, ``unexpected`` and ``shape``; ``dtype``, for numbers that this dtype would change, such
-            as most of float64 for float32, and for whole numbers. Then nothing has changed.
+            Codes ``missing``, ``unexpected`` and ``shape``; ``dtype``, for values that the conversion would round,
+            such as most float64 values for float32, and for integers. After an error nothing has changed.
         """
         parameters = dict(self.named_parameters())
         check_state(parameters, state)
@@ -198,7 +198,7 @@ class Module(Familiar):
         return ""
 
     def brief(self, width: int = 48) -> str:
-        """Return the repr in one line, without the parts where it would be longer than ``width``."""
+        """Return the repr on one line; without the inner modules if it would be longer than ``width``."""
         whole = " ".join(repr(self).split())
         return whole if len(whole) <= width else f"{type(self).__name__}({self.describe() or '…'})"
 
@@ -206,7 +206,7 @@ class Module(Familiar):
         modules = [(name, part) for name, part in self._parts() if isinstance(part, Module)]
         if not modules:
             return f"{type(self).__name__}({self.describe()})"
-        lines = [self.describe()] * bool(self.describe())  # options that no part shows
+        lines = [self.describe()] * bool(self.describe())  # options of this module itself
         lines += [f"{name}: {part!r}".replace("\n", "\n  ") for name, part in modules]
         return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
 
@@ -223,9 +223,9 @@ def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def set_modes(modes: Iterable[tuple[Module, bool]]) -> list[tuple[Module, bool]]:
-    """Set whether modules train; return the same as it was before."""
+    """Set whether modules train; return the previous settings."""
     wanted = list(modes)
-    before = [(module, module.is_training) for module, _ in wanted]  # all first: a module may occur twice
+    before = [(module, module.is_training) for module, _ in wanted]  # read all first: a module may occur twice
     for module, is_training in wanted:
         module.is_training = is_training
     return before
@@ -233,7 +233,7 @@ def set_modes(modes: Iterable[tuple[Module, bool]]) -> list[tuple[Module, bool]]
 
 @contextmanager
 def modes_of(*modules: Module, is_training: bool) -> Iterator[None]:
-    """Let modules, and those inside them, train or be evaluated inside this block.
+    """Set modules and those inside them to training or evaluation inside this block.
 
     Examples
     --------
@@ -300,7 +300,7 @@ def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndar
 
 
 def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
-    """Refuse values that a cast would change, and those that are no real numbers."""
+    """Refuse values that a cast would change, and integers."""
     if given.dtype == own:
         return
     is_real = backend.is_floating(given.dtype)

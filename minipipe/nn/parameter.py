@@ -24,7 +24,7 @@ from minipipe.tensor import Tensor
 class HalfLeaf(Leaf):
     """The leaf of a parameter in half precision, whose gradient adds up in float32.
 
-    A sum of float16 loses what is below a 2,048th of it, and the gradients of many microbatches are such a sum.
+    A float16 sum drops terms below a 2,048th of it, and gradients are summed over many microbatches.
     """
 
     __slots__ = ()
@@ -36,9 +36,9 @@ class HalfLeaf(Leaf):
 
 @backend.quietly
 def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
-    """Return the sum of the gradients that are there, in their order; None where there is none.
+    """Return the sum of the gradients that are not None, in order; None if there is none.
 
-    After an overflow in half precision opposite infinities may meet here: no warning, since a loss scale finds them.
+    After an overflow in half precision opposite infinities may be added: no warning, since a loss scale detects them.
     """
     total = None
     for gradient in gradients:
@@ -54,8 +54,8 @@ def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
 class Parameter(Tensor):
     """A tensor that training changes.
 
-    It is declared with a shape and an initialiser and takes no memory until it is filled, so that every rank can
-    describe a model that fits on none of them.
+    It is declared with a shape and an initialiser and takes no memory until it is filled, so every rank can describe a
+    model that is larger than its memory.
 
     Parameters
     ----------
@@ -108,8 +108,8 @@ class Parameter(Tensor):
         self.node: Leaf = _leaf(self.declared_shape, self.declared_dtype)
         self.leaves: MutableMapping[int, Leaf] = {0: self.node}  # by use
         self.num_uses = 1
-        self.is_placed = False  # whether a module has it: wherever else it is put, that is another use
-        self.updates: Any = None  # of the pipeline over several ranks that has it: what is told of its updates
+        self.is_placed = False  # whether a module holds it; every further attribute becomes an alias
+        self.updates: Any = None  # the record of its updates, in a pipeline over several ranks
         if values is not None:
             self.data = backend.copy(values)
 
@@ -147,13 +147,13 @@ class Parameter(Tensor):
             return False
         return True
 
-    # -- uses: a parameter that stands in several places has a leaf for each ---------------------------------
+    # -- uses: a parameter with several uses has a leaf for each --------------------------------------------
 
     use = 0  # its number among the uses of the owner
 
     @property
     def owner(self) -> Parameter:
-        """The parameter that has the values: itself, unless this is an :class:`Alias`."""
+        """The parameter that holds the values: itself, unless this is an :class:`Alias`."""
         return self
 
     @property
@@ -170,7 +170,7 @@ class Parameter(Tensor):
         self._drop_grad()
 
     def alias(self) -> Alias:
-        """Return the same parameter for another place, with a leaf of its own."""
+        """Return another use of this parameter, with its own leaf."""
         self.num_uses += 1
         return Alias(self.owner, self.num_uses - 1)
 
@@ -196,13 +196,13 @@ class Parameter(Tensor):
             self.leaves[min(self.leaves)].grad = gradient
 
     def zero_grad(self) -> None:
-        """Forget the gradient. In a pipeline every rank must do so between the same calls."""
+        """Set the gradient to None. In a pipeline every rank must do so between the same calls."""
         if self.updates is not None and any(leaf.grad is not None for leaf in self.leaves.values()):
             self.updates.are_gradients_kept = False
         self._drop_grad()
 
     def take_grad(self) -> Array | None:
-        """Return the gradient, which is gone then."""
+        """Return the gradient and set it to None."""
         gradient = self.grad
         self._drop_grad()
         return gradient
@@ -212,11 +212,11 @@ class Parameter(Tensor):
             leaf.grad = None
 
     def grad_of_use(self, use: int) -> Array | None:
-        """The gradient that came through one of its uses, counted from 0 in the order of their declaration."""
+        """The gradient of one use, numbered from 0 in the order of declaration."""
         return self.leaves[use].grad if use in self.leaves else None
 
     def note_change(self, order: int | None = None) -> None:
-        """Note that the values were changed: a graph that was recorded before is out of date.
+        """Note that the values have changed: graphs recorded before are out of date.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ class Parameter(Tensor):
     # -- values ---------------------------------------------------------------------------------------------
 
     def fill(self, seed: int, name: str) -> None:
-        """Draw first values, which depend on the seed and the parameter's qualified name alone; keep given ones."""
+        """Draw first values from the seed and the parameter's qualified name; keep values that were given."""
         if self.initialiser is not None:
             self.load(backend.as_array(self.initialiser(generator_for(seed, name), self.shape)), name)
 
@@ -281,11 +281,10 @@ class Parameter(Tensor):
 
 
 class Alias(Parameter):
-    """A parameter that stands in another place as well, such as an embedding's vectors in the last layer.
+    """Another use of a parameter, such as an embedding's vectors in the last layer.
 
-    It has a leaf of its own, where the gradients of this use add up; everything else (the names of ``_OWNED``) is read
-    from and written to the owner. So the sum over
-    uses is the same in one process and over ranks, each of which may hold another use.
+    It has a leaf of its own, where the gradients of this use add up; everything else is read from and written to
+    the owner. So the sum over uses has the same bits in one process and over ranks that hold one use each.
 
     Parameters
     ----------

@@ -20,12 +20,12 @@ _COMPARED = 64  # elements of each result, which take some microseconds
 
 
 class Recompute(Module):
-    """Computes a module without keeping its activations, and computes it again when backward needs them.
+    """Computes a module without keeping its activations, and again when backward needs them.
 
-    Between forward and backward it holds the input alone ("activation checkpointing"). The bits are the same, also
-    with Dropout, whose mask depends on the place and not on the time; the price is one more forward. Its parameters
-    have the names that they have in the module. What is computed again takes its memory while backward runs, and where
-    the backward is split, until W.
+    Between forward and backward it holds only the input ("activation checkpointing"), at the cost of another forward.
+    The bits are the same, also with Dropout: its mask depends on the layer and the microbatch, not on the time.
+    Parameters keep their names in the module. The recomputed activations take memory while backward runs; where the
+    backward is split, until W.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Recompute(Module):
             )
         self.module = module
 
-    # It has its module's parameters under their own names, so that their first values are the same, too.
+    # Parameters keep the names that they have in the module, and so their first values.
     def _parts(self) -> Iterator[tuple[str, Any]]:
         yield from self.module._parts()
 
@@ -81,10 +81,10 @@ class Recompute(Module):
         return self.compute(self.module, x)
 
     def compute(self, function: Callable[[Any], Any], x: Any) -> Any:
-        """Compute the module's result by a function, now and again when backward needs it."""
+        """Compute the module's result by a function, now and when backward needs it."""
         x = x if isinstance(x, (tuple, list, dict)) else as_tensor(x)
         given = tensors_in(x)
-        inputs = [record(tensor.data) for tensor in given]  # new ones, whose values nobody replaces later
+        inputs = [record(tensor.data) for tensor in given]  # new tensors: the caller may replace the values of its own
         for own, tensor in zip(inputs, given):
             own.node = tensor.node
         first_look: list[Any] = []
@@ -98,8 +98,8 @@ class Recompute(Module):
         parameters = [parameter.data for parameter in self.module.parameters()]
         is_trained = any(parameter.requires_grad for parameter in self.module.parameters())
         needs_gradient = is_trained or any(parent.needs_gradient for parent in recomputation.parents)
-        # An input handed on, a parameter itself, and a result that occurs twice get no node of their own: it would add
-        # up some gradients by themselves.
+        # A returned input, a returned parameter and a repeated result get no node of their own: it would sum some
+        # gradients separately, in another order.
         results: dict[int, Tensor] = {id(tensor): tensor for tensor in given}
         for number, tensor in enumerate([*tensors_in(computed), *losses]):
             if id(tensor) in results or tensor.node is not None:

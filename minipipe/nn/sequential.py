@@ -28,8 +28,8 @@ class Sequential(Module):
     embedding, a layer used twice) is an alias in the later ones: each adds up its own gradients, and the owner adds the
     sums in the order in which they were declared.
 
-    A sequence directly inside another one is no layer: its layers are, and a pipeline may cut between them. Parameters
-    keep their nested names.
+    The layers of a sequence directly inside another one are layers of the outer one, and a pipeline may cut between
+    them. Parameters keep their nested names.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Sequential(Module):
         return x
 
     def tied(self) -> Sequential:
-        """Return this sequence, or a copy in which whatever later layers came to share since it was made is tied."""
+        """Return this sequence, or a copy with aliases for parameters that layers came to share since it was made."""
         layers = _tied(self.layers)
         if all(map(operator.is_, layers, self.layers)):
             return self
@@ -171,8 +171,8 @@ def _in_its_places(layer: Module, x: Any, first_place: int) -> Any:
 def boundary(x: Any) -> Any:
     """Return a value between two layers, made contiguous.
 
-    In a bundle each tensor gets a node of its own, so that its gradient is summed up by itself before it goes on, as it
-    would be if it came in a message.
+    In a bundle each tensor gets a node of its own, so that its gradient is summed separately before it is passed on,
+    as it would be if it came in a message.
 
     Examples
     --------
@@ -186,7 +186,7 @@ def boundary(x: Any) -> Any:
 
 
 def _tied(layers: Iterable[Module]) -> list[Module]:
-    """Return layers in which the parameters that an earlier one has, too, are aliases."""
+    """Return layers in which every parameter that an earlier layer holds is an alias."""
     seen: set[int] = set()
     result = []
     for layer in layers:
@@ -211,7 +211,7 @@ def parameters_of(layer: Module) -> Iterator[Parameter]:
 
 
 def _twin(part: Any, seen: set[int]) -> Any:
-    """Return a copy of a part that has aliases of the parameters among ``seen``; a part without these, as it is."""
+    """Return a copy of a part with aliases of the parameters among ``seen``; a part without any is returned itself."""
     if isinstance(part, Parameter):
         return part.alias() if id(part) in seen else part
     if isinstance(part, list | tuple):

@@ -14,7 +14,7 @@ from minipipe.tensor import Operand, Tensor
 
 
 class MultiHeadAttention(Module):
-    """Each position of a sequence gathers from all (or, causally, from itself and those before it).
+    """Each position of a sequence attends to all positions, or with is_causal to itself and those before it.
 
     Queries, keys and values are projections of the same input, computed in one product.
 
@@ -30,7 +30,7 @@ class MultiHeadAttention(Module):
     dropout : float
         Probability with which a weight of the attention is set to 0 while training, by the key of :class:`Dropout`.
     num_key_value_heads : int, optional
-        Heads of keys and values, a divisor of num_heads, by default as many. Fewer take less memory and time
+        Heads of keys and values, a divisor of num_heads, by default num_heads. Fewer take less memory and time
         ("grouped-query attention"; with one, "multi-query"): neighbouring heads of queries share one.
     rotary_base : float, optional
         Turns queries and keys by their positions ("rotary position embedding"), with this base, often 10000. By default
@@ -117,7 +117,7 @@ class MultiHeadAttention(Module):
 
 
 class CrossAttention(Module):
-    """Each position of a sequence gathers from another sequence, the memory: in translation, from the source.
+    """Each position of a sequence attends to another sequence, the memory: in translation, the source.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ from minipipe.nn.parameter import Parameter
 
 
 class ParameterGroup(SimpleNamespace):
-    """Parameters that are changed by the same rule with the same numbers.
+    """Parameters that share their hyper-parameters.
 
     Parameters
     ----------
@@ -114,13 +114,13 @@ num_steps_over_nothing = _steps_over_nothing.get
 class Optimiser(Familiar, ABC):
     """A rule that changes parameters by their gradients.
 
-    Local; no messages. A parameter's new values depend on nothing but its own gradients and its group's numbers, so
-    they are the same bits whichever rank it lies on. No parameters at all are fine: a rank may hold only layers
-    without any. A new rule defines :meth:`_update`.
+    Local; no messages. A parameter's new values depend only on its own gradients and its group's hyper-parameters, so
+    they have the same bits on any rank. An optimiser may have no parameters: a rank may hold only layers without any.
+    A new rule defines :meth:`_update`.
 
-    Of a parameter in half precision (float16 or bfloat16) it keeps a float32 copy, the master values: these are
-    changed, and rounded into the parameter. A step smaller than the distance between two halves would be lost
-    otherwise. Where a parameter was changed by anything else, it is its new values that count.
+    For a parameter in half precision (float16 or bfloat16) it keeps a float32 copy, the master values. It updates these
+    and rounds them into the parameter; otherwise a step smaller than the spacing of halves would be lost. If anything
+    else has changed the parameter, the copy is made again.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ class Optimiser(Familiar, ABC):
     kept: ClassVar[Mapping[str, float] | None] = None
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
-        """Refuse keywords that the optimiser does not take; PyTorch's are often called otherwise here."""
+        """Refuse keywords that the optimiser does not take; the error names the equivalent of PyTorch's."""
         check_keywords(cls, positional, given)
         return super().__new__(cls)
 
@@ -237,7 +237,7 @@ class Optimiser(Familiar, ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What all ranks must have alike: the class and the numbers given, and those of now where there is one group.
+        """What must be equal on all ranks: the class, and the current numbers of a single group or else the defaults.
 
         Several groups may differ from rank to rank, since parameters do.
         """
@@ -247,7 +247,7 @@ class Optimiser(Familiar, ABC):
     def step(self) -> None:
         """Change every parameter that has a gradient, in place.
 
-        One that has none stays as it is, with all that is kept for it.
+        A parameter without a gradient does not change, nor does its state.
 
         Raises
         ------
@@ -300,7 +300,7 @@ class Optimiser(Familiar, ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all that the next steps depend on, but for the parameters' values and gradients. Local.
+        """Return copies of everything that the next steps depend on, except parameters' values and gradients. Local.
 
         Returns
         -------
@@ -331,7 +331,7 @@ class Optimiser(Familiar, ABC):
         return {"num_steps": self.history[0], "first": list(self.first), "groups": groups, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the result of :meth:`state_dict`: steps go on as those of the optimiser that it came from. Local.
+        """Load the result of :meth:`state_dict`: the next steps are those of the optimiser that it came from. Local.
 
         Raises
         ------
@@ -354,7 +354,7 @@ class Optimiser(Familiar, ABC):
         self.history = (state.get("num_steps", 0), self.history[1] + 1)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state that is not one of such an optimiser over such parameters. Local.
+        """Refuse a state of another optimiser, or of other parameters. Local.
 
         Raises
         ------
@@ -381,7 +381,7 @@ class Optimiser(Familiar, ABC):
                 raise ArgumentError("value", f"{name}: for parameter {number}, the state keeps {problem}.")
 
     def _problem_with(self, kept: Mapping[str, Any], parameter: Parameter) -> str | None:
-        """Say what is wrong with what is kept for a parameter; None if nothing is."""
+        """Describe what is wrong with the state of a parameter; None if nothing is."""
         is_half = backend.is_half(parameter.dtype)
         dtype = np.dtype(np.float32) if is_half else backend.numpy_dtype(parameter.dtype)
         master = {"master": -inf} if is_half else {}
@@ -394,7 +394,7 @@ class Optimiser(Familiar, ABC):
         return None
 
     def zero_grad(self) -> None:
-        """Forget every gradient. After ``pipeline.step`` this is not needed: it overwrites them."""
+        """Set every gradient to None. ``pipeline.step`` overwrites gradients, so this is not needed there."""
         for parameter in self.parameters:
             parameter.zero_grad()
 
@@ -437,7 +437,7 @@ def _copied(value: Any) -> Any:
 
 
 def _problem(value: Any, least: float, shape: tuple[int, ...], dtype: np.dtype) -> str | None:
-    """Say what is wrong with a number, or with an array, of which the least value is known; None if nothing is."""
+    """Describe what is wrong with a number or an array whose least value is known; None if nothing is."""
     if isinstance(least, int):
         is_right = type(value) is int and least <= value < 2**63
         return None if is_right else f"{value!r:.40}; expected a whole number, at least {least}"

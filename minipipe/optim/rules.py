@@ -17,7 +17,7 @@ class SGD(Optimiser):
     """Stochastic gradient descent with momentum and weight decay.
 
     Local; no messages. Roughly: ``v = momentum * v + gradient + weight_decay * p; p -= learning_rate * v``, which is
-    PyTorch's form. No parameters at all are fine: a rank may hold only layers without any.
+    PyTorch's form. There may be no parameters: a rank may hold only layers without any.
 
     Parameters
     ----------
@@ -81,8 +81,8 @@ class Adam(Optimiser):
     """Adam: the running mean of the gradient, over the root of the running mean of its square.
 
     Local; no messages. Roughly: ``m += (1 - beta1) * (gradient - m); v += (1 - beta2) * (gradient**2 - v);
-    p -= learning_rate * corrected(m) / (sqrt(corrected(v)) + epsilon)``, which is PyTorch's form. No parameters at all
-    are fine: a rank may hold only layers without any.
+    p -= learning_rate * corrected(m) / (sqrt(corrected(v)) + epsilon)``, which is PyTorch's form. There may be
+    no parameters: a rank may hold only layers without any.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ class Adam(Optimiser):
             p -= rate * m / (xp.sqrt(v) + epsilon)
 
     def _decay(self, data: Array, gradient: Array, group: ParameterGroup) -> Array:
-        """Apply the weight decay; return the gradient to go on with."""
+        """Apply the weight decay; return the gradient for the update."""
         return with_decay(gradient, data, group.weight_decay)
 
 
@@ -210,12 +210,10 @@ _BLOCK_SIZE = 1 << 16  # elements: a float32 block is 256 KiB
 def blocks(*arrays: Array) -> Iterable[tuple[Array, ...]]:
     """Return the same piece of every array, piece by piece: views, to be changed in place.
 
-    NumPy goes through memory once for every operation, so a formula of a dozen operations on large arrays waits for
-    memory a dozen times, and asks for fresh memory for every intermediate result. On a piece at a time everything
-    stays in the cache, at twice the speed. The bits are the same, because element-wise operations round alone.
-
-    Small arrays, arrays that are not contiguous and arrays of other modules come whole: a GPU would rather
-    have one large operation than many small ones.
+    NumPy passes through memory once for each operation of a formula, and allocates every intermediate result. Piece by
+    piece everything stays in the cache, at twice the speed. The bits are the same: element-wise operations round each
+    element alone. Small arrays, arrays that are not contiguous and arrays of other modules come whole: a GPU is
+    faster with one large operation.
 
     Parameters
     ----------

@@ -192,10 +192,10 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
 
 
 class LossScale:
-    """A factor of the gradients, as large as float16 can bear: the backward begins with it instead of 1.
+    """A factor of the gradients, as large as the range of float16 allows; backward starts with it instead of 1.
 
-    Below 6e-8 a float16 is 0, and many gradients are smaller. So they are computed ``value`` times as large, and
-    divided by it in float32, before the update. On an overflow the update is left out, and the value divided by
+    A float16 below 6e-8 is 0, and many gradients are smaller. So they are computed ``value`` times as large, and
+    divided by it in float32 before the update. After an overflow the update is skipped and ``value`` divided by
     ``factor``; after ``growth_interval`` updates without one it is multiplied. Roughly::
 
         loss = pipeline.step(x, y, scale=scale.value)         scale.backward(loss_function(model(x), y))
@@ -277,7 +277,7 @@ class LossScale:
         backend.quietly(loss.backward)(self.value)
 
     def unscale(self, parameters: Iterable[Parameter], are_finite: bool | None = None) -> bool:
-        """Divide all gradients by the value, in place, and tell whether to update; then adapt the value.
+        """Divide all gradients by the value, in place, and return whether to update; then adapt the value.
 
         Local; no messages. On several ranks all must leave out the same updates: there, call
         :meth:`minipipe.Pipeline.unscale_gradients`.
@@ -369,7 +369,7 @@ class LossScale:
 
 
 def gradients_are_finite(parameters: Iterable[Parameter]) -> bool:
-    """Tell whether all gradients are finite: neither infinite nor no number. Local.
+    """Return whether all gradients are finite. Local.
 
     Examples
     --------
