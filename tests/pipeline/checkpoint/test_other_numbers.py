@@ -81,3 +81,14 @@ def test_one_rank_speaks(tmp_path):
     with pytest.warns(UserWarning, match="weight_decay is 0.5") as caught:
         spawn(resume, 3)
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_a_checkpoint_names_the_class_of_an_optimiser_and_no_file_of_the_package(tmp_path, name):
+    """So one that was saved before a class moved to another file can be resumed."""
+    pipeline, _ = small.pipeline_of(OneRankGroup())
+    optimiser = getattr(optim, name)(pipeline.parameters(), learning_rate=0.1)
+    small.train(pipeline, optimiser)
+    checkpoint.save(tmp_path, pipeline, optimiser, step=1)
+    content = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert f'"class": "{name}"'.encode() in content.replace(b'":"', b'": "') and b"minipipe." not in content
