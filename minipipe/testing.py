@@ -183,7 +183,7 @@ def check_same_as_one_process(
     Parameters
     ----------
     model : Sequential
-        A description; it is left as it was.
+        A description; it is not changed.
     loss : function
     inputs, targets : array of shape (samples, ...)
     schedule : Schedule
@@ -238,9 +238,9 @@ def check_independent_of_microbatches(
 ) -> None:
     """Check that the loss of a batch and its gradients do not depend on the number of microbatches, but for rounding.
 
-    Collective; the pipeline stays as it is. They do where the loss is a mean over something else than samples and has
-    no ``weight``, or where a layer takes statistics over a microbatch. Dropout and the like are left out, and auxiliary
-    losses, too.
+    Collective; the pipeline is not changed. They do where the loss is a mean over something else than samples and has
+    no ``weight``, or where a layer takes statistics over a microbatch. Dropout and the like and auxiliary
+    losses are left out.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ def _check_alike(by_rank: list[StepResult], expected: StepResult) -> None:
 
 
 def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
-    """Tell whether two arrays have the same dtype, shape and bits, or are both None.
+    """Return whether two arrays have the same dtype, shape and bits, or are both None.
 
     Examples
     --------

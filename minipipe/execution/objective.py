@@ -1,4 +1,4 @@
-"""What the last stage makes of the outputs of a microbatch: its loss, and what else was asked for."""
+"""The last stage's results for a microbatch: its loss, metrics and outputs; and the loss of the whole batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Where = bool | Literal["everywhere"]
 
 
 class Objective:
-    """What a call wants of the last stage. There, once it has begun, it is called for each microbatch.
+    """The results that a call wants of the last stage, where it is called for each microbatch.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Objective:
 
     @property
     def is_given(self) -> bool:
-        """Whether the gradient of the outputs is given. Then the loss is no number that anybody asked for."""
+        """Whether the gradient of the outputs is given. Then the loss itself has no meaning."""
         return isinstance(self._loss, GivenGradient)
 
     @property
@@ -90,7 +90,7 @@ class Objective:
 
     @property
     def noun(self) -> str:
-        """What the targets are, for errors."""
+        """A noun for the targets, for errors."""
         return "gradients" if self.is_given else "targets"
 
     @property
@@ -351,7 +351,7 @@ class BatchLoss(float, Familiar):
 
 
 class PendingLoss(Familiar):
-    """The mean loss of a step, on its way from the rank that computed it.
+    """The mean loss of a step, in flight from the rank that computed it.
 
     ``wait()`` and ``float()`` wait for it; to print it does not. It cannot be compared or added before it is a number.
 
@@ -375,7 +375,7 @@ class PendingLoss(Familiar):
         self._value: BatchLoss | None = None
 
     def wait(self) -> BatchLoss:
-        """Return the loss, the same on every rank. Those of earlier steps have come by then."""
+        """Return the loss, the same on every rank. Losses of earlier steps arrive before it."""
         if self._value is None and self._receive is not None:
             self._value = self._receive()
             self._receive = None  # which has the batch
@@ -390,7 +390,7 @@ class PendingLoss(Familiar):
     def _refuse(self, *_: object) -> NoReturn:
         raise ArgumentError(
             "type",
-            f"The loss of step {self._step} may still be on its way: float(loss) waits for it and is a number. "
+            f"The loss of step {self._step} may not have arrived yet; float(loss) waits for it and is a number. "
             "To sum several: sum(map(float, losses)).",
         )
 

@@ -64,7 +64,7 @@ class MemoryMeter:
         self._recomputed = 0  # the most bytes that the current action's stage held while it recomputed something
 
     def watch(self, action: Action, step: Step) -> Step:
-        """Return a step after which the bytes are measured, for computations; they are in the record, too."""
+        """Return a step after which the bytes are measured, for computations; the record gets them as well."""
         if action.kind.is_communication:
             return step
 

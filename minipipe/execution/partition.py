@@ -219,7 +219,7 @@ def smallest_largest_stage(costs: Costs) -> list[range]:
 def smallest_largest_rank(costs: Costs, placement: Sequence[int]) -> list[range]:
     """Return a partition in which the rank whose stages cost most costs least; a rank may have several stages.
 
-    Stage by stage it keeps, for each number of layers used up, the ways to have cut them: what each rank has so far. Of
+    Stage by stage it keeps, for each number of layers used up, the ways to cut them: the costs of each rank so far. Of
     ways that give the same to the ranks with stages to come, only the most even one is kept. With one stage on each
     rank one way is left, and the result is exact. In general the ways multiply (to cut between two alternating ranks is
     to solve a subset sum), so only the ``40,000 / (layers stages)`` most even ones are kept, at least 4. It is exact
@@ -286,7 +286,7 @@ def _most_even_ways(ways: list[_Way], ranks: Sequence[int], count: int) -> list[
 
 
 def _unevenness(loads: Sequence[float]) -> tuple[float, float]:
-    """Return what a partition is judged by: the most expensive rank, and the sum of squares."""
+    """Return the criteria for a partition: the cost of the most expensive rank, and the sum of squares."""
     return max(loads), sum(load * load for load in loads)
 
 

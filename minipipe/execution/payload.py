@@ -1,8 +1,8 @@
-"""What one stage hands to another for one microbatch: the arrays of a tensor, or of a tuple, list or dict of them.
+"""The payload between two stages for one microbatch: the arrays of a tensor, or of a tuple, list or dict of them.
 
-A payload says what it holds, so nothing has to be agreed before: shapes, dtypes, names, and which gradients are wanted
-back. On the way to another rank a single array of real numbers travels as it is; anything else is packed into one
-array of bytes, behind a description in JSON.
+A payload describes itself (shapes, dtypes, names, and which gradients are needed), so ranks agree on nothing
+beforehand. A single array of real numbers travels unchanged; anything else is packed into one array of bytes, behind a
+description in JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Payload(NamedTuple):
         """Return tensors, or arrays, in the form of this payload."""
         return rebuilt(self.form, items)
 
-    # -- on the way -----------------------------------------------------------------------------------------
+    # -- in flight -----------------------------------------------------------------------------------------
 
     def to_message(self, may_be_on_device: bool = False) -> Array:
         """Return the payload as one array, in NumPy's memory unless a single one may stay where it is."""
@@ -61,7 +61,7 @@ class Payload(NamedTuple):
         return join(description, [array for array in arrays if array is not None])
 
     def _is_plain(self, array: Array) -> bool:
-        """Tell whether an array needs no description: bytes would be taken for one."""
+        """Return whether an array needs no description. Bytes do: they would be taken for a packed payload."""
         return backend.numpy_dtype(array.dtype) != np.uint8 and self.wanted[0] == backend.is_floating(array.dtype)
 
     @classmethod
@@ -87,7 +87,7 @@ def _read(description: bytes) -> dict[str, Any]:
 
 
 def _as_lists(form: Any) -> tuple | None:
-    """Return a form as JSON can tell it: the kind of bundle, and its parts."""
+    """Return a form for JSON: the kind of bundle, and its parts."""
     if isinstance(form, dict):
         return "dict", *((name, _as_lists(part)) for name, part in form.items())
     return None if form is None else (type(form).__name__, *map(_as_lists, form))

@@ -56,7 +56,7 @@ class Plan:
     layer_costs : sequence of float, optional
         Balances these, one for each layer, instead of numbers of parameters.
     inputs_require_grad : bool
-        Whether every step computes the gradients of the inputs, too.
+        Whether every step also computes the gradients of the inputs.
 
     Attributes
     ----------
@@ -415,12 +415,12 @@ def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: 
     """Return the stages of a rank. Only their layers are copied, values too where they have them.
 
     Parameters without values are filled from the seed and their names in the whole model. A parameter that several of
-    these stages share is one parameter here, too.
+    these stages share is one parameter here as well.
 
     Parameters
     ----------
     plan : Plan
-        Its model is left as it was.
+        Its model is not changed.
     rank : int
     seed : int
     recompute : bool

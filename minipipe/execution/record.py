@@ -46,7 +46,7 @@ class Record:
     left: float = 0.0
 
     def share_time_of_last(self, count: int) -> None:
-        """Give the last computations, of which the very last did the work of all, equal parts of their time."""
+        """Give each of the last computations an equal part of their time: the very last did the work of all."""
         together = self.ran[-count:]
         start, end = together[0][0], together[-1][1]
         times = [start + (end - start) * i / count for i in range(count + 1)]

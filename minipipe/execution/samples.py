@@ -1,4 +1,4 @@
-"""What a batch is: an array or a bundle of arrays, each with all samples; or microbatches that are cut already."""
+"""A batch: an array or a bundle of arrays, each with all samples, or microbatches; its division, and joined results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks give to a call: each takes what it needs of it, and all agree on it."""
+"""The arguments and results of a call: each rank reads its part of the batch, and all ranks get the loss."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Needs(NamedTuple):
 
 
 class Intake:
-    """Makes a batch of what the ranks were given for a call, and counts the calls.
+    """Makes a batch of the arguments of a call, and counts the calls.
 
     Parameters
     ----------
@@ -128,24 +128,24 @@ class Intake:
             raise MicrobatchError("unequal-lengths", f"{message} as many samples as the other's, or neither.")
 
     def _own(self, given: Any, noun: str, kind: str) -> Samples | Pieces:
-        """Return what this rank needs of a batch, in the model's dtype."""
+        """Return this rank's part of a batch, in the model's dtype."""
         if given is None:
             raise ArgumentError("value", f"Rank {self._group.name()} needs the {noun}, but was given None.")
         return samples(given, noun, self._plan.dtypes[kind], self._xp)
 
 
-# -- what a call gives back -------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 class Check(Protocol):
-    """What looks at a loss and at the findings of all ranks: ``execution/checks/finite.py``."""
+    """Judges a loss and the findings of all ranks: ``execution/checks/finite.py``."""
 
     @property
     def findings(self) -> tuple[float, ...]:
-        """What this rank has found."""
+        """The findings of this rank."""
 
     def judge(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> None:
-        """Look at the loss, and at what all ranks have found, by rank."""
+        """Judge the loss and the findings of all ranks, by rank."""
 
 
 def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
@@ -163,7 +163,7 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
     kept = batch.objective.outputs
     found = joined([kept[k] for k in sorted(kept)], batch.slices, batch.is_cut) if kept else None
     if batch.objective.where == "everywhere":
-        # As if gradients of all were wanted: then a single array of real numbers travels as it is.
+        # As if gradients of all were wanted: then a single array of real numbers travels unpacked.
         message = None if found is None else Payload(found.arrays, [True] * len(found.arrays), found.form).to_message()
         payload = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
         found = Samples([a if a.flags.writeable else a.copy() for a in payload.arrays], payload.form)
@@ -173,9 +173,9 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
 def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: Check | None = None) -> PendingLoss:
     """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
 
-    Collective; parameters are those of :func:`deliver_outputs`, and what looks at the loss once it is there. Of that
-    each rank tells its findings to each other rank: those of the root come with the loss. So the rank that ends last,
-    on which all others wait, finds the findings of all others there already.
+    Collective; parameters are those of :func:`deliver_outputs`, and a check of the loss. Each rank
+    sends its findings to all others, the root with the loss. So when the slowest rank finishes, the findings of all
+    others have arrived already.
     """
     outputs = deliver_outputs(group, root, batch)
     own = () if check is None else check.findings

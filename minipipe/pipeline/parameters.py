@@ -1,4 +1,4 @@
-"""The parameters of all ranks, of which each has its own: what the ranks do with them together, between two steps."""
+"""The parameters of all ranks: their collective operations between two steps."""
 
 from __future__ import annotations
 

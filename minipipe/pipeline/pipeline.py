@@ -55,14 +55,14 @@ class Asked(TypedDict, total=False):
     scale: float
 
 
-_KEPT_STEPS = 8  # of which a timeline can be asked for
+_KEPT_STEPS = 8  # for timeline()
 
 
 class Pipeline(FamiliarPipeline):
     """A model cut into stages over the ranks of a group: a plan, a group and stages. Making one is collective.
 
     Every rank describes the same model; only the layers of its own stages take memory. They are copied out of
-    ``model``, which stays as it was.
+    ``model``, which is not changed.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Pipeline(FamiliarPipeline):
         What ``step`` does where a loss or a gradient is infinite or not a number. By default it stops on every rank,
         before any of them updates a parameter, with the same :class:`minipipe.errors.NotFiniteError`: it runs the step
         once more, looks at every value between two layers, and names the layer, microbatch, rank and action where the
-        first one was made. ``"warn"`` says so on rank 0 and goes on. Without waiting for the loss, the next step finds
+        first one was made. ``"warn"`` warns on rank 0 and continues. Without waiting for the loss, the next step finds
         it, one update late, and names no layer (for the last step ask its loss). Gradients are not looked at where they
         may overflow because a loss scale will find it: in models with float16 parameters, and where ``scale`` is above
         1. Nor are ``evaluate`` and ``predict``, which change nothing.
@@ -111,7 +111,7 @@ class Pipeline(FamiliarPipeline):
         state of ``optimiser``) then race on all ranks, for 40 seconds, and all take the fastest. Rank 0 says on
         standard error that it begins, and what was chosen; to a terminal, or with ``progress=True``, also what it
         measures meanwhile; with ``progress=False`` nothing. ``print(pipeline)`` says what was chosen, and
-        ``pipeline.advice`` what was weighed. What other options say is taken as given.
+        ``pipeline.advice`` what was weighed. Options given explicitly are respected.
 
     Attributes
     ----------
@@ -259,7 +259,7 @@ class Pipeline(FamiliarPipeline):
 
     @property
     def model(self) -> Sequential:
-        """The model that was given, as it was: its layers were copied."""
+        """The model that was given, unchanged: its layers were copied."""
         return self._plan.model
 
     @property
@@ -489,7 +489,7 @@ class Pipeline(FamiliarPipeline):
             Both as for :meth:`step`.
         is_training : bool
             Whether layers such as Dropout compute as in training. By default they are off, whatever the mode of the
-            pipeline, which stays as it is.
+            pipeline, which does not change.
 
         Returns
         -------
@@ -700,7 +700,7 @@ class Pipeline(FamiliarPipeline):
         return self._parameters.clip_grad_norm(max_norm)
 
     def unscale_gradients(self, scale: LossScale) -> bool:
-        """Divide the gradients of all ranks by a loss scale, unless one is not finite; tell whether to update.
+        """Divide the gradients of all ranks by a loss scale, unless one is not finite; return whether to update.
 
         Collective: all ranks wait for each other here, also where they do not wait for the loss. All of them leave out
         the same updates, and their scales adapt alike. Clip gradients after this.
@@ -795,7 +795,7 @@ class Pipeline(FamiliarPipeline):
         Parameters
         ----------
         num_steps : int
-            At least 1, and at most 8: so many are kept. The same on every rank.
+            At least 1, and at most 8, the number that is kept. The same on every rank.
 
         Examples
         --------
@@ -858,7 +858,7 @@ class Pipeline(FamiliarPipeline):
 
         Where a host has more ranks than cores, an action's cost is the time for which its thread had a core, and
         ``cores`` says how much of the cores the ranks got, as the measured steps tell: less than there are, since
-        waiting ranks look for their messages. On several hosts ``hosts`` is there, too. Where other programs have the
+        waiting ranks look for their messages. On several hosts ``hosts`` is set as well. Where other programs have the
         cores (Linux knows how long a rank waited for one), rank 0 warns, with the processor time and the wall time.
 
         Parameters

@@ -218,7 +218,7 @@ def test_a_warning_says_the_same_once_a_step_on_rank_0_and_the_gradients_stay():
         assert len(said) == (2 if option == "warn" else 0)
     assert said[0].startswith("Step 1: layer 4, Bad(), returned nan in the gradient of its input")
     assert said[1].startswith("Step 2: layer 4") and said[1].endswith(
-        "The step goes on, because of check_finite='warn'."
+        "Training continues, because of check_finite='warn'."
     )
     assert {warning.filename for warning in caught if warning.category is UserWarning} == {__file__}
     assert len(calls) == 2 * NUM_MICROBATCHES  # the second run computes no metrics

@@ -162,7 +162,7 @@ def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
 
 
 def check_inputs_require_grad(is_asked: bool) -> None:
-    """Refuse gradients of the inputs that nobody has asked for. Local.
+    """Refuse to return gradients of the inputs that were not requested. Local.
 
     Raises
     ------

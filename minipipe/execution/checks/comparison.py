@@ -257,7 +257,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def check_program(group: ProcessGroup, is_asked: bool, given: Mapping[str, Any]) -> bool:
-    """Compare the program and what it was given on all ranks, if that is asked for; tell whether it is.
+    """Compare the program and its arguments on all ranks, if ``is_asked``; return whether they were compared.
 
     Collective.
 
@@ -267,7 +267,7 @@ def check_program(group: ProcessGroup, is_asked: bool, given: Mapping[str, Any])
     is_asked : bool
         The same on all ranks.
     given : mapping of str to value
-        What is described and compared, in this order.
+        The arguments to describe and compare, in this order.
 
     Raises
     ------

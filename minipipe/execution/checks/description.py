@@ -1,4 +1,4 @@
-"""What of an object changes the numbers that it computes, as text: the same in every process, without addresses."""
+"""A textual description of everything in an object that affects its results: without addresses, alike on all ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def description(value: Any, name: str) -> str:
     """Return lines of text, one for each part of a value that changes what it computes.
 
     Two values with the same text compute the same, as far as it looks; two that were made by the same program, on this
-    rank and on another, have the same text. It looks at
+    rank and on another, have the same text. It includes
 
     - numbers, texts and dtypes, and whatever tuples, lists, dicts and sets hold;
     - arrays and tensors, by a digest of their bytes; parameters by shape, dtype, whether they are trained, and
@@ -202,7 +202,7 @@ def _counts_in_a_closure(name: str, item: Any) -> bool:
 
 
 def _key(value: Any) -> str:
-    """Return a text for what stands in a set, or is a key of a dict."""
+    """Return a text for an element of a set or a key of a dict."""
     if isinstance(value, tuple | frozenset):
         texts = map(_key, value)
         return f"({', '.join(texts if isinstance(value, tuple) else sorted(texts))})"
@@ -226,14 +226,14 @@ def _name_of(value: Any) -> str:
 
 
 def _is_called_by_name(value: Any) -> bool:
-    """Tell whether a global is a function of one's own, as its file defines it: not one that was put there later."""
+    """Return whether a global is the user's function as its file defines it, not one assigned later."""
     if not isinstance(value, FunctionType) or not _is_ones_own(value):
         return False
     return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
 
 
 def _is_ones_own(value: Any) -> bool:
-    """Tell whether a function or a class is the user's: neither minipipe's nor that of something installed."""
+    """Return whether a function or a class is the user's: neither minipipe's nor an installed package's."""
     return _is_module_ones_own(getattr(value, "__module__", None) or "")
 
 

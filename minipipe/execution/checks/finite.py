@@ -1,6 +1,6 @@
 """Are the losses and gradients of a step finite? Asked at its end; all ranks know before one of them updates.
 
-Each rank looks at its gradients alone, and tells all others with the loss (``delivery.py``). Where something is not
+Each rank checks its own gradients, and sends the result along with the loss (``intake.py``). If something is not
 finite the step is run once more, to find where that began (``culprit.py``).
 """
 
@@ -67,7 +67,7 @@ class FiniteCheck:
         batch : Batch
             That of the step.
         waits : bool
-            Whether this rank waits for the loss before it goes on.
+            Whether this rank waits for the loss before its next action.
         """
         if self.when_not_finite == "off":
             return None
@@ -86,7 +86,7 @@ class FiniteCheck:
 
 
 class StepCheck:
-    """What was found on this rank after one step, and what follows once all ranks have told.
+    """The findings of this rank after one step, and the verdict once all ranks have sent theirs.
 
     Attributes
     ----------
@@ -128,10 +128,10 @@ class StepCheck:
                 stage.begin()  # a step that fails leaves no gradients
             is_given = code in (NotFiniteCode.INPUTS, NotFiniteCode.TARGETS, NotFiniteCode.PARAMETER)
             advice = "" if is_given else "A smaller learning rate often helps; "
-            advice += "Pipeline(…, check_finite='warn') would go on."
+            advice += "Pipeline(…, check_finite='warn') continues with a warning."
             raise NotFiniteError(code, f"{words} {end} {advice}")
         if check.executor.group.rank == 0:
-            warnings.warn(f"{words} The step goes on, because of check_finite='warn'.", stacklevel=6)
+            warnings.warn(f"{words} Training continues, because of check_finite='warn'.", stacklevel=6)
 
     def _symptom(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> str:
         microbatches = [str(k) for k, value in enumerate(loss.losses) if not isfinite(value)]

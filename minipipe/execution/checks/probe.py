@@ -1,4 +1,4 @@
-"""The second run: every layer of this rank's stages is called through a probe, which notes what is not finite."""
+"""The second run: a probe calls every layer of this rank's stages and notes values that are not finite."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Probe:
         return twin
 
     def _looked_at(self, result: Any, microbatch: int, number: int) -> Any:
-        """Return the result, whose gradient is looked at, too."""
+        """Return the result, with its gradient watched as well."""
         tensors = [result] if isinstance(result, Tensor) else tensors_in(result)
         self.note(What.RESULT, microbatch, number, [tensor.data for tensor in tensors])
 

@@ -34,14 +34,14 @@ class Updates:
     in several groups, which may differ from rank to rank: there the factor of a schedule counts. Of a class of your
     own, its attributes count that are numbers, texts, functions, or tuples of them, but for those that it names in
     ``not_compared``. So do the steps that this object took before, and the states that it loaded: another one in its
-    place would go on without what it kept. And whether gradients were forgotten since the last call. Not compared is a
+    place would continue without that state. And whether gradients were forgotten since the last call. Not compared is a
     rank on which nothing is trained, or that has taken a step with an optimiser over no parameters: of two optimisers
     for two parts of a model, that rank has one only.
 
     Parameters
     ----------
     parameters : iterable of Parameter
-        Of one pipeline on this rank; each learns whom to tell of its steps.
+        Of one pipeline on this rank; each gets a reference to this object.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Updates:
             self._is_trained |= parameter.requires_grad
 
     def note(self, optimiser: Optimiser) -> None:
-        """Note a step, before it is taken. Local; what it costs does not grow with the parameters."""
+        """Note a step, before it is taken. Local; the cost does not depend on the number of parameters."""
         settings = {**optimiser.settings, "rate_factor": optimiser.rate_factor, **_own(optimiser)}
         if settings != self._settings:  # seldom: another optimiser has its turn, or the learning rate has changed
             self._settings, self._described = settings, description(settings, "optimiser")
@@ -120,7 +120,7 @@ def _is_alike(value: Any) -> bool:
 
 
 _GOLDEN_RATIO = (1 + 5**0.5) / 2
-_MOST_ELEMENTS = 32  # of each array; so many pages of a file are touched at most
+_MOST_ELEMENTS = 32  # of each array, and so at most as many pages of a file
 
 
 def fingerprint(batch: Any) -> int | None:
@@ -168,7 +168,7 @@ def fingerprint(batch: Any) -> int | None:
 def batch_marks(inputs: Any, targets: Any) -> dict[str, int | None]:
     """Return what of a batch all ranks must have alike, None where this rank does not know it. Local.
 
-    Where a rank has only the inputs and another only the targets, it is the draw that tells whether they belong
+    Where a rank has only the inputs and another only the targets, the draw shows whether they belong
     together.
 
     Examples

@@ -1,8 +1,7 @@
-"""Checkpoints: all that the next steps depend on, in files that any number of ranks can read.
+"""Checkpoints: the complete state of training, in files that any number of ranks can read.
 
-The room in the order of its imports: ``storage`` (files, and nothing else) · ``manifest`` (what a checkpoint says of
-itself) · ``state`` (what of a pipeline and its optimisers goes into one, and back) · ``tensors`` (arrays as a file) ·
-``exchange`` (JSON between ranks) · ``saving`` and ``restoring`` · ``weights`` (the model alone, for other programs).
+In reading order: ``storage`` (files and their format), ``manifest`` (the description of a checkpoint), ``state`` (of a
+pipeline and its optimisers, by name), ``saving``, and ``restoring`` (and the model alone, for other programs).
 """
 
 from minipipe.pipeline.checkpoint.restoring import Restored, export, load_weights, newest, restore

@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint says of itself, in JSON. What comes from a file is believed in nothing."""
+"""The manifest: the description of a checkpoint, in JSON. Every field that is read from a file is checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMAT, VERSION = "minipipe checkpoint", 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The description of a checkpoint.
 
     Attributes
     ----------
@@ -111,13 +111,13 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def damage(path: Path, sentence: str) -> CheckpointError:
-    """Return the error for a checkpoint that is not whole."""
+    """Return the error for a damaged checkpoint."""
     return CheckpointError(CheckpointCode.DAMAGED, f"The checkpoint {path.name} is damaged: {sentence}")
 
 
 def mismatch(sentence: str) -> CheckpointError:
-    """Return the error for a checkpoint of something else."""
-    return CheckpointError(CheckpointCode.MISMATCH, f"The checkpoint cannot be gone on from: {sentence}.")
+    """Return the error for a checkpoint of another model, optimiser or seed."""
+    return CheckpointError(CheckpointCode.MISMATCH, f"Cannot resume from this checkpoint: {sentence}.")
 
 
 def raise_first(errors: list[list[str] | None]) -> None:
@@ -147,7 +147,9 @@ def _checked(found: Mapping[str, Any]) -> Manifest:
     parameters = {}
     for name, (file, dtype, shape) in json_value(found["parameters"], dict, "'parameters'").items():
         if file not in files:
-            raise ArgumentError("value", f"{quoted(name)} is in {quoted(file)}, of which nothing more is told")
+            raise ArgumentError(
+                "value", f"{quoted(name)} refers to file {quoted(file)}, which the manifest does not list"
+            )
         lengths = [_whole(length, "a length") for length in json_value(shape, list, "a shape")]
         parameters[name] = file, json_value(dtype, str, "a dtype"), tuple(lengths)
     optimisers = json_value(found["optimisers"], dict, "'optimisers'")
@@ -158,11 +160,11 @@ def _checked(found: Mapping[str, Any]) -> Manifest:
 
 
 def _check_optimiser(told: Mapping[str, Any]) -> None:
-    """Refuse what is told of an optimiser unless every part has the right kind."""
+    """Refuse an optimiser's state unless every part has the right kind."""
     json_value(told["class"], str, "the class of an optimiser")
     for group in json_value(told["groups"], list, "groups"):
         _whole(group["place"], "the place of a group")
-        for which in {"numbers", "first"} & {"numbers", *group}:  # earlier versions did not tell the first ones
+        for which in {"numbers", "first"} & {"numbers", *group}:  # earlier versions lack the first ones
             json_value(group[which], dict, quoted(which))
         for name in json_value(group["parameters"], list, "the parameters of a group"):
             json_value(name, str, "a parameter of a group")

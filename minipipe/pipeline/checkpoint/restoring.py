@@ -24,14 +24,14 @@ from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, pieces, unpac
 
 
 class Restored(NamedTuple):
-    """What a script needs to go on.
+    """The values that a script needs to resume.
 
     Attributes
     ----------
     step : int
-        As it was given to ``save``.
+        The argument of ``save``.
     extra : dict
-        As it was given to ``save`` on the rank of the first stage, on every rank. Tuples and arrays come as lists, the
+        The argument of ``save`` on the rank of the first stage, on every rank. Tuples and arrays come as lists, the
         keys of dicts as strings.
     path : Path
         Of the checkpoint.
@@ -54,7 +54,7 @@ def restore(
     *,
     required: bool = True,
 ) -> Restored | None:
-    """Take the newest checkpoint of a folder that is whole: training goes on as if it had never stopped.
+    """Load the newest undamaged checkpoint of a folder: training resumes as if it had never stopped.
 
     Collective. The number of ranks, the schedule, the partition and the device may be others than when it was saved.
     Each rank reads the files that hold something of its own stages, and compares their length and SHA-256 with the
@@ -68,7 +68,7 @@ def restore(
         Of the same layers and the same seed. One with a ``dropout_seed`` of its own, such as another replica of the
         one that was saved, draws from that, and rank 0 says so.
     optimiser : Optimiser, or mapping of str to Optimiser
-        As given to :func:`save`; None for a pipeline that is not trained any more. Its learning rate and its other
+        As given to :func:`save`; None for a pipeline that is no longer trained. Its learning rate and its other
         hyper-parameters become those of the checkpoint. Where the script gives others than it did then, a warning on
         rank 0 names both. To keep the script's, set them afterwards, such as ``optimiser.learning_rate = 0.1``; with a
         ``LearningRateSchedule``, load ``{**state, "first_rates": [0.1]}``.
@@ -204,7 +204,7 @@ def _candidates(folder: Path) -> tuple[list[str], str, bool]:
 
 
 def _read(path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> tuple[Manifest, Arrays, Told]:
-    """Read what this rank needs of a checkpoint, and check all of it. Local."""
+    """Read this rank's part of a checkpoint, and check all of it. Local."""
     manifest = read_manifest(path)
     _check_model(manifest, pipeline)
     check(pipeline, optimisers, manifest.optimisers)
@@ -234,7 +234,7 @@ def _arrays(path: Path, file: str, manifest: Manifest, own: set[str]) -> Arrays:
     if found != size:
         raise damage(path, f"{file} has {found:,} bytes; {size:,} were written.")
     if storage.digest_of(content) != (size, sha256):
-        raise damage(path, f"{file} is not what was written there: its SHA-256 differs.")
+        raise damage(path, f"{file} was changed after it was written: its SHA-256 differs.")
     try:
         arrays = unpacked(content)
     except CheckpointError as error:
@@ -257,7 +257,7 @@ def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
         there, here = (
             ", ".join(map(_name, names[:3])) + " …" * (len(names) > 3) or "nothing" for names in (only, missing)
         )
-        raise mismatch(f"it is of another model. Only there: {there}; only in this pipeline: {here}")
+        raise mismatch(f"it was saved from a different model. Only there: {there}; only in this pipeline: {here}")
     for name, parameter in model.items():
         _, dtype, shape = manifest.parameters[name]
         looks = backend.numpy_dtype(parameter.dtype).name, parameter.shape
@@ -287,13 +287,13 @@ def _taken(
     found: Told,
     problems: list[str],
 ) -> Restored:
-    """Put everything in its place; say on rank 0 what is not as one might expect. Local."""
+    """Load everything; warn on rank 0 of anything that a user may not expect. Local."""
     others = list(replaced(optimisers, found))
     put(pipeline, optimisers, arrays, found)
     pipeline.num_steps = manifest.num_steps
     now = pipeline.schedule.num_microbatches
     if pipeline.group.rank == 0 and problems:
-        warnings.warn(f"{' '.join(problems)} Going on from {path.name}, of step {manifest.step}.", stacklevel=3)
+        warnings.warn(f"{' '.join(problems)} Resuming from {path.name}, of step {manifest.step}.", stacklevel=3)
     if pipeline.group.rank == 0 and manifest.dropout_seed != pipeline.dropout_seed:
         message = (
             f"{path.name} was trained with dropout_seed={manifest.dropout_seed}, and this pipeline draws from its own"

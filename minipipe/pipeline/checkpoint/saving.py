@@ -31,7 +31,7 @@ _POLL = 0.02  # seconds between looks for the other ranks' files, in the backgro
 
 
 class _Part(NamedTuple):
-    """What one rank writes, and what is told of it."""
+    """One rank's part of a checkpoint: its arrays, and their entries in the manifest."""
 
     partial: Path
     group: ProcessGroup
@@ -39,7 +39,7 @@ class _Part(NamedTuple):
     told: dict[str, Any]
 
     def write(self) -> dict[str, Any]:
-        """Write the file; return what the manifest says of it, or an error as ``{"error": [code, message]}``."""
+        """Write the file; return its entries in the manifest, or an error as ``{"error": [code, message]}``."""
         if self.told["error"]:
             return self.told
         path = self.partial / storage.name_of_file(self.group.rank)
@@ -62,13 +62,13 @@ def save(
     extra: Mapping[str, Any] | None = None,
     keep: int = 2,
 ) -> Path:
-    """Write a checkpoint: all that the next steps depend on, between an update and the next step.
+    """Write a checkpoint: the complete state of training, between an update and the next step.
 
-    Collective; returns when it is on the disk, whole. Gradients are not kept, so call it after ``optimiser.step()``.
-    Nor is what only the script has, such as a ``LearningRateSchedule``: give ``extra={"rates": rates.state_dict()}``,
-    and after :func:`restore` ``rates.load_state_dict(restored.extra["rates"])``. Each rank writes the parameters of its
-    own stages and what the optimiser keeps for them. Any number of ranks, with any schedule and partition, goes on from
-    it with the same bits (:func:`restore`), given the same microbatches.
+    Collective; returns when it is complete and on the disk. Gradients are not saved, so call it after
+    ``optimiser.step()``. Nor is what only the script has, such as a ``LearningRateSchedule``: give ``extra={"rates":
+    rates.state_dict()}``, and after :func:`restore` ``rates.load_state_dict(restored.extra["rates"])``. Each rank
+    writes the parameters of its own stages and what the optimiser keeps for them. Any number of ranks, with any
+    schedule and partition, resumes from it with the same bits (:func:`restore`), given the same microbatches.
 
     Parameters
     ----------
@@ -81,12 +81,12 @@ def save(
     step : int
         How far the script is; the same on every rank.
     extra : mapping
-        What the script needs to go on, in numbers, strings, lists and dicts: the epoch, the position in the data, the
+        The script's own state, in numbers, strings, lists and dicts: the epoch, the position in the data, the
         state of a generator. That of the rank of the first stage is kept; other ranks may give None. JSON has no
         tuples, arrays or numbers as keys: they come back as lists and strings.
     keep : int
         How many checkpoints to keep, at least 1. Older ones of no later step are deleted once this one is whole; those
-        of later steps, of a run that this one does not go on from, stay. With 2 there is another to go back to, should
+        of later steps, from a run that this one did not resume, stay. With 2 an earlier one remains, should
         the disk damage one.
 
     Returns
@@ -140,7 +140,7 @@ def save(
 
 
 class BackgroundSaver:
-    """Writes checkpoints while training goes on: a save takes a copy and returns.
+    """Writes checkpoints in the background: a save takes a copy and returns.
 
     Use it in a ``with`` block: leaving it waits for the last one.
 
@@ -294,7 +294,7 @@ def _begin(
 def _own_part(
     pipeline: Pipeline, optimisers: Mapping[str, Optimiser], step: int, extra: Any
 ) -> tuple[Arrays, dict[str, Any]]:
-    """Return what this rank writes, and what the manifest says of it. Local."""
+    """Return this rank's arrays, and their entries in the manifest. Local."""
     rank, plan = pipeline.group.rank, pipeline.plan
     arrays, told = take(pipeline, optimisers, [name for name, owner in plan.owners.items() if owner == rank])
     keys = (key.partition("/") for key in arrays)
@@ -342,7 +342,7 @@ def _delete_older(folder: Path, keep: int) -> None:
 
 
 def _told_by_others(partial: Path, group: ProcessGroup) -> list[dict[str, Any]]:
-    """Return what the other ranks have told of their parts, as soon as it is there; delete their files."""
+    """Wait for the files with the other ranks' entries; return their contents, and delete them."""
     told, give_up = [], time.monotonic() + group.timeout
     for rank in range(1, group.size):
         path = partial / _name_of_told(rank)

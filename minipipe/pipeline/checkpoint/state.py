@@ -1,6 +1,6 @@
-"""What of a pipeline and its optimisers the next steps depend on, on one rank: taken out, and put back by name.
+"""The state of a pipeline and its optimisers on one rank: read and written by name.
 
-A rank's part is arrays by key, and what is told of the optimisers in numbers. A key is ``parameters/NAME``, or
+A rank's part is arrays by key, and a description of the optimisers in numbers. A key is ``parameters/NAME``, or
 ``OPTIMISER/WHAT/NAME`` such as ``optimiser/velocity/2.weight``: names are those of the whole model, so any rank finds
 what it needs, whatever the partition was.
 """
@@ -46,7 +46,7 @@ def by_name(optimiser: Optimiser | Optimisers | None) -> dict[str, Optimiser]:
             message = f"optimiser is {one!r:.60}; expected an optimiser, or a mapping of names to optimisers."
             raise ArgumentError("type", message)
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
-            raise ArgumentError("value", f"{name!r} is no name for an optimiser: one of a word, such as 'body'.")
+            raise ArgumentError("value", f"{name!r} is no name for an optimiser; expected a word, such as 'body'.")
     return given
 
 
@@ -110,7 +110,7 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
 
 
 def check(pipeline: Pipeline, optimisers: Optimisers, told: Told) -> None:
-    """Refuse what was told of other optimisers. Local.
+    """Refuse the state of other optimisers. Local.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def check(pipeline: Pipeline, optimisers: Optimisers, told: Told) -> None:
     known, others = ", ".join(map(quoted, told)) or "none", sorted(told.keys() - optimisers.keys())
     if optimisers and others:
         other = quoted(others[0])
-        raise mismatch(f"it has the state of an optimiser {other}, too; give all of them, by name, as in save: {known}")
+        raise mismatch(f"it also has the state of an optimiser {other}; give all of them, by name, as in save: {known}")
     for key, optimiser in optimisers.items():
         name = type(optimiser).__qualname__
         if key not in told:
@@ -193,7 +193,7 @@ def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndar
 
 
 def _check_trained(pipeline: Pipeline, key: str, optimiser: Optimiser, told: dict[str, Any]) -> None:
-    """Refuse an optimiser that trains other parameters of this rank: they would go on without what was kept."""
+    """Refuse an optimiser that trains other parameters of this rank, for which there is no state."""
     own = dict(pipeline.named_parameters())
     here = {name for name, _ in named(own, optimiser, optimiser.parameters)}
     there = {name for group in told["groups"] for name in group["parameters"] if name in own}
@@ -203,7 +203,7 @@ def _check_trained(pipeline: Pipeline, key: str, optimiser: Optimiser, told: dic
 
 
 def merged(parts: Iterable[Told]) -> Told:
-    """Return what several ranks have told of the same optimisers, as one.
+    """Return several ranks' descriptions of the same optimisers, merged.
 
     Groups in the same place with the same numbers become one group.
     """
@@ -223,7 +223,7 @@ def merged(parts: Iterable[Told]) -> Told:
 
 
 def _groups(pipeline: Pipeline, optimiser: Optimiser, told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what was told of each group of an optimiser: those of its parameters, or one in the same place."""
+    """Return the saved group for each group of an optimiser: that of its parameters, or one in the same place."""
     own, found = dict(pipeline.named_parameters()), []
     for place, group in enumerate(optimiser.groups):
         names = [name for name, _ in named(own, group, group.parameters)]

@@ -1,4 +1,4 @@
-"""The files of checkpoints. Whatever is done to a file system is done here, one call for each thing that can fail.
+"""The files of checkpoints. Every access to the file system is here, one call for each operation that can fail.
 
 A folder of checkpoints::
 
@@ -67,7 +67,7 @@ def name_of_file(rank: int) -> str:
 
 
 def is_name_of_file(name: str) -> bool:
-    """Tell whether a name is one that :func:`name_of_file` gives, which leads nowhere else."""
+    """Return whether :func:`name_of_file` gives this name, so that it is no path to another folder."""
     return _FILE.fullmatch(name) is not None
 
 
@@ -131,7 +131,7 @@ def discard(partial: Path) -> None:
 def keep_last(folder: Path, number: int) -> None:
     """Delete all checkpoints but the last ones that have a marker [2], and those of later steps than the last.
 
-    A run that begins again from its first step thus deletes nothing of a longer one, until it has come as far.
+    So a run that starts over deletes nothing of a longer one until it has reached the same step.
     """
     found = [path for path in checkpoints(folder) if _step_of(path) <= _step_of(checkpoints(folder)[0])]
     kept = [path for path in found if (path / MARKER).is_file()][:number]
@@ -163,7 +163,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def read_manifest(path: Path) -> tuple[bytes, str]:
-    """Return the manifest of a checkpoint, and the SHA-256 that its marker tells of it.
+    """Return the manifest of a checkpoint, and its SHA-256 according to the marker.
 
     Raises
     ------
@@ -174,7 +174,7 @@ def read_manifest(path: Path) -> tuple[bytes, str]:
 
 
 def read(path: Path, size: int) -> bytes:
-    """Return the content of a file, of which no more is read than its size, as written down, allows.
+    """Return the content of a file, and read at most its recorded size.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def pieces(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     Parameters
     ----------
     arrays : mapping of str to array
-        In C order, or they are copied: what is written is the memory as it lies.
+        In C order, or they are copied, because their memory is written unchanged.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Training that goes on when a rank is lost: nothing is computed twice but the step, and no bit is another.
+"""Training that continues after the loss of a rank, with the same bits as without a loss.
 
-``training`` holds the loop and says what is kept where, and why nothing is lost. ``pieces`` is the state of a pipeline
-and its optimiser by the names of parameters, ``vault`` the copies of it, ``survivors`` the group of MPI processes that
-goes on without some of them.
+In reading order: ``training`` (the loop, what is kept where, and why nothing is lost), ``vault`` (the copies of a
+rank's state, by the names of parameters), ``survivors`` (the group of MPI processes that continues without the lost
+ones).
 """
 
 from minipipe.pipeline.elastic.training import Trained, train

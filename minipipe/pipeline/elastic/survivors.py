@@ -1,9 +1,9 @@
-"""A group of MPI processes whose ranks can go on without those that are lost, with the calls of ULFM.
+"""A group of MPI processes that survives the loss of ranks, by the calls of ULFM.
 
-A lost process is an error of MPI (``PROC_FAILED``) to whoever talks to it, and to nobody else: others would wait for
-messages of ranks that do not send them any more. So the first that notices *revokes* the communicator, and every call
-of any rank fails there from then on. *Agree* is a vote with one result on all ranks that live, whoever dies meanwhile;
-*Shrink* gives them a communicator of their own.
+Only ranks that communicate with a lost process get an error of MPI (``PROC_FAILED``); the others would stay blocked on
+ranks that no longer send. So the first rank that notices *revokes* the communicator: from then on every call on it
+fails on every rank. *Agree* is a vote with one result on all living ranks, even if some die meanwhile; *Shrink* gives
+the living ranks a new communicator.
 
 References
 ----------
@@ -53,9 +53,9 @@ class SurvivorGroup(MPIGroup):
         self._job.process.line.survive(False)
 
     def is_done_by_all(self, act: Callable[[], None]) -> bool:
-        """Call a function, and tell whether no rank was lost before all had come through it.
+        """Call a function; return whether all ranks completed it before any rank was lost.
 
-        Collective; every living rank gets the same answer. After False this group is of no use any more, but for
+        Collective; every living rank gets the same answer. After False this group can only be used for
         :meth:`of_survivors`.
         """
         is_done = False

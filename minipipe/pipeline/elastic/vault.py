@@ -48,7 +48,7 @@ class Vault:
     Parameters
     ----------
     copies : int
-        How many other ranks have what this one has.
+        How many other ranks keep a copy of this rank's state.
     """
 
     def __init__(self, copies: int) -> None:
@@ -56,7 +56,7 @@ class Vault:
         self._generations: list[Generation] = []
 
     def keep(self, group: ProcessGroup, made: Made, step: int) -> None:
-        """Keep this moment, here and on the next ranks, and those of the ranks before. Collective."""
+        """Copy the current state here and to the next ranks; receive that of the ranks before. Collective."""
         mine = pack(made.state())
         distances = range(1, min(self.copies, group.size - 1) + 1)
         sends = [group._isend(mine, (group.rank + distance) % group.size, _COPY) for distance in distances]
@@ -124,7 +124,7 @@ def _lost(generation: Generation, names: set[str], group: ProcessGroup) -> RankL
     copies = len(generation.messages) - 1
     return RankLostError(
         "values",
-        f"Lost: {ranks(gone)}. With them all copies are lost of what {ranks(had)} had: the parameters "
+        f"Lost: {ranks(gone)}. With them every copy of the state of {ranks(had)} is lost: the parameters "
         f"of {_words('stage', stages)}, such as {min(names)}, before step {generation.step}. Start again from a "
         f"checkpoint. elastic.train(…, copies={copies + 1}) survives that {copies + 1} neighbours are lost at once.",
     )
@@ -186,7 +186,7 @@ class Made(NamedTuple):
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise ArgumentError(
                     "type",
-                    f"make(group) returned {type(other).__name__}, too, which has no state_dict() and "
+                    f"make(group) also returned {type(other).__name__}, which has no state_dict() and "
                     "load_state_dict(): what training changes must be set back after a loss. What it does not change "
                     "belongs outside make.",
                 )

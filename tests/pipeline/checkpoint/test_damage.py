@@ -92,7 +92,7 @@ def check(folder, other_run, damages):
             if group.rank == 0:
                 (warning,) = caught
                 assert f"The checkpoint {NEW} is damaged: " in str(warning.message)
-                assert f"Going on from {OLD}, of step 1." in str(warning.message)
+                assert f"Resuming from {OLD}, of step 1." in str(warning.message)
                 seen += 1
             before = small.bits(pipeline, optimiser=optimiser)
             with pytest.raises(CheckpointError, match="is damaged.*There is no other checkpoint") as refused:

@@ -77,7 +77,7 @@ def test_a_part_that_is_missing_is_named(forge):
         ({"num_steps": True}, "'num_steps' is True", "damaged"),
         (
             {"parameters": {}},
-            "it is of another model. Only there: nothing; only in this pipeline: 0.weight",
+            "it was saved from a different model. Only there: nothing; only in this pipeline: 0.weight",
             "mismatch",
         ),
         ({"parameters": {"\x1b[2J": [PART, "a", []]}}, "Only there: \\x1b[2J; only in", "mismatch"),

@@ -80,7 +80,7 @@ def test_one_of_two_optimisers_is_not_left_out(tmp_path):
         checkpoint.restore(tmp_path, pipeline, {"first": both["first"]})
 
     with pytest.raises(
-        CheckpointError, match="it has the state of an optimiser 'rest', too; give all of them"
+        CheckpointError, match="it also has the state of an optimiser 'rest'; give all of them"
     ) as caught:
         spawn(train, 1)
     assert caught.value.code == "mismatch"

@@ -34,7 +34,8 @@ def pipeline_of(*layers, **options):
         (
             lambda: pipeline_of(nn.Linear(4, 3), nn.Linear(3, 4)),
             optim.Adam,
-            "it is of another model. Only there: 2.weight, 2.bias; only in this pipeline: 1.weight, 1.bias.",
+            "it was saved from a different model. Only there: 2.weight, 2.bias; "
+            "only in this pipeline: 1.weight, 1.bias.",
         ),
         (
             lambda: pipeline_of(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 4)),
@@ -60,7 +61,7 @@ def pipeline_of(*layers, **options):
         (
             lambda: small.pipeline_of(OneRankGroup())[0],
             lambda parameters: {"body": optim.Adam(parameters)},
-            "it has the state of an optimiser 'optimiser', too; give all of them, by name, as in save: 'optimiser'.",
+            "it also has the state of an optimiser 'optimiser'; give all of them, by name, as in save: 'optimiser'.",
         ),
         (
             lambda: small.pipeline_of(OneRankGroup())[0],
@@ -76,7 +77,7 @@ def test_a_checkpoint_of_something_else_changes_nothing_and_says_what_differs(fo
     with pytest.raises(CheckpointError) as caught:
         checkpoint.restore(folder, made, optimiser)
     assert caught.value.code == "mismatch"
-    assert str(caught.value) == f"The checkpoint cannot be gone on from: {message}"
+    assert str(caught.value) == f"Cannot resume from this checkpoint: {message}"
     after = made.state_dict()
     assert all((before[name] == after[name]).all() for name in before)
 
@@ -264,7 +265,7 @@ def test_an_optimiser_of_the_model_is_refused(tmp_path, call):
 @pytest.mark.parametrize("name", ["a/b", "", "parameters", 3])
 def test_an_optimiser_has_a_word_for_a_name(tmp_path, name):
     pipeline, optimiser = small.pipeline_of(OneRankGroup())
-    with pytest.raises(ArgumentError, match="is no name for an optimiser: one of a word, such as 'body'"):
+    with pytest.raises(ArgumentError, match="is no name for an optimiser; expected a word, such as 'body'"):
         checkpoint.save(tmp_path, pipeline, {name: optimiser}, step=1)
 
 

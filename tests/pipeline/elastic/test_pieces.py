@@ -114,7 +114,7 @@ def test_a_state_goes_into_another_partition_of_the_same_model():
     [
         (lambda pipeline, optimiser: pipeline, "expected a pipeline and its optimiser"),
         (lambda pipeline, optimiser: (optimiser, pipeline), "expected a pipeline and its optimiser"),
-        (lambda pipeline, optimiser: (pipeline, optimiser, {}), "dict, too, which has no state_dict"),
+        (lambda pipeline, optimiser: (pipeline, optimiser, {}), "also returned dict, which has no state_dict"),
         (lambda pipeline, optimiser: (pipeline, optim.SGD([nn.Parameter(np.ones(3))], 0.1)), r"of shape \(3,\)"),
     ],
 )
