@@ -14,7 +14,6 @@ CORE = [
         "comm.mpi",
         "comm.one_rank",
         "comm.process_group",
-        "comm.request",
     ),
     *("comm.switchboard", "comm.thread"),
     *map(

@@ -160,8 +160,8 @@ except MessageError as error:
 print(f"{deadlock.code}: {deadlock}".replace("; ", ";\n    "))
 assert deadlock.code == "deadlock"
 assert str(deadlock) == (
-    "No rank can go on: rank 1 waits for a message with tag 7 from rank 0; rank 0 has returned; "
-    "nobody receives a message from rank 0 to rank 1 with tag 1."
+    "All ranks are blocked: rank 1 waits for a message with tag 7 from rank 0; rank 0 has returned; "
+    "a message from rank 0 to rank 1 with tag 1 is never received."
 )
 
 # %% [markdown]
@@ -280,7 +280,7 @@ else:
         r"rank  process .* doing\n"
         r"   0  \d+ \S+ .* waits 1\.\d s for a message with tag 7 from rank 1\n"
         r"   1  \d+ \S+ .* waits 1\.\d s for a barrier from rank 0\n"
-        r"Rank 0 has waited longest: for a message with tag 7 from rank 1\. That message was not sent, or .*\n",
+        r"Rank 0 has waited longest, for a message with tag 7 from rank 1: never sent, or .*\n",
         done.stdout,
     )
 

@@ -9,11 +9,10 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from minipipe.comm.job.host import keep_freed_memory, limit_blas_threads
-from minipipe.comm.job.launcher import RANK, num_ranks, told
+from minipipe.comm.job.host import RANK, keep_freed_memory, launcher_number, limit_blas_threads, num_ranks
+from minipipe.comm.message import chosen_timeout
 from minipipe.comm.one_rank import OneRankGroup
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.comm.request import chosen_timeout
 from minipipe.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -34,10 +33,9 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
     Parameters
     ----------
     timeout : float, optional
-        Seconds that a rank waits for another before all ranks tell what they do, and who keeps the others waiting; then
-        the job ends. By default what the variable ``MINIPIPE_TIMEOUT`` says, or 300; infinity is allowed. A debugger
-        in which some rank stands still stops the clock, as does suspending the whole job. Starting may take 10 s in
-        any case.
+        Seconds that a rank waits for another before the job ends, with a table of what every rank does and the rank
+        that blocks the others. By default the variable ``MINIPIPE_TIMEOUT``, or 300; may be infinite. The clock stops
+        while a rank is in a debugger or the whole job is suspended. Starting may take 10 s in any case.
     blas_threads : int
         The same on every rank. Runs with another number may differ in the last bits.
 
@@ -50,8 +48,8 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
     LaunchError
         Code ``no-mpi4py``: several ranks were started, but mpi4py is missing; they would all run alone. Code
         ``wrong-mpi``: mpi4py belongs to another MPI than the launcher. Code ``rank-lost``: another rank of this host
-        has ended before it came here. Code ``timeout``: it has not come. Code ``not-a-rank``: this process is a child
-        of a rank, and has inherited the launcher's variables.
+        exited before this call. Code ``timeout``: it did not make it. Code ``not-a-rank``: this process is a child of
+        a rank, and has inherited the launcher's variables.
     ArgumentError
         Code ``value``: a timeout that is not above 0.
 
@@ -73,7 +71,7 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
     if sys.platform == "win32":
         raise LaunchError("no-mpi4py", f"A launcher started {several}; on Windows use spawn, whose ranks are threads.")
     process = _this_process(started or 0)
-    timeout = chosen_timeout(given_timeout)  # not before: an error of all ranks alike is now told by one
+    timeout = chosen_timeout(given_timeout)  # not earlier: from now on one rank reports an error of all
     if not process.has_started:  # for the first group of this program
         process.line.wait_for_all(max(timeout, _START))
     try:
@@ -98,11 +96,11 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
 
 @functools.cache
 def _this_process(size: int) -> RankProcess:
-    """Return this process as a rank: from now on it says why it ends, and ends the others."""
+    """Return this process as a rank. From now on it reports why it ends, and ends the others."""
     from minipipe.comm.job.meeting import line_to_witness  # not on Windows
     from minipipe.comm.job.process import RankProcess
 
-    rank = told(os.environ, RANK)
+    rank = launcher_number(os.environ, RANK)
     with suppress(Exception):  # where stderr is no file
         if not faulthandler.is_enabled():
             faulthandler.enable(all_threads=False)  # a crash in compiled code shows the Python lines that led there

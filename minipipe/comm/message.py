@@ -1,13 +1,16 @@
-"""What travels: a small fixed header, then the bytes of one array. No pickle.
+"""Messages, and the requests of sends and receives that were started.
 
-MPI does not check messages: too short a one, or float64 into a float32 buffer, is silently accepted. So every message
-carries its dtype, shape and step, and the receiver compares them before anybody sees the array.
+A message is a small fixed header, then the bytes of one array; no pickle. MPI does not check messages: one that is too
+short, or float64 into a float32 buffer, is silently accepted. So every message carries its dtype, shape and step, and
+the receiver compares them before its program gets the array.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,24 +18,27 @@ from typing import NamedTuple
 import numpy as np
 
 from minipipe.autograd.backend import Array, dtype_name, is_floating, numpy_dtype
-from minipipe.errors import MessageError
+from minipipe.errors import ArgumentError, MessageError, RankError
 
 _MAGIC = b"mnpp"
 _MAX_AXES = 8
 _FORMAT = struct.Struct(f"<4sq8sB{_MAX_AXES}q11x")  # magic, step, dtype, number of axes, lengths
 HEADER_SIZE = _FORMAT.size
 """The length of every header, 96 bytes."""
+DEFAULT_TIMEOUT = 300.0
+"""Seconds that a rank waits for another before it gives up with an error."""
+_NOT_YET = ("timeout", "peer-left", "deadlock")  # codes of waits in which no message arrived
 
 
 class Header(NamedTuple):
-    """What a message holds.
+    """The description of the array in a message.
 
     Attributes
     ----------
     dtype : numpy.dtype
     shape : tuple of int
     step : int
-        The number of the call that it belongs to; 0 where there is none.
+        The number of the call that it belongs to; 0 if none.
     """
 
     dtype: np.dtype
@@ -52,14 +58,14 @@ class Header(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes follow."""
+        """The number of bytes that follow."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{self.dtype.name} {self.shape}"
 
 
-# What a step sends repeats, so each header is made, packed and unpacked once.
+# Every step sends the same shapes, so each header is made, packed and unpacked once.
 @lru_cache(maxsize=1024)
 def _described(dtype: np.dtype, shape: tuple[int, ...], step: int) -> Header:
     if dtype.kind not in "biuc" and not is_floating(dtype):
@@ -96,7 +102,7 @@ def unpacked(data: bytes) -> Header:
 
 
 def as_buffer(array: Array) -> Array:
-    """Return an array that MPI can read and write: bfloat16, which Python's buffers do not know, as whole numbers.
+    """Return an array that MPI can read and write: bfloat16, which Python buffers lack, as whole numbers.
 
     Examples
     --------
@@ -107,22 +113,22 @@ def as_buffer(array: Array) -> Array:
 
 
 class Expectation(NamedTuple):
-    """An awaited message, as far as its receiver knows it beforehand.
+    """A message as its receiver expects it.
 
     Attributes
     ----------
     rank, source, tag : int
-        Who waits, for whom.
+        The receiver, the sender, and the tag.
     like : array or None
-        An array of the same shape and dtype, if they are known.
+        An array of the expected shape and dtype, if they are known.
     step : int or None
-        The number of the call, if it matters.
+        The number of the call, if it is to be compared.
     what : str
-        In words, for messages.
+        A description, for error messages.
     allocate : function
-        ``(shape, dtype) -> array`` for the array that arrives, in a GPU's memory or where it can be copied to one fast.
+        ``(shape, dtype) -> array`` for the array that arrives, such as one in a GPU's memory.
     names : sequence of int
-        The ranks' numbers in the world, for messages.
+        The world ranks, for error messages.
     """
 
     rank: int
@@ -135,12 +141,12 @@ class Expectation(NamedTuple):
     names: Sequence[int] = ()
 
     def check(self, header: Header) -> None:
-        """Compare with the header that arrived.
+        """Compare the header that arrived.
 
         Raises
         ------
         MessageError
-            Codes ``shape``, ``dtype`` and ``step``; names both sides.
+            Codes ``shape``, ``dtype`` and ``step``; names both ranks.
         """
         if self.like is not None:
             mine = Header.of(self.like)
@@ -160,7 +166,7 @@ class Expectation(NamedTuple):
             )
 
     def awaited(self) -> str:
-        """Return what the receiver waits for, and from whom."""
+        """Describe the message and its sender."""
         return f"{self} from rank {self._name(self.source)}"
 
     def _name(self, rank: int) -> int:
@@ -168,3 +174,128 @@ class Expectation(NamedTuple):
 
     def __str__(self) -> str:
         return self.what or f"a message with tag {self.tag}"
+
+
+# -- requests ---------------------------------------------------------------------------------------------------
+
+
+class Request(ABC):
+    """A send or a receive that was started.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import init_process_group
+    >>> with init_process_group() as group:
+    ...     sending = group.isend(np.array([1.0, 2.0]), destination=0)
+    ...     receiving = group.irecv(source=0)
+    ...     print(receiving.wait(), sending.wait())
+    [1. 2.] None
+    """
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> np.ndarray | None:
+        """Wait until it is done, and return the array of a receive; None for a send.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            In seconds; the group's own by default.
+
+        Raises
+        ------
+        MessageError
+            Code ``timeout``, naming the message, its sender and the time waited; or the code of its mismatch.
+        """
+
+
+class Receive(Request):
+    """A receive of one message, however often it is waited for; copied into the caller's array if there is one.
+
+    Parameters
+    ----------
+    take : function
+        ``(expected, timeout) -> array``: waits for the message.
+    expected : Expectation
+    settled : function
+        Called once the message has arrived, whether or not it was as expected.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[Expectation, float | None], np.ndarray],
+        expected: Expectation,
+        settled: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._take, self._expected, self._settled = take, expected, settled
+        self._array: np.ndarray | None = None
+        self._error: MessageError | None = None
+
+    def wait(self, timeout: float | None = None) -> np.ndarray:
+        """Return the array, or raise the error of the message, the same each time."""
+        if self._error is not None:
+            raise self._error
+        if self._array is None:
+            try:
+                array, out = self._take(self._expected, timeout), self._expected.like
+            except MessageError as error:
+                if error.code not in _NOT_YET:
+                    self._error = error
+                    self._settled()
+                raise
+            if out is not None:
+                out[...] = array
+                array = out
+            self._array = array
+            self._settled()
+        return self._array
+
+
+class Done(Request):
+    """A send that is complete, because the array was copied."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return at once."""
+        return None
+
+
+# -- arguments --------------------------------------------------------------------------------------------------
+
+
+def chosen_timeout(argument: float | None) -> float:
+    """Return the timeout given, else that of the variable ``MINIPIPE_TIMEOUT``, else the default, in seconds.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: when it is not above 0.
+    """
+    variable, name = os.environ.get("MINIPIPE_TIMEOUT"), "timeout"
+    chosen: float | str = DEFAULT_TIMEOUT if argument is None else argument
+    if argument is None and variable:
+        chosen, name = variable, "MINIPIPE_TIMEOUT"
+    try:
+        if (seconds := float(chosen)) > 0:
+            return seconds
+    except (TypeError, ValueError):
+        pass
+    raise ArgumentError("value", f"{name} is {chosen}; expected seconds, more than 0.")
+
+
+def check_rank(name: str, rank: int, size: int) -> None:
+    """Check that a rank exists.
+
+    Raises
+    ------
+    RankError
+        Code ``out-of-range``.
+
+    Examples
+    --------
+    >>> check_rank("source", 4, size=4)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.RankError: source is 4, but there are 4 ranks, counted from 0.
+    """
+    if not 0 <= rank < size:
+        raise RankError("out-of-range", f"{name} is {rank}, but there are {size} ranks, counted from 0.")

@@ -1,15 +1,15 @@
 """Ranks as MPI processes.
 
-A message is a header and the bytes of one array: together up to 32 KiB, and otherwise one behind the other.
+A message is a header and the bytes of one array: in one piece up to 32 KiB, otherwise in two.
 
-Sending. Where ranks cannot read each other's memory, a large send moves only while the sender is inside MPI. So a send
-is given about the time that its copy takes, in case the receiver waits already, and is finished later otherwise. (A
-fixed 3 ms made pipelines of small messages five times slower, and was never better.)
+Sending. If ranks cannot read each other's memory, a large send progresses only while the sender is inside MPI. So a
+send gets about the time that its copy takes, in case the receiver is ready, and is otherwise finished later. (A fixed
+3 ms made pipelines of small messages five times slower, and was never better.)
 
-Waiting. A spinning wait takes the core that another rank needs, and a sleeping loop around ``Test`` of a large posted
-receive moves one chunk at a time where ranks cannot read each other's memory. So what is posted beforehand is a receive
-for the header, with room for a small array, and it is looked at politely (yield, then short sleeps); a large array's
-bytes are taken with one blocking call once its header is there.
+Waiting. A spinning wait takes the core that another rank needs, and a sleeping loop around ``Test`` of a large receive
+moves one chunk at a time. So the receive that is posted beforehand is for the header, with room for a small array, and
+is polled politely (yield, then short sleeps). The bytes of a large array are received in one blocking call once its
+header has arrived.
 
 How an MPI job ends is in ``comm/job/mpi_job.py``.
 """
@@ -20,6 +20,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from types import TracebackType
 from typing import Any, NoReturn
@@ -27,25 +28,22 @@ from typing import Any, NoReturn
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.comm.job.ending import exit_code_of
-from minipipe.comm.job.host import yield_core
-from minipipe.comm.job.launcher import LOCAL_RANK, told
-from minipipe.comm.job.mpi_job import MPI, Job, the_job
-from minipipe.comm.job.patience import Patience
+from minipipe.comm.job.host import LOCAL_RANK, launcher_number, yield_core
+from minipipe.comm.job.mpi_job import MPI, MPIJob, the_job
 from minipipe.comm.job.process import RankProcess
+from minipipe.comm.job.reports import Patience, exit_code_of
 from minipipe.comm.job.verdict import verdict
-from minipipe.comm.message import HEADER_SIZE, Expectation, Header, as_buffer, packed, unpacked
+from minipipe.comm.message import HEADER_SIZE, Done, Expectation, Header, Request, as_buffer, packed, unpacked
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.comm.request import Done, Request
 from minipipe.errors import ArgumentError, MessageError
 
 _YIELDS = 400  # looks before the sleeps begin (100 made two ranks 10 % slower)
 _INLINE = 1 << 15  # bytes of an array that travels with its header, in one message
-_SPARE = 16  # buffers of receives that are kept for the next ones
+_SPARE = 16  # buffers of finished receives, kept for the next ones
 _DONE = Done()
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
-_SEND_PATIENCE = 0.25e-9  # seconds for each byte, before a send is left to finish later
-_SLOWEST = 1e6  # bytes in a second: the slowest link on which a large array is awaited
+_SEND_PATIENCE = 0.25e-9  # seconds for each byte before a send is left to finish later
+_SLOWEST = 1e6  # bytes per second of the slowest link
 _LOOK_AROUND = 0.05  # seconds between looks for goodbyes, while waiting
 _TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
 
@@ -62,11 +60,11 @@ def world_group(process: RankProcess, timeout: float) -> MPIGroup:
 class MPIGroup(ProcessGroup):
     """A rank that is an MPI process; :func:`minipipe.init_process_group` makes it."""
 
-    def __init__(self, job: Job, comm: MPI.Comm, timeout: float) -> None:
+    def __init__(self, job: MPIJob, comm: MPI.Comm, timeout: float) -> None:
         super().__init__(comm.rank, comm.size, timeout)
-        self._job = job
+        self.job = job
         job.timeout = max(job.timeout, timeout)
-        self._comm = comm
+        self.comm = comm
         self._posted: dict[tuple[int, int], tuple[MPI.Request, bytearray]] = {}  # by source and MPI's tag
         self._spare: list[bytearray] = []
         self._status = MPI.Status()
@@ -76,7 +74,7 @@ class MPIGroup(ProcessGroup):
         self._resources.callback(job.groups.remove, self)
         self.world_ranks = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
         self.activity = job.activity
-        self.local_rank = told(os.environ, LOCAL_RANK, otherwise=comm.rank)
+        self.local_rank = launcher_number(os.environ, LOCAL_RANK, default=comm.rank)
         self.takes_device_arrays = is_cuda_aware()
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
 
@@ -86,22 +84,22 @@ class MPIGroup(ProcessGroup):
             buffers: list[Any] = [b"".join((head, array.data))]
         else:
             buffers = [head, [array, header.nbytes, MPI.BYTE]] if header.nbytes else [head]
-        parts = [self._comm.Isend(buffer, destination, mpi_tag) for buffer in buffers]
+        parts = [self.comm.Isend(buffer, destination, mpi_tag) for buffer in buffers]
         if len(parts) == 1 and parts[0].Test():
             return _DONE
         words = "rank {} to take {} with tag {}".format
         request = _Send(self, parts, buffers, destination, partial(words, self.world_ranks[destination], header, tag))
-        # MPI reads from the buffers until the send is done, whether or not anybody keeps the request or the group.
-        self._job.keep(request)
+        # MPI reads from the buffers until the send is done, even if the program drops the request and the group.
+        self.job.keep(request)
         request.progress(_SEND_PATIENCE * header.nbytes)
         return request
 
     def _post_receive(self, expected: Expectation) -> Expectation:
-        """Post a receive for the next message of a channel, a source and a tag, unless one is posted already."""
+        """Post a receive for the next message of a source and a tag, unless one is posted already."""
         channel = expected.source, self._mpi_tag(expected.tag)
         if channel not in self._posted:
             buffer = self._spare.pop() if self._spare else bytearray(HEADER_SIZE + _INLINE)
-            self._posted[channel] = self._comm.Irecv(buffer, *channel), buffer
+            self._posted[channel] = self.comm.Irecv(buffer, *channel), buffer
         return expected
 
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
@@ -112,15 +110,15 @@ class MPIGroup(ProcessGroup):
         request, buffer = self._posted.pop(channel)
         try:
             if not request.Test(status):
-                # Asked once more after it is over, Test would give an empty status.
+                # Called again after completion, Test would return an empty status.
                 is_over = lambda: request == MPI.REQUEST_NULL or request.Test(status)  # noqa: E731
                 self._wait_until(is_over, expected.source, expected.awaited, timeout)
             length = status.Get_count(MPI.BYTE)
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            length = 0  # more than any message has in one piece
-        except BaseException:  # too late, or interrupted: the message may still come
+            length = 0  # longer than any message in one piece
+        except BaseException:  # too late, or interrupted: the message may still arrive
             self._posted[channel] = request, buffer
             raise
         if len(self._spare) < _SPARE:
@@ -128,23 +126,39 @@ class MPIGroup(ProcessGroup):
         header = unpacked(bytes(buffer[: min(length, HEADER_SIZE)]))
         array = expected.allocate(header.shape, header.dtype)
         xp = backend.array_module(array)
-        backend.synchronise(xp)  # a GPU may still use the memory for what it held before
+        backend.synchronise(xp)  # a GPU may still use the previous contents of the memory
         if length > HEADER_SIZE:
             array[...] = xp.asarray(np.ndarray(header.shape, header.dtype, buffer, HEADER_SIZE))
         elif header.nbytes:
             peer, words = self.world_ranks[expected.source], lambda: f"the bytes of {expected.awaited()}"
-            with self._job.watching(self.limit(timeout) + header.nbytes / _SLOWEST, peer, words):
-                self._comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *channel)
+            with self.job.watching(self._limit(timeout) + header.nbytes / _SLOWEST, peer, words):
+                self.comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *channel)
         expected.check(header)
         return array
 
     def withdraw(self) -> None:
-        """Withdraw the receives that are posted and will not be needed."""
+        """Cancel the receives that are posted."""
         for request, _ in self._posted.values():
             request.Cancel()
             request.Wait()
         self._posted.clear()
         self._spare.clear()
+
+    def revoke(self) -> None:
+        """Let every call of any rank fail in this group, close it, and forget its receives. ULFM only."""
+        with suppress(MPI.Exception):
+            self.comm.Revoke()
+        for request, _ in self._posted.values():
+            with suppress(MPI.Exception):
+                request.Cancel()
+                request.Wait()
+        self._posted.clear()
+        self._under_way.clear()
+        self.is_closed = True
+
+    def on_close(self, act: Callable[[], object]) -> None:
+        """Call a function when this group is closed."""
+        self._resources.callback(act)
 
     def _mpi_tag(self, tag: int) -> int:
         if tag > self._largest_tag:
@@ -153,24 +167,20 @@ class MPIGroup(ProcessGroup):
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         place = members.index(self.rank) if members else 0
-        with self._job.watching(self.timeout, None, lambda: "every rank to divide the group"):
-            comm = self._comm.Split(color if members else MPI.UNDEFINED, place)
-        return None if comm == MPI.COMM_NULL else MPIGroup(self._job, comm, self.timeout)
-
-    def limit(self, timeout: float | None) -> float:
-        """Return the seconds that a wait may last."""
-        return self.timeout if timeout is None else timeout
+        with self.job.watching(self.timeout, None, lambda: "every rank to call split()"):
+            comm = self.comm.Split(color if members else MPI.UNDEFINED, place)
+        return None if comm == MPI.COMM_NULL else MPIGroup(self.job, comm, self.timeout)
 
     def _wait_until(
         self, is_over: Callable[[], bool], peer: int, words: Callable[[], str], timeout: float | None
     ) -> None:
-        """Ask again and again, politely; give up after the timeout, or when the peer has come to its end."""
+        """Poll politely; give up after the timeout, or when the peer has exited."""
         for look in range(_YIELDS):
             if is_over():
                 return
-            if look >= self._job.spins:
+            if look >= self.job.spins:
                 yield_core()
-        began, patience, pause, next_look = time.time(), Patience(self.limit(timeout)), _SLEEPS[0], 0.0
+        began, patience, pause, next_look = time.time(), Patience(self._limit(timeout)), _SLEEPS[0], 0.0
         world_peer, peer_is_gone = self.world_ranks[peer], False
         with self.activity.waiting(patience, world_peer, words):
             while not is_over():
@@ -182,53 +192,53 @@ class MPIGroup(ProcessGroup):
                     if is_late:
                         self._give_up(waited, is_over, timeout)
                         patience.renew()
-                    self._job.attend()
-                    if peer_is_gone:  # and still nothing, a while after its goodbye
-                        sentence = f"{waited}; but rank {world_peer} has come to its end."
-                        self._job.complain(world_peer, sentence)
+                    self.job.attend()
+                    if peer_is_gone:  # and still no message, a while after its goodbye
+                        sentence = f"{waited}; but rank {world_peer} has exited."
+                        self.job.complain(world_peer, sentence)
                         raise MessageError("peer-left", sentence)
-                    peer_is_gone = world_peer in self._job.departed  # [4]
+                    peer_is_gone = world_peer in self.job.departed  # [4]
                 time.sleep(pause)
                 pause = min(1.2 * pause, _SLEEPS[1])
 
     def _give_up(self, waited: str, is_over: Callable[[], bool], timeout: float | None) -> None:
-        """Raise that a wait took too long, and who is to blame; return where it is to go on."""
+        """Raise a timeout that names the rank to blame; return if the wait is to continue."""
         if timeout is not None:
-            raise MessageError("timeout", f"{waited}.")  # the caller's own limit, for which it may have a plan
-        reports = self._job.judge(is_over)
+            raise MessageError("timeout", f"{waited}.")  # the caller's own limit, which it may handle
+        reports = self.job.judge(is_over)
         if reports is not None:
             raise MessageError("timeout", f"{waited}.\n{verdict(reports)}")
 
     def unread(self) -> list[str]:
-        """Return, in words, the messages that have arrived and that nobody waits for."""
+        """Describe the messages that have arrived and for which no receive is posted."""
         found, status = [], MPI.Status()
         for source, world_rank in enumerate(self.world_ranks):
-            if not self.is_closed and self._comm.Iprobe(source, MPI.ANY_TAG, status):
+            if not self.is_closed and self.comm.Iprobe(source, MPI.ANY_TAG, status):
                 tag = status.tag - _TAGS_BELOW_ZERO
                 found += [f"a message with tag {tag} from rank {world_rank}"] if tag >= 0 else []
         return found
 
     def disown(self) -> None:
-        """Do nothing more with MPI; a forked child must not."""
+        """Stop using MPI, as a forked child must."""
         self.is_closed = True
         self._under_way.clear()
         self._resources.pop_all()
 
     def abort(self, code: int = 1) -> NoReturn:
         """End every rank at once, with this exit code (1 instead of 0)."""
-        self._job.process.abort(code)
+        self.job.process.abort(code)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         is_failure = error is not None and not (isinstance(error, SystemExit) and exit_code_of(error) == 0)
-        if error is not None and is_failure and not self._job.process.is_over:
-            self._job.process.end_by(error)  # [1]
+        if error is not None and is_failure and not self.job.process.is_over:
+            self.job.process.end_by(error)  # [1]
         super().__exit__(kind, error, trace)
 
 
 class _Send(Request):
-    """One message, or header and bytes apart under one tag. Holds the buffers until they are gone."""
+    """A message in one piece or two, under one tag. Holds the buffers until they are sent."""
 
     def __init__(
         self, group: MPIGroup, parts: list[MPI.Request], buffers: list[Any], peer: int, words: Callable[[], str]
@@ -236,18 +246,18 @@ class _Send(Request):
         self._group, self._parts, self._buffers, self._peer, self._words = group, parts, buffers, peer, words
 
     def is_over(self) -> bool:
-        """Tell whether all parts are gone, and let go of them once they are."""
-        while self._parts and self._parts[0].Test():  # one after another: Testall moves large arrays at half the speed
+        """Return whether all pieces are sent; then drop the buffers."""
+        while self._parts and self._parts[0].Test():  # in order: Testall moves large arrays at half the speed
             self._parts.pop(0)
         if not self._parts:
             self._buffers = []
         return not self._parts
 
     def progress(self, patience: float) -> None:
-        """Give the send a while, so that a partner who waits already can take it."""
+        """Give the send some time, in which a partner that is ready can receive it."""
         give_up = time.perf_counter() + patience
         while not self.is_over() and time.perf_counter() < give_up:
-            if not self._group._job.spins:
+            if not self._group.job.spins:
                 yield_core()
 
     def wait(self, timeout: float | None = None) -> None:
@@ -257,9 +267,9 @@ class _Send(Request):
 
 @cache
 def is_cuda_aware() -> bool:
-    """Tell whether this MPI sends and receives the memory of NVIDIA's GPUs.
+    """Return whether this MPI sends and receives memory of NVIDIA GPUs.
 
-    Open MPI and MPICH answer to ``MPIX_Query_cuda_support``, once MPI is initialised; others have no such function.
+    Open MPI and MPICH answer to ``MPIX_Query_cuda_support``, once MPI is initialised; others lack the function.
     """
     try:
         return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())

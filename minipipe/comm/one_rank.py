@@ -8,9 +8,8 @@ from typing import NoReturn
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.comm.message import Expectation, Header
+from minipipe.comm.message import DEFAULT_TIMEOUT, Done, Expectation, Header, Request
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.comm.request import DEFAULT_TIMEOUT, Done, Request
 from minipipe.errors import MessageError
 
 
@@ -42,8 +41,7 @@ class OneRankGroup(ProcessGroup):
         if not letters:
             raise MessageError(
                 "deadlock",
-                f"Rank 0 waits for {expected} from itself, and nobody else is there to send it. "
-                "Send before you receive.",
+                f"Rank 0 is blocked on {expected} from itself, which was not sent. Send before you receive.",
             )
         header, array = letters.popleft()
         expected.check(header)

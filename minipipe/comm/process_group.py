@@ -1,7 +1,7 @@
-"""Ranks that act together: messages between two of them, and collective operations.
+"""Process groups: messages between two ranks, and collective operations.
 
-A kind of group brings four primitives: ``_post_send``, ``_take``, ``_subgroup`` and ``abort``. Everything else is
-written here once, from sends and receives, so that all kinds of groups agree to the bit, and every wait has a limit.
+A kind of group implements four primitives: ``_post_send``, ``_take``, ``_subgroup`` and ``abort``. Everything else is
+built here from sends and receives, so that all kinds of groups agree to the bit, and every wait has a limit.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.comm.job.activity import Activity
-from minipipe.comm.message import Expectation, Header
-from minipipe.comm.request import DEFAULT_TIMEOUT, Receive, Request, check_rank
+from minipipe.comm.job.reports import RankActivity
+from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Header, Receive, Request, check_rank
 from minipipe.errors import ArgumentError, LaunchError, MessageError
 from minipipe.hints import Familiar
 
-# Tags below zero are the library's own; users' begin at zero.
+# Tags below zero are the library's own; those of users begin at zero.
 _BROADCAST, _GATHER, _BARRIER, _CLOCK, _IBROADCAST = -1, -2, -3, -4, -5
 
 
@@ -38,9 +37,9 @@ class ProcessGroup(Familiar, ABC):
     Attributes
     ----------
     rank : int
-        Which one this is.
+        The number of this one.
     size : int
-        How many there are.
+        The number of ranks.
     timeout : float
         Seconds that a wait may last, unless the call says otherwise.
     note : str
@@ -50,13 +49,13 @@ class ProcessGroup(Familiar, ABC):
     takes_device_arrays : bool
         Whether arrays in the memory of a GPU can be sent as they are.
     local_rank : int
-        Which one this is among the ranks of this machine, as far as the launcher tells.
+        The number of this rank on its host, if the launcher says so.
     world_ranks : sequence of int
-        By rank of this group, its number among all ranks that were started, by which messages name it.
+        For each rank of this group its number among all ranks that were started, which error messages use.
     world_size : int
-        How many ranks there are in the group that this one was split off from, and so on; or ``size``.
-    activity : Activity
-        What this rank is doing, told to others when their wait grows too long.
+        The size of the outermost group that this one was split from.
+    activity : RankActivity
+        What this rank is doing, for the report to ranks whose wait takes too long.
 
     Examples
     --------
@@ -82,7 +81,7 @@ class ProcessGroup(Familiar, ABC):
         self.local_rank = rank
         self.world_ranks: Sequence[int] = range(size)
         self.world_size = size
-        self.activity = Activity()
+        self.activity = RankActivity()
         self.is_closed = False
         self._parent: ProcessGroup | None = None  # the group that this one was split off from
         self._resources = ExitStack()
@@ -94,7 +93,7 @@ class ProcessGroup(Familiar, ABC):
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request: ...
 
     def _post_receive(self, expected: Expectation) -> Expectation:
-        """Get ready for a message, where it needs memory in which to arrive."""
+        """Prepare for a message, for a kind of group in which it needs memory to arrive in."""
         return expected
 
     @abstractmethod
@@ -119,10 +118,13 @@ class ProcessGroup(Familiar, ABC):
         SystemExit: 3
         """
 
+    def _limit(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else timeout
+
     # -- two ranks ------------------------------------------------------------------------------------------
 
     def isend(self, array: Array, destination: int, tag: int = 0, *, step: int = 0) -> Request:
-        """Start to send an array, and return at once.
+        """Start to send an array; return at once.
 
         Local; the partner is ``destination``, which receives with the same tag. Do not change the array before the
         request is done. Roughly: ``request = comm.Isend(array, destination, tag)``.
@@ -161,7 +163,7 @@ class ProcessGroup(Familiar, ABC):
         if not isinstance(array, np.ndarray):
             if not (self.takes_device_arrays and backend.is_array(array)):
                 array = np.asarray(array)
-            backend.synchronise(backend.array_module(array))  # MPI reads the memory as soon as it is told to
+            backend.synchronise(backend.array_module(array))  # MPI reads the memory at once
         array = backend.contiguous(array)
         return self._post_send(Header.of(array, step), array, destination, tag)
 
@@ -175,7 +177,7 @@ class ProcessGroup(Familiar, ABC):
         what: str = "",
         allocate: Callable[..., Array] = np.empty,
     ) -> Receive:
-        """Say that a message is expected; its array comes from ``wait()``.
+        """Start to receive a message; ``wait()`` returns its array.
 
         Local; nothing is taken before ``wait``, so of several receives with one source and tag, the one waited for
         first gets the first message. The partner is ``source``, which sends with the same tag.
@@ -191,7 +193,7 @@ class ProcessGroup(Familiar, ABC):
         step : int, optional
             Compared with the sender's.
         what : str
-            In words, what is awaited; for the message of a timeout.
+            A description of the message, for the error of a timeout.
         allocate : function
             ``(shape, dtype) -> array`` for what arrives.
 
@@ -320,7 +322,7 @@ class ProcessGroup(Familiar, ABC):
         root : int
             A rank.
         what : str
-            In words, what is awaited; for the message of a timeout.
+            A description of the message, for the error of a timeout.
 
         Raises
         ------
@@ -362,7 +364,7 @@ class ProcessGroup(Familiar, ABC):
     ) -> Receive:
         """Start to broadcast the root's array, and return at once; ``wait()`` of the result returns the array.
 
-        Collective, but nobody waits for another rank. The root sends to each rank itself. Of several broadcasts under
+        Collective, but no rank waits for another. The root sends to each rank itself. Of several broadcasts under
         way, earlier ones are taken first, whichever is waited for.
 
         Parameters
@@ -374,7 +376,7 @@ class ProcessGroup(Familiar, ABC):
         step : int
             The number of the call, which must be the same on all ranks.
         what : str
-            In words, what is awaited; for the message of a timeout.
+            A description of the message, for the error of a timeout.
 
         Examples
         --------
@@ -397,7 +399,7 @@ class ProcessGroup(Familiar, ABC):
                     try:
                         first.wait(timeout)
                     except MessageError:
-                        if self._under_way[0] is first:  # it has not come; otherwise its error is for who asks for it
+                        if self._under_way[0] is first:  # not arrived; any other error belongs to its own wait()
                             raise
                 return self._take(expected, timeout)
 
@@ -424,7 +426,7 @@ class ProcessGroup(Familiar, ABC):
         ----------
         array : array
         what : str
-            In words, what is awaited; for the message of a timeout.
+            A description of the message, for the error of a timeout.
 
         Examples
         --------
@@ -505,7 +507,7 @@ class ProcessGroup(Familiar, ABC):
             self._finish([send])
 
     def _rounds(self, distances: Sequence[int]) -> Iterator[int]:
-        """Yield the distances of a collective operation's rounds; the activity says in which one this rank is."""
+        """Yield the distances of a collective operation's rounds, and note the round in the activity."""
         try:
             for number, distance in enumerate(distances, 1):
                 self.activity.round = number
@@ -669,7 +671,7 @@ class ProcessGroup(Familiar, ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            for request in tuple(self._under_way) if error is None else ():  # to be asked for later, perhaps
+            for request in tuple(self._under_way) if error is None else ():  # their results may be read later
                 request.wait()
         finally:
             self.close()

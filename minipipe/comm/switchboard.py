@@ -1,4 +1,4 @@
-"""What thread ranks share: mailboxes, who waits for what, and whose turn it is. It notices a deadlock."""
+"""What thread ranks share: the mailboxes, the waits, and the turn. Detects deadlocks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minipipe.comm.job.activity import Activity
-from minipipe.comm.job.patience import LONGEST_GAP, Patience
+from minipipe.comm.job.reports import LONGEST_GAP, Patience, RankActivity
 from minipipe.comm.job.verdict import verdict
 from minipipe.comm.message import Header
 from minipipe.errors import MessageError
 
 
 class Cancelled(BaseException):
-    """Ends a rank at its next communication after another one has failed. No ``except Exception`` catches it."""
+    """Ends a rank at its next communication after another has failed; not caught by ``except Exception``."""
 
 
 class Wait(NamedTuple):
-    """What a rank waits for: a question that is answered under the switchboard's lock, its words, and whose message."""
+    """A wait: a condition, asked under the switchboard's lock; a description; and the sender of the message."""
 
     is_over: Callable[[], bool]
     words: str
@@ -30,14 +29,14 @@ class Wait(NamedTuple):
 
 
 class Switchboard:
-    """What the ranks share: mailboxes, who waits for what, and whose turn it is."""
+    """The state that all thread ranks share, guarded by the lock of ``changed``."""
 
     def __init__(self, num_ranks: int, take_turns: bool) -> None:
         self.changed = threading.Condition()
-        # By (group, source, destination, tag); tags below 0 are the library's own.
+        # By (group, source, destination, tag); tags below 0 are the library's.
         self.mailboxes: defaultdict[tuple, deque[tuple[Header, np.ndarray]]] = defaultdict(deque)
         self.waits: dict[int, Wait] = {}
-        self.activities = [Activity() for _ in range(num_ranks)]
+        self.activities = [RankActivity() for _ in range(num_ranks)]
         self.everyone = range(num_ranks)
         self.running = set(self.everyone)
         self.failure: tuple[int, BaseException] | None = None
@@ -56,7 +55,7 @@ class Switchboard:
             self.changed.notify_all()
 
     def wait(self, rank: int, wait: Wait, timeout: float) -> None:
-        """Return once the wait is over (and, where ranks take turns, it is this one's turn)."""
+        """Return once the condition holds and, if ranks take turns, it is this one's turn."""
         patience, activity = Patience(timeout), self.activities[rank]
         activity.claim()
         with self.changed, activity.waiting(patience, wait.peer, lambda: wait.words):
@@ -68,7 +67,7 @@ class Switchboard:
                     if self.turn == rank:
                         self._pass_turn()
                         continue
-                    # Where ranks take turns there is no limit: one may be in a debugger. Deadlocks are noticed anyway.
+                    # With turns there is no limit: a rank may be in a debugger. Deadlocks are detected anyway.
                     if patience.look() and self.turn is None:
                         began = time.strftime("%H:%M:%S", time.localtime(time.time() - timeout))
                         sentence = f"Rank {rank} has waited {timeout:g} s, since {began}, for {wait.words}."
@@ -79,20 +78,20 @@ class Switchboard:
                 del self.waits[rank]
 
     def _check_deadlock(self, rank: int) -> None:
-        """All who still run wait, and nothing that they wait for is there: it never will be."""
+        """Raise if all running ranks wait and no condition holds: none ever will."""
         if self.running - self.waits.keys() or any(wait.is_over() for wait in self.waits.values()):
             return
         waits = "; ".join(f"rank {r} waits for {wait.words}" for r, wait in sorted(self.waits.items()))
         gone = "".join(f"; rank {r} has returned" for r in self.everyone if r not in self.running)
         left = "".join(
-            f"; nobody receives a message from rank {source} to rank {destination} with tag {tag}"
+            f"; a message from rank {source} to rank {destination} with tag {tag} is never received"
             for (_, source, destination, tag), letters in sorted(self.mailboxes.items())
             if letters and tag >= 0
         )
-        raise MessageError("deadlock", f"No rank can go on: {waits}{gone}{left}.")
+        raise MessageError("deadlock", f"All ranks are blocked: {waits}{gone}{left}.")
 
     def _pass_turn(self) -> None:
-        """Give the turn to the next rank, in turn, that can run."""
+        """Give the turn to the next rank that can run."""
         assert self.turn is not None
         ranks = sorted(self.running)
         later = [r for r in ranks if r > self.turn] + [r for r in ranks if r <= self.turn]

@@ -2,9 +2,9 @@
 
 Threads share the interpreter lock, so two of them run small operations at less than the speed of one.
 
-``process_group.py`` has ``isend``, ``irecv`` and all else that a rank calls; it asks the primitives of a kind of group:
-``_post_send``, ``_take``, ``_subgroup`` and ``abort``. ``message.py`` has the ``Header`` of a message that came and the
-``Expectation`` of one that is awaited; ``switchboard.py`` the mailboxes, and how a deadlock is noticed.
+``process_group.py`` has ``isend``, ``irecv`` and everything else that a rank calls, built on the primitives of each
+kind of group: ``_post_send``, ``_take``, ``_subgroup`` and ``abort``. ``message.py`` has the ``Header`` of a message
+and the ``Expectation`` of its receiver; ``switchboard.py`` the mailboxes and the detection of deadlocks.
 
 File 12 of 12 on the first path through the code (README.md): after ``autograd/split.py``.
 """
@@ -20,13 +20,12 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.comm.job.ending import exit_code_of
 from minipipe.comm.job.host import keep_freed_memory, limit_blas_threads
-from minipipe.comm.message import Expectation, Header
+from minipipe.comm.job.reports import exit_code_of
+from minipipe.comm.message import Done, Expectation, Header, Request, chosen_timeout
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.comm.request import Done, Request, chosen_timeout
 from minipipe.comm.switchboard import Cancelled, Switchboard, Wait
-from minipipe.errors import RankError
+from minipipe.errors import RankError, whole_number
 
 Result = TypeVar("Result")
 _GRACE = 5.0  # seconds that the other ranks have to stop after one has failed
@@ -62,10 +61,9 @@ class ThreadGroup(ProcessGroup):
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
         with self._switchboard.changed:
             letters = self._switchboard.mailboxes[self._name, self.name(expected.source), self.name(), expected.tag]
-        limit = self.timeout if timeout is None else timeout
         wait = Wait(lambda: bool(letters), expected.awaited(), self._members[expected.source])
-        self._switchboard.wait(self._members[self.rank], wait, limit)
-        header, array = letters.popleft()  # without the lock: nobody else takes from this box
+        self._switchboard.wait(self._members[self.rank], wait, self._limit(timeout))
+        header, array = letters.popleft()  # without the lock: only this rank takes from this box
         expected.check(header)
         return array
 
@@ -124,8 +122,7 @@ def spawn(
     >>> spawn(ring, num_ranks=3)
     [2, 0, 1]
     """
-    if num_ranks < 1:
-        raise RankError("wrong-number", f"num_ranks is {num_ranks}; expected at least 1.")
+    num_ranks = whole_number("num_ranks", num_ranks, error=RankError, code="wrong-number")
     limit = chosen_timeout(timeout)
     keep_freed_memory()
     switchboard = Switchboard(num_ranks, take_turns)
@@ -140,7 +137,7 @@ def spawn(
         except Cancelled:
             pass
         except BaseException as error:
-            switchboard.activities[rank].has_ended = True  # at once: fail() may have to wait for the lock
+            switchboard.activities[rank].has_ended = True  # at once: fail() may wait for the lock
             if exit_code_of(error):  # as under MPI, a rank that leaves with 0 has returned
                 switchboard.fail(rank, error)
         finally:
@@ -159,7 +156,7 @@ def spawn(
 
 
 def _join(threads: list[threading.Thread], switchboard: Switchboard) -> None:
-    """Wait for every rank; after a failure, only as long as the others need to reach a communication."""
+    """Wait for every rank; after a failure, only until the others should have reached a communication."""
     try:
         while switchboard.failure is None and any(thread.is_alive() for thread in threads):
             max(threads, key=threading.Thread.is_alive).join(0.2)

@@ -23,7 +23,7 @@ import numpy as np
 
 from minipipe.cli.supervision.launching import find_mpirun
 from minipipe.comm import ProcessGroup, init_process_group, spawn
-from minipipe.comm.job.launcher import num_ranks as ranks_of_launcher
+from minipipe.comm.job.host import num_ranks as ranks_of_launcher
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor

@@ -26,7 +26,7 @@ from weakref import ref
 import numpy as np
 
 from minipipe.comm import ProcessGroup
-from minipipe.comm.job.launcher import LOCAL_SIZE, told
+from minipipe.comm.job.host import LOCAL_SIZE, launcher_number
 from minipipe.errors import ArgumentError
 from minipipe.execution.objective import Loss
 from minipipe.execution.payload import Payload
@@ -240,7 +240,7 @@ def advice_on_ranks(
     messages, advice = measure_messages(group, where), None
     if group.rank == 0:
         tell("measuring layers on rank 0, in microbatches of several sizes; then weighing all choices")
-        is_one_host = told(os.environ, LOCAL_SIZE, group.size) == group.size
+        is_one_host = launcher_number(os.environ, LOCAL_SIZE, group.size) == group.size
         costs = measure(question, group.size, messages, group.local_rank, shares=is_one_host)
         advice = weigh(question, group.size, costs)
     if question.options.get("loss") is None or seconds == 0:

@@ -31,7 +31,7 @@ class Watched:
 
 
 def train(group):
-    group._comm = watched = Watched(group._comm)
+    group.comm = watched = Watched(group.comm)
     model = nn.Sequential(nn.Linear(4, 128), nn.Tanh(), nn.Linear(128, 128), nn.Linear(128, 2))
     pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule="zb-h1", num_microbatches=4)
     for _ in range(2):

@@ -29,7 +29,7 @@ def an_empty_array_on_a_device_leaves_its_channel_in_order(group):
 
 def a_group_that_is_closed_leaves_nothing_behind(group):
     """The story: the job kept every group that was ever split off, with its buffers."""
-    before = len(group._job.groups)
+    before = len(group.job.groups)
     for _ in range(20):
         part = group.split(0)
         receives = [part.irecv(1 - part.rank, tag) for tag in range(30)]
@@ -40,7 +40,7 @@ def a_group_that_is_closed_leaves_nothing_behind(group):
         assert len(part._spare) <= 16
         part.barrier()
         part.close()
-    assert len(group._job.groups) == before and not part._spare
+    assert len(group.job.groups) == before and not part._spare
 
 
 def sends_that_are_over_are_let_go_behind_one_that_is_not(group):
@@ -50,7 +50,7 @@ def sends_that_are_over_are_let_go_behind_one_that_is_not(group):
         for _ in range(100):
             group.isend(np.zeros(1 << 15), 1, tag=1)
             group.recv(1, tag=2)
-        assert len(group._job._unfinished) < 40
+        assert len(group.job._unfinished) < 40
         return
     for _ in range(100):
         group.recv(0, tag=1)

@@ -8,8 +8,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from minipipe import init_process_group
-from minipipe.comm.job.host import num_cores
-from minipipe.comm.job.launcher import num_ranks
+from minipipe.comm.job.host import num_cores, num_ranks
 from tests.launch import mpirun, needs_mpi, run, slowly
 
 
@@ -144,7 +143,7 @@ def test_ranks_that_are_bound_to_a_core_each_count_as_having_their_own(own, spin
         "import os, minipipe\n"
         f"core = sorted(os.sched_getaffinity(0))[int(os.environ['PMI_RANK']) * {own}]\n"
         "os.sched_setaffinity(0, {core})\n"
-        "with minipipe.init_process_group() as group: print(group._job.spins > 0)\n"
+        "with minipipe.init_process_group() as group: print(group.job.spins > 0)\n"
     )
     done = mpirun(2, "-c", program)
     assert (done.code, done.out) == (0, spins), done.err

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, init_process_group, nn, spawn
-from minipipe.comm.request import DEFAULT_TIMEOUT, chosen_timeout
+from minipipe.comm.message import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.errors import ArgumentError, MessageError
 from tests.launch import mpirun, needs_mpi, slowly
 
@@ -98,7 +98,7 @@ def test_a_message_that_comes_while_others_are_asked_is_taken():
         "        print(group.recv(0).tolist())\n"
     )
     done = mpirun(2, "-c", program)
-    told = "[rank 1] Rank 0 stands in a debugger, so all wait. (mpirun gives the keyboard to rank 0 alone.)\n"
+    told = "[rank 1] Rank 0 is in a debugger, so all ranks wait. (mpirun connects the keyboard to rank 0 only.)\n"
     assert (done.code, done.out, done.err) == (0, "[0, 1, 2]\n", told)
 
 
@@ -147,7 +147,7 @@ def test_a_program_may_have_one_group_after_another():
         slowly(
             "if group.rank == 0: time.sleep(2.5)\n"
             "elif group.rank == 1: subprocess.Popen(['sh', '-c', f'sleep 1.5; kill -STOP {os.getpid()}'])\n",
-            "All ranks came to their ends, but MPI has not finalised",
+            "All ranks have finished, but MPI did not finalise",
             id="a rank is stopped after its goodbye",
         ),
         slowly(

@@ -29,7 +29,7 @@ _NOT_OURS = re.compile(
 )
 _BLAMED = re.compile(
     r"[Rr]ank (\d+) (?:\(process [^)]*\) )?"
-    r"(?:does not answer|is busy in its own code|has come to its end|may have stopped|ended )"
+    r"(?:does not answer|is busy in its own code|has exited|may have stopped|exited )"
 )
 
 

@@ -27,9 +27,10 @@ STARTING = 10.0 + 3.0  # a start has 10 s, however short the timeout
 SPEAKS = r"^\[rank {rank}\] "
 NAMED = r"[Rr]ank {rank}\b"
 PLACED = r"{where}"
+UNEXPLAINED = r"^\[rank {rank}\] Rank {rank} .*exited without an error message"
 SILENCE = r"Rank {rank} does not answer"
 BUSY = r"Rank {rank} is busy in its own code"
-WAITED = r"Rank {peer} (waits in vain|has waited longest): for .* from rank {rank}\b"
+WAITED = r"Rank {peer} (is blocked on|has waited longest, for) .* from rank {rank}\b"
 
 
 class Fault(NamedTuple):
@@ -92,7 +93,7 @@ class Case(NamedTuple):
         if isinstance(where, tuple) and self.place in IN_STEP:
             step, _, microbatch = where
             where = rf"on rank {self.rank}, stage {self.rank}, microbatch {microbatch}, action \S+ of 1f1b, step {step}"
-            where += rf"|the last action was {self.rank}\D{microbatch}, step {step}"  # where Python tells no more
+            where += rf"|[Ii]ts last action was {self.rank}\D{microbatch}, step {step}"  # where Python tells no more
         else:
             where = ""
         for name, value in (("rank", self.rank), ("peer", peer), ("where", where)):
@@ -104,8 +105,13 @@ def cases(fault):
     """Return the cases of a fault: every rank at every place and, at every place, one in a program without ``with``."""
     return [
         *(Case(fault, place, rank) for place in fault.places for rank in fault.ranks),
-        *(Case(fault, place, fault.ranks[-1], "without") for place in fault.places),
+        *(Case(_without(fault, place), place, fault.ranks[-1], "without") for place in fault.places),
     ]
+
+
+def _without(fault, place):
+    """Return a fault in a program without ``with``: there minipipe does not see the code of ``raise SystemExit(7)``."""
+    return fault._replace(code=1) if fault.name == "raises_an_exit" and place in OF_GROUP else fault
 
 
 def case_of(name, place="", rank=2, style="with", **variables):
@@ -115,6 +121,7 @@ def case_of(name, place="", rank=2, style="with", **variables):
         for fault in FAULTS
         if (fault.name, fault.variables) == (name, tuple(variables.items())) and place in fault.places
     ]
+    fault = _without(fault, place) if style == "without" else fault
     return Case(fault, place, rank if rank in fault.ranks else fault.ranks[0], style)
 
 
@@ -141,7 +148,14 @@ FAULTS = (
         for name in ("is_killed", "crashes", "leaves_python")
         for fault in (
             Fault(name, 1, EARLY, None, limit=KILLED),
-            Fault(name, 1, (*OF_GROUP, "exit"), None, rf"{SPEAKS}Rank {{rank}} .*ended without a word", limit=KILLED),
+            Fault(
+                name,
+                1,
+                (*OF_GROUP, "exit"),
+                None,
+                UNEXPLAINED,
+                limit=KILLED,
+            ),
         )
     ),
     Fault(
@@ -149,7 +163,7 @@ FAULTS = (
         1,
         (*OF_GROUP, "exit"),
         None,
-        rf"{SPEAKS}Rank {{rank}} .*ended without a word",
+        UNEXPLAINED,
         limit=KILLED,
     ),
     Fault("raises_with_children", 2, ("steady",), 1, SPEAKS, ("ValueError: boom$", PLACED)),
@@ -164,7 +178,7 @@ FAULTS = (
     Fault("exits_in_a_collective", 3, code=7, last=SPEAKS),
     *(Fault(name, 3, ("exit",), 7) for name in ("exits", "raises_an_exit")),
     Fault("aborts", 3, OF_GROUP, 9),
-    Fault("returns_early", 3, ("construction", "between steps"), 1, r"[Rr]ank {rank} has come to its end"),
+    Fault("returns_early", 3, ("construction", "between steps"), 1, r"[Rr]ank {rank} has exited"),
     _goes_on("forks_and_the_child_exits", 3, ("construction", "steady", "between steps")),
     _goes_on("catches_an_exit_and_goes_on", 3, ranks=(0,)),
     _goes_on("exits_with_zero_at_the_end", 3, ranks=(0,)),
@@ -253,7 +267,7 @@ FAULTS = (
         22,
         ("construction", "steady", "between steps"),
         ranks=(0, 2),
-        also=(r"Rank {rank} stands in a debugger",),
+        also=(r"Rank {rank} is in a debugger",),
     ),
     _goes_on("is_slow_at_random", 22, timeout=4.0, ranks=tuple(range(10))),
     *_where_streams_are_dead(),

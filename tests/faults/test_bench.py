@@ -74,7 +74,9 @@ def test_a_job_that_goes_on_says_nothing_and_all_its_ranks_end_well():
 
 def test_a_lost_message_is_named_with_the_rank_that_it_was_for():
     case = case_of("loses_a_message", "steady", 1)
-    right, wrong = (f"[rank 0] Rank {a} has waited longest: for 1F4 from rank {b}.\n" for a, b in ((2, 1), (1, 2)))
+    right, wrong = (
+        f"[rank 0] Rank {a} has waited longest, for 1F4 from rank {b}: never sent?\n" for a, b in ((2, 1), (1, 2))
+    )
     assert is_named(case, GOOD._replace(err=right, peer="2"))
     assert not is_named(case, GOOD._replace(err=wrong, peer="2"))
 

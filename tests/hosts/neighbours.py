@@ -16,7 +16,7 @@ def facts_of(group):
         "host": socket.gethostname(),
         "local_rank": group.local_rank,
         "cores": num_cores(),
-        "spins": group._job.spins > 0,
+        "spins": group.job.spins > 0,
         "blas_threads": max(blas["num_threads"] for blas in threadpool_info() if blas["user_api"] == "blas"),
     }
 

@@ -65,7 +65,7 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(hosts, request):
     The story: on a busy machine another rank was named, in which MPI had crashed once the killed one was gone.
     """
     said = break_down(request.getfixturevalue(hosts), "a rank is killed", promised=5.0)
-    named = [int(line.split()[3]) for line in said if "ended without a word" in line]
+    named = [int(line.split()[3]) for line in said if "exited without an error message" in line]
     assert set(named) <= {VICTIM}, said
     if hosts == "two_hosts" and not named:
         pytest.xfail("on a busy machine the launcher can be faster than the witness")
@@ -111,4 +111,4 @@ def test_a_rank_that_fails_on_its_first_line_ends_all(hosts, promised, request):
     print(done.err)
     assert done.code != 0 and "ValueError: boom on the first line" in done.err
     if hosts == "two_hosts":
-        assert "A rank of node1 ended before it came to init_process_group()" in done.err
+        assert "A rank of node1 exited before init_process_group()" in done.err

@@ -1,13 +1,13 @@
-"""What a rank keeps open until it ends, and how its forked children end with it.
+"""The files that a rank keeps open until it ends, and through which its forked children end with it.
 
-A child that ``os.fork`` or ``multiprocessing`` makes has every descriptor of its rank. The launcher waits until all
-ends of its lines to the rank are closed, so a child that outlives the rank keeps the whole job alive. Therefore a child
-closes the launcher's socket, and the kernel kills it when the rank ends, in whatever way::
+A child of ``os.fork`` or ``multiprocessing`` inherits every descriptor of its rank. The launcher waits until all copies
+of the rank's socket are closed, so a child that outlives the rank would keep the whole job alive. Therefore a child
+closes the launcher's socket, and the kernel kills it when the rank ends for any reason::
 
     rank ── writing end ── pipe ── reading end ── child
-            closed with the rank   opened by the child for itself, and owned by it: SIGKILL when nobody can write
+            closed with the rank   opened and owned by the child: SIGKILL once it has no writer
 
-``PR_SET_PDEATHSIG`` would do other things: it acts when the *thread* ends that forked, and stays after ``exec``, so it
+``PR_SET_PDEATHSIG`` is no substitute. It acts when the *thread* that forked ends, and persists after ``exec``, so it
 would also kill a child of ``subprocess`` that has a ``preexec_fn``.
 """
 
@@ -20,13 +20,13 @@ import signal
 import sys
 from contextlib import suppress
 
-_HIGH, _ROOM = 1024, 16  # numbers of open files: above those of others; some room for more of this kind
+_HIGH, _ROOM = 1024, 16  # descriptors: above those of the program; the distance between two kinds of ours
 
 
 def raised(low: int, below: int = _ROOM) -> int:
-    """Return another descriptor of an open file, under a high number, ``below`` the highest.
+    """Duplicate a descriptor to a high number, ``below`` the highest.
 
-    There it takes no place of stdout, where that is closed, and a program that closes "all" files, up to 255, keeps it.
+    So it does not become a closed stdout, and survives a program that closes "all" files up to 255.
     """
     high = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _HIGH)
     return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, high - below)
@@ -38,12 +38,13 @@ class Descriptors:
     Parameters
     ----------
     launcher : int or None
-        The launcher's socket, as the rank was given it.
+        The launcher's socket.
     """
 
     def __init__(self, launcher: int | None) -> None:
-        # Were the rank to close the only one, the launcher would take it for dead and kill all. It is below the line
-        # to the witness: the kernel closes files from the highest down, and the launcher must hear last of an end.
+        # If the program closed the only copy, the launcher would take the rank for dead and kill all. The second copy
+        # is below the line to the witness: the kernel closes files from the highest down, and the witness must be first
+        # to learn of the end.
         self._launcher = [] if launcher is None else [launcher, raised(launcher, 2 * _ROOM)]
         low = os.pipe()
         self._reading, self._writing = map(raised, low)
@@ -51,7 +52,7 @@ class Descriptors:
             os.close(end)
 
     def restore(self) -> None:
-        """Open the launcher's socket again for MPI to take its leave, where the program has closed it."""
+        """Reopen the launcher's socket if the program has closed it: MPI needs it to finalise."""
         if self._launcher:
             try:
                 os.fstat(self._launcher[0])
@@ -67,7 +68,7 @@ class Descriptors:
             return
         with suppress(OSError):
             own = os.open(f"/proc/self/fd/{self._reading}", os.O_RDONLY | os.O_NONBLOCK)
-            os.dup2(own, self._reading, inheritable=False)  # whose owner is not that of the rank's, nor a grandchild's
+            os.dup2(own, self._reading, inheritable=False)  # an open file of its own: the owner is a property of it
             os.close(own)
             fcntl.fcntl(self._reading, fcntl.F_SETOWN, os.getpid())
             fcntl.fcntl(self._reading, fcntl.F_SETSIG, signal.SIGKILL)

@@ -1,22 +1,71 @@
-"""What ranks need of this process: BLAS threads, memory, politeness. Set when a group starts, never at import."""
+"""A rank and its host: what the launcher says of the job, BLAS threads, memory, cores. Nothing is set at import."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import stat
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from time import thread_time
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from minipipe.errors import ArgumentError
+from minipipe.errors import whole_number
 
-# glibc's malloc.h
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+
+# -- what the launcher says -------------------------------------------------------------------------------------
+
+SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Variables with the number of ranks. Not SLURM_NTASKS: a shell inside ``salloc`` has it as well."""
+RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+"""Variables with the rank. The witness, which cannot import this file, has a copy; a test compares them."""
+LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+"""Variables with the number of ranks on this host."""
+LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+"""Variables with the rank on this host."""
+
+
+def launcher_number(environment: Mapping[str, str], names: Sequence[str], default: int = 0) -> int:
+    """Return the number in the first of these variables that is set.
+
+    Examples
+    --------
+    >>> launcher_number({"PMI_RANK": "3"}, RANK), launcher_number({}, RANK), launcher_number({}, LOCAL_SIZE, default=1)
+    (3, 0, 1)
+    """
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), default)
+
+
+def num_ranks(environment: Mapping[str, str]) -> int | None:
+    """Return how many ranks the launcher started: 1 without a launcher, None if it does not say.
+
+    Examples
+    --------
+    >>> num_ranks({"PMI_SIZE": "4", "PMI_RANK": "0"}), num_ranks({})
+    (4, 1)
+    """
+    size = max(launcher_number(environment, [name]) for name in SIZE)
+    return size if size > 1 else None if "PMIX_RANK" in environment and not size else 1
+
+
+def launcher_socket(environment: Mapping[str, str]) -> int | None:
+    """Return the descriptor of the socket to the launcher's process on this host, if this process has one.
+
+    MPICH's and Slurm's launchers open one for each rank. A subprocess inherits the variable but not the socket.
+    """
+    number = environment.get("PMI_FD", "")
+    with suppress(OSError):
+        if number.isdigit() and stat.S_ISSOCK(os.fstat(int(number)).st_mode):
+            return int(number)
+    return None
+
+
+# -- this process -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -24,15 +73,14 @@ def limit_blas_threads(count: int) -> Iterator[None]:
     """Let matrix products use ``count`` threads inside this block, everywhere in this process.
 
     One thread for each rank: two on a full host are 4 to 100 times slower, and another number changes bits. Blocks
-    may overlap in any way: the one entered last counts, and the first state comes back when the last one ends.
+    may overlap in any way: the one entered last counts, and the original limits return when the last one ends.
 
     Raises
     ------
     ArgumentError
         Code ``value``: when ``count`` is less than 1.
     """
-    if count < 1:
-        raise ArgumentError("value", f"blas_threads is {count}; expected at least 1.")
+    whole_number("blas_threads", count)
     token = object()
     with _blas.lock:
         limits = threadpool_limits(limits=count, user_api="blas")
@@ -51,7 +99,7 @@ def limit_blas_threads(count: int) -> Iterator[None]:
 
 
 class _BlasLimits:
-    """The limits that are in force; a process has one BLAS, and so one of these."""
+    """The limits in force. A process has one BLAS, and so one of these."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -63,10 +111,10 @@ _blas = _BlasLimits()
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep large blocks that are freed, instead of giving them back to the kernel each time.
+    """Tell glibc to keep large freed blocks instead of returning each to the kernel. Does nothing without glibc.
 
     A fresh block costs a page fault for every 4 KiB: writing a new array of 2 MiB takes four times as long as writing
-    a reused one. Elsewhere than on Linux with glibc nothing happens.
+    a reused one.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -77,9 +125,9 @@ def keep_freed_memory() -> None:
 
 
 def core_times() -> tuple[float, float]:
-    """Return for how long this thread had a core so far, and for how long it was ready and had none, in seconds.
+    """Return how long this thread has run on a core, and how long it was ready without one, in seconds.
 
-    Linux counts both. Elsewhere the second is 0.
+    The second is 0 on other systems than Linux.
     """
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:
@@ -101,4 +149,4 @@ def num_cores() -> int:
 
 
 yield_core = getattr(os, "sched_yield", lambda: None)
-"""Let another rank have this core, if one wants it."""
+"""Offer this core to another process."""

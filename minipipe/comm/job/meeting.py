@@ -1,7 +1,7 @@
-"""The ranks of a host meet before MPI starts, and keep a line to their witness.
+"""The connection of a rank to the witness, through which the ranks of a host meet before MPI starts.
 
 MPI waits without limit for a rank that has failed before, and holds the interpreter meanwhile. So every rank first
-waits, in Python, until the witness says that all ranks of this host have come.
+waits, in Python, until the witness reports that all ranks of this host have joined.
 """
 
 from __future__ import annotations
@@ -20,66 +20,64 @@ from pathlib import Path
 
 from minipipe.comm.job import witness
 from minipipe.comm.job.descriptors import raised
-from minipipe.comm.job.launcher import LOCAL_SIZE, SIZE, descriptor, told
-from minipipe.comm.job.patience import Patience
+from minipipe.comm.job.host import LOCAL_SIZE, SIZE, launcher_number, launcher_socket
+from minipipe.comm.job.reports import Patience
 from minipipe.errors import LaunchError
 
-STARTING = "MPI has not started on all hosts"
-FINALISING = "All ranks came to their ends, but MPI has not finalised (is one of them stopped?)"
-_ATTEMPTS = 100  # to reach a witness that another rank starts at this moment
-_PAUSE = 0.05  # seconds between two
+STARTING = "MPI did not start on all hosts"
+FINALISING = "All ranks have finished, but MPI did not finalise (is a rank stopped?)"
+_ATTEMPTS = 100  # to reach a witness that another rank is starting
+_PAUSE = 0.05  # seconds between two attempts
 _LOOK = 0.1  # seconds
-_MOST_BYTES = 4000  # of a text: the witness reads 4096 at once
+_MOST_BYTES = 4000  # of a text; the witness reads 4096 at once
 _WELCOME = 5.0  # seconds until a witness that has just been started answers
 
 
 class Line:
-    """A line to the witness of this host, or to nobody where there is none.
+    """The connection to the witness of this host; without one, where there is no witness, every request is ignored.
 
     Parameters
     ----------
     connection : socket, optional
     num_local : int
-        How many ranks this host has, as far as the launcher tells; 0 otherwise.
+        The number of ranks on this host, if the launcher says so; otherwise 0.
     """
 
     def __init__(self, connection: socket.socket | None = None, num_local: int = 0) -> None:
         self._connection = connection
         self._num_local = num_local
-        self._asking = threading.Lock()  # the lookout asks, too
+        self._asking = threading.Lock()  # the lookout asks as well
 
     def wait_for_all(self, timeout: float) -> None:
-        """Return once all ranks of this host have come here.
+        """Return once all ranks of this host have joined.
 
         Raises
         ------
         LaunchError
-            Codes ``rank-lost``, when one has ended before, and ``timeout``.
+            Codes ``rank-lost``, when one has exited before, and ``timeout``.
         """
         if self._connection is None or self._num_local < 2:
             return
         patience = Patience(timeout)
         while not patience.look():
             if _launcher_is_gone(os.environ):
-                message = "The launcher's process on this host has ended, so the ranks cannot find each other."
+                message = "The launcher's process on this host has exited, so the ranks cannot find each other."
                 raise LaunchError("rank-lost", f"{message} Start the job again.")
             word, *ranks = self._hear(_LOOK) or ["nothing"]
-            if word in ("go", "lost"):  # all have come, or there is no witness any more
+            if word in ("go", "lost"):  # all have joined, or the witness is gone
                 return
             if word == "gone":
-                message = (
-                    f"{_named(ranks)} ended before it came to init_process_group(). If it said why, that stands above."
-                )
+                message = f"{_named(ranks)} exited before init_process_group(). Its own message, if any, is above."
                 raise LaunchError("rank-lost", message)
         missing = self._asked("who")[1:]
         raise LaunchError(
             "timeout",
-            f"{_named(missing)} has not come to init_process_group() within {timeout:g} s. Every rank must call it; "
-            "timeout= or MINIPIPE_TIMEOUT allows for more time.",
+            f"{_named(missing)} did not call init_process_group() within {timeout:g} s. Every rank must call it; to "
+            "allow more time, raise timeout= or MINIPIPE_TIMEOUT.",
         )
 
     def _said(self, words: str) -> bool:
-        """Tell the witness something; return whether there is one."""
+        """Send a request that has no answer; return whether there is a witness."""
         with suppress(OSError):
             if self._connection is not None:
                 self._connection.sendall(words.encode())
@@ -87,7 +85,7 @@ class Line:
         return False
 
     def _hear(self, limit: float) -> list[str]:
-        """Return the next words of the witness, or none."""
+        """Return the next words of the witness; none within the limit, in seconds."""
         assert self._connection is not None
         self._connection.settimeout(limit)
         try:
@@ -98,7 +96,7 @@ class Line:
             return ["lost"]
 
     def _asked(self, question: str) -> list[str]:
-        """Return the answer to a question; nothing, where there is nobody to ask."""
+        """Return the answer to a request; empty where there is no witness."""
         if self._connection is not None:
             with self._asking, suppress(OSError):
                 self._connection.sendall(question.encode())
@@ -109,10 +107,9 @@ class Line:
 
     @contextmanager
     def limited(self, timeout: float, what: str) -> Iterator[None]:
-        """Inside this block, let this process be ended after ``timeout`` seconds, with a sentence.
+        """End this process, with a message, if this block takes longer than ``timeout`` seconds.
 
-        Starting MPI, as importing it does, and finalising it wait without limit for other ranks, and hold the
-        interpreter meanwhile.
+        For starting and finalising MPI, which wait without limit for other ranks and hold the interpreter meanwhile.
         """
         has_limit = self._said(f"limit {timeout} {what}")
         if not has_limit:
@@ -126,39 +123,37 @@ class Line:
             self._said(" ".join(["free", *_shared_memory()]))
 
     def is_first_to_fail(self) -> bool:
-        """Ask whether no other rank of this host has said yet why all end."""
+        """Return whether no other rank of this host has said why the job ends."""
         return self._asked("first") != ["no"]
 
     def say(self, text: str) -> None:
-        """Let the witness write lines in the name of this rank; of a long text the end, which tells the cause."""
+        """Let the witness write lines for this rank; of a long text only the end, which has the cause."""
         self._said("say " + text.encode(errors="replace")[-_MOST_BYTES:].decode(errors="ignore"))
 
     def survive(self, is_so: bool) -> None:
-        """Say whether the other ranks go on from now on when one is lost: its end is no failure of the job then."""
-        self._said("survive" if is_so else "together")
+        """Set whether the other ranks continue when one is lost, so that a loss is no failure of the job."""
+        self._said(f"survive {'yes' if is_so else 'no'}")
 
     def close(self) -> None:
-        """Say goodbye; the end of this process is no surprise then."""
+        """Say goodbye, so that the end of this process is expected."""
         if self._connection is not None:
             with suppress(OSError):
                 self._connection.sendall(b"bye")
                 self._connection.settimeout(0.0)
-                while self._connection.recv(4096):  # what is left unread would reach the witness as a broken line
+                while self._connection.recv(4096):  # unread data would reach the witness as a broken connection
                     pass
             self.forget()
 
     def forget(self) -> None:
-        """Close this end, as a forked child must, whose parent keeps the line."""
+        """Close this end only; a forked child must, whose parent keeps the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 def _shared_memory() -> set[str]:
-    """Return the files in memory by which MPICH's ranks of a host exchange messages, 4 MB for each job.
-
-    A rank asks, not the witness: when that comes to look, the rank may be gone.
-    """
+    """Return the shared-memory files of MPICH's ranks on this host, 4 MB for each job."""
+    # The rank looks, not the witness: when the witness does, the rank may be gone.
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text().splitlines()
         return {line.rpartition(" ")[2] for line in lines if f" {witness.SHARED}" in line}
@@ -170,25 +165,22 @@ def _named(ranks: list[str]) -> str:
 
 
 def _launcher_is_gone(environment: Mapping[str, str]) -> bool:
-    """Tell whether nobody is at the other end of the line that MPICH's and Slurm's launchers open to each rank."""
-    number = descriptor(environment)
+    """Return whether the other end of the socket that MPICH's and Slurm's launchers give each rank is closed."""
+    number = launcher_socket(environment)
     if number is None:
         return False
     poll = select.poll()
-    poll.register(number, 0)  # what is wrong with it is told in any case
+    poll.register(number, 0)  # errors are reported in any case
     return bool(poll.poll(0))
 
 
 def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Line:
-    """Return a line to the witness of this host, and start it if no rank has yet.
-
-    Where there can be none (it needs Linux), the line leads to nobody.
-    """
+    """Connect to the witness of this host; the first rank starts it. Without one on other systems than Linux."""
     if not (sys.platform.startswith("linux") and hasattr(os, "pidfd_open")):
         return Line()
-    if environment.get("PMI_FD", "").isdigit() and descriptor(environment) is None:
+    if environment.get("PMI_FD", "").isdigit() and launcher_socket(environment) is None:
         raise not_a_rank("The launcher's socket (PMI_FD) is not open in this process, as in a child of a rank")
-    num_local = told(environment, LOCAL_SIZE)
+    num_local = launcher_number(environment, LOCAL_SIZE)
     launcher = witness.launcher_of(os.getpid())
     address = f"\0minipipe-{os.getuid()}-{launcher}"
     with suppress(OSError):
@@ -211,20 +203,20 @@ def _joined(connection: socket.socket, rank: int, num_local: int) -> Line:
 
 
 def not_a_rank(reason: str) -> LaunchError:
-    """Return the error of a process that calls itself a rank, by the variables that it has inherited."""
-    told = " ".join(name for name in (*SIZE, "PMIX_RANK") if name in os.environ)
+    """Return the error of a process that only inherited the variables of a rank."""
+    variables = " ".join(name for name in (*SIZE, "PMIX_RANK") if name in os.environ)
     return LaunchError(
         "not-a-rank",
-        f"{reason}. Only the processes that the launcher has started can call init_process_group(); to run another one "
-        f"alone, remove from its environment: {told}.",
+        f"{reason}. Only processes started by the launcher can call init_process_group(); to run another one alone, "
+        f"remove from its environment: {variables}.",
     )
 
 
 def _socket() -> socket.socket:
     """Return a socket under a high number.
 
-    The kernel closes the files of a process that it kills from the highest number down. So the witness hears of the end
-    before the launcher does, and kills the others.
+    The kernel closes the files of a killed process from the highest number down. So the witness learns of the end
+    before the launcher, which kills the other ranks.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
         return socket.socket(fileno=raised(low.fileno()))
@@ -256,7 +248,7 @@ def _started(address: str, launcher: int, num_local: int, size: int) -> socket.s
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
-            start_new_session=True,  # the launcher ends the ranks, and not the witness
+            start_new_session=True,  # the launcher kills the ranks, not the witness
         )
         process.returncode = 0  # it is not waited for
     return _connected(address)

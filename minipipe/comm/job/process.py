@@ -1,6 +1,6 @@
-"""This process as a rank that a launcher started: what it says, and how it ends all, before MPI starts and after.
+"""This process as a rank that a launcher started: what it prints, and how it ends all ranks, with MPI and before.
 
-An exception that nobody catches, or ``sys.exit(n)`` on one rank, would leave the others waiting for ever.
+Without it, an uncaught exception or ``sys.exit(n)`` on one rank would leave the others waiting for ever.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
-from minipipe.comm.job import launcher
-from minipipe.comm.job.activity import place_of
 from minipipe.comm.job.descriptors import Descriptors
-from minipipe.comm.job.ending import exit_code_of, last_words
+from minipipe.comm.job.host import launcher_socket
 from minipipe.comm.job.meeting import STARTING, Line, not_a_rank
+from minipipe.comm.job.reports import exit_code_of, last_words, place_of
 from minipipe.errors import LaunchError, MessageError
 
-_FORWARDING = 0.1  # seconds for what was said to reach the terminal, before an abort
-_READING = 0.5  # seconds that somebody has to read on from a full pipe
-DEFERENCE = 2.0  # seconds that a rank waits for the first one that failed to end all
+_FORWARDING = 0.1  # seconds for output to reach the terminal before an abort
+_READING = 0.5  # seconds in which the reader of a full pipe must read on
+DEFERENCE = 2.0  # seconds that a rank waits for the first one that failed to end all ranks
 
 
 class RankProcess:
@@ -42,20 +41,20 @@ class RankProcess:
     Attributes
     ----------
     exit_code, exit_place : int, str
-        Those of the last ``sys.exit``, which may be caught on its way.
+        Of the last ``sys.exit``, even if the program caught it.
     end_all : function
-        Ends every rank at once with a code, where this process can.
+        Ends every rank at once with an exit code, where this process can.
     is_consequence : function
-        Tells whether an error only shows that another rank has ended.
+        From an error to whether it only shows that another rank has ended.
     has_started : bool
-        Whether MPI has.
+        Whether MPI has started.
     is_over : bool
-        Whether this process does not belong to the job: it has left it, or it is a forked child.
+        Whether this process no longer belongs to the job: it has left, or it is a forked child.
     """
 
     def __init__(self, rank: int, line: Line) -> None:
         self.rank, self.line = rank, line
-        self.descriptors = Descriptors(launcher.descriptor(os.environ))
+        self.descriptors = Descriptors(launcher_socket(os.environ))
         self.exit_code, self.exit_place = 0, ""
         self.end_all: Callable[[int], object] = _end_by_process_manager
         self.is_consequence: Callable[[BaseException], bool] = lambda error: False
@@ -67,7 +66,7 @@ class RankProcess:
 
     @contextmanager
     def starting(self, timeout: float) -> Iterator[None]:
-        """Start MPI inside this block, unless it has started."""
+        """Limit the time of this block, in which MPI starts, unless it has started already."""
         if self.is_over:
             raise not_a_rank(f"This process was forked by rank {self.rank}")
         if self.has_started:
@@ -78,7 +77,7 @@ class RankProcess:
         self.has_started = True
 
     def leave(self) -> None:
-        """Belong to the job no longer: Python ends this process as any other."""
+        """Leave the job: from now on Python ends this process like any other."""
         self.is_over = True
         self.line.forget()
 
@@ -87,7 +86,7 @@ class RankProcess:
         self.descriptors.leave_to_the_rank()
 
     def _exit(self, code: Any = None) -> NoReturn:
-        """Remember the code of ``sys.exit``: Python tells it nobody, and others may be waiting for this rank."""
+        """Note the code of ``sys.exit``: an exit handler cannot ask Python for it, and other ranks may be waiting."""
         if threading.current_thread() is not threading.main_thread():
             self._python_exit(code)  # ends that thread only
         self.exit_code = exit_code_of(SystemExit(code))
@@ -101,24 +100,24 @@ class RankProcess:
         else:
             self.end_by(error)
 
-    def _end_by_a_thread(self, told: threading.ExceptHookArgs) -> None:
-        """Where another thread fails to communicate, others would wait for it; what else it raises ends it alone."""
-        if self.is_over or not isinstance(told.exc_value, LaunchError | MessageError):
-            self._python_thread_excepthook(told)
+    def _end_by_a_thread(self, raised: threading.ExceptHookArgs) -> None:
+        """End all if another thread failed to communicate: ranks wait for it. Other errors end that thread only."""
+        if self.is_over or not isinstance(raised.exc_value, LaunchError | MessageError):
+            self._python_thread_excepthook(raised)
         else:
-            self.end_by(told.exc_value)
+            self.end_by(raised.exc_value)
 
     def end_by(self, error: BaseException) -> NoReturn:
-        """Say what happened on this rank, and end all. An ``excepthook`` of the user's own is called before."""
+        """Print the last words of this rank, and end all ranks. The user's own ``excepthook`` is called first."""
         if self.is_consequence(error):
-            time.sleep(DEFERENCE)  # who was first is named, and the launcher ends this rank
+            time.sleep(DEFERENCE)  # the first rank that failed is named, and the launcher ends this one
         elif self._python_excepthook is not sys.__excepthook__ and not isinstance(error, SystemExit):
-            with suppress(Exception, SystemExit):  # what it raises must not keep the others waiting
+            with suppress(Exception, SystemExit):  # its own error must not keep the others waiting
                 self._python_excepthook(type(error), error, error.__traceback__)
         self.end(last_words(error), exit_code_of(error))
 
     def end(self, words: str, code: int) -> NoReturn:
-        """Say last words, unless another rank of this host has, and end all."""
+        """Print last words, unless another rank of this host has, and end all ranks."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         if self.line.is_first_to_fail():
@@ -128,7 +127,7 @@ class RankProcess:
         self.abort(code)
 
     def say(self, text: str) -> None:
-        """Write lines to stderr, each behind the number of this rank; elsewhere where that is closed or full."""
+        """Write lines, prefixed with this rank, to stderr, or to another stream if that is closed or full."""
         lines = "".join(f"[rank {self.rank}] {line}\n" for line in text.splitlines())
         for stream in dict.fromkeys((sys.stderr, sys.__stderr__, sys.stdout, sys.__stdout__)):
             with suppress(Exception):  # closed, full, or made by the user
@@ -145,17 +144,17 @@ class RankProcess:
                 if _takes_more(stream):
                     stream.flush()
                 else:
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # MPI writes there, too
-        self.line.is_first_to_fail()  # the witness need not wonder; it ends what this rank leaves behind
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # MPI writes there as well
+        self.line.is_first_to_fail()  # so that the witness does not report a sudden end
         code = code & 0xFF or 1
-        time.sleep(_FORWARDING)  # the launcher ends at once, and with it whatever it has not yet forwarded
+        time.sleep(_FORWARDING)  # the launcher exits at once and drops output that it has not yet forwarded
         with suppress(Exception):
             self.end_all(code)
-        os._exit(code)  # end_all does not return, where it can end all
+        os._exit(code)  # end_all returns only if it cannot end all
 
 
 def _takes_more(stream: Any) -> bool:
-    """Tell whether a write would not block for ever, as to a full pipe that nobody reads."""
+    """Return whether a write returns; to a full pipe without a reader it would block for ever."""
     poll = select.poll()
     try:
         poll.register(stream.fileno(), select.POLLOUT)
@@ -165,8 +164,8 @@ def _takes_more(stream: Any) -> bool:
 
 
 def _end_by_process_manager(code: int) -> None:
-    """End all ranks on all hosts before MPI has started, where the launcher speaks PMI 1, as MPICH's and Slurm's do."""
-    number = launcher.descriptor(os.environ)
+    """End all ranks before MPI has started, if the launcher understands PMI 1, as MPICH's and Slurm's do."""
+    number = launcher_socket(os.environ)
     if number is not None:
         os.write(number, b"cmd=init pmi_version=1 pmi_subversion=1\n")
         os.read(number, 4096)

@@ -1,4 +1,4 @@
-"""Processes on Linux: calls that the standard library lacks, made through ctypes, and the processes below this one."""
+"""Linux: system calls that the standard library lacks, through ctypes, and the descendants of this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOK = 0.01  # seconds between looks for processes
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Call a function of the C library, or by ``"syscall"`` and its number one that the library has no name for.
+    """Call a function of the C library; ``"syscall"`` and a number for one without a name there.
 
     Parameters
     ----------
@@ -44,19 +44,19 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, however it was detached."""
+    """Become the parent of every descendant whose own parent ends, even if it was detached."""
     call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_with_parent(number: int = 9) -> None:
-    """Be killed when the process that forked this one ends, or get another signal."""
+    """Get a signal when the process that forked this one ends; by default SIGKILL."""
     call("prctl", _PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def end_with(parent: int, number: int = 9) -> None:
-    """Get a signal when the process ``parent``, which forked this one, ends; end at once where it has ended already.
+    """Get a signal when the process ``parent``, which forked this one, ends; exit at once if it has ended already.
 
-    Elsewhere than on Linux only the latter.
+    On other systems than Linux only the latter.
     """
     with suppress(OSError):
         end_with_parent(number)
@@ -65,28 +65,28 @@ def end_with(parent: int, number: int = 9) -> None:
 
 
 def give_up_privileges() -> None:
-    """Drop every capability, and gain none by running a file: ``sudo`` and the like lose their meaning."""
+    """Drop every capability, and gain none by running a file such as ``sudo``."""
     call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header = _CAPABILITY_VERSION_3.to_bytes(4, sys.byteorder) + bytes(4)  # version, this process
     call("capset", header, bytes(24))
 
 
 def end_descendants(grace: float = 0.0, limit: float = float("inf")) -> bool:
-    """End all processes below this one, which has adopted their orphans; tell whether none is left.
+    """Kill all descendants of this process, which has adopted their orphans; return whether none is left.
 
-    Call it where no other child is waited for: it takes the exit status of each.
+    It takes the exit status of every child, so no other thread may wait for one.
 
     Parameters
     ----------
     grace : float
-        Seconds in which they may end by themselves.
+        Seconds in which they may exit by themselves.
     limit : float
-        Seconds after which those that cannot be killed are left, such as one that hangs in a network file system.
+        Seconds after which processes that cannot be killed are left, such as one that hangs in a network file system.
     """
     begun = time.monotonic()
     with suppress(ChildProcessError):
         while (spent := time.monotonic() - begun) <= limit:
-            while os.waitpid(-1, os.WNOHANG)[0]:  # orphans become children, so at last there are no children, either
+            while os.waitpid(-1, os.WNOHANG)[0]:  # orphans become children, so at the end there are none
                 pass
             for process in _descendants() if spent >= grace else ():
                 with suppress(ProcessLookupError, PermissionError):
@@ -97,7 +97,7 @@ def end_descendants(grace: float = 0.0, limit: float = float("inf")) -> bool:
 
 
 def _descendants() -> set[int]:
-    """Return the processes below this one."""
+    """Return the descendants of this process."""
     parents = {}
     for process in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it has ended meanwhile

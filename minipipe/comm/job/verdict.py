@@ -1,38 +1,41 @@
-"""Who keeps the others waiting? Found out from what all ranks tell of themselves.
+"""Which rank blocks the others, concluded from the reports of all ranks.
 
-A rank that does not answer is stopped, or stuck in compiled code. One that answers and does not wait is busy in its own
-code. Where all of them wait, a message is missing. It is that for which a rank waits whose peer has gone on past the
-place where it sends it; or in whose place another one lies unread. Otherwise, as each rank waits for another, following
-them ends in a circle, and there it probably is the one that is awaited longest.
+In this order:
+
+1. A rank that does not answer is stopped, or runs compiled code that holds the interpreter.
+2. A rank that answers and does not wait is busy in its own code.
+3. If all ranks wait, a message is missing: the one whose sender is already past the action that sends it, or in whose
+   place another message lies unread.
+4. Otherwise each rank waits for another, so following them ends in a circle. The longest wait of the circle is the
+   likely cause.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from minipipe.comm.job.activity import Report
+from minipipe.comm.job.reports import RankReport
 
 _MOST_ROWS = 16
 STOPPED = "stopped by a signal"
 _COMPILED = "in compiled code that does not let Python run"
-_MORE_TIME = "Where a rank only needs longer, timeout= or MINIPIPE_TIMEOUT (in seconds) allows for it."
-_STATES = {"T": STOPPED, "t": "stopped by a debugger", "Z": "dead", "D": "waiting for a disk"}
+_MORE_TIME = "If a rank only needs more time, raise timeout= or MINIPIPE_TIMEOUT (in seconds)."
+_STATES = {"T": STOPPED, "t": "stopped by a debugger", "Z": "dead", "D": "waiting for a disk", "": ""}
 
 
-def verdict(reports: Sequence[Report]) -> str:
-    """Return a table of all ranks, and in its last line who keeps the others waiting.
+def verdict(reports: Sequence[RankReport]) -> str:
+    """Return a table of all ranks, followed by a line that names the rank that blocks the others.
 
     Parameters
     ----------
-    reports : sequence of Report
+    reports : sequence of RankReport
         Of all ranks.
 
     Examples
     --------
-    >>> waits = Report(0, 70, "here", "0B0, step 5", "a message from rank 1", peer=1, seconds=9.0)
-    >>> silent = Report(2, 72, "here", place="stopped by a signal", is_silent=True)
-    >>> print(verdict([waits, Report(1, 71, "here", place="train.py, line 3"), silent]))
+    >>> waits = RankReport(0, 70, "here", "0B0, step 5", "a message from rank 1", peer=1, seconds=9.0)
+    >>> silent = RankReport(2, 72, "here", place="stopped by a signal", is_silent=True)
+    >>> print(verdict([waits, RankReport(1, 71, "here", place="train.py, line 3"), silent]))
     rank  process  action       doing
        0  70 here  0B0, step 5  waits 9.0 s for a message from rank 1
        1  71 here               is busy: train.py, line 3
@@ -41,7 +44,7 @@ def verdict(reports: Sequence[Report]) -> str:
     """
     culprits = _culprits(reports)
     rows = [("rank", "process", "action", "doing")]
-    shown = sorted([*culprits, *(report for report in reports if report not in culprits)][:_MOST_ROWS], key=_rank_of)
+    shown = sorted([*culprits, *(r for r in reports if r not in culprits)][:_MOST_ROWS], key=lambda r: r.rank)
     rows += [(f"{r.rank:4}", f"{r.pid} {r.host}", r.action, _doing(r)) for r in shown]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
@@ -51,41 +54,35 @@ def verdict(reports: Sequence[Report]) -> str:
     return "\n".join([*lines, *([_MORE_TIME] if works else []), _sentence(culprits, reports)])
 
 
-def _rank_of(report: Report) -> int:
-    return report.rank
-
-
-def is_debugged(reports: Sequence[Report]) -> bool:
-    """Tell whether some rank stands still because a person looks at it."""
+def is_debugged(reports: Sequence[RankReport]) -> bool:
+    """Return whether some rank is held in a debugger."""
     return any(report.is_debugged or (report.is_silent and report.place == _STATES["t"]) for report in reports)
 
 
-def waits_for_a_person(reports: Sequence[Report], rank: int) -> str:
-    """Return what the lowest rank that is not in a debugger says of those that are; other ranks say nothing."""
-    others = [r.rank for r in reports if r.is_debugged]
+def waits_for_a_person(reports: Sequence[RankReport], rank: int) -> str:
+    """Return a line about the ranks in a debugger, to be printed by the lowest other rank; empty on the rest."""
+    debugged = [r.rank for r in reports if r.is_debugged]
     first = min((r.rank for r in reports if not (r.is_debugged or r.is_silent)), default=-1)
-    if rank != first or not others:
+    if rank != first or not debugged:
         return ""
-    names = ", ".join(map(str, others))
-    return f"Rank {names} stands in a debugger, so all wait. (mpirun gives the keyboard to rank 0 alone.)"
+    names = f"Rank {debugged[0]} is" if len(debugged) == 1 else f"Ranks {', '.join(map(str, debugged))} are"
+    return f"{names} in a debugger, so all ranks wait. (mpirun connects the keyboard to rank 0 only.)"
 
 
 def state_of(pid: int) -> str:
-    """Return what the system says of a process of this host that does not answer, or nothing."""
-    try:
-        line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("State:"))
-    except (OSError, StopIteration):
-        return ""
-    return _STATES.get(line.split()[1], _COMPILED)
+    """Describe the state of a process of this host that does not answer; empty if it has exited."""
+    from minipipe.comm.job.witness import process_state  # not on Windows
+
+    return _STATES.get(process_state(pid), _COMPILED)
 
 
-def _culprits(reports: Sequence[Report]) -> list[Report]:
+def _culprits(reports: Sequence[RankReport]) -> list[RankReport]:
     silent = [report for report in reports if report.is_silent]
     busy = [report for report in reports if not report.awaited and not report.has_ended]
-    return silent or busy or _waits_in_vain(reports) or _longest_waiter_in_a_circle(reports)
+    return silent or busy or _blocked_for_ever(reports) or _longest_waiter_in_a_circle(reports)
 
 
-def _waits_in_vain(reports: Sequence[Report]) -> list[Report]:
+def _blocked_for_ever(reports: Sequence[RankReport]) -> list[RankReport]:
     """Return a rank that waits for a message that its peer must have sent."""
     by_rank = {report.rank: report for report in reports}
     waits = [(report, by_rank[report.peer]) for report in reports if report.awaited and report.peer in by_rank]
@@ -93,16 +90,16 @@ def _waits_in_vain(reports: Sequence[Report]) -> list[Report]:
     return (passed or [report for report, _ in waits if _unread_from_peer(report)])[:1]
 
 
-def _has_passed(peer: Report, report: Report) -> bool:
-    """Tell whether a peer has gone on past the place where it sends what a rank waits for."""
+def _has_passed(peer: RankReport, report: RankReport) -> bool:
+    """Return whether a peer is past the action that sends the awaited message."""
     if peer.program != report.program:
         return False
     is_here = peer.step == report.step and report.sent_at is not None
     return peer.step > report.step or (is_here and peer.position > (report.sent_at or 0))
 
 
-def _different_calls(reports: Sequence[Report]) -> str:
-    """Return who waits in which collective call, where all wait outside of their actions, and not in the same one."""
+def _different_calls(reports: Sequence[RankReport]) -> str:
+    """List which ranks are blocked in which collective call, if all are and the calls differ."""
     waits = [report for report in reports if report.awaited]
     if len(waits) < len([r for r in reports if not r.has_ended]) or not all(r.is_collective for r in waits):
         return ""
@@ -113,12 +110,11 @@ def _different_calls(reports: Sequence[Report]) -> str:
     return "; ".join(f"rank {', '.join(who)} in {call}" for call, who in ranks.items()) if len(ranks) > 1 else ""
 
 
-def _unread_from_peer(report: Report) -> list[str]:
+def _unread_from_peer(report: RankReport) -> list[str]:
     return [words for words in report.unread if words.endswith(f"from rank {report.peer}")]
 
 
-def _longest_waiter_in_a_circle(reports: Sequence[Report]) -> list[Report]:
-    """Return a rank whose message does not come, where everybody waits."""
+def _longest_waiter_in_a_circle(reports: Sequence[RankReport]) -> list[RankReport]:
     waits = {report.rank: report for report in reports if report.awaited}
     if not waits:
         return []
@@ -128,24 +124,24 @@ def _longest_waiter_in_a_circle(reports: Sequence[Report]) -> list[Report]:
         path.append(rank)
         rank = waits[rank].peer
     circle = path[path.index(rank) :] if rank in path else path[-1:]
-    # Who is in a later round of a collective operation has sent what others await in an earlier one.
+    # A rank in a later round of a collective operation has sent what others await in an earlier one.
     return [waits[min(circle, key=lambda r: (waits[r].round, -waits[r].seconds))]]
 
 
-def _doing(report: Report) -> str:
+def _doing(report: RankReport) -> str:
     if report.is_silent:
         return "does not answer"
     if report.has_ended:
-        return "has come to its end"
+        return "has exited"
     if not report.awaited:
         return f"is busy: {report.place}"
     unread = f"; unread: {', '.join(report.unread)}" if report.unread else ""
     return f"waits {report.seconds:.1f} s for {report.awaited}{unread}"
 
 
-def _sentence(culprits: Sequence[Report], reports: Sequence[Report]) -> str:
+def _sentence(culprits: Sequence[RankReport], reports: Sequence[RankReport]) -> str:
     if not culprits:
-        return "Nobody waits any more."
+        return "No rank is waiting any longer."
     first, several = culprits[0], len(culprits) > 1
     who = f"Rank{'s' * several} {', '.join(str(report.rank) for report in culprits)}"
     if first.is_silent:
@@ -156,8 +152,7 @@ def _sentence(culprits: Sequence[Report], reports: Sequence[Report]) -> str:
     if not first.awaited:
         return f"{who} {'are busy in their' if several else 'is busy in its'} own code: {first.place}"
     unread = _unread_from_peer(first)
-    instead = f" What came from there instead: {', '.join(unread)}." if unread else ""
-    missing = "That message was not sent, or went with another tag"
-    is_known = bool(_waits_in_vain(reports))
-    waits = "waits in vain" if is_known else "has waited longest"
-    return f"Rank {first.rank} {waits}: for {first.awaited}. {missing}.{instead}"
+    instead = f" Received instead: {', '.join(unread)}." if unread else ""
+    if _blocked_for_ever(reports):
+        return f"{who} is blocked on {first.awaited}, which was never sent, or was sent with a different tag.{instead}"
+    return f"{who} has waited longest, for {first.awaited}: never sent, or sent with a different tag?{instead}"

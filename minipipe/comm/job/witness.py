@@ -1,24 +1,22 @@
-"""A witness: a small process on each host, which outlives the ranks there. Started as a script; needs no package.
+"""The witness: a small process on each host that outlives the ranks there.
 
-A rank that is killed cannot say so, and the launcher then kills all others within milliseconds: nobody is left to tell
-which one was first. When the launcher's own process on a host is killed, its ranks would live on. And a rank that fails
-before MPI starts leaves the others waiting inside MPI, where no Python runs. The witness sees it all:
+Three failures cannot be reported by the ranks. A killed rank cannot speak, and the launcher kills the others within
+milliseconds. If the launcher's own process is killed, its ranks live on. If a rank fails before MPI starts, the others
+block inside MPI, where no Python runs. So the witness
 
-* it waits until every rank of the host has come, and tells them if one has ended before;
-* a connection that closes without a goodbye was a rank's that ended without a word; the witness names it;
-* a rank that starts or finalises MPI for too long is ended;
-* when the launcher's process is gone, the witness kills the ranks;
-* processes that a rank has started outlive it, and the launcher waits for those that share its output: the witness ends
-  them, unless the rank said goodbye;
-* memory that the ranks of a host shared outlives ranks that are killed: the witness deletes it at the end.
+* waits until every rank of the host has joined, and tells the others if one has exited before;
+* names a rank whose connection closes without a goodbye, with how its process ended;
+* ends a rank that takes too long to start or finalise MPI;
+* kills the ranks when the launcher's process is gone;
+* ends processes that a killed rank has started: the launcher waits for those that share its output;
+* deletes the shared memory of ranks that were killed.
 
-It listens on a socket of the kernel's own name space, so no file is left behind, and ends when the last rank has.
-Linux only: elsewhere ranks do without.
+It listens on an abstract socket, so no file is left behind, and exits with the last rank. It runs as a script by its
+path with ``python -I -S``, so it imports only the standard library. Linux only: on other systems ranks do without.
 
-Words of a rank: ``join RANK``, ``limit SECONDS WHAT`` and ``free FILES``, ``first`` (asks whether it is the first
-here to fail), ``say TEXT`` (where its own stderr cannot be written), ``who`` (has not come), ``survive`` and
-``together`` (whether others go on when one is lost), ``bye``. Answers: ``welcome``, ``taken PROCESS`` (another process
-is this rank), ``go``, ``gone RANKS``, ``yes``, ``no``, ``missing RANKS``.
+A rank first sends ``join RANK``; its other requests are the methods that ``_REQUESTS`` lists. The answers: ``welcome``;
+``taken PROCESS`` (another process is this rank); ``go`` (all have joined); ``gone RANKS``; ``missing RANKS``; ``yes``;
+``no``.
 """
 
 from __future__ import annotations
@@ -36,24 +34,28 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-_LOOK = 0.1  # seconds between looks at ranks that have not come yet
+_LOOK = 0.1  # seconds between looks at ranks that have not joined yet
 _SURE = 5  # looks that must agree before a rank counts as gone: the launcher may still be starting it
-_LONGEST_GAP = 0.5  # seconds between two looks that count; whatever is longer, this process stood still
+_LONGEST_GAP = 0.5  # seconds between two looks that count; in a longer gap this process was suspended
 _RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK")
 _CRASHES = (signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGSYS)
-CLOSED = "it closed all its files (os.closerange?), and the launcher ends all when its socket is among them"
+_CLOSED = "it closed all its files (os.closerange?), among them the launcher's socket, so the launcher ended the job"
 SHARED = "/dev/shm/mpich_shm_"
+_REQUESTS = ("limit", "free", "say", "survive", "who", "first")  # of a rank: methods of the witness
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
+
+
+# -- processes --------------------------------------------------------------------------------------------------
 
 
 def credentials_of(connection: socket.socket) -> tuple[int, int]:
     """Return process and user at the other end."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", told)[:2]
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[:2]
 
 
 def is_own(connection: socket.socket) -> bool:
-    """Tell whether the process at the other end belongs to the same user."""
+    """Return whether the process at the other end belongs to the same user."""
     return credentials_of(connection)[1] == os.getuid()
 
 
@@ -61,81 +63,54 @@ def rank_of_process(pid: int) -> int | None:
     """Return the rank that a launcher gave a process, or None."""
     with suppress(OSError):
         entries = dict(line.partition(b"=")[::2] for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-        told = next((entries[name] for name in _RANK_VARIABLES if name in entries), b"")
-        if not told and entries.get(b"SLURM_STEP_NUM_TASKS", b"1") != b"1":  # not the one of a shell inside salloc
-            told = entries.get(b"SLURM_PROCID", b"")
-        return int(told) if told.isdigit() else None
+        rank = next((entries[name] for name in _RANK_VARIABLES if name in entries), b"")
+        if not rank and entries.get(b"SLURM_STEP_NUM_TASKS", b"1") != b"1":  # not the one of a shell inside salloc
+            rank = entries.get(b"SLURM_PROCID", b"")
+        return int(rank) if rank.isdigit() else None
     return None
 
 
 def status_of(pid: int) -> dict[str, str]:
     """Return the lines of ``/proc/PID/status`` by name; none when the process is gone."""
     with suppress(OSError):
-        return dict(
-            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
-        )
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return {}
 
 
-def launcher_of(pid: int) -> int:
-    """Return the launcher's process: the first ancestor that is no rank (a shell between them is one, as it were)."""
-    parent = int(status_of(pid).get("PPid", 0))
-    return launcher_of(parent) if parent > 1 and rank_of_process(parent) is not None else parent
+def process_state(pid: int) -> str:
+    """Return the kernel's letter for the state of a process, such as ``T`` for stopped; empty when it is gone."""
+    return status_of(pid).get("State", "")[:1]
 
 
-def exit_status_of(pid: int, pidfd: int) -> int | None:
-    """Return how a process has ended, as ``os.waitpid`` says to its parent; None where the kernel does not tell."""
-    with suppress(OSError):
-        for _ in range(50):  # its files are closed; it will be dead in a moment
-            state, *_, status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if state in "ZX":
-                return int(status)
-            time.sleep(0.02)
-    size, exit_code_at, asks_for_it = 64, 60, 1 << 3  # struct pidfd_info and PIDFD_GET_INFO of linux/pidfd.h
-    info = bytearray(size)
-    struct.pack_into("Q", info, 0, asks_for_it)
-    with suppress(OSError):
-        fcntl.ioctl(pidfd, 3 << 30 | size << 16 | 0xFF << 8 | 11, info)  # of one that is gone; since Linux 6.15
-        if struct.unpack_from("Q", info)[0] & asks_for_it:
-            return int(struct.unpack_from("i", info, exit_code_at)[0])
-    return None
-
-
-def is_passed_on(status: int | None) -> bool:
-    """Tell whether a signal has ended a process that is no crash: sent to mpirun, one goes to all ranks."""
-    return os.WIFSIGNALED(status or 0) and os.WTERMSIG(status or 0) not in (*_CRASHES, signal.SIGKILL)
-
-
-def ending_of(status: int | None) -> str:
-    """Return, in words, how a process has ended."""
-    if status is None:
-        return "killed (kill -9, or the system for want of memory), crashed, or ended by os._exit"
-    if not os.WIFSIGNALED(status):
-        return f"exit code {os.WEXITSTATUS(status)}, by os._exit or the like"
-    if (number := os.WTERMSIG(status)) == signal.SIGKILL:
-        return "killed by SIGKILL (kill -9, or the system for want of memory)"
-    name = f"signal {number}: {signal.strsignal(number)}"
-    return f"ended by {name}, as launchers and batch systems do" if is_passed_on(status) else f"it crashed ({name})"
+def is_dead(pid: int) -> bool:
+    """Return whether a process has ended, whether or not its parent has waited for it."""
+    return process_state(pid) in ("", "Z", "X")
 
 
 def is_ending(pid: int) -> bool:
-    """Tell whether a process is dead, or about to be killed."""
+    """Return whether a process has ended, or has a SIGKILL pending."""
     status = status_of(pid)
     pending = int(status.get("SigPnd", "0"), 16) | int(status.get("ShdPnd", "0"), 16)
-    return not status or status.get("State", "Z")[0] in "ZX" or bool(pending & _SIGKILL_BIT)
+    return is_dead(pid) or bool(pending & _SIGKILL_BIT)
+
+
+def launcher_of(pid: int) -> int:
+    """Return the launcher's process: the first ancestor that is no rank (a shell between them counts as one)."""
+    parent = int(status_of(pid).get("PPid", 0))
+    return launcher_of(parent) if parent > 1 and rank_of_process(parent) is not None else parent
 
 
 def started_ranks(launcher: int) -> set[int]:
     """Return the ranks of a launcher's living children."""
     with suppress(OSError):
         children = map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split())
-        found = {rank_of_process(pid) for pid in children if status_of(pid).get("State", "Z")[0] not in "ZX"}
-        return {rank for rank in found if rank is not None}
+        return {rank for pid in children if not is_dead(pid) and (rank := rank_of_process(pid)) is not None}
     return set()
 
 
 def pipes_of(pid: int, numbers: Iterable[str] = ()) -> set[str]:
-    """Return the pipes that a process has open, of all descriptors or of some; none of a process that is gone."""
+    """Return the pipes among the open files of a process, or among some of them; none when it is gone."""
     found, folder = set(), f"/proc/{pid}/fd"
     with suppress(OSError):
         for number in numbers or os.listdir(folder):
@@ -144,8 +119,57 @@ def pipes_of(pid: int, numbers: Iterable[str] = ()) -> set[str]:
     return {name for name in found if name.startswith("pipe:")}
 
 
+# -- how a process ended ----------------------------------------------------------------------------------------
+
+
+def returncode_of(pid: int, pidfd: int) -> int | None:
+    """Return the exit code of a process, or minus the signal that ended it; None where the kernel does not say."""
+    with suppress(OSError):
+        for _ in range(50):  # its files are closed; it will be dead in a moment
+            state, *_, status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if state in "ZX":
+                return os.waitstatus_to_exitcode(int(status))
+            time.sleep(0.02)
+    size, exit_code_at, asks_for_it = 64, 60, 1 << 3  # struct pidfd_info and PIDFD_GET_INFO of linux/pidfd.h
+    info = bytearray(size)
+    struct.pack_into("Q", info, 0, asks_for_it)
+    with suppress(OSError):  # of a process that is gone the kernel says it only since Linux 6.15
+        fcntl.ioctl(pidfd, 3 << 30 | size << 16 | 0xFF << 8 | 11, info)
+        if struct.unpack_from("Q", info)[0] & asks_for_it:
+            return os.waitstatus_to_exitcode(struct.unpack_from("i", info, exit_code_at)[0])
+    return None
+
+
+def is_passed_on(code: int | None) -> bool:
+    """Return whether a process ended by a signal other than a crash: one sent to mpirun goes to all ranks."""
+    return code is not None and code < 0 and -code not in (*_CRASHES, signal.SIGKILL)
+
+
+def ending_of(code: int | None) -> str:
+    """Describe how a process ended."""
+    if code is None:
+        return "killed (kill -9 or the OOM killer), crashed, or exited by os._exit"
+    if code >= 0:
+        return f"exit code {code}, by os._exit or the like"
+    if -code == signal.SIGKILL:
+        return "killed by SIGKILL (kill -9 or the OOM killer)"
+    name = f"signal {-code}: {signal.strsignal(-code)}"
+    return f"ended by {name}, as sent by launchers and batch systems" if is_passed_on(code) else f"it crashed ({name})"
+
+
+# -- the witness ------------------------------------------------------------------------------------------------
+
+
 class Rank:
-    """A rank that has joined: its connection, number, process, and how long it has been inside of MPI, and may be."""
+    """A rank that has joined.
+
+    Attributes
+    ----------
+    output : set of str
+        The pipes of its stdout and stderr.
+    limited : tuple of (float, float, str) or None
+        Seconds spent inside MPI, how many it may spend, and the message when they are exceeded.
+    """
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.connection, self.rank, self.pid = connection, rank, credentials_of(connection)[0]
@@ -153,13 +177,17 @@ class Rank:
         self.output = pipes_of(self.pid, "12")
         self.limited: tuple[float, float, str] | None = None
 
+    def returncode(self) -> int | None:
+        """Return how its process ended, as :func:`returncode_of`."""
+        return returncode_of(self.pid, self.pidfd)
+
     def say(self, words: str) -> None:
         """Write lines to stderr in the name of this rank."""
         sys.stderr.write("".join(f"[rank {self.rank}] {line}\n" for line in words.splitlines()))
 
     def is_late(self, seconds: float) -> bool:
-        """Count seconds, but not while the rank is stopped; tell whether it has passed its limit."""
-        if self.limited is None or status_of(self.pid).get("State", "Z")[0] in "Tt":
+        """Count seconds, except while the rank is stopped; return whether its limit is exceeded."""
+        if self.limited is None or process_state(self.pid) in ("T", "t"):
             return False
         spent, limit, what = self.limited
         self.limited = spent + seconds, limit, what
@@ -173,11 +201,11 @@ class Witness:
     ----------
     listener : socket
     launcher : int
-        Its process.
+        The launcher's process on this host.
     expected : int
-        How many ranks this host has.
+        The number of ranks on this host.
     size : int
-        How many there are on all hosts; 0 when unknown.
+        The number of ranks on all hosts; 0 when unknown.
     """
 
     def __init__(self, listener: socket.socket, launcher: int, expected: int, size: int) -> None:
@@ -187,10 +215,10 @@ class Witness:
         self.shared_memory: set[str] = set()
         self.left_open: set[tuple[int, str]] = set()  # rank and pipe, of ranks that ended without a goodbye
         self.joined: dict[int, int] = {}  # the processes of ranks
-        self.is_told = False  # somebody has said why all end
+        self.is_explained = False  # some rank has said why the job ends
         self.survives = False  # whether the loss of a rank does not end the others
         self.listener = listener
-        self.poll = select.epoll()  # which tells events in the order in which they happened, as poll does not
+        self.poll = select.epoll()  # which returns events in the order in which they happened, unlike poll
         self.poll.register(listener, select.EPOLLIN)
         self.launcher_fd, self.launcher_group = os.pidfd_open(launcher), os.getpgid(launcher)
         self.poll.register(self.launcher_fd, select.EPOLLIN)
@@ -217,119 +245,145 @@ class Witness:
                 self.end_the_late(seconds)
 
     def since_last_look(self, is_quiet: bool) -> tuple[float, float]:
-        """Return how many seconds count, 0 where it is too early for another look, and when the last one was."""
+        """Return the seconds to count, 0 if it is too early for another look, and the time of the last look."""
         now = time.monotonic()
         if is_quiet or now < self.looked_at + _LOOK:
             return 0.0, now if is_quiet else self.looked_at
         return min(now - self.looked_at, _LONGEST_GAP), now
 
     def accept(self) -> None:
-        """Take a connection; what comes from it follows."""
+        """Accept a connection from a process of the same user."""
         connection, _ = self.listener.accept()
         if is_own(connection):
             self.waiting[connection.fileno()] = connection
             self.poll.register(connection, select.EPOLLIN)
 
     def hear(self, fd: int) -> None:
-        """Take what a rank says, or that it has gone."""
+        """Handle a request of a rank, or the end of its connection."""
         rank = self.lines.get(fd)
         connection = rank.connection if rank else self.waiting[fd]
-        words = [""]
+        word, given = "", []
         with suppress(OSError):
-            words = connection.recv(4096).decode().split(" ")
-        if words[0] == "join" and int(words[1]) in self.joined:
-            self.answer(f"taken {self.joined[int(words[1])]}", connection)
-        elif words[0] == "join":
-            with suppress(OSError):  # it is gone already
-                self.lines[fd] = Rank(connection, int(words[1]))
-            self.answer("welcome", self.waiting.pop(fd))
-            self.joined[int(words[1])] = credentials_of(connection)[0]
-            if len(self.joined) == self.expected:
-                self.answer("go")
-        elif words[0] == "limit" and rank:
-            rank.limited = 0.0, float(words[1]), " ".join(words[2:])
-        elif words[0] == "free" and rank:  # MPI has started
-            rank.limited = None
-            self.shared_memory |= {path for path in words[1:] if path.startswith(SHARED)}
-        elif words[0] == "say" and rank:
-            rank.say(" ".join(words[1:]))
-        elif words[0] in ("survive", "together"):
-            self.survives = words[0] == "survive"
-        elif words[0] == "who":
-            self.answer(self.named("missing", set(self.joined)), connection)
-        elif words[0] == "first":
-            self.answer("no" if self.is_told else "yes", connection)
-            self.is_told = True
+            word, *given = connection.recv(4096).decode().split(" ")
+        if word == "join" and not rank:
+            self.join(connection, int(given[0]))
+        elif word in _REQUESTS and rank:
+            getattr(self, word)(rank, *given)
         else:
-            self.waiting.pop(fd, None)
-            self.lines.pop(fd, None)
-            if words == [""] and rank:  # without a goodbye
-                if not self.is_told:
-                    self.tell_of_a_sudden_end(rank)
-                self.end_children(rank)
-            connection.close()
-            if rank:
-                os.close(rank.pidfd)
+            self.part(fd, has_said_goodbye=word == "bye")
 
     def answer(self, words: str, *connections: socket.socket) -> None:
-        """Tell some, or all ranks."""
+        """Send words to some ranks, or to all."""
         for connection in connections or [rank.connection for rank in self.lines.values()]:
             with suppress(OSError):
                 connection.send(words.encode())
 
+    def named(self, word: str, others: set[int]) -> str:
+        """Return a word and the ranks of this host that are not among the others, if it is known which they are."""
+        is_known = self.size == self.expected
+        return " ".join([word, *(str(rank) for rank in range(self.size) if is_known and rank not in others)])
+
+    # -- requests -------------------------------------------------------------------------------------------
+
+    def join(self, connection: socket.socket, number: int) -> None:
+        """``join RANK``: this process is a rank."""
+        if number in self.joined:
+            return self.answer(f"taken {self.joined[number]}", connection)
+        with suppress(OSError):  # it is gone already
+            self.lines[connection.fileno()] = Rank(connection, number)
+        self.answer("welcome", self.waiting.pop(connection.fileno()))
+        self.joined[number] = credentials_of(connection)[0]
+        if len(self.joined) == self.expected:
+            self.answer("go")
+
+    def limit(self, rank: Rank, seconds: str, *what: str) -> None:
+        """``limit SECONDS WHAT``: the rank enters a blocking call of MPI."""
+        rank.limited = 0.0, float(seconds), " ".join(what)
+
+    def free(self, rank: Rank, *files: str) -> None:
+        """``free FILES``: it has returned from there; MPI shares memory in these files."""
+        rank.limited = None
+        self.shared_memory |= {path for path in files if path.startswith(SHARED)}
+
+    def say(self, rank: Rank, *words: str) -> None:
+        """``say TEXT``: for a rank that cannot write to its own stderr."""
+        rank.say(" ".join(words))
+
+    def survive(self, rank: Rank, answer: str) -> None:
+        """``survive yes|no``: do the other ranks continue when one is lost?"""
+        self.survives = answer == "yes"
+
+    def who(self, rank: Rank) -> None:
+        """``who``: which ranks have not joined?"""
+        self.answer(self.named("missing", set(self.joined)), rank.connection)
+
+    def first(self, rank: Rank) -> None:
+        """``first``: is this rank the first of the host to fail?"""
+        self.answer("no" if self.is_explained else "yes", rank.connection)
+        self.is_explained = True
+
+    # -- ranks that end -------------------------------------------------------------------------------------
+
+    def part(self, fd: int, has_said_goodbye: bool) -> None:
+        """Close a connection. A rank that did not say goodbye was killed, crashed or left Python."""
+        rank = self.lines.pop(fd, None)
+        if rank is None:
+            return self.waiting.pop(fd).close()
+        if not has_said_goodbye:
+            if not self.is_explained:
+                self.explain_sudden_end(rank)
+            self.end_children(rank)
+        rank.connection.close()
+        os.close(rank.pidfd)
+
     def look_for_the_missing(self) -> None:
-        """Notice a rank that has ended before it came."""
+        """Notice a rank that exited before it joined."""
         alive = started_ranks(self.launcher) | set(self.joined)
         self.missed = self.missed + 1 if len(alive) < self.expected else 0
         if self.missed == _SURE:
             self.answer(self.named("gone", alive))
 
-    def named(self, word: str, others: set[int]) -> str:
-        """Return a word, and the ranks of this host except some, where one knows which they are."""
-        is_known = self.size == self.expected
-        return " ".join([word, *(str(rank) for rank in range(self.size) if is_known and rank not in others)])
-
-    def tell_of_a_sudden_end(self, rank: Rank) -> None:
-        """Name the first rank that ended without a word; the launcher has killed the others meanwhile."""
+    def explain_sudden_end(self, rank: Rank) -> None:
+        """Name the first rank that ended without an error message; by now the launcher has killed the others."""
         # The kernel takes the memory of a process that ends before its files.
-        self.is_told, has_memory = not self.survives, "VmSize" in status_of(rank.pid)
+        self.is_explained, has_memory = not self.survives, "VmSize" in status_of(rank.pid)
         is_with_all = self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values())
         is_launcher_gone = bool(select.select([self.launcher_fd], [], [], _LOOK)[0])
-        status = exit_status_of(rank.pid, rank.pidfd)
-        is_killed = status in (None, signal.SIGKILL, signal.SIGTERM)
+        code = rank.returncode()
+        is_killed = code in (None, -signal.SIGKILL, -signal.SIGTERM)
         # MPI itself may crash where a rank of another host is lost.
-        is_elsewhere = is_with_all and (is_killed or os.WIFSIGNALED(status or 0))
-        is_before = len(self.joined) < self.expected and is_killed  # one that had not come was first
+        is_elsewhere = is_with_all and (is_killed or (code or 0) < 0)
+        is_before = len(self.joined) < self.expected and is_killed  # one that had not joined was first
         if is_launcher_gone or is_elsewhere or is_before:
             return  # mpirun has been killed, or another rank was probably first
-        ending, where = CLOSED if has_memory else ending_of(status), f"process {rank.pid} on {socket.gethostname()}"
-        others = self.lines.values() if is_passed_on(status) and not self.survives else ()
-        if any(is_passed_on(exit_status_of(other.pid, other.pidfd)) for other in others):
-            rank.say(f"No rank has failed: several of them were {ending}.")
+        others = self.lines.values() if is_passed_on(code) and not self.survives else ()
+        if any(is_passed_on(other.returncode()) for other in others):
+            rank.say(f"No rank has failed: several of them were {ending_of(code)}.")
         else:
-            rank.say(f"Rank {rank.rank} ({where}) ended without a word: {ending}.")
+            ending, where = _CLOSED if has_memory else ending_of(code), f"process {rank.pid} on {socket.gethostname()}"
+            rank.say(f"Rank {rank.rank} ({where}) exited without an error message: {ending}.")
 
     def end_the_late(self, seconds: float) -> None:
-        """End a rank that waits too long inside of MPI; it cannot be interrupted there."""
+        """Kill a rank that has been inside MPI for too long; it cannot be interrupted there."""
         for rank in self.lines.values():
             if rank.is_late(seconds) and rank.limited:
-                if not self.is_told:
+                if not self.is_explained:
                     rank.say(f"{rank.limited[2]} within {rank.limited[1]:g} s.")
-                self.is_told = True
+                self.is_explained = True
                 os.kill(rank.pid, signal.SIGKILL)
 
     def end_children(self, rank: Rank) -> None:
-        """Kill the group that a rank leaves behind; what else has its output open is ended with the job."""
+        """Kill the process group of a lost rank; other processes that hold its output open end with the job."""
         self.left_open |= {(rank.rank, pipe) for pipe in rank.output - pipes_of(self.launcher, "12")}
-        exit_status_of(rank.pid, rank.pidfd)  # it may still be ending
+        rank.returncode()  # waits: it may still be ending
         if rank.group not in {self.launcher_group, *(other.group for other in self.lines.values())}:
             with suppress(OSError):
                 os.killpg(rank.group, signal.SIGKILL)
 
     def tidy_up(self) -> None:
-        """Once all ranks are gone, end what only killed ones leave behind: memory, and what keeps their output open.
+        """After the last rank, remove what killed ones leave: processes that hold their output open, and memory.
 
-        The launcher reads that to the end. Launchers give each rank pipes of its own, and these only descendants have.
+        The launcher reads the output to its end. It gives each rank pipes of its own, which only descendants inherit.
         """
         for pid in map(int, filter(str.isdigit, os.listdir("/proc") if self.left_open else ())):
             if {(rank_of_process(pid), pipe) for pipe in pipes_of(pid)} & self.left_open and pid != os.getpid():

@@ -12,12 +12,10 @@ Bland, Bouteiller, Herault, Bosilca, Dongarra 2013, "Post-failure recovery of MP
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import cast
 
-from minipipe.comm.job.mpi_job import MPI, Job, has_ended
+from minipipe.comm.job.mpi_job import MPI, MPIJob
 from minipipe.comm.mpi import MPIGroup
 
 _LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
@@ -28,7 +26,7 @@ class SurvivorGroup(MPIGroup):
 
     Parameters
     ----------
-    job : Job
+    job : MPIJob
     comm : MPI.Comm
     timeout : float
         In seconds.
@@ -36,21 +34,21 @@ class SurvivorGroup(MPIGroup):
         When that is closed, this is.
     """
 
-    def __init__(self, job: Job, comm: MPI.Comm, timeout: float, outer: MPIGroup) -> None:
+    def __init__(self, job: MPIJob, comm: MPI.Comm, timeout: float, outer: MPIGroup) -> None:
         super().__init__(job, comm, timeout)
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._outer = outer
-        outer._resources.callback(self.close)
+        outer.on_close(self.close)
 
     @classmethod
     def of(cls, group: MPIGroup) -> SurvivorGroup:
         """Return a group of the same ranks, with messages of its own. Collective."""
-        group._job.process.line.survive(True)
-        return cls(group._job, group._comm.Dup(), group.timeout, group)
+        group.job.process.line.survive(True)
+        return cls(group.job, group.comm.Dup(), group.timeout, group)
 
     def end_together(self) -> None:
         """From now on a loss ends the job. Local."""
-        self._job.process.line.survive(False)
+        self.job.process.line.survive(False)
 
     def is_done_by_all(self, act: Callable[[], None]) -> bool:
         """Call a function; return whether all ranks completed it before any rank was lost.
@@ -67,45 +65,32 @@ class SurvivorGroup(MPIGroup):
             if error.Get_error_class() not in _LOST:
                 raise
             self._revoke_all()
-            self._count_as_lost(_world_ranks(self._comm.Get_failed()))
-        with self._job.watching(self.timeout, None, lambda: "every rank that is left to say how far it is"):
-            return _vote(self._comm, is_done)
+            self._count_as_lost(_world_ranks(self.comm.Get_failed()))
+        with self.job.watching(self.timeout, None, lambda: "every rank that is left to say how far it is"):
+            return _vote(self.comm, is_done)
 
     def of_survivors(self) -> SurvivorGroup:
         """Return the group of the ranks that are left, in their order. Collective among them; ends this group."""
-        with self._job.watching(self.timeout, None, lambda: "the ranks that are left to form a group"):
-            comm = self._comm.Shrink()
+        with self.job.watching(self.timeout, None, lambda: "the ranks that are left to form a group"):
+            comm = self.comm.Shrink()
         self._revoke_all()  # those that the vote told of the loss have not yet
-        found = SurvivorGroup(self._job, comm, self.timeout, self._outer)
+        found = SurvivorGroup(self.job, comm, self.timeout, self._outer)
         self._count_as_lost(set(self.world_ranks) - set(found.world_ranks))
         self.close()
         return found
 
     def _revoke_all(self) -> None:
         """Let every call fail, in every group of this job, and forget what was under way there."""
-        for group in cast(list[MPIGroup], self._job.groups):
-            with suppress(MPI.Exception):
-                group._comm.Revoke()
-            for request, _ in group._posted.values():
-                with suppress(MPI.Exception):
-                    request.Cancel()
-                    request.Wait()
-            group._posted.clear()
-            group._under_way.clear()
-            group.is_closed = True
+        for group in cast(list[MPIGroup], self.job.groups):
+            group.revoke()
 
     def _count_as_lost(self, lost: set[int]) -> None:
         """Let the job expect nothing of these ranks, and forget what was sent in groups that are revoked."""
-        job = self._job
-        job.control.Ack_failed()  # otherwise every look at the letters of others fails
-        job.others -= lost
-        job.finalise = lambda: _vote(job.control)
-        job._letters = [letter for letter in job._letters if not has_ended(letter.Test)]
-        job._unfinished = deque(send for send in job._unfinished if not has_ended(send.is_over))
+        self.job.continue_without(lost, finalise=lambda: _vote(self.job.control))
 
     def say(self, text: str) -> None:
         """Write a line to stderr, behind the number of this rank."""
-        self._job.process.say(text)
+        self.job.process.say(text)
 
 
 def _vote(comm: MPI.Comm, vote: bool = True) -> bool:

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from minipipe.comm.job.ending import exit_code_of, last_words
 from minipipe.comm.job.meeting import Line
 from minipipe.comm.job.process import RankProcess
+from minipipe.comm.job.reports import exit_code_of, last_words
 from minipipe.errors import MessageError
 
 
@@ -71,7 +71,7 @@ def test_notes_come_before_a_traceback_too_so_that_the_cause_is_last():
 
 def test_without_memory_for_a_traceback_the_name_of_the_error_is_said(monkeypatch):
     monkeypatch.setattr("traceback.TracebackException.format", lambda told: [" "] * (1 << 60))
-    assert last_words(MemoryError()) == "MemoryError: no memory is left to say where."
+    assert last_words(MemoryError()) == "MemoryError: no memory is left for a traceback."
 
 
 class Broken:

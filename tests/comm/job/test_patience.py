@@ -3,22 +3,22 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe.comm.job import patience
-from minipipe.comm.job.patience import LONGEST_GAP, Patience
+from minipipe.comm.job import reports
+from minipipe.comm.job.reports import LONGEST_GAP, Patience
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
 def test_a_gap_between_looks_counts_half_a_second_at_most(gaps):
     """The story: a job that Slurm suspended for longer than the timeout failed when it went on, 6 of 6."""
     clock = 0.0
-    real, patience.perf_counter = patience.perf_counter, lambda: clock
+    real, reports.perf_counter = reports.perf_counter, lambda: clock
     try:
         waiting = Patience(limit=1e9)
         for gap in gaps:
             clock += gap
             assert not waiting.look()
     finally:
-        patience.perf_counter = real
+        reports.perf_counter = real
     assert waiting.spent <= sum(gaps) + 1e-6
     assert waiting.spent <= LONGEST_GAP * len(gaps)
 

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe.comm.job.activity import Activity, Report
-from minipipe.comm.job.patience import Patience
+from minipipe.comm.job.reports import Patience, RankActivity, RankReport
 from minipipe.comm.job.verdict import is_debugged, state_of, verdict
 
 
 def waiting(rank, peer, seconds):
-    return Report(rank, 100 + rank, "here", f"{rank}F0, step 1", f"a message from rank {peer}", peer, seconds)
+    return RankReport(rank, 100 + rank, "here", f"{rank}F0, step 1", f"a message from rank {peer}", peer, seconds)
 
 
 def last_line(reports):
@@ -43,7 +42,7 @@ def test_whoever_does_not_answer_is_blamed_alone(reports, data):
 @given(waits(), st.data())
 def test_a_rank_that_is_busy_is_blamed_with_its_line(reports, data):
     busy = data.draw(st.integers(0, len(reports) - 1))
-    reports[busy] = Report(busy, 1, "here", "", place="train.py, line 7, in load")
+    reports[busy] = RankReport(busy, 1, "here", "", place="train.py, line 7, in load")
     *_, hint, last = verdict(reports).splitlines()
     assert last == f"Rank {busy} is busy in its own code: train.py, line 7, in load"
     assert "timeout= or MINIPIPE_TIMEOUT" in hint
@@ -59,7 +58,7 @@ def test_a_rank_that_is_busy_is_blamed_with_its_line(reports, data):
 )
 def test_more_time_is_offered_to_a_rank_that_works_and_to_no_other(place, works):
     """The story: a rank that read a large file was ended, and nothing said how to allow for that."""
-    silent = Report(2, 72, "here", place=place, is_silent=True)
+    silent = RankReport(2, 72, "here", place=place, is_silent=True)
     assert ("MINIPIPE_TIMEOUT" in verdict([waiting(0, 2, 9.0), waiting(1, 0, 8.0), silent])) == works
     assert "MINIPIPE_TIMEOUT" not in verdict([waiting(0, 1, 9.0), waiting(1, 0, 8.0)])
 
@@ -85,10 +84,10 @@ def test_a_message_is_missing_that_its_sender_has_passed_however_short_the_wait(
         report.step, report.position, report.sent_at = 3, data.draw(st.integers(0, 9)), 9
     victim.sent_at = data.draw(st.integers(0, 8))
     reports[victim.peer].position = data.draw(st.integers(victim.sent_at + 1, 9))
-    expected = f"Rank {victim.rank} waits in vain: for a message from rank {victim.peer}."
+    expected = f"Rank {victim.rank} is blocked on a message from rank {victim.peer}, which was never sent"
     assert last_line(reports).startswith(expected)
     reports[victim.peer].program = "another pipeline's, whose steps are counted apart"
-    assert "waits in vain" not in last_line(reports)
+    assert "is blocked on" not in last_line(reports)
 
 
 @given(waits(17, 200), st.data())
@@ -102,24 +101,24 @@ def test_a_table_of_many_ranks_fits_a_screen_and_shows_the_culprit(reports, data
 
 
 def test_a_message_with_another_tag_is_shown():
-    reports = [replace(waiting(0, 1, 9.0), unread=("a message with tag 5 from rank 1",)), waiting(1, 0, 8.0)]
-    assert last_line(reports).endswith("What came from there instead: a message with tag 5 from rank 1.")
+    reports = [replace(waiting(0, 1, 9.0), unread=["a message with tag 5 from rank 1"]), waiting(1, 0, 8.0)]
+    assert last_line(reports).endswith("Received instead: a message with tag 5 from rank 1.")
 
 
 def test_a_debugger_is_noticed_whether_it_answers_or_not():
-    assert not is_debugged([waiting(0, 1, 1.0), Report(1, 1, "here", is_silent=True, place="stopped by a signal")])
-    assert is_debugged([waiting(0, 1, 1.0), Report(1, 1, "here", is_debugged=True)])
-    assert is_debugged([waiting(0, 1, 1.0), Report(1, 1, "here", is_silent=True, place="stopped by a debugger")])
+    assert not is_debugged([waiting(0, 1, 1.0), RankReport(1, 1, "here", is_silent=True, place="stopped by a signal")])
+    assert is_debugged([waiting(0, 1, 1.0), RankReport(1, 1, "here", is_debugged=True)])
+    assert is_debugged([waiting(0, 1, 1.0), RankReport(1, 1, "here", is_silent=True, place="stopped by a debugger")])
 
 
 def test_a_report_travels_as_it_is_and_tells_where_the_program_is():
-    activity = Activity()
+    activity = RankActivity()
     activity.begin("1 of 0-3", ["2F0", "2B0"], step=4, sent_at={"2B0": 7}.get)
     activity.position += 1
     patience = Patience(9.0)
     with activity.waiting(patience, 3, lambda: "the gradient"):
         report = activity.report(rank=2)
-    assert Report.from_bytes(report.to_bytes()) == report
+    assert RankReport.from_bytes(report.to_bytes()) == report
     assert (report.action, report.awaited, report.peer) == ("2B0, step 4", "the gradient", 3)
     assert (report.step, report.position, report.sent_at) == (4, 1, 7)
     assert "test_verdict.py" in report.place and "report = activity.report(rank=2)" in report.place

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from minipipe.comm.job import launcher
+from minipipe.comm.job import host
 from tests.launch import ROOT, environment, mpirun, needs_mpi, slowly
 
 pytestmark = pytest.mark.skipif(
@@ -75,7 +75,7 @@ def test_a_rank_that_ends_before_it_comes_is_named_at_once(rank):
     """The story: the others waited for 300 s inside of MPI."""
     codes, said = outcome(launched(first=f"if rank == {rank}: raise SystemExit(3)"))
     assert codes == [3 if r == rank else 1 for r in range(4)]
-    assert said.count("rank-lost") == 1 and f"Rank {rank} ended before it came to init_process_group()" in said
+    assert said.count("rank-lost") == 1 and f"Rank {rank} exited before init_process_group()" in said
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_rank_that_ends_before_it_comes_is_named_at_once(rank):
 )
 def test_a_rank_that_ends_without_a_word_is_named(end, words):
     _, said = outcome(launched(then=f"time.sleep(0.2)\nif rank == 2: {end}\ntime.sleep(0.5)"))
-    assert re.fullmatch(r"\[rank 2\] Rank 2 \(process \d+ on \S+\) ended without a word: .*\.\n", said), said
+    assert re.fullmatch(r"\[rank 2\] Rank 2 \(process \d+ on \S+\) exited without an error message: .*\.\n", said), said
     assert words in said or "killed (kill -9" in said  # where the kernel does not tell
 
 
@@ -124,7 +124,7 @@ def is_alive(pid):
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named():
     codes, said = outcome(launched(first="time.sleep(2.0 * (rank == 1))", limit=0.5))
-    assert "timeout Rank 1 has not come to init_process_group() within 0.5 s." in said and 1 in codes
+    assert "timeout Rank 1 did not call init_process_group() within 0.5 s." in said and 1 in codes
 
 
 @pytest.mark.slow
@@ -142,15 +142,15 @@ def test_only_one_of_several_ranks_that_fail_speaks():
 def test_the_witness_which_imports_nothing_knows_the_variables_that_the_ranks_know():
     from minipipe.comm.job import witness
 
-    assert [*witness._RANK_VARIABLES, b"SLURM_PROCID"] == [name.encode() for name in launcher.RANK]
+    assert [*witness._RANK_VARIABLES, b"SLURM_PROCID"] == [name.encode() for name in host.RANK]
 
 
 def test_the_names_of_a_launcher_s_variables_stand_in_one_place():
     """The story: four files had lists of their own, each with other launchers."""
-    names = {*launcher.SIZE, *launcher.RANK, *launcher.LOCAL_SIZE, *launcher.LOCAL_RANK}
+    names = {*host.SIZE, *host.RANK, *host.LOCAL_SIZE, *host.LOCAL_RANK}
     lists = re.compile(rf"\(\s*b?\"(?:{'|'.join(names)})\",")
     found = {path.name for path in (ROOT / "minipipe").rglob("*.py") if lists.search(path.read_text())}
-    assert found == {"launcher.py", "witness.py"}
+    assert found == {"host.py", "witness.py"}
 
 
 SHARES = """
@@ -199,5 +199,5 @@ def test_the_witness_speaks_for_a_rank_whose_output_nobody_reads():
     done = mpirun(3, "-c", program)
     assert done.code == 7 and done.seconds < 30
     assert re.findall(r"^\[rank .*", done.err, re.MULTILINE) == [
-        "[rank 1] sys.exit(7) at <string>, line 7, in <module>; ending all."
+        "[rank 1] sys.exit(7) at <string>, line 7, in <module>; ending all ranks."
     ]

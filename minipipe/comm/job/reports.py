@@ -1,0 +1,351 @@
+"""What a rank reports about itself: what it runs, what it is blocked on and for how long; and its last words.
+
+Noting it costs one assignment per action. Text is made only when another rank asks, once a wait has lasted too long.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from types import CodeType, FrameType
+from typing import Any
+
+from minipipe.errors import LaunchError, MinipipeError
+
+LONGEST_GAP = 0.5
+"""Seconds between two looks. In a longer gap this process itself was suspended."""
+_MOST_LINES = 22  # of last words, to fit a screen; the middle of a longer text is left out
+_DEBUGGERS = ("bdb", "pdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy")
+_LIBRARIES = (str(Path(__file__).resolve().parents[2]) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen")
+
+
+class Patience:
+    """Counts the seconds that this process has waited, from look to look.
+
+    A scheduler that suspends a job, or a user with Ctrl-Z, stops the job but not the clock. So a gap between two looks
+    counts as at most half a second.
+
+    Parameters
+    ----------
+    limit : float
+        In seconds; may be infinite.
+
+    Attributes
+    ----------
+    spent : float
+        Seconds waited so far.
+
+    Examples
+    --------
+    >>> patience = Patience(limit=0.0)
+    >>> patience.look(), Patience(float("inf")).look()
+    (True, False)
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.spent = 0.0
+        self._last = perf_counter()
+
+    def look(self) -> bool:
+        """Count the time since the last look; return whether the limit is exceeded."""
+        now = perf_counter()
+        self.spent += min(now - self._last, LONGEST_GAP)
+        self._last = now
+        return self.spent > self.limit
+
+    @property
+    def left(self) -> float:
+        """Seconds until the limit."""
+        return max(0.0, self.limit - self.spent)
+
+    def renew(self) -> None:
+        """Start counting again from 0."""
+        self.spent = 0.0
+
+
+@dataclass
+class RankReport:
+    """The state of one rank, as sent to the rank that asks.
+
+    Attributes
+    ----------
+    rank, pid : int
+    host : str
+    action : str
+        The action and the step that run, or ran last.
+    awaited : str
+        The message or call that the rank is blocked on; empty if none.
+    peer : int or None
+        The sender of that message, by its world rank.
+    seconds : float
+        How long it has waited.
+    place : str
+        The line of the user's program that runs; for a silent rank the state of its process.
+    is_debugged : bool
+        Whether it is in a debugger.
+    has_ended : bool
+        Whether its program has finished.
+    unread : list of str
+        Messages that have arrived and for which no receive is posted.
+    program : str
+        The program of its actions; steps of different programs cannot be compared.
+    step, position : int
+        The current step, and how many of its actions are finished.
+    sent_at : int or None
+        The position at which the peer sends the awaited message, if the program says so.
+    round : int
+        The round of a collective operation, from 1; 0 outside.
+    is_collective : bool
+        Whether it is blocked in a collective call, not in an action.
+    is_silent : bool
+        Whether it did not answer. Such a report is filled in by the rank that asked.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    action: str = ""
+    awaited: str = ""
+    peer: int | None = None
+    seconds: float = 0.0
+    place: str = ""
+    is_debugged: bool = False
+    has_ended: bool = False
+    unread: list[str] = field(default_factory=list)
+    program: str = ""
+    step: int = 0
+    position: int = 0
+    sent_at: int | None = None
+    round: int = 0
+    is_collective: bool = False
+    is_silent: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Return it as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RankReport:
+        """Read the JSON of :meth:`to_bytes`."""
+        return cls(**json.loads(data))
+
+
+class RankActivity:
+    """What this rank does at present.
+
+    Attributes
+    ----------
+    position : int
+        Index of the running action among those of this rank; counted by the code that runs them.
+    unread : function
+        Returns the messages that have arrived and for which no receive is posted.
+    has_ended : bool
+        Whether the program of this rank has finished.
+    round : int
+        The round of a collective operation; set by the operation.
+    thread : int or None
+        Identifier of the thread that communicates for this rank; at first the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.position = self.round = 0
+        self.thread = threading.main_thread().ident
+        self._run: tuple[str, Sequence[Any], int, Callable[[Any], int | None]] = "", (), 0, lambda action: None
+        self.unread: Callable[[], list[str]] = list
+        self.has_ended = False
+        self._wait: tuple[Patience, int | None, Callable[[], str]] | None = None
+
+    def begin(self, program: str, actions: Sequence[Any], step: int, sent_at: Callable[[Any], int | None]) -> None:
+        """Note that this rank begins a sequence of actions.
+
+        Parameters
+        ----------
+        program : str
+            A name, the same on all its ranks.
+        actions : sequence
+        step : int
+            The number of the step, or of another call.
+        sent_at : function
+            From an action to the position at which its peer sends the awaited message; None if it waits for none.
+        """
+        self.claim()
+        self.position, self._run = 0, (program, actions, step, sent_at)
+
+    def claim(self) -> None:
+        """Make this thread the one that communicates for this rank.
+
+        Raises
+        ------
+        LaunchError
+            Code ``two-threads``, while another thread is inside a call. Messages carry no thread, so each of the two
+            would take those of the other.
+        """
+        if (thread := threading.get_ident()) == self.thread:
+            return
+        if other := self._call_of(self.thread):
+            only_one = "Only one may at a time: let one thread make all calls, or share a threading.Lock"
+            message = f"Two threads of this rank communicate at once: {other}; {self._call_of(thread)}. {only_one}."
+            raise LaunchError("two-threads", message)
+        self.thread = thread
+
+    def _call_of(self, thread: int | None) -> str:
+        """Describe the outermost call to a group or a pipeline of this rank that a thread is inside, if any."""
+        frames = list(_frames(sys._current_frames().get(thread or 0)))
+        calls = [number for number, frame in enumerate(frames) if self._serves(frame)]
+        if not calls:
+            return ""
+        stack = [(frame.f_code, frame.f_lineno) for frame in frames[calls[-1] :]]
+        name = next((each.name for each in threading.enumerate() if each.ident == thread), "a thread")
+        return f"{name} is in {stack[0][0].co_qualname}() at {place_of(stack)}"
+
+    def _serves(self, frame: FrameType) -> bool:
+        if not str(frame.f_globals.get("__name__")).startswith(("minipipe.comm.", "minipipe.pipeline.")):
+            return False
+        this = frame.f_locals.get("self")
+        return getattr(getattr(this, "_group", this), "activity", None) is self
+
+    @property
+    def current(self) -> Any:
+        """The running action, or None between two steps."""
+        actions, position = self._run[1], self.position
+        return actions[position] if position < len(actions) else None
+
+    def words(self) -> str:
+        """Name the running action, or the last finished step."""
+        action, step = self.current, self._run[2]
+        return "" if not step else f"after step {step}" if action is None else f"{action}, step {step}"
+
+    @contextmanager
+    def waiting(self, patience: Patience, peer: int | None, words: Callable[[], str]) -> Iterator[None]:
+        """Note inside this block what this rank is blocked on."""
+        before, self._wait = self._wait, (patience, peer, words)
+        try:
+            yield
+        finally:
+            self._wait = before
+
+    def report(self, rank: int) -> RankReport:
+        """Return the report of this rank. Any thread may call it."""
+        frames = list(_frames(sys._current_frames().get(self.thread or 0)))
+        report = RankReport(rank, os.getpid(), socket.gethostname(), self.words(), has_ended=self.has_ended)
+        report.program, _, report.step, sent_at = self._run
+        report.position, report.round = self.position, self.round
+        report.place = place_of([(frame.f_code, frame.f_lineno) for frame in frames])
+        report.is_debugged = any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f in frames)
+        if (wait := self._wait) is not None:
+            patience, report.peer, words = wait
+            report.awaited, report.seconds, report.unread = words(), patience.spent, self.unread()
+            report.is_collective = self.current is None and "with tag" not in report.awaited
+            report.sent_at = None if (action := self.current) is None else sent_at(action)
+        return report
+
+
+# -- places in the user's program -------------------------------------------------------------------------------
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def place_of(stack: Sequence[tuple[CodeType, int]]) -> str:
+    """Return the innermost line of the user's own code: not of minipipe, the standard library or a package.
+
+    Parameters
+    ----------
+    stack : sequence of (code, line number)
+        The innermost first.
+
+    Examples
+    --------
+    >>> place_of([])
+    ''
+    """
+    own = (entry for entry in stack if not _is_library(entry[0].co_filename))
+    found = next(own, stack[0] if stack else None)
+    if found is None:
+        return ""
+    code, line = found
+    source = linecache.getline(code.co_filename, line).strip()
+    return f"{os.path.basename(code.co_filename)}, line {line}, in {code.co_name}" + (
+        f": {source[:60]}" if source else ""
+    )
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in file
+
+
+# -- last words -------------------------------------------------------------------------------------------------
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code that the shell would see if an exception ended the program.
+
+    Examples
+    --------
+    >>> exit_code_of(SystemExit(3)), exit_code_of(SystemExit("no data")), exit_code_of(ValueError())
+    (3, 1, 1)
+    """
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        return error.code & 0xFF if isinstance(error.code, int) else 1
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def last_words(error: BaseException) -> str:
+    """Return what a rank prints when an exception ends it: its notes, then a sentence or a traceback.
+
+    At most a screen, with the cause last.
+
+    Examples
+    --------
+    >>> last_words(SystemExit(3))
+    'sys.exit(3); ending all ranks.'
+    """
+    try:
+        return shortened("\n".join([*getattr(error, "__notes__", ()), _cause(error)]))
+    except MemoryError:  # not even for a traceback
+        return f"{type(error).__name__}: no memory is left for a traceback."
+
+
+def _cause(error: BaseException) -> str:
+    stack = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    place = f" at {place_of(stack[::-1])}" if stack else ""
+    if isinstance(error, KeyboardInterrupt):
+        return f"Interrupted{place}."
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code}){place}; ending all ranks." if isinstance(error.code, int) else str(error.code)
+    if isinstance(error, MinipipeError) and error.is_self_explaining:
+        return f"{type(error).__name__}: {error}"
+    formatted = traceback.TracebackException.from_exception(error)
+    formatted.__notes__ = None  # printed before; Python would print them after the cause
+    return "".join(formatted.format()).rstrip()
+
+
+def shortened(text: str) -> str:
+    """Leave out the middle of a text that is longer than a screen.
+
+    Examples
+    --------
+    >>> len(shortened("line\\n" * 100).splitlines())
+    22
+    """
+    lines = text.splitlines()
+    if len(lines) <= _MOST_LINES:
+        return text
+    head, tail = lines[:6], lines[6 - _MOST_LINES + 1 :]
+    return "\n".join([*head, f"  … {len(lines) - len(head) - len(tail)} lines …", *tail])
