@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from minipipe.cli.supervision.launching import find_mpirun
+from minipipe.comm.job.host import find_mpirun
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -44,12 +44,8 @@ ONLY_HERE = {
     "safetensors": {"pipeline.checkpoint.storage"},
     "cairosvg": {"render.files"},
 }  # what may be missing is imported in one place
-# A file that opens one above it, most of them when they are called: a property of data, or a picture.
-DOORS = {
-    ("_lazy", "hints"),
-    ("schedules.action_table", "render.notebook"),
-    ("tuning.messages", "cli.supervision.launching"),
-}
+# A file that opens one above it when it is called: a schedule or a timeline its picture, for a notebook.
+DOORS = {("schedules.action_table", "render.notebook")}
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "schedules.analysis.dependencies", "schedules.analysis.lowering"),
     *("execution.executor", "execution.stage", "functional.linear", "tensor", "autograd.graph", "autograd.walk"),

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from minipipe import errors
-from minipipe.cli.supervision.launching import find_mpirun
 from minipipe.comm import ProcessGroup, spawn
+from minipipe.comm.job.host import find_mpirun
 from minipipe.comm.job.host import num_ranks as ranks_of_launcher
 from minipipe.errors import ArgumentError, LaunchError, MinipipeError, ScheduleCode, ScheduleError, quoted
 from minipipe.nn import Sequential

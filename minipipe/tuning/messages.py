@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minipipe.cli.supervision.launching import find_mpirun
 from minipipe.comm import ProcessGroup, init_process_group, spawn
+from minipipe.comm.job.host import find_mpirun
 from minipipe.comm.job.host import num_ranks as ranks_of_launcher
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch

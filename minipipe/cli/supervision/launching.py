@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +15,6 @@ RESTART = "MINIPIPE_RESTART"
 """The variable with the number of restarts so far."""
 PROBE = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", "HOST", "true")
 """The default command that probes a host."""
-
-
-def find_mpirun() -> str | None:
-    """Return the mpirun of this Python's environment, or else the one on the path, or None."""
-    beside = Path(sys.executable).parent / "mpirun"
-    return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 class JobSpec(NamedTuple):

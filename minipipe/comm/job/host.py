@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import stat
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from time import thread_time
 from typing import Any
 
@@ -28,6 +30,12 @@ LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 """Variables with the number of ranks on this host."""
 LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 """Variables with the rank on this host."""
+
+
+def find_mpirun() -> str | None:
+    """Return the mpirun of this Python's environment, or else the one on the path, or None."""
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def launcher_number(environment: Mapping[str, str], names: Sequence[str], default: int = 0) -> int:
