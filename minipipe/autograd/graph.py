@@ -83,7 +83,7 @@ class Node:
         self.is_boundary = False
         self.pending: Array | None = None
 
-    def add(self, contribution: Array, walk: Walk) -> None:
+    def add(self, contribution: Array, walk: BackwardWalk) -> None:
         """Add a contribution to the pending gradient; the first one puts the node into the queue."""
         if self.pending is not None:
             self.pending = self.pending + contribution
@@ -127,7 +127,7 @@ class Leaf(Node):
         self.grad: Array | None = None
         self.changed = -1
 
-    def add(self, contribution: Array, walk: Walk) -> None:
+    def add(self, contribution: Array, walk: BackwardWalk) -> None:
         """Add a contribution to ``grad``. The first one is copied, unless it is certain that it is not shared."""
         if self.changed > walk.order:
             raise changed_in_place("A parameter, or another tensor made with requires_grad=True,")
@@ -171,7 +171,7 @@ class StageInput(Node):
         return []
 
 
-class Walk:
+class BackwardWalk:
     """The state of a walk: the nodes whose gradients are to be passed, and the current node.
 
     Attributes

@@ -20,7 +20,7 @@ from heapq import heappop
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import Edge, Node, Walk
+from minipipe.autograd.graph import BackwardWalk, Edge, Node
 from minipipe.autograd.watch import check_contribution
 
 Postpone = Callable[[Node, Array, list[Edge]], list[Edge]]
@@ -46,7 +46,7 @@ def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None
     >>> x.grad
     array([2., 4.], dtype=float32)
     """
-    walk = Walk()
+    walk = BackwardWalk()
     queue = walk.queue
     for root, walk.gradient in roots.items():  # set first, so that a root that is a leaf copies the caller's array
         root.add(walk.gradient, walk)

@@ -14,7 +14,7 @@ from minipipe.io import printable, text_table
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.schedules.simulation import comparison
-from minipipe.schedules.simulation.comparison import PLACEMENTS, Choice, Tradeoff, searched_choice, tradeoff
+from minipipe.schedules.simulation.comparison import PLACEMENTS, Tradeoff, TradeoffPoint, searched_choice, tradeoff
 from minipipe.schedules.simulation.costs import Costs
 
 _NOTE = """
@@ -109,7 +109,7 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
     return write_file(options.plot, converted(picture, ending), options)
 
 
-def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[Choice]:
+def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[TradeoffPoint]:
     """Yield what a search of so many seconds finds for each placement and limit of memory."""
     from minipipe.tuning.weighing import searched_schedule
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.execution.objective import Objective
+from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Pieces, Samples, joined_gradients
 
@@ -24,7 +24,7 @@ class Batch:
         The microbatches, along the first axis.
     inputs : Samples, Pieces or None
         Arrays of shape (samples, ...), where this rank has the first stage.
-    objective : Objective
+    objective : BatchObjective
         What the last stage does with its outputs; where this rank has that, it has the targets.
     step : int
         The number of this call of step, evaluate or predict. It travels with every message, so that ranks out of step
@@ -41,7 +41,7 @@ class Batch:
     call: str
     slices: list[slice]
     inputs: Samples | Pieces | None
-    objective: Objective
+    objective: BatchObjective
     step: int
     training_step: int
     seed: int

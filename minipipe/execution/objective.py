@@ -26,7 +26,7 @@ Metric = Callable[[Any, Any], Any]
 Where = bool | Literal["everywhere"]
 
 
-class Objective:
+class BatchObjective:
     """The results that a call wants of the last stage, where it is called for each microbatch.
 
     Parameters
@@ -136,7 +136,7 @@ class Objective:
             _measured(f"the metric {name!r}", metric(given, wanted)) for name, metric in self.metrics.items()
         ]
 
-    def alone(self) -> Objective:
+    def alone(self) -> BatchObjective:
         """Return the same loss for the same batch, without metrics and outputs, to be computed once more."""
         twin = copy(self)
         twin.metrics, twin.where, twin.losses = {}, False, {}
@@ -345,7 +345,7 @@ class BatchLoss(float, Familiar):
 
     @classmethod
     def read(cls, numbers: list[float], num_microbatches: int, metrics: Iterable[str], outputs: Any) -> BatchLoss:
-        """Return the loss of what :meth:`Objective.numbers` wrote, for the metrics that all ranks ask for."""
+        """Return the loss of what :meth:`BatchObjective.numbers` wrote, for the metrics that all ranks ask for."""
         (loss, *losses), values = numbers[: 1 + num_microbatches], numbers[1 + num_microbatches :]
         return cls(loss, losses, dict(zip(metrics, values)), outputs)
 

@@ -23,7 +23,7 @@ from minipipe.pytree import tensors_in
 from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor, record
 
-Objective = Callable[[int, Any], tuple[Tensor | None, float]]
+SeededLoss = Callable[[int, Any], tuple[Tensor | None, float]]
 
 
 class _Held(NamedTuple):
@@ -104,7 +104,7 @@ class Stage:
         self._hold(microbatch, inputs, result, None)
         return Payload.of(result)
 
-    def forward_with_loss(self, microbatch: int, received: Payload, objective: Objective) -> None:
+    def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> None:
         """F on the last stage, and the loss.
 
         Parameters

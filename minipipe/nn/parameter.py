@@ -14,7 +14,7 @@ import numpy as np
 
 from minipipe.autograd import Leaf, backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import Walk
+from minipipe.autograd.graph import BackwardWalk
 from minipipe.autograd.modes import next_order
 from minipipe.errors import ArgumentError, ParameterError, TensorError
 from minipipe.nn.initialisers import Initialiser, constant, generator_for
@@ -29,7 +29,7 @@ class HalfLeaf(Leaf):
 
     __slots__ = ()
 
-    def add(self, contribution: Array, walk: Walk) -> None:
+    def add(self, contribution: Array, walk: BackwardWalk) -> None:
         """Add a contribution, as float32."""
         super().add(backend.as_array(contribution, backend.array_module(contribution).float32), walk)
 

@@ -15,7 +15,7 @@ from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankErro
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks import Calls, batch_marks, part_of
-from minipipe.execution.objective import Objective
+from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Pieces, Samples, divided, joined, returned, samples
@@ -86,7 +86,7 @@ class Intake:
         self.calls = Calls(group, self.first_rank)
 
     def batch(
-        self, call: str, inputs: Any, targets: Any, objective: Objective, is_training: bool, training_step: int
+        self, call: str, inputs: Any, targets: Any, objective: BatchObjective, is_training: bool, training_step: int
     ) -> Batch:
         """Agree on the call and on the size of the batch, and divide it. Collective."""
         if not objective.has_loss and call != "predict":

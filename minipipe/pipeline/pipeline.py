@@ -28,7 +28,7 @@ from minipipe.execution.checks.calls import (
 )
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
-from minipipe.execution.objective import GivenGradient, Loss, Metric, Objective, Weight, Where
+from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Metric, Weight, Where
 from minipipe.execution.observers import MemoryMeter, journal
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
@@ -200,7 +200,7 @@ class Pipeline(FamiliarPipeline):
             model, options = self.watcher.begin(self, model, options, run)
         plan, recompute = planned(model, group, options, Pipeline, **run)
         check_loss(loss)
-        self._objective = partial(Objective, loss, loss_weight)
+        self._objective = partial(BatchObjective, loss, loss_weight)
         compares = check_program(group, check_agreement, {**plan.description, **given})
         warn_of_another_order(plan.schedule, group)
         self._plan, self._group, self._seeds = plan, group, (seed, dropout_seed)
@@ -414,10 +414,12 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(differentiate, num_ranks=2)
         [[[8.0], [24.0]], None]
         """
-        objective = Objective(GivenGradient(gradient if callable(gradient) else None), outputs=outputs)
+        objective = BatchObjective(GivenGradient(gradient if callable(gradient) else None), outputs=outputs)
         return self._train("forward_backward", inputs, gradient, objective, True, accumulate).outputs
 
-    def _train(self, call: str, inputs: Any, targets: Any, objective: Objective, wait: bool, accumulate: bool) -> Any:
+    def _train(
+        self, call: str, inputs: Any, targets: Any, objective: BatchObjective, wait: bool, accumulate: bool
+    ) -> Any:
         """Run forward and backward of one batch, and leave its gradients."""
         check_backward(self.schedule, call)
         begun = perf_counter()
@@ -537,10 +539,12 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(predict, num_ranks=2)
         [[[0.0, 2.0]], [[0.0, 2.0]]]
         """
-        batch = self._forward_only("predict", inputs, None, Objective(outputs="everywhere"), is_training)
+        batch = self._forward_only("predict", inputs, None, BatchObjective(outputs="everywhere"), is_training)
         return deliver_outputs(self._group, self._intake.last_rank, batch)
 
-    def _forward_only(self, call: str, inputs: Any, targets: Any, objective: Objective, is_training: bool) -> Batch:
+    def _forward_only(
+        self, call: str, inputs: Any, targets: Any, objective: BatchObjective, is_training: bool
+    ) -> Batch:
         batch = self._batch(call, inputs, targets, objective, is_training)
         count = len(batch.slices)
         if count not in self._predictors:
@@ -550,7 +554,7 @@ class Pipeline(FamiliarPipeline):
             self._predictors[count].run(batch)
         return batch
 
-    def _batch(self, call: str, inputs: Any, targets: Any, objective: Objective, is_training: bool) -> Batch:
+    def _batch(self, call: str, inputs: Any, targets: Any, objective: BatchObjective, is_training: bool) -> Batch:
         return self._intake.batch(call, inputs, targets, objective, is_training, self.num_steps)
 
     # -- this rank's part -----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from minipipe.comm import spawn
 from minipipe.errors import ArgumentError, MicrobatchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_loss
-from minipipe.execution.objective import Loss, Objective
+from minipipe.execution.objective import BatchObjective, Loss
 from minipipe.execution.observers import MemoryMeter
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan, build_stages, check_model
@@ -184,7 +184,7 @@ def _first_microbatch(
         raise MicrobatchError("unequal-lengths", message)
     part, *_ = divided(x.num_samples, num_microbatches, x, y)
     own_x, own_y = (None if given is None else _copied(given.cut(part)) for given in (x, y))
-    alone, objective = [slice(0, part.stop)], Objective(loss)
+    alone, objective = [slice(0, part.stop)], BatchObjective(loss)
     objective.begin(alone, own_y)
     return Batch("measure_layers", alone, own_x, objective, 0, 0, seed, is_cut=False, inputs_require_grad=False)
 

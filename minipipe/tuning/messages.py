@@ -27,7 +27,7 @@ from minipipe.comm.job.host import num_ranks as ranks_of_launcher
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor
-from minipipe.execution.objective import Objective
+from minipipe.execution.objective import BatchObjective
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.samples import Samples, split_microbatches
 from minipipe.nn import Linear, MSELoss, Sequential
@@ -116,7 +116,7 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
     plan = Plan(model, num_ranks=group.size, num_microbatches=_MICROBATCHES)
     stages = build_stages(plan, group.rank, seed=0)
     ones = Samples([np.ones((_MICROBATCHES * _SAMPLES, _WIDTH), np.float32)])
-    slices, objective = split_microbatches(ones.num_samples, _MICROBATCHES), Objective(MSELoss())
+    slices, objective = split_microbatches(ones.num_samples, _MICROBATCHES), BatchObjective(MSELoss())
     objective.begin(slices, ones)
     batch = Batch("measure_costs", slices, ones, objective, 0, 0, 0, is_cut=False, inputs_require_grad=False)
     with unwarned(group):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, Schedule, Tensor, functional, nn, optim, spawn
 from minipipe.comm.job.host import limit_blas_threads
-from minipipe.execution.objective import Objective
+from minipipe.execution.objective import BatchObjective
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.strategies import (
@@ -116,13 +116,13 @@ def check_is_noticed(schedule):
 
 
 def test_a_loss_scaled_twice_is_caught(monkeypatch):
-    once = Objective.__call__
+    once = BatchObjective.__call__
 
     def twice(self, microbatch, outputs):
         loss, share = once(self, microbatch, outputs)
         return loss, share * share
 
-    monkeypatch.setattr(Objective, "__call__", twice)
+    monkeypatch.setattr(BatchObjective, "__call__", twice)
     check_is_noticed(build("1f1b", 2, 3))
 
 

@@ -13,19 +13,19 @@ from minipipe.errors import ArgumentError
 from minipipe.render.layout import LogAxis
 from minipipe.render.palette import DARK, LIGHT
 from minipipe.render.svg.tradeoff import Box, draw_tradeoff, place_names
-from minipipe.schedules.simulation.comparison import Choice, Tradeoff
+from minipipe.schedules.simulation.comparison import Tradeoff, TradeoffPoint
 from tests.render.converters import SCALE, with_cairosvg, with_svglib
 from tests.render.picture import NAMESPACE
 from tests.strategies import examples
 
-STRAIGHT = Choice("zb-h1", "straight", 4.0, 0.11, 27.0)
+STRAIGHT = TradeoffPoint("zb-h1", "straight", 4.0, 0.11, 27.0)
 CHOICES = (
-    Choice("sequential", "straight", 1.0, 0.75, 96.0),
-    Choice("v-min", "V", 2.0, 0.186, 29.5),
-    Choice("interleaved-zb", "looped", 4.0, 0.059, 25.5),
-    Choice("zb-v", "V", 4.0, 0.059, 25.5),
+    TradeoffPoint("sequential", "straight", 1.0, 0.75, 96.0),
+    TradeoffPoint("v-min", "V", 2.0, 0.186, 29.5),
+    TradeoffPoint("interleaved-zb", "looped", 4.0, 0.059, 25.5),
+    TradeoffPoint("zb-v", "V", 4.0, 0.059, 25.5),
     STRAIGHT,
-    Choice("searched", "straight", 3.0, 0.226, 31.0, is_searched=True),
+    TradeoffPoint("searched", "straight", 3.0, 0.226, 31.0, is_searched=True),
 )
 BOUNDS = {"straight": ((1.0, 2 / 3), (2.0, 0.4), (4.0, 0.11)), "V": ((1.0, 0.5), (4.0, 0.059))}
 DRAWN = Tradeoff(4, 8, CHOICES, BOUNDS)
@@ -108,7 +108,7 @@ def test_an_axis_has_room_for_its_amounts_and_marks_only_what_is_on_it(amounts, 
 
 
 def test_no_bubble_at_all_is_drawn_at_the_lower_edge():
-    least = Choice("zb-v", "V", 1.0, 0.0, 10.0)
+    least = TradeoffPoint("zb-v", "V", 1.0, 0.0, 10.0)
     (panel,) = panels(draw_tradeoff(DRAWN._replace(choices=(*CHOICES[1:], least))))
     assert marks(panel)["zb-v"][1] == 300 and "zb-v: bubble 0.0 %" in ElementTree.tostring(panel, "unicode")
 

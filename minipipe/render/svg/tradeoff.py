@@ -14,7 +14,7 @@ from minipipe.render.layout import LogAxis, number
 from minipipe.render.svg.legend import Entry, Legend
 from minipipe.render.svg.page import Page, moved
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, paint
-from minipipe.schedules.simulation.comparison import Choice, Tradeoff, pareto_front
+from minipipe.schedules.simulation.comparison import Tradeoff, TradeoffPoint, pareto_front
 
 _MOST_ROWS = 12  # lines of text from a point up or down to its name
 # A name on a line, or nearer to another point, counts as this many rows away.
@@ -167,8 +167,8 @@ def draw_tradeoff(
 
     Examples
     --------
-    >>> from minipipe.schedules.simulation.comparison import Choice, Tradeoff
-    >>> choices = (Choice("1f1b", "straight", 4.0, 0.27, 33.0), Choice("zb-v", "V", 4.0, 0.06, 25.5))
+    >>> from minipipe.schedules.simulation.comparison import TradeoffPoint, Tradeoff
+    >>> choices = (TradeoffPoint("1f1b", "straight", 4.0, 0.27, 33.0), TradeoffPoint("zb-v", "V", 4.0, 0.06, 25.5))
     >>> picture = draw_tradeoff(Tradeoff(4, 8, choices, {"straight": ((1.0, 0.67), (4.0, 0.11))}))
     >>> picture[:4], picture.count("<title>zb-v: bubble 6.0 %, peak 4 microbatches, makespan 25.5</title>")
     ('<svg', 1)
@@ -228,7 +228,7 @@ class _TradeoffPage(Page):
             title = f"<title>{escaped(_described(choice, of_batch.counts_microbatches))}</title>"
             yield moved(x, y, [title, _mark(choice.placement, choice.is_searched)])
 
-    def _point(self, choice: Choice) -> tuple[float, float]:
+    def _point(self, choice: TradeoffPoint) -> tuple[float, float]:
         return self.x.at(choice.memory), self.y.at(choice.bubble)
 
     def _grid(self) -> Iterator[str]:
@@ -252,7 +252,7 @@ class _TradeoffPage(Page):
             points += [(x, y), (x, y := self.y.at(bubble))]
         return [*points, (float(self.right), y)] if points else []
 
-    def _names(self, choices: Iterable[Choice], lines: Sequence[Box]) -> Iterator[str]:
+    def _names(self, choices: Iterable[TradeoffPoint], lines: Sequence[Box]) -> Iterator[str]:
         """Yield the names of the named schedules; those at one point have one label."""
         shown = sorted(choices, key=lambda choice: (self._point(choice), choice.name))
         labels: list[tuple[tuple[float, float], str]] = []
@@ -296,7 +296,7 @@ def _sentence(of_batch: Tradeoff) -> str:
     return f"{of_batch.num_ranks} ranks, {of_batch.num_microbatches} microbatches: {choices}."
 
 
-def _described(choice: Choice, counts_microbatches: bool) -> str:
+def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
     unit = " microbatches" if counts_microbatches else ""
     found = ", found by search" if choice.is_searched else ""
     return (

@@ -31,7 +31,7 @@ from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, 
 from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.search.list_scheduling import F, Facts, I, ListScheduler, Policy, W, Word, schedule_of
 from minipipe.schedules.search.sweeps import Sweeps
-from minipipe.schedules.search.windows import Windows
+from minipipe.schedules.search.windows import WindowSearch
 from minipipe.schedules.transforms import split_backward
 
 _REACH = 6  # places by which an action is moved, at most
@@ -163,7 +163,7 @@ _WINDOW = 250  # evaluations that a window counts, as it takes as long
 _WAITS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)  # parts of an action's time
 
 
-class Candidate(NamedTuple):
+class SearchState(NamedTuple):
     """The words of all ranks, and what they are worth.
 
     Attributes
@@ -196,7 +196,7 @@ class Search:
 
     Attributes
     ----------
-    best : Candidate or None
+    best : SearchState or None
     evaluations : int
         How many candidates were evaluated.
     progress : list of (int, float)
@@ -209,15 +209,15 @@ class Search:
         self.facts, self.objective, self.bound, self.random = Facts(workload), objective, bound, Random(seed)
         actions = 3 * workload.num_stages * workload.num_microbatches
         self.mean_time = sum(map(workload.work, range(workload.num_ranks))) / actions
-        self.best: Candidate | None = None
+        self.best: SearchState | None = None
         self.evaluations, self.is_late = 0, False
         try:
-            self.windows: Windows | None = Windows(workload, objective)
+            self.windows: WindowSearch | None = WindowSearch(workload, objective)
         except ArgumentError:  # without OR-tools
             self.windows = None
         self.progress: list[tuple[int, float]] = []
 
-    def run(self, evaluations: float, seconds: float = inf) -> Candidate:
+    def run(self, evaluations: float, seconds: float = inf) -> SearchState:
         """Evaluate so many candidates, at least one; fewer if one reaches the bound, or if the time is over."""
         begun = perf_counter()
         for candidate in self.candidates():
@@ -233,7 +233,7 @@ class Search:
         assert self.best is not None
         return self.best
 
-    def candidates(self) -> Iterator[Candidate | None]:
+    def candidates(self) -> Iterator[SearchState | None]:
         """Yield candidates for ever; None stands for an order that is not possible."""
         yield from self.seeds()
         yield from self.anneal(Search.with_other_policies, 2000, 1 / 16, 1 / 16)
@@ -241,7 +241,7 @@ class Search:
             yield from self.anneal(Search.with_other_order, 4000, 1, 1 / 16)
             yield from self.reorder(40)
 
-    def note(self, candidate: Candidate | None) -> None:
+    def note(self, candidate: SearchState | None) -> None:
         """Keep a candidate that is better than the best so far."""
         if candidate is None:
             return
@@ -249,14 +249,16 @@ class Search:
             self.progress.append((self.evaluations, candidate.value))
             self.best = candidate
 
-    def candidate(self, run: ListScheduler | TimedOrder, found_by: str, policies: tuple[Policy, ...] = ()) -> Candidate:
+    def candidate(
+        self, run: ListScheduler | TimedOrder, found_by: str, policies: tuple[Policy, ...] = ()
+    ) -> SearchState:
         """Return the words of a run with their value."""
         begins = run.begins if self.objective is Objective.SPAN else [0.0] * len(run.begins)
         times = [end - begin for begin, end in zip(begins, run.ends)]
         value = max(times)
-        return Candidate(value + sum(times) / len(times) / 2, value, times.index(value), run, policies, found_by)
+        return SearchState(value + sum(times) / len(times) / 2, value, times.index(value), run, policies, found_by)
 
-    def anneal(self, change: Change, number: int, hot: float, cold: float) -> Iterator[Candidate | None]:
+    def anneal(self, change: Change, number: int, hot: float, cold: float) -> Iterator[SearchState | None]:
         """Walk from candidate to candidate, from the best one on; heat is in mean times of an action."""
         now = self.best
         for done in range(number):
@@ -268,7 +270,7 @@ class Search:
                     now = other
             yield other
 
-    def reorder(self, number: int) -> Iterator[Candidate | None]:
+    def reorder(self, number: int) -> Iterator[SearchState | None]:
         """Let CP-SAT, where it is installed, order so many windows of the best candidate anew, one after another."""
         now = self.best
         for _ in range(number if self.windows else 0):
@@ -282,14 +284,14 @@ class Search:
 
     # -- seeds ---------------------------------------------------------------------------------------------------
 
-    def seeds(self) -> Iterator[Candidate | None]:
+    def seeds(self) -> Iterator[SearchState | None]:
         """Yield the schedules to start from."""
         yield from self.built(self.facts)
         yield from self.named()
         for facts in self.with_less_memory():
             yield from self.built(facts)
 
-    def built(self, facts: Facts) -> Iterator[Candidate | None]:
+    def built(self, facts: Facts) -> Iterator[SearchState | None]:
         """Yield what sweeps and the list scheduler build within the memory of some facts."""
         for decisions in product((True, False), repeat=3):
             sweeps = Sweeps(facts, *decisions)
@@ -327,7 +329,7 @@ class Search:
         for wait, depth in product(waits, depths):
             yield tuple(Policy(min(depth(rank), m), *wait) for rank in range(p))
 
-    def named(self) -> Iterator[Candidate]:
+    def named(self) -> Iterator[SearchState]:
         """Yield the named schedules over this placement that keep the limits, their backwards split."""
         workload = self.facts.workload
         for name in REGISTRY:
@@ -343,7 +345,7 @@ class Search:
 
     # -- changes -------------------------------------------------------------------------------------------------
 
-    def with_other_policies(self, now: Candidate) -> Candidate:
+    def with_other_policies(self, now: SearchState) -> SearchState:
         """Change the policies of one to three ranks a little."""
         random, num_ranks = self.random, len(self.facts.own)
         policies = list(now.policies or next(self.grid()))
@@ -361,7 +363,7 @@ class Search:
         waits: dict[str, Any] = {field: self.random.choice((*_WAITS, self.random.random()))}
         return policy._replace(**waits)
 
-    def with_other_order(self, now: Candidate) -> Candidate | None:
+    def with_other_order(self, now: SearchState) -> SearchState | None:
         """Move one to three actions, each on its rank: of the critical path, or any."""
         words, random, changed = list(now.run.words), self.random, set()
         delays = now.run.delays(now.slowest) if isinstance(now.run, TimedOrder) and random.random() < 0.5 else []
@@ -384,4 +386,4 @@ class Search:
         return order if order.is_complete else None
 
 
-Change = Callable[[Search, Candidate], Candidate | None]
+Change = Callable[[Search, SearchState], SearchState | None]

@@ -29,7 +29,7 @@ _SIZES = 30, 45, 60, 80  # actions of a window
 _EFFORT = 0.3  # in CP-SAT's deterministic time, roughly seconds
 
 
-class Windows:
+class WindowSearch:
     """The windows of the schedules of one workload.
 
     Raises

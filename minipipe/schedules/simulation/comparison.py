@@ -301,7 +301,7 @@ _PIECES = 8  # of a microbatch: steps of the bounds, where amounts of memory are
 _ROUNDING = 1e-6  # by which a limit of memory is below the next one
 
 
-class Choice(NamedTuple):
+class TradeoffPoint(NamedTuple):
     """A schedule as a point.
 
     Attributes
@@ -333,7 +333,7 @@ class Tradeoff(NamedTuple):
     Attributes
     ----------
     num_ranks, num_microbatches : int
-    choices : tuple of Choice
+    choices : tuple of TradeoffPoint
     bounds : mapping of str to tuple of (float, float)
         By placement, the corners (memory, bubble) of a curve of steps: the least bubble of all schedules with this
         placement and at most that memory. Memory grows, and the last corner is that of unlimited memory.
@@ -343,7 +343,7 @@ class Tradeoff(NamedTuple):
 
     num_ranks: int
     num_microbatches: int
-    choices: tuple[Choice, ...]
+    choices: tuple[TradeoffPoint, ...]
     bounds: Mapping[str, tuple[tuple[float, float], ...]]
     counts_microbatches: bool = True
 
@@ -398,7 +398,7 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     return Tradeoff(num_ranks, num_microbatches, tuple(choices), bounds, _counts_microbatches(costs))
 
 
-def searched_choice(schedule: Schedule, costs: Costs) -> Choice:
+def searched_choice(schedule: Schedule, costs: Costs) -> TradeoffPoint:
     """Return the point of a schedule that a search has found, under the costs of each rank's whole share.
 
     Raises
@@ -416,27 +416,28 @@ def searched_choice(schedule: Schedule, costs: Costs) -> Choice:
     return _choice(schedule.name, figures(schedule, costs), work, is_searched=True)
 
 
-def pareto_front(choices: Iterable[Choice]) -> list[Choice]:
+def pareto_front(choices: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
     """Return the choices than which none has less memory and no larger bubble, or a smaller bubble and no more memory.
 
     Of several at one point it returns the first.
 
     Examples
     --------
-    >>> many = [Choice("a", "V", 2, 0.3, 9), Choice("b", "V", 1, 0.4, 9), Choice("c", "V", 2, 0.4, 9)]
+    >>> drawn = (("a", 2, 0.3), ("b", 1, 0.4), ("c", 2, 0.4))
+    >>> many = [TradeoffPoint(name, "V", memory, bubble, 9) for name, memory, bubble in drawn]
     >>> [choice.name for choice in pareto_front(many)]
     ['b', 'a']
     """
-    best: list[Choice] = []
+    best: list[TradeoffPoint] = []
     for choice in sorted(choices, key=lambda choice: (choice.memory, choice.bubble)):
         if not best or choice.bubble < best[-1].bubble:
             best.append(choice)
     return best
 
 
-def _choice(name: str, found: Mapping[str, Any], work: float, is_searched: bool = False) -> Choice:
+def _choice(name: str, found: Mapping[str, Any], work: float, is_searched: bool = False) -> TradeoffPoint:
     memory, makespan = max(found["peak_memory"]), found["makespan"]
-    return Choice(name, found["placement"], memory, 1 - work / makespan, makespan, is_searched)
+    return TradeoffPoint(name, found["placement"], memory, 1 - work / makespan, makespan, is_searched)
 
 
 def _work(costs: Costs, num_ranks: int, num_microbatches: int) -> float:

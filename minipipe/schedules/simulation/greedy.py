@@ -94,13 +94,13 @@ def greedy(
                 f"memory_limit is {limit:g} on rank {rank}, but one microbatch takes {len(own)} pairs on its "
                 f"{len(own)} stages; expected at least {len(own)}.",
             )
-    ranks = [_Rank(own, num_microbatches, limit, priority) for own, limit in zip(stages, limits)]
+    ranks = [_RankState(own, num_microbatches, limit, priority) for own, limit in zip(stages, limits)]
     blank = Schedule("greedy", placement, num_microbatches, ((),) * num_ranks)
     _run(blank, costs, ranks, whole="B" in priority)
     return Schedule("greedy", placement, num_microbatches, tuple(tuple(rank.done) for rank in ranks))
 
 
-class _Rank:
+class _RankState:
     """The state of one rank: ready actions, activations held, and actions started."""
 
     def __init__(self, stages: list[int], num_microbatches: int, limit: float, priority: str) -> None:
@@ -140,7 +140,7 @@ class _Rank:
                 self.oldest += 1
 
 
-def _run(blank: Schedule, costs: Costs, ranks: list[_Rank], whole: bool) -> None:
+def _run(blank: Schedule, costs: Costs, ranks: list[_RankState], whole: bool) -> None:
     """Simulate event by event: an action ends, or a value arrives."""
     durations, message_times = costs.durations(blank.num_stages), costs.message_times(blank)
     gradient_kind = B if whole else I

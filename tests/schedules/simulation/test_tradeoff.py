@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, schedules
 from minipipe.errors import ScheduleError
-from minipipe.schedules.simulation.comparison import Choice, pareto_front, searched_choice, tradeoff
+from minipipe.schedules.simulation.comparison import TradeoffPoint, pareto_front, searched_choice, tradeoff
 from tests.strategies import examples
 
 some_costs = st.sampled_from(
@@ -37,7 +37,7 @@ def test_the_points_are_those_of_the_table_and_no_bound_is_above_them(num_ranks,
 @examples(40)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=8))
 def test_the_front_is_what_no_other_choice_is_at_least_as_good_as(drawn):
-    choices = [Choice(f"{i}", "V", float(memory), bubble / 8, 1.0) for i, (memory, bubble) in enumerate(drawn)]
+    choices = [TradeoffPoint(f"{i}", "V", float(memory), bubble / 8, 1.0) for i, (memory, bubble) in enumerate(drawn)]
     expected = {
         (a.memory, a.bubble)
         for a in choices
