@@ -1,7 +1,7 @@
 """The tensor: an array that knows how it was computed. Arithmetic is attached by ``functional/operators.py``.
 
-File 8 of 12 on the first path through the code (README.md):
-after ``functional/linear.py``, before ``autograd/graph.py``. Begin with ``record``, at the end.
+File 9 of 12 on the first path through the code (README.md):
+after ``autograd/graph.py``, before ``autograd/walk.py``. Begin with ``record``, at the end.
 """
 
 from __future__ import annotations
@@ -227,11 +227,10 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     data : array
         The values of the result.
     *inputs : (Tensor, function)
-        Each input with its vjp: from the gradient of the result, of its shape, to that of the input, of the
-        input's shape and dtype; anything else is refused. A vjp returns a new array, its argument, or a view of that;
-        it changes neither its argument nor the arrays that it captured, and does not return the latter, because its
-        result may be added to in place. Inputs without a graph are left out, and the arrays that their vjp captured
-        are released.
+        Each input with its vjp: from the gradient of the result, of its shape, to that of the input, of the input's
+        shape and dtype; anything else is refused. A vjp changes no array. It returns a new array, its argument, or a
+        view of that, but no captured array: its result may be added to in place. Inputs without a graph are left out,
+        and the arrays that their vjp captured are released.
 
     Examples
     --------

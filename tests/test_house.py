@@ -48,7 +48,7 @@ ONLY_HERE = {
 DOORS = {("schedules.action_table", "render.notebook")}
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "schedules.analysis.dependencies", "schedules.analysis.lowering"),
-    *("execution.executor", "execution.stage", "functional.linear", "tensor", "autograd.graph", "autograd.walk"),
+    *("execution.executor", "execution.stage", "functional.linear", "autograd.graph", "tensor", "autograd.walk"),
     *("autograd.split", "comm.thread"),
 ]
 FILES = {

@@ -13,7 +13,7 @@ For ``y = x @ w + x``, with two results and two leaves::
 
 A node does not refer to its tensor: the array of a result is freed with the tensor, unless a vjp needs it.
 
-File 9 of 12 on the first path through the code (README.md): after ``tensor.py``, before ``autograd/walk.py``.
+File 8 of 12 on the first path through the code (README.md): after ``functional/linear.py``, before ``tensor.py``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Node:
         Whether the result depends on the input of a stage.
     is_boundary : bool
         Whether the result passes from one layer of a sequence to the next. Its gradient is made contiguous, as is a
-        gradient from a message where the model is cut.
+        gradient from a message, so that cutting the model there does not change the bits.
     pending : array or None
         During a walk, the sum of the contributions to its gradient so far.
 
@@ -108,8 +108,8 @@ class Leaf(Node):
     grad : array or None
         The sum of the contributions.
     changed : int
-        The number of the next result when its values were last changed (``Parameter.note_change``). Nodes with a
-        smaller ``order`` recorded the earlier values.
+        The creation counter at the last change in place (``Parameter.note_change``). A node with a smaller ``order``
+        used the earlier values.
 
     Examples
     --------
@@ -179,7 +179,7 @@ class BackwardWalk:
     queue : heap of (int, int, Node)
         The nodes with a pending gradient, the latest first.
     arrivals : iterator of int
-        Breaks ties between nodes of one order, which exist only where a recomputed module computes more than before.
+        Breaks ties between nodes of one order, which only ``nn.Recompute`` can create.
     order, gradient : int, array
         Those of the current node.
     """

@@ -10,7 +10,7 @@ created after it. For ``y = x @ w + x`` (the graph is drawn in ``graph.py``)::
 Here x and w are leaves: they add up their contributions in ``grad`` at once, and never enter the queue.
 
 File 10 of 12 on the first path through the code (README.md):
-after ``autograd/graph.py``, before ``autograd/split.py``.
+after ``tensor.py``, before ``autograd/split.py``.
 """
 
 from __future__ import annotations

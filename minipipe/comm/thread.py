@@ -3,7 +3,12 @@
 Threads share the interpreter lock, so two of them run small operations at less than the speed of one.
 
 ``process_group.py`` has ``isend``, ``irecv`` and everything else that a rank calls, built on the primitives of each
-kind of group: ``_post_send``, ``_take``, ``_subgroup`` and ``abort``. ``message.py`` has the ``Header`` of a message
+kind of group: ``_post_send``, ``_take``, ``_subgroup`` and ``abort``::
+
+    isend -> _post_send -> the receiver's mailbox (a copy; done at once)
+    irecv -> Receive; its wait -> _take (takes nothing before)
+
+Read these two first. ``message.py`` has the ``Header`` of a message
 and the ``Expectation`` of its receiver; ``switchboard.py`` the mailboxes and the detection of deadlocks.
 
 File 12 of 12 on the first path through the code (README.md): after ``autograd/split.py``.

@@ -1,9 +1,11 @@
 """The executor: runs one rank's program on real tensors and real messages. It decides no order.
 
 File 5 of 12 on the first path through the code (README.md):
-after ``schedules/analysis/lowering.py``, before ``execution/stage.py``. Not on the path: a ``Batch`` has this rank's
-inputs and targets, a ``Payload`` the arrays of a value, a ``Record`` what a run leaves behind, a ``Place`` the key of
-random numbers.
+after ``schedules/analysis/lowering.py``, before ``execution/stage.py``. Begin at ``_forward``, then return to ``run``.
+Not on the path: a ``Batch`` has this rank's inputs and targets, and the ``objective``, which is the loss with each
+microbatch's share of it; a ``Payload`` has the arrays of a value, which of them want a gradient, and the form of their
+bundle (None for one array); a ``Record`` is what a run leaves behind, a ``Place`` the key of random numbers, and
+``activity`` the position of the rank, for error messages.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from minipipe.schedules.transforms import neighbouring_weights
 if TYPE_CHECKING:
     from minipipe.execution.batch import Batch
 
-# A step is given its executor: one that kept it would keep all parameters alive after their last use.
+# The executor is an argument: a step that closed over it would keep all parameters alive after their last use.
 Step = Callable[["Executor", "Batch"], None]
 
 

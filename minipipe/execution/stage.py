@@ -30,7 +30,7 @@ class _Held(NamedTuple):
     """The graph of one microbatch from F until B or I; after I, a WeightWork holds the rest until W."""
 
     inputs: list[StageInput]
-    results: list[tuple[Node | None, tuple[int, ...]]]  # no node where it depends on nothing that has a gradient; shape
+    results: list[tuple[Node | None, tuple[int, ...]]]  # (node, shape); no node where nothing behind needs a gradient
     seed: Array | None  # on the last stage, the gradient of the loss, with which the backward begins
 
 

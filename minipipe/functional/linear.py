@@ -1,8 +1,8 @@
 """The product of a linear layer: the result, and beside it the gradients.
 
-File 7 of 12 on the first path through the code (README.md): after ``execution/stage.py``, before ``tensor.py``. Each
-operation ends in ``record``, which takes for each input a vjp: a function from the gradient of the result to that of
-the input.
+File 7 of 12 on the first path through the code (README.md): after ``execution/stage.py``, before ``autograd/graph.py``.
+Each operation ends in ``record``, which takes for each input a vjp: a function from the gradient of the result to that
+of the input.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     def of_x(g: Array) -> Array:
         return backend.reshape(backend.product(_rows(g), w.T), before)
 
-    # Each vjp holds only the arrays that it needs, so that I may free what W does not use.
+    # A named function, so that over_rows.py can recognise it and stack several W. Each vjp holds only the arrays that
+    # it needs, so that the I of a split backward can free those that its W does not use.
     of_weight = partial(gradient_of_weight, rows)
     if bias is None:
         return record(backend.reshape(result, after), (x, of_x), (weight, of_weight))

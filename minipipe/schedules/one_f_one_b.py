@@ -1,7 +1,7 @@
 """1F1B: after a warm-up, forwards and backwards alternate.
 
-File 1 of 12 on the first path through the code (README.md): next comes ``schedules/action.py``. On a first reading,
-take ``cut_stages`` for its first argument: it gives a rank several stages.
+File 1 of 12 on the first path through the code (README.md): next comes ``schedules/action.py``. With one chunk per
+rank, ``cut_stages(rows, 1)`` is ``rows``; a placement says which rank holds which stage.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1)
         rank 0: F0 F1    B0 F2 B1 F3 B2    B3
         rank 1:    F0 B0 F1 B1 F2 B2 F3 B3
 
-    With p ranks and m microbatches, the warm-up of rank r is w = min(p - 1 - r, m) forwards, here 1 and 0; the next
-    forward belongs to the alternation. With times tF and tB the makespan is (m + p - 1)(tF + tB), the same as GPipe's,
-    but rank r holds the activations of at most min(p - r, m) microbatches. 1F1B saves memory, not time.
+    With p ranks and m microbatches, the warm-up of rank r is w = min(p - 1 - r, m) forwards, here 1 and 0. One more
+    forward runs before the first backward, as the first half of the alternation. With times tF and tB the makespan is
+    (m + p - 1)(tF + tB), the same as GPipe's, but rank r holds the activations of at most min(p - r, m) microbatches.
+    1F1B saves memory, not time.
 
     Parameters
     ----------

@@ -13,17 +13,17 @@ of stage s and microbatch k::
 
 A split backward has an I at the place of B in this picture, and a W, which depends on its I alone.
 
-The **ready rule** has four parts, in this order. The tags are repeated where the rule is stated and where it is obeyed.
+The **ready rule** has four parts, in this order. [1] and [3] are computed below; ``analysis/walk.py`` obeys all four.
 
-    [1] own        needed on the rank itself (in an illegal schedule perhaps on another): the F of a B or I, the I of a
-                   W, the computation of a SEND
+    [1] own        needed on the rank itself: the F of a B or I, the I of a W, the computation of a SEND
     [2] announces  a SEND or a RECV tells its partner that its rank has reached it
     [3] awaits     needed from elsewhere: the consumed value is available, or the partner is reached
-    [4] completes  for its dependents: the value is computed or received; where sends are buffered, sent
+    [4] completes  for its dependents: the value is computed or received; a buffered SEND completes as soon as it runs
 
-In a schedule a value is available once it is computed. In a program a value between two ranks travels by message, and
-SEND and RECV meet: a rendezvous, the strictest discipline of a message system. The executor is laxer, since it starts
-sends and receives and waits for them later; a program without deadlock here has none there::
+A schedule has computations only, and a value is available once it is computed. A **program** is a lowered schedule: it
+has SEND and RECV too, and a value between two ranks travels by message. Programs are checked with the strictest rule, a
+rendezvous: a SEND blocks until its RECV. The executor does not block there, so a program without deadlock here has none
+there::
 
     F(s,k) [4] -> [1] SEND_F(s,k) [2] -----> [3] RECV_F(s+1,k)
                       SEND_F(s,k) [3] <----- [2] RECV_F(s+1,k) [4] -> [3] F(s+1,k)
