@@ -94,8 +94,8 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
         executor.group.barrier()
         clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
         record = _run_without_trace(executor, batch, *clocks)
+        times += [clock.gather(executor.group) for clock in clocks]  # first: what comes between is counted as overhead
         timelines.append(gather_timeline(executor.group, [record], executor.program))
-        times += [clock.gather(executor.group) for clock in clocks]
     watch.warn(executor.group, hosts)
     costs = Costs.measured(*timelines[1:])
     if hosts is not None:

@@ -129,7 +129,7 @@ class RankProcess:
     def say(self, text: str) -> None:
         """Write lines, prefixed with this rank, to stderr, or to another stream if that is closed or full."""
         lines = "".join(f"[rank {self.rank}] {line}\n" for line in text.splitlines())
-        for stream in dict.fromkeys((sys.stderr, sys.__stderr__, sys.stdout, sys.__stdout__)):
+        for stream in (sys.stderr, sys.__stderr__, sys.stdout, sys.__stdout__):
             with suppress(Exception):  # closed, full, or made by the user
                 if stream is not None and _takes_more(stream):
                     stream.write(lines)

@@ -121,7 +121,9 @@ def test_values_without_a_copy_end_the_job_and_are_named():
     assert done.code not in (0, None)
     assert done.err.count("RankLostError") == 1
     assert (
-        "Lost: ranks 1 and 2." in done.err and "rank 1 had" in done.err and "parameters of stage 1, such as" in done.err
+        "Lost: ranks 1 and 2." in done.err
+        and "every copy of the state of rank 1 is lost" in done.err
+        and "parameters of stage 1, such as" in done.err
     )
     assert "checkpoint" in done.err and "copies=2" in done.err
 
