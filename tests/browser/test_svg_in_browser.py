@@ -7,7 +7,7 @@ from minipipe.render import draw_svg
 from minipipe.render.palette import DARK, FILL, LIGHT
 from minipipe.render.svg.tradeoff import draw_tradeoff
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.comparison import Choice, Tradeoff
+from minipipe.schedules.simulation.comparison import Tradeoff, TradeoffPoint
 
 # Texts that reach out of the picture, and pairs of texts that overlap.
 MISPLACED = """() => {
@@ -73,7 +73,8 @@ def test_bubble_over_peak_memory_is_complete_and_legible(open_page, num_ranks):
 def named_choices(num_ranks, num_microbatches):
     rows = schedules.table(num_ranks, num_microbatches)
     return tuple(
-        Choice(row["schedule"], row["placement"], row["peak"], row["bubble_fraction"], row["makespan"]) for row in rows
+        TradeoffPoint(row["schedule"], row["placement"], row["peak"], row["bubble_fraction"], row["makespan"])
+        for row in rows
     )
 
 
