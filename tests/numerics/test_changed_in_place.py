@@ -216,9 +216,14 @@ def test_what_will_be_computed_again_is_watched_too(changed):
 @given(programs)
 def test_no_program_changes_what_it_has_recorded(program):
     weights, x = fresh_weights(), Tensor(numbers(5, 4, seed=100), requires_grad=True)
-    for _ in range(2):  # the second time there are gradients to add to
+    gradients = []
+    for is_fresh in (True, False, True):  # the second time there are gradients to add to
+        for leaf in (x, *weights):
+            leaf.grad = None if is_fresh else leaf.grad
         result = run(program, x, weights)
         result.backward(numbers(*result.shape, seed=200))
+        gradients.append([None if leaf.grad is None else leaf.grad.tobytes() for leaf in (x, *weights)])
+    assert gradients[0] == gradients[2], "some array was changed"
 
 
 @examples(30)

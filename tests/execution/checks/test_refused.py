@@ -152,7 +152,9 @@ def test_other_values_in_one_parameter_of_many_are_counted():
 def test_without_checks_they_train(name):
     _, other, usual = CASES[name]
     off = {"options": {"check_agreement": False}}
-    spawn(lambda group: program(group, **{**(other if group.rank else usual), **off}), 2)
+    states = spawn(lambda group: program(group, **{**(other if group.rank else usual), **off}), 2)
+    assert all(np.isfinite(values).all() for state in states for values in state.values())
+    assert states[0] and all(np.array_equal(states[1][key], values) for key, values in states[0].items())
 
 
 def test_without_checks_other_calls_are_told_all_the_same():
