@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         raise LaunchError("no-script", "There is no program; expected one after the options, as in --ranks 4 train.py.")
     whole_number("--ranks", options.ranks, 1, MOST_STAGES)
     from minipipe.cli.advise_program import program_report
-    from minipipe.tuning.candidates import memory_size
+    from minipipe.tuning.weighing import memory_size
 
     limit = inf if options.memory_limit is None else memory_size(options.memory_limit)
     asked = options.ranks, limit, options.microbatches, options.seconds

@@ -31,10 +31,10 @@ from minipipe.nn import Sequential
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
 from minipipe.tuning.advising import check_sizes, checked_seconds
-from minipipe.tuning.candidates import PLANNED, Question
 from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.race import MARK, RACE_SECONDS, advice_on_ranks, chosen, teller
 from minipipe.tuning.report import Advice, AdviceReport
+from minipipe.tuning.weighing import PLANNED, Question
 
 _QUESTION = "MINIPIPE_ADVICE"  # the environment variable
 # Options of a pipeline that advice chooses. One rank cannot run the program's own choice for several.

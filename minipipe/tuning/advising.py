@@ -17,14 +17,12 @@ from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.samples import Pieces, samples
 from minipipe.nn import Sequential
 from minipipe.schedules.registry import NUM_MICROBATCHES
-from minipipe.tuning.candidates import Candidate, Question, candidates, memory_size, numbers_of_microbatches
-from minipipe.tuning.cost_model import CostModel, measure_call, measure_sizes
+from minipipe.tuning.cost_model import CostModel, Messages, measure_call, measure_sizes, messages_of_this_machine
 from minipipe.tuning.layers import MakeOptimiser
-from minipipe.tuning.messages import Messages, messages_of_this_machine
+from minipipe.tuning.measuring import REPEATS
 from minipipe.tuning.report import Advice
-from minipipe.tuning.weighing import Weighing
+from minipipe.tuning.weighing import Candidate, Question, Weighing, candidates, memory_size, numbers_of_microbatches
 
-REPEATS = 5
 SECONDS = 4.0
 
 

@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe import Pipeline, data, init_process_group, nn
-from minipipe.tuning.candidates import Question
 from minipipe.tuning.race import Race, advice_on_ranks, choices_of_rank_0
-from minipipe.tuning.weighing import described
+from minipipe.tuning.weighing import Question, described
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tutorials"))
 

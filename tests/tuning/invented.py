@@ -2,8 +2,8 @@
 
 from minipipe import nn
 from minipipe.tuning import CostModel, Messages
-from minipipe.tuning.candidates import Question
 from minipipe.tuning.layers import Holding, LayerProfile, MeasuredLayers, Passed
+from minipipe.tuning.weighing import Question
 
 SAMPLES = 32
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe.errors import ArgumentError
-from minipipe.tuning.candidates import memory_size
+from minipipe.tuning.weighing import memory_size
 
 
 @pytest.mark.parametrize(

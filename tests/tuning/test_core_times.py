@@ -15,13 +15,13 @@ from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Hosts
 from minipipe.schedules.transforms import split_backward
 from minipipe.tensor import record
-from minipipe.tuning import core_times
-from minipipe.tuning.core_times import CoreTimes, costs_on_shared_cores, crowded_hosts
+from minipipe.tuning import stages
+from minipipe.tuning.stages import CoreTimes, costs_on_shared_cores, crowded_hosts
 from tests.strategies import examples
 
 
 def on_one_core(monkeypatch):
-    monkeypatch.setattr(core_times, "cores", lambda: {0})
+    monkeypatch.setattr(stages, "cores", lambda: {0})
 
 
 def batch(num_samples=8):
@@ -84,7 +84,7 @@ def test_actions_that_wait_for_something_else_than_a_core_keep_their_times():
 def test_without_sharing_the_cores_that_were_got_cannot_be_found(monkeypatch):
     """The mutant: simulations that know of no cores."""
     exact = simulate
-    monkeypatch.setattr(core_times, "simulate", lambda program, costs: exact(program, Costs(costs.forward)))
+    monkeypatch.setattr(stages, "simulate", lambda program, costs: exact(program, Costs(costs.forward)))
     program, timeline, times = seen(schedules.one_f_one_b(4, 8), Costs(cores=1.0))
     hosts = Hosts((0,) * 4, (2.0,))
     found = costs_on_shared_cores(Costs.measured(timeline), hosts, program, [timeline], [times])
@@ -109,7 +109,7 @@ def test_where_ranks_share_a_core_their_costs_are_those_of_a_core(monkeypatch):
     monkeypatch.undo()
     (alone, without), _ = spawn(train, num_ranks=2, take_turns=True)
     assert loss == without
-    assert alone.cores is None or len(core_times.cores()) < 2
+    assert alone.cores is None or len(stages.cores()) < 2
 
 
 class Nap(nn.Module):
@@ -137,8 +137,8 @@ def test_a_sleep_takes_no_core(monkeypatch):
 )
 def test_a_host_is_crowded_that_has_more_ranks_than_cores(monkeypatch, names, cores, expected):
     here = threading.local()
-    monkeypatch.setattr(core_times.socket, "gethostname", lambda: names[here.rank])
-    monkeypatch.setattr(core_times, "cores", lambda: cores[here.rank])
+    monkeypatch.setattr(stages.socket, "gethostname", lambda: names[here.rank])
+    monkeypatch.setattr(stages, "cores", lambda: cores[here.rank])
 
     def ask(group):
         here.rank = group.rank

@@ -6,7 +6,7 @@ from hypothesis import given
 
 from minipipe import Pipeline, Plan, RankMemory, measure_layers, nn, optim, schedules, spawn
 from minipipe.errors import ArgumentError
-from minipipe.tuning.memory import in_flight
+from minipipe.tuning.layers import in_flight
 from tests.pipeline.small_pipelines import mlp
 from tests.pipeline.test_memory import transformer
 from tests.strategies import NAMES, Beside, Fork, Join, build, examples, steps

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from minipipe import Pipeline, nn, spawn
 from minipipe.comm.job import host
 from minipipe.schedules.simulation.costs import Hosts
-from minipipe.tuning import core_times
-from minipipe.tuning.core_times import CoreWatch
+from minipipe.tuning import stages
+from minipipe.tuning.stages import CoreWatch
 from tests.strategies import examples
 
 
@@ -29,8 +29,8 @@ class Clocks:
         return found
 
     def install(self, patch):
-        patch.setattr(core_times, "core_times", lambda: self.here.times[:2])
-        patch.setattr(core_times, "perf_counter", lambda: self.here.times[2])
+        patch.setattr(stages, "core_times", lambda: self.here.times[:2])
+        patch.setattr(stages, "perf_counter", lambda: self.here.times[2])
 
 
 def warned(elapsed, hosts=None):
@@ -83,7 +83,7 @@ def test_ranks_that_share_cores_fairly_with_nobody_else_are_never_called_busy(co
 
 def test_measuring_costs_on_a_busy_machine_warns(monkeypatch):
     waits = iter(float(n) for n in range(10**6))
-    monkeypatch.setattr(core_times, "core_times", lambda: (0.0, 1e3 * next(waits)))
+    monkeypatch.setattr(stages, "core_times", lambda: (0.0, 1e3 * next(waits)))
 
     def measure(group):
         pipeline = Pipeline(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), group, loss=nn.MSELoss())

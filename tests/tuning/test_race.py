@@ -16,8 +16,8 @@ from minipipe.execution.samples import samples
 from minipipe.testing import same_bits
 from minipipe.tuning import Advice, race
 from minipipe.tuning.advising import weigh
-from minipipe.tuning.candidates import Question
 from minipipe.tuning.race import Race, advice_on_ranks, choices_of_rank_0, field_of, turns
+from minipipe.tuning.weighing import Question
 from tests.tuning import invented
 
 

@@ -12,9 +12,8 @@ from minipipe.errors import ScheduleError
 from minipipe.schedules.search import heuristic
 from minipipe.tuning import Advice, Candidate, Messages
 from minipipe.tuning.advising import weigh
-from minipipe.tuning.candidates import candidates
 from minipipe.tuning.cost_model import Call
-from minipipe.tuning.weighing import Weighing, searched_schedule
+from minipipe.tuning.weighing import Weighing, candidates, searched_schedule
 from tests.tuning.invented import asked, measured, model
 
 COUNTS = (2, 4)
