@@ -34,8 +34,8 @@ class Manifest:
     parameters : dict of str to (file, dtype, shape)
         For each parameter of the model, where its values and the optimisers' state for it are.
     optimisers : dict of str to dict
-        For each optimiser its class, its groups with the names of their parameters, and the numbers kept for each
-        parameter.
+        For each optimiser its class, how many steps it took, its groups with the names of their parameters, and the
+        numbers kept for each parameter.
     files : dict of str to Digest
     """
 
@@ -162,6 +162,7 @@ def _checked(found: Mapping[str, Any]) -> Manifest:
 def _check_optimiser(told: Mapping[str, Any]) -> None:
     """Refuse an optimiser's state unless every part has the right kind."""
     json_value(told["class"], str, "the class of an optimiser")
+    _whole(told.get("num_steps", 0), "the steps of an optimiser")  # earlier versions lack them
     for group in json_value(told["groups"], list, "groups"):
         _whole(group["place"], "the place of a group")
         for which in {"numbers", "first"} & {"numbers", *group}:  # earlier versions lack the first ones

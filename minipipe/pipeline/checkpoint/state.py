@@ -80,8 +80,8 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
     arrays : dict of str to array
         In C order: safetensors takes the memory as it lies.
     told : dict of str to dict
-        By optimiser: its ``"class"``; its ``"groups"``, each with its ``"numbers"``, those before the ``"first"``
-        step, and its ``"parameters"`` by name; and the numbers ``"kept"`` for each parameter.
+        By optimiser: its ``"class"`` and ``"num_steps"``; its ``"groups"``, each with its ``"numbers"``, those before
+        the ``"first"`` step, and its ``"parameters"`` by name; and the numbers ``"kept"`` for each parameter.
 
     Raises
     ------
@@ -105,7 +105,8 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
         groups = [{"numbers": numbers, "first": first, "parameters": []} for numbers, first in both]
         for group, optimisers_group in zip(groups, optimiser.groups):
             group["parameters"] = [name for name, _ in named(own, optimisers_group, optimisers_group.parameters)]
-        told[key] = {"class": type(optimiser).__qualname__, "groups": groups, "kept": kept}
+        told[key] = {"class": type(optimiser).__qualname__, "num_steps": state["num_steps"]}
+        told[key] |= {"groups": groups, "kept": kept}
     return arrays, told
 
 
@@ -161,6 +162,7 @@ def states(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.n
         groups = _groups(pipeline, optimiser, told[key])
         first = [group.get("first", group["numbers"]) for group in groups]
         found[key] = {"groups": [group["numbers"] for group in groups], "first": first, "states": of_each}
+        found[key]["num_steps"] = told[key].get("num_steps", 0)  # earlier versions did not keep it
         try:
             optimiser.check_state(found[key])
         except ArgumentError as error:
@@ -210,7 +212,7 @@ def merged(parts: Iterable[Told]) -> Told:
     result: Told = {}
     for part in parts:
         for key, told in part.items():
-            whole = result.setdefault(key, {"class": told["class"], "groups": [], "kept": {}})
+            whole = result.setdefault(key, {**told, "groups": [], "kept": {}})
             whole["kept"].update(told["kept"])
             for place, group in enumerate(told["groups"]):
                 alike = (g for g in whole["groups"] if g == {"place": place, **group, "parameters": g["parameters"]})

@@ -150,7 +150,7 @@ def _words(noun: str, numbers: Iterable[int]) -> str:
 
 
 Piece = dict[str, Any]
-"""Of one parameter: its values, the hyper-parameters of its group, and what the optimiser keeps for it."""
+"""Of one parameter: its values, its group's hyper-parameters, now and at first, and what the optimiser keeps."""
 
 
 class Made(NamedTuple):
@@ -204,22 +204,26 @@ class Made(NamedTuple):
     def state(self) -> dict[str, Any]:
         """Return all of it: pieces by name, and what is alike on all ranks. The arrays are no copies. Local."""
         state = self.optimiser.state_dict()
-        groups, states = state["groups"], state["states"]
+        groups, first, states = state["groups"], state["first"] or state["groups"], state["states"]
         pieces: dict[str, Piece] = {name: {"value": p.data} for name, p in self.pipeline.named_parameters()}
         for (name, i), kept in zip(self._of_optimiser(), states):
-            pieces[name].update(group=groups[i], kept=kept)
+            pieces[name].update(group=groups[i], first=first[i], kept=kept)
         others = [other.state_dict() for other in self.others]
-        return {"pieces": pieces, "num_steps": self.pipeline.num_steps, "others": others}
+        steps = {"num_steps": self.pipeline.num_steps, "num_updates": state["num_steps"]}
+        return {"pieces": pieces, **steps, "others": others}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take a copy of what :meth:`state` returned, from ranks with other stages, perhaps. Local."""
         pieces, groups = state["pieces"], self.optimiser.state_dict()["groups"]
+        first = list(groups)
         for name, parameter in self.pipeline.named_parameters():
             parameter.load(pieces[name]["value"], name)
         placed = list(self._of_optimiser())
         for name, i in placed:
-            groups[i] = pieces[name]["group"]
-        self.optimiser.load_state_dict({"groups": groups, "states": [pieces[name]["kept"] for name, _ in placed]})
+            groups[i], first[i] = pieces[name]["group"], pieces[name]["first"]
+        kept = [pieces[name]["kept"] for name, _ in placed]
+        found = {"num_steps": state["num_updates"], "groups": groups, "first": first, "states": kept}
+        self.optimiser.load_state_dict(found)
         self.pipeline.num_steps = state["num_steps"]
         for other, kept in zip(self.others, state["others"]):
             other.load_state_dict(kept)

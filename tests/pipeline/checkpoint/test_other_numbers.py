@@ -1,5 +1,6 @@
 """A script that resumes with other hyper-parameters than it began with is told, and one that changes none is not."""
 
+import json
 import warnings
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from minipipe import checkpoint, optim, spawn
 from minipipe.comm import OneRankGroup
 from tests.pipeline.checkpoint import small
+from tests.pipeline.checkpoint.forging import Forge
 
 
 def made(group=None, **numbers):
@@ -92,3 +94,30 @@ def test_a_checkpoint_names_the_class_of_an_optimiser_and_no_file_of_the_package
     checkpoint.save(tmp_path, pipeline, optimiser, step=1)
     content = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert f'"class": "{name}"'.encode() in content.replace(b'":"', b'": "') and b"minipipe." not in content
+
+
+def test_an_optimiser_goes_on_counting_its_steps(tmp_path):
+    """The story: after restoring, ``num_steps`` of its state was 0. Nor is it the pipeline's: two steps, one update."""
+    pipeline, optimiser = small.pipeline_of(OneRankGroup())
+    pipeline.step(small.INPUTS, small.TARGETS)
+    small.train(pipeline, optimiser)
+    checkpoint.save(tmp_path, pipeline, optimiser, step=1)
+    pipeline, optimiser = small.pipeline_of(OneRankGroup())
+    checkpoint.restore(tmp_path, pipeline, optimiser)
+    assert (pipeline.num_steps, optimiser.state_dict()["num_steps"]) == (2, 1)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_restored(tmp_path):
+    """They lack the numbers before the first step, the optimiser's count of steps, and a seed of dropout's own."""
+    forge = Forge(tmp_path)
+    earlier = json.loads(json.dumps(forge.manifest))
+    del earlier["dropout_seed"], earlier["optimisers"]["optimiser"]["num_steps"]
+    for group in earlier["optimisers"]["optimiser"]["groups"]:
+        del group["first"]
+    values = forge.pipeline.state_dict()
+    small.scramble(forge.pipeline, forge.optimiser)
+    assert forge.restore(earlier).step == 1
+    assert all((values[name] == value).all() for name, value in forge.pipeline.state_dict().items())
+    state = forge.optimiser.state_dict()
+    assert state["num_steps"] == 0 and state["first"] == state["groups"]
+    assert [kept["num_steps"] for kept in state["states"]] == [1] * 4

@@ -73,7 +73,8 @@ def make(group, rule=lambda pipeline: optim.Adam(pipeline.parameters(), 0.1), **
 
 
 def test_a_state_goes_into_another_partition_of_the_same_model():
-    """From two ranks with three stages each cut elsewhere, to the bit, with the groups of an optimiser."""
+    """From two ranks with three stages each cut elsewhere, to the bit, with the groups of an optimiser. The story: it
+    counted its steps from 0 again, and forgot its numbers before the first."""
 
     def two_groups(pipeline):
         named = list(pipeline.named_parameters())
@@ -98,11 +99,13 @@ def test_a_state_goes_into_another_partition_of_the_same_model():
 
     def load(group):
         made = Made.checked(make(group, two_groups))
+        made.optimiser.learning_rate = 0.7
         made.load({**states[0], "pieces": pieces})
-        return unpack(pack(made.state()))
+        return unpack(pack(made.state())), made.optimiser.state_dict()
 
-    for state in spawn(load, num_ranks=2):
+    for state, its in spawn(load, num_ranks=2):
         assert state["num_steps"] == 3
+        assert its["num_steps"] == 3 and its["first"][0]["learning_rate"] == 0.1
         for name, piece in state["pieces"].items():
             assert are_same(piece, pieces[name])
             assert piece["group"]["learning_rate"] == 0.025
