@@ -346,6 +346,14 @@ def test_a_frame_fits_its_window_and_colour_changes_no_character(
         assert any(re.match(rf"rank {snapshot.event.rank} *>", line) for line in lines)
 
 
+def test_an_action_on_a_wrong_rank_has_the_shade_of_its_box_in_the_strip():
+    """The story: the table looked its stage up among those placed on the rank, and colour raised a ValueError."""
+    walkthrough = Walkthrough(schedule_of_text(ILLEGAL["wrong-rank"]))
+    lines = Frame(walkthrough, colour=True).draw(walkthrough[3], 79, 23)
+    drawn = [re.search(r"\x1b\[([\d;]+)m1F0", line) for line in lines if plain(line).startswith("rank 0>")]
+    assert len({shade[1] for shade in drawn}) == 1 and len(drawn) == 2
+
+
 @examples(60)
 @given(data=st.data(), named=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=2))
 def test_in_the_grid_what_has_begun_is_filled_and_what_comes_is_not(data, named):
