@@ -16,9 +16,7 @@ import json
 import os
 import subprocess
 import sys
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -127,18 +125,8 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
     slices, objective = split_microbatches(ones.num_samples, _MICROBATCHES), BatchObjective(MSELoss())
     objective.begin(slices, ones)
     batch = Batch("measure_costs", slices, ones, objective, 0, 0, 0, is_cut=False, inputs_require_grad=False)
-    with unwarned(group):
-        return measure_costs(partial(Executor, stages=stages, group=group, xp=np), plan.program, batch, _STEPS)
-
-
-@contextmanager
-def unwarned(group: ProcessGroup) -> Iterator[None]:
-    """Suppress warnings of measurements inside this block: advice says how busy the machine was."""
-    if group.rank:  # only rank 0 warns, and blocks of several threads may not overlap
-        yield
-        return
-    with warnings.catch_warnings(action="ignore"):
-        yield
+    make_executor = partial(Executor, stages=stages, group=group, xp=np)
+    return measure_costs(make_executor, plan.program, batch, _STEPS, warns=False)  # advice says how busy it was
 
 
 def messages_of_this_machine(num_ranks: int) -> Messages:

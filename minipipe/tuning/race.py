@@ -10,7 +10,6 @@ than half as much.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -23,9 +22,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
-import numpy as np
-
-from minipipe.comm import ProcessGroup
+from minipipe.comm import ProcessGroup, objects
 from minipipe.comm.job.host import LOCAL_SIZE, launcher_number
 from minipipe.errors import ArgumentError
 from minipipe.execution.objective import Loss
@@ -49,8 +46,7 @@ _RUNNERS = 32  # how many choices race at most
 _STEPS = 2  # of a turn, after one that is not measured: it finds no parameters in the caches
 _LAST_TURNS = 16  # of the last two, at least
 _FIRST_TURNS = 0.2  # of the time of a race: about as long take those of each half, quarter, …
-_BATCH = "the batch that choices are tried with"
-_END = -1
+_CALL = 'schedule="auto"'
 
 MakePipeline = Callable[..., Any]  # (model, group, **options) -> Pipeline
 Tell = Callable[[str], None]  # takes a line about the progress
@@ -191,8 +187,8 @@ def chosen(
     announce(f'schedule="auto" measures and races choices on the ranks: about {time:.2g} s, more for a large model')
     advice = advice_on_ranks(question, group, make, "the ranks of this job", tell=teller(group, progress))
     choice = choices_of_rank_0(group, None if advice is None else [advice.best])[0]
-    own = None if advice is None else json.dumps(AdviceReport.of(advice))
-    report = AdviceReport(*json.loads(_text_of_rank_0(group, own)))
+    own = None if advice is None else AdviceReport.of(advice)._asdict()
+    report = AdviceReport(**objects.broadcast(group, 0, own, _CALL))
     recompute = choice.pop("recompute")
     plan = ChosenPlan(report, model, num_ranks=group.size, inputs_require_grad=inputs_require_grad, **choice)
     announce(plan.sentence)
@@ -387,9 +383,9 @@ class Race:
         times: dict[int, list[float]] = {}
         coming = turns(len(choices), seconds, times, kept)
         while True:
-            own = np.array(next(coming, _END)) if self.group.rank == 0 else None
-            number = int(self.group.broadcast(own, what="whose turn it is in the race of choices"))
-            if number == _END:
+            own = next(coming, None) if self.group.rank == 0 else None
+            number = objects.broadcast(self.group, 0, own, _CALL)
+            if number is None:
                 return {number: RaceTime.of(found) for number, found in times.items()}
             times.setdefault(number, []).extend(self.turn(choices[number]))
             num_turns = sum(map(len, times.values())) // _STEPS
@@ -469,8 +465,8 @@ def choices_of_rank_0(group: ProcessGroup, choices: Sequence[Choice] | None) -> 
     choices : sequence of Choice
         None on other ranks.
     """
-    own = None if choices is None else json.dumps(list(map(_as_data, choices)))
-    return list(map(_as_options, json.loads(_text_of_rank_0(group, own))))
+    own = None if choices is None else list(map(_as_data, choices))
+    return list(map(_as_options, objects.broadcast(group, 0, own, _CALL)))
 
 
 def _as_data(choice: Choice) -> dict[str, Any]:
@@ -485,30 +481,24 @@ def _as_options(data: Mapping[str, Any]) -> dict[str, Any]:
     return {"schedule": schedule, "partition": parts, "recompute": data["recompute"]}
 
 
-def _text_of_rank_0(group: ProcessGroup, text: str | None) -> str:
-    """Return the text of rank 0 on every rank. Collective."""
-    own = None if text is None else np.frombuffer(text.encode(), np.uint8)
-    return group.broadcast(own, what="choices, which rank 0 makes from measurements,").tobytes().decode()
-
-
 def _shared(group: ProcessGroup, given: Any) -> Any:
     """Return the inputs, or targets, of the lowest rank that has some, on every rank. Collective."""
-    has_some = [bool(flag) for flag in group.all_gather(np.array(given is not None), what=_BATCH)]
+    has_some = objects.gather(group, given is not None, _CALL)
     if True not in has_some:
         return None
-    root = has_some.index(True)
-    own = samples(given, "sample") if group.rank == root else None
-    parts = own.parts if isinstance(own, Pieces) else [own]
-    size = group.broadcast(np.array([len(parts), isinstance(own, Pieces)]) if own is not None else None, root)
-    found = [_shared_part(group, root, parts[i] if own is not None else None) for i in range(int(size[0]))]
-    return Microbatches(found) if size[1] else found[0]
+    root, sent = has_some.index(True), None
+    if group.rank == root:
+        own = samples(given, "sample")
+        sent = [list(map(_as_message, own.parts)) if isinstance(own, Pieces) else _as_message(own)]
+    (found,) = objects.broadcast(group, root, sent, _CALL)
+    return Microbatches(list(map(_from_message, found))) if isinstance(found, list) else _from_message(found)
 
 
-def _shared_part(group: ProcessGroup, root: int, own: Samples | None) -> Any:
-    message = replicated = None
-    if own is not None:
-        message = Payload(own.arrays, [True] * len(own.arrays), own.form).to_message()
-        replicated = np.array([i in own.replicated for i in range(len(own.arrays))])
-    payload = Payload.from_message(group.broadcast(message, root, what=_BATCH))
-    replicated = group.broadcast(replicated, root, what=_BATCH)
-    return payload.rebuilt([Replicated(a) if alone else a for a, alone in zip(payload.arrays, replicated)])
+def _as_message(own: Samples) -> dict[str, Any]:
+    payload = Payload(own.arrays, [True] * len(own.arrays), own.form)  # it keeps tuples apart from lists
+    return {"payload": payload.to_message(), "replicated": sorted(own.replicated)}
+
+
+def _from_message(found: Mapping[str, Any]) -> Any:
+    payload, replicated = Payload.from_message(found["payload"]), found["replicated"]
+    return payload.rebuilt([Replicated(a) if i in replicated else a for i, a in enumerate(payload.arrays)])

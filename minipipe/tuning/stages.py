@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm import ProcessGroup, Request
+from minipipe.comm import ProcessGroup, Request, objects
 from minipipe.comm.job.host import core_times, cores
 from minipipe.errors import ArgumentError
 from minipipe.execution.batch import Batch
@@ -85,7 +85,6 @@ class CoreWatch:
 
 
 _KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
-_MOST_CORES, _NAME = 1024, 64  # of a host; bytes of its name
 _ROUNDS = 30  # of bisection: more than the times are worth
 # This part of the core time of waits counts as overhead: ranks poll for messages on cores that other ranks need, and on
 # idle ones. Worked out from one run of all schedules, the median error of the
@@ -105,17 +104,12 @@ def crowded_hosts(group: ProcessGroup, xp: ModuleType) -> Hosts | None:
     """
     if xp.__name__ == "cupy":
         return None
-    mine = np.zeros(_NAME + _MOST_CORES, np.uint8)
-    name = socket.gethostname().encode()[:_NAME]
-    mine[: len(name)] = list(name)
-    mine[_NAME + np.array([core % _MOST_CORES for core in cores()])] = 1
-    gathered = group.all_gather(mine, what=part_of("measure_costs"))
-    names = [part[:_NAME].tobytes() for part in gathered]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    usable = np.zeros((len(numbers), _MOST_CORES), np.uint8)
-    for name_there, part in zip(names, gathered):
-        usable[numbers[name_there]] |= part[_NAME:]
-    hosts = Hosts(tuple(numbers[name] for name in names), tuple(map(float, usable.sum(axis=1))))
+    usable: dict[str, set[int]] = {}  # by the name of a host
+    gathered = objects.gather(group, [socket.gethostname(), sorted(cores())], "measure_costs")
+    for name, own in gathered:
+        usable.setdefault(name, set()).update(own)
+    names = list(usable)
+    hosts = Hosts(tuple(names.index(name) for name, _ in gathered), tuple(float(len(own)) for own in usable.values()))
     return hosts if hosts.are_shared(()) else None
 
 
@@ -308,12 +302,13 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     return _gather_memory(executor.group, meter, program.num_stages)
 
 
-def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, num_steps: int) -> Costs:
+def measure_costs(
+    make_executor: MakeExecutor, program: Program, batch: Batch, num_steps: int, warns: bool = True
+) -> Costs:
     """Run a batch several times, with each backward in halves; return the costs that were measured.
 
-    Collective; leaves no gradients, and changes no parameter. Parameters are those of :func:`measure_memory`, and the
-    number of steps after one that is not measured. ``core_times.py`` describes the costs of ranks that share cores.
-    Rank 0 warns where other programs had the cores.
+    Collective; leaves no gradients, and changes no parameter. Parameters are those of :func:`measure_memory`, the
+    number of steps after one that is not measured, and whether rank 0 warns where other programs had the cores.
 
     Raises
     ------
@@ -331,7 +326,8 @@ def measure_costs(make_executor: MakeExecutor, program: Program, batch: Batch, n
         record = _run_without_trace(executor, batch, *clocks)
         times += [clock.gather(executor.group) for clock in clocks]  # first: what comes between is counted as overhead
         timelines.append(gather_timeline(executor.group, [record], executor.program))
-    watch.warn(executor.group, hosts)
+    if warns:
+        watch.warn(executor.group, hosts)
     costs = Costs.measured(*timelines[1:])
     if hosts is not None:
         costs = costs_on_shared_cores(costs, hosts, executor.program, timelines[1:], times[1:])
