@@ -17,9 +17,9 @@ from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.samples import Pieces, samples
 from minipipe.nn import Sequential
 from minipipe.schedules.registry import NUM_MICROBATCHES
-from minipipe.tuning.cost_model import CostModel, Messages, measure_call, measure_sizes, messages_of_this_machine
+from minipipe.tuning.cost_model import CostModel, Messages, messages_of_this_machine
 from minipipe.tuning.layers import MakeOptimiser
-from minipipe.tuning.measuring import REPEATS
+from minipipe.tuning.measuring import REPEATS, measure_on_this_rank
 from minipipe.tuning.report import Advice
 from minipipe.tuning.weighing import Candidate, Question, Weighing, candidates, memory_size, numbers_of_microbatches
 
@@ -173,14 +173,15 @@ def measure(
         Whether all ranks are on this host, and share its cores.
     """
     options, given = question.options, samples(question.inputs, "inputs")
-    xp: ModuleType = backend.module_for(options.get("device", "cpu"), rank)
-    batch = question.model, question.inputs, question.targets, options.get("loss")
+    xp = backend.module_for(options.get("device", "cpu"), rank)
+    batch, seed = (question.model, question.inputs, question.targets, options.get("loss")), options.get("seed", 0)
     before = core_times()
-    layers = measure_sizes(*batch, counts_of(question, num_ranks), repeats, options.get("seed", 0), xp)
+    counts = counts_of(question, num_ranks)
+    layers = {count: measure_on_this_rank(*batch, count, repeats, seed, xp) for count in counts}
     cores = (messages.cores or num_cores()) if shares and num_cores() < num_ranks else None
     had, waited = (after - begun for after, begun in zip(core_times(), before))
     share = waited / (had + waited) if waited else 0.0
-    return CostModel(layers, given.num_samples, messages, cores, measure_call(repeats, xp), waited=share)
+    return CostModel(layers, given.num_samples, messages, cores, share)
 
 
 def counts_of(question: Question, num_ranks: int) -> list[int]:

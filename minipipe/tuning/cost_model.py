@@ -16,29 +16,27 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.comm.job.host import find_mpirun
 from minipipe.comm.job.host import num_ranks as ranks_of_launcher
-from minipipe.errors import LaunchError, MicrobatchError
+from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor
-from minipipe.execution.objective import BatchObjective, Loss
+from minipipe.execution.objective import BatchObjective
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.samples import Samples, split_microbatches
-from minipipe.nn import Identity, Linear, MSELoss, Sequential
+from minipipe.nn import Linear, MSELoss, Sequential
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.fitting import fit_messages
 from minipipe.tuning.layers import MeasuredLayers
-from minipipe.tuning.measuring import measure_on_this_rank
 from minipipe.tuning.stages import measure_costs
 
 _SIZES, _REPEATS = (1 << 10, 1 << 18), 40  # bytes; the cost is a line through these two
@@ -73,6 +71,62 @@ class Messages(NamedTuple):
     overhead: float = 0.0
     cores: float | None = None
     measured_on: str = "assumed"
+
+
+class CostModel(NamedTuple):
+    """The measured costs of a model and of messages, from which the costs of any plan follow.
+
+    Attributes
+    ----------
+    layers : mapping of int to MeasuredLayers
+        By the number of microbatches.
+    num_samples : int
+        In the batch.
+    messages : Messages
+    cores : float, optional
+        How much of the cores the ranks share; None where each has its own.
+    waited : float
+        The share of the time that the process wanted a core and had none, because of other programs, while the layers
+        were measured. Known on Linux only; elsewhere 0.
+
+    Examples
+    --------
+    >>> CostModel({}, num_samples=64, messages=Messages()).samples_of(microbatches=5)
+    13
+    """
+
+    layers: Mapping[int, MeasuredLayers]
+    num_samples: int
+    messages: Messages
+    cores: float | None = None
+    waited: float = 0.0
+
+    def samples_of(self, microbatches: int) -> int:
+        """Return the samples of the largest microbatch."""
+        return -(-self.num_samples // microbatches)
+
+    def costs(self, plan: Plan, recompute: bool) -> Costs:
+        """Return the costs of a plan's stages: sums over layers, and messages.
+
+        Each layer was measured as a stage of its own, so the sum counts the bookkeeping of a stage, some 30 µs for F, I
+        and W, for each of its layers. The ranks race the best choices, which do not depend on it.
+
+        Parameters
+        ----------
+        plan : Plan
+        recompute : bool
+        """
+        layers, messages = self.layers[plan.schedule.num_microbatches], self.messages
+        return replace(
+            layers.costs(plan.partition, plan.placement, recompute),
+            latency=messages.latency,
+            bandwidth=messages.bandwidth,
+            overhead=messages.overhead,
+            cores=self.cores,
+        )
+
+
+# -- measuring messages ------------------------------------------------------------------------------------------------
 
 
 def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
@@ -164,119 +218,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-class Call(NamedTuple):
-    """The seconds of F, I and W of a stage that does nothing. Each layer was measured as a stage and includes them."""
-
-    forward: float = 0.0
-    backward_input: float = 0.0
-    backward_weight: float = 0.0
-
-
-class CostModel(NamedTuple):
-    """The measured costs of a model and of messages, from which the costs of any plan follow.
-
-    Attributes
-    ----------
-    layers : mapping of int to MeasuredLayers
-        By the number of microbatches.
-    num_samples : int
-        In the batch.
-    messages : Messages
-    cores : float, optional
-        How much of the cores the ranks share; None where each has its own.
-    call : Call
-        What a stage costs in addition to its layers.
-    waited : float
-        The share of the time that the process wanted a core and had none, because of other programs, while the layers
-        were measured. Known on Linux only; elsewhere 0.
-
-    Examples
-    --------
-    >>> CostModel({}, num_samples=64, messages=Messages()).samples_of(microbatches=5)
-    13
-    """
-
-    layers: Mapping[int, MeasuredLayers]
-    num_samples: int
-    messages: Messages
-    cores: float | None = None
-    call: Call = Call()
-    waited: float = 0.0
-
-    def samples_of(self, microbatches: int) -> int:
-        """Return the samples of the largest microbatch."""
-        return -(-self.num_samples // microbatches)
-
-    def costs(self, plan: Plan, recompute: bool) -> Costs:
-        """Return the costs of a plan's stages: sums over layers, with one call of each stage, and messages.
-
-        Parameters
-        ----------
-        plan : Plan
-        recompute : bool
-        """
-        layers = self.layers[plan.schedule.num_microbatches]
-        costs = layers.costs(plan.partition, plan.placement, recompute)
-        extra_calls = [len(part) - 1 for part in plan.partition]
-        extra_calls[-1] += layers.loss is not None
-        again = self.call.forward if recompute else 0.0
-
-        def with_one_call(times: Any, call: float) -> list[float]:
-            return [max(0.0, time - count * call) for time, count in zip(times, extra_calls)]
-
-        return replace(
-            costs,
-            forward=with_one_call(costs.forward, self.call.forward),
-            backward_input=with_one_call(costs.backward_input, self.call.backward_input + again),
-            backward_weight=with_one_call(costs.backward_weight, self.call.backward_weight),
-            latency=self.messages.latency,
-            bandwidth=self.messages.bandwidth,
-            overhead=self.messages.overhead,
-            cores=self.cores,
-        )
-
-
-def measure_sizes(
-    model: Sequential,
-    inputs: Any,
-    targets: Any,
-    loss: Loss | None,
-    counts: Iterable[int],
-    repeats: int,
-    seed: int,
-    xp: ModuleType,
-) -> dict[int, MeasuredLayers]:
-    """Measure the layers for each number of microbatches in ``counts``. Local.
-
-    The other parameters are those of :func:`~minipipe.tuning.measuring.measure_on_this_rank`.
-
-    Raises
-    ------
-    MicrobatchError
-        When no number fits the batch. Codes as for :func:`minipipe.measure_layers`.
-    """
-    found, refused = {}, None
-    for count in counts:
-        try:
-            found[count] = measure_on_this_rank(model, inputs, targets, loss, count, repeats, seed, xp)
-        except MicrobatchError as error:  # such as another number of microbatches than were given
-            refused = error
-    if refused is not None and not found:
-        raise refused
-    return found
-
-
-def measure_call(repeats: int, xp: ModuleType) -> Call:
-    """Measure a layer that does nothing, between two others. Local.
-
-    Parameters
-    ----------
-    repeats : int
-    xp : module
-    """
-    model = Sequential(Linear(1, 1), Identity(), Linear(1, 1))
-    ones = np.ones((1, 1), np.float32)
-    layer = measure_on_this_rank(model, ones, None, None, 1, repeats, 0, xp)[1]
-    return Call(layer.forward, layer.backward_input, layer.backward_weight)

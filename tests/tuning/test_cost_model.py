@@ -8,7 +8,7 @@ import pytest
 from minipipe import Microbatches, advise, nn, spawn
 from minipipe.errors import ArgumentError, LaunchError, MicrobatchError, ModelError, PartitionError
 from minipipe.tuning import Messages
-from minipipe.tuning.cost_model import measure_messages, measure_sizes, messages_of_this_machine
+from minipipe.tuning.cost_model import measure_messages, messages_of_this_machine
 from tests.launch import needs_mpi
 
 X = np.ones((16, 4), np.float32)
@@ -73,9 +73,10 @@ def test_given_microbatches_are_taken_as_they_are():
 
 def test_numbers_of_microbatches_that_do_not_fit_are_left_out_and_refused_where_none_fits():
     model, parts = nn.Sequential(nn.Linear(4, 4)), Microbatches([X[:8], X[8:]])
-    assert [*measure_sizes(model, parts, None, None, [2, 4], 1, 0, np)] == [2]
+    options = {"num_ranks": 1, "messages": "assumed", "seconds": 0, "repeats": 1}
+    assert [*advise(model, parts, **options).measured.layers] == [2]
     with pytest.raises(MicrobatchError, match="2 microbatches were given, but the schedule has 4"):
-        measure_sizes(model, parts, None, None, [3, 4], 1, 0, np)
+        advise(model, parts, num_microbatches=4, **options)
 
 
 @pytest.mark.parametrize(

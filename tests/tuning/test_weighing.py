@@ -12,7 +12,6 @@ from minipipe.errors import ScheduleError
 from minipipe.schedules.search import heuristic
 from minipipe.tuning import Advice, Candidate, Messages
 from minipipe.tuning.advising import weigh
-from minipipe.tuning.cost_model import Call
 from minipipe.tuning.weighing import Weighing, candidates, searched_schedule
 from tests.tuning.invented import asked, measured, model
 
@@ -98,14 +97,6 @@ def test_where_nothing_fits_the_error_says_what_the_least_is():
     with pytest.raises(ScheduleError, match=r"at most 1 KiB on every rank\. The least is .* on rank \d") as caught:
         advice(held=1000, limit=1024)
     assert caught.value.problems[0].code == "memory"
-
-
-def test_calls_count_once_for_each_stage_and_not_for_each_layer():
-    found = measured(4, [4], time=lambda layer, samples: 1.0, call=Call(0.5, 0.0, 0.25))
-    costs = found.costs(Plan(model(4), "1f1b", num_ranks=2, num_microbatches=4), recompute=False)
-    assert (costs.forward, costs.backward_input, costs.backward_weight) == ([1.5, 1.5], [2.0, 2.0], [1.75, 1.75])
-    again = found.costs(Plan(model(4), "1f1b", num_ranks=2, num_microbatches=4), recompute=True)
-    assert again.backward_input == [3.5, 3.5]
 
 
 def test_a_given_partition_leaves_only_schedules_with_as_many_stages():
