@@ -30,10 +30,6 @@ __all__ = [
     "ScheduleCode",
     "ScheduleError",
     "TensorError",
-    "one_of",
-    "quoted",
-    "shape_error",
-    "whole_number",
 ]
 
 
@@ -516,13 +512,8 @@ class ScheduleCode(StrEnum):
     @property
     def is_misuse(self) -> bool:
         """Whether the request is at fault, and not the schedule."""
-        return self in _MISUSES
-
-
-_MISUSES = (
-    *(ScheduleCode.UNKNOWN, ScheduleCode.PARAMETERS, ScheduleCode.COSTS),
-    *(ScheduleCode.FILE, ScheduleCode.TOO_LARGE),
-)
+        own = type(self)
+        return self in (own.UNKNOWN, own.PARAMETERS, own.COSTS, own.FILE, own.TOO_LARGE)
 
 
 class Problem(NamedTuple):

@@ -313,16 +313,5 @@ def _of_owner(name: str) -> property:
     return property(attrgetter(f"owner.{name}"), lambda self, value: setattr(self.owner, name, value))
 
 
-for _name in (
-    "data",
-    "declared_dtype",
-    "declared_shape",
-    "initialiser",
-    "is_filled",
-    "is_placed",
-    "leaves",
-    "num_uses",
-    "updates",
-    "xp",
-):
+for _name in (*Parameter.__slots__, "data", "is_filled"):
     setattr(Alias, _name, _of_owner(_name))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, MessageError, ModelError, ScheduleCode, ScheduleError
+from minipipe.errors import ArgumentError, MessageError, ModelError, ScheduleCode, ScheduleError, whole_number
 from minipipe.execution.checks.comparison import check_marks, marks_of, numbers_sent, numbers_that_came
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.stage import Stage
@@ -154,8 +154,7 @@ def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
     ArgumentError
         Code ``value``.
     """
-    if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
-        raise ArgumentError("value", f"timeline: num_steps is {num_steps!r}; expected a whole number, at least 1.")
+    whole_number("timeline: num_steps", num_steps)
     if num_steps > taken:
         known = f"{taken} steps are known since the last error, if any; at most {kept} are kept"
         raise ArgumentError("value", f"timeline: num_steps is {num_steps}; {known}. Call step() before.")
