@@ -5,108 +5,63 @@ fails until it has a gradient check.
 """
 
 from minipipe.functional import operators as operators  # attaches arithmetic to Tensor
-from minipipe.functional.attention import attention, rotary, self_attention
-from minipipe.functional.contraction import einsum, matmul
-from minipipe.functional.elementwise import (
-    add,
-    divide,
-    dropout,
-    exp,
-    log,
-    multiply,
-    negative,
-    power,
-    relu,
-    sigmoid,
-    silu,
-    sqrt,
-    subtract,
-    tanh,
-)
-from minipipe.functional.embedding import embedding
-from minipipe.functional.gelu import erf, gelu
-from minipipe.functional.linear import linear
-from minipipe.functional.loss import cross_entropy, log_softmax, logsumexp, mean_squared_error, softmax
-from minipipe.functional.normalisation import group_norm, layer_norm, rms_norm
-from minipipe.functional.operands import astype, in_float32
-from minipipe.functional.recurrent import lstm
-from minipipe.functional.reduction import amax, amin, mean, total, variance
-from minipipe.functional.shape import (
-    clip,
-    concatenate,
-    contiguous,
-    identity,
-    index,
-    masked_fill,
-    reshape,
-    split,
-    stack,
-    transpose,
-    where,
-)
-from minipipe.functional.windows import avg_pool1d, avg_pool2d, conv1d, conv2d, global_avg_pool, max_pool1d, max_pool2d
-from minipipe.hints import missing
+from minipipe.functional.attention import attention as attention
+from minipipe.functional.attention import rotary as rotary
+from minipipe.functional.attention import self_attention as self_attention
+from minipipe.functional.contraction import einsum as einsum
+from minipipe.functional.contraction import matmul as matmul
+from minipipe.functional.elementwise import add as add
+from minipipe.functional.elementwise import divide as divide
+from minipipe.functional.elementwise import dropout as dropout
+from minipipe.functional.elementwise import exp as exp
+from minipipe.functional.elementwise import log as log
+from minipipe.functional.elementwise import multiply as multiply
+from minipipe.functional.elementwise import negative as negative
+from minipipe.functional.elementwise import power as power
+from minipipe.functional.elementwise import relu as relu
+from minipipe.functional.elementwise import sigmoid as sigmoid
+from minipipe.functional.elementwise import silu as silu
+from minipipe.functional.elementwise import sqrt as sqrt
+from minipipe.functional.elementwise import subtract as subtract
+from minipipe.functional.elementwise import tanh as tanh
+from minipipe.functional.embedding import embedding as embedding
+from minipipe.functional.gelu import erf as erf
+from minipipe.functional.gelu import gelu as gelu
+from minipipe.functional.linear import linear as linear
+from minipipe.functional.loss import cross_entropy as cross_entropy
+from minipipe.functional.loss import log_softmax as log_softmax
+from minipipe.functional.loss import logsumexp as logsumexp
+from minipipe.functional.loss import mean_squared_error as mean_squared_error
+from minipipe.functional.loss import softmax as softmax
+from minipipe.functional.normalisation import group_norm as group_norm
+from minipipe.functional.normalisation import layer_norm as layer_norm
+from minipipe.functional.normalisation import rms_norm as rms_norm
+from minipipe.functional.operands import astype as astype
+from minipipe.functional.operands import in_float32 as in_float32
+from minipipe.functional.recurrent import lstm as lstm
+from minipipe.functional.reduction import amax as amax
+from minipipe.functional.reduction import amin as amin
+from minipipe.functional.reduction import mean as mean
+from minipipe.functional.reduction import total as total
+from minipipe.functional.reduction import variance as variance
+from minipipe.functional.shape import clip as clip
+from minipipe.functional.shape import concatenate as concatenate
+from minipipe.functional.shape import contiguous as contiguous
+from minipipe.functional.shape import identity as identity
+from minipipe.functional.shape import index as index
+from minipipe.functional.shape import masked_fill as masked_fill
+from minipipe.functional.shape import reshape as reshape
+from minipipe.functional.shape import split as split
+from minipipe.functional.shape import stack as stack
+from minipipe.functional.shape import transpose as transpose
+from minipipe.functional.shape import where as where
+from minipipe.functional.windows import avg_pool1d as avg_pool1d
+from minipipe.functional.windows import avg_pool2d as avg_pool2d
+from minipipe.functional.windows import conv1d as conv1d
+from minipipe.functional.windows import conv2d as conv2d
+from minipipe.functional.windows import global_avg_pool as global_avg_pool
+from minipipe.functional.windows import max_pool1d as max_pool1d
+from minipipe.functional.windows import max_pool2d as max_pool2d
+from minipipe.hints import face
 
-__all__ = [
-    "add",
-    "amax",
-    "amin",
-    "astype",
-    "attention",
-    "avg_pool1d",
-    "avg_pool2d",
-    "clip",
-    "concatenate",
-    "contiguous",
-    "conv1d",
-    "conv2d",
-    "cross_entropy",
-    "divide",
-    "dropout",
-    "einsum",
-    "embedding",
-    "erf",
-    "exp",
-    "gelu",
-    "global_avg_pool",
-    "group_norm",
-    "identity",
-    "in_float32",
-    "index",
-    "layer_norm",
-    "linear",
-    "log",
-    "log_softmax",
-    "logsumexp",
-    "lstm",
-    "masked_fill",
-    "matmul",
-    "max_pool1d",
-    "max_pool2d",
-    "mean",
-    "mean_squared_error",
-    "multiply",
-    "negative",
-    "power",
-    "relu",
-    "reshape",
-    "rms_norm",
-    "rotary",
-    "self_attention",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "split",
-    "sqrt",
-    "stack",
-    "subtract",
-    "tanh",
-    "total",
-    "transpose",
-    "variance",
-    "where",
-]
-
-
-def __getattr__(name: str) -> None:
-    raise missing("minipipe.functional", name, __all__)
+__getattr__, __all__ = face(__name__, globals())
