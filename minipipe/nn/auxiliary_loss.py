@@ -118,6 +118,11 @@ def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
         yield losses
 
 
+def losses_so_far() -> list[Tensor]:
+    """Return the auxiliary losses that layers have added here."""
+    return _here.get() or []
+
+
 def add_again(losses: list[Tensor]) -> None:
     """Add losses to those collected outside this block, as recomputation does."""
     outside = _here.get()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeGuard, overload
 
 from minipipe import functional
-from minipipe.autograd.modes import Place, current_place
+from minipipe.autograd.modes import current_place
 from minipipe.errors import ArgumentError
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
@@ -48,6 +48,9 @@ class Sequential(Module):
     (5, 10)
     """
 
+    look: Callable[[int, Any], Any] | None = None
+    """Where it is set: ``(number, result) -> result``, called with the result of each flat layer."""
+
     def __init__(self, *layers: Module) -> None:
         for i, layer in enumerate(layers):
             if not isinstance(layer, Module):
@@ -69,31 +72,28 @@ class Sequential(Module):
         """Apply every layer in turn."""
         place = current_place()
         if place.layer is not None:  # inside a layer of another sequence: no cut divides this one
-            return self._apply(x, None)
+            return self._apply(x, self.layers, operator.call)
+        place.enter(self.first_place - 1)
         try:
             x = x if isinstance(x, Tensor) else as_tensors(x)
-            return self._apply(x, place, self.first_place, self.first_layer)
+            return self._apply(x, self.flat_layers, _at_next_place, self.first_layer)
         finally:
             place.leave()
 
-    def _apply(self, x: Any, place: Place | None, first_place: int = 0, first_layer: int = 0) -> Any:
+    def _apply(self, x: Any, layers: list[Module], compute: Callable[[Module, Any], Any], first: int = 0) -> Any:
         if not isinstance(x, _BUNDLES):
             x = as_tensor(x)
-        layers = self.layers if place is None else self.flat_layers
-        for i, layer in enumerate(layers):
+        for number, layer in enumerate(layers, first):
             try:
-                if place is None:
-                    x = layer(x)
-                else:
-                    place.enter(first_place)
-                    x = _in_its_places(layer, x, first_place)
-                    first_place += _num_places(layer)
+                x = compute(layer, x)
+                if self.look is not None:
+                    x = self.look(number, x)
                 if not isinstance(x, Tensor):
                     x = boundary(x)
-                elif i < len(layers) - 1:
+                elif number < first + len(layers) - 1:
                     x = functional.contiguous(x)
             except BaseException as error:  # Ctrl-C and sys.exit in a layer get the note too
-                error.add_note(f"in layer {first_layer + i}, {layer.brief()}")
+                error.add_note(f"in layer {number}, {layer.brief()}")
                 raise
         return x
 
@@ -153,18 +153,22 @@ def _flat(layers: Iterable[Module]) -> list[Module]:
     return [layer for part in parts for layer in part]
 
 
+def _is_recomputed_sequence(layer: Module) -> TypeGuard[Recompute]:
+    return type(layer) is Recompute and _is_sequence(layer.module)
+
+
 def _num_places(layer: Module) -> int:
     """Return how many places a flat layer has for random numbers: a recomputed sequence those of its layers."""
-    if type(layer) is Recompute and _is_sequence(layer.module):
-        return sum(map(_num_places, layer.module.flat_layers))
-    return 1
+    return sum(map(_num_places, _flat([layer.module]))) if _is_recomputed_sequence(layer) else 1
 
 
-def _in_its_places(layer: Module, x: Any, first_place: int) -> Any:
+def _at_next_place(layer: Module, x: Any) -> Any:
     """Apply a flat layer; those of a recomputed sequence draw from places of their own."""
-    if type(layer) is Recompute and _is_sequence(layer.module):
-        inner = layer.module
-        return layer.compute(lambda given: inner._apply(given, current_place(), first_place), x)
+    if _is_recomputed_sequence(layer):
+        inner: Any = layer.module
+        return layer.compute(lambda given: inner._apply(given, inner.flat_layers, _at_next_place), x)
+    place = current_place()
+    place.enter((place.layer or 0) + 1)
     return layer(x)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, NotFiniteCode, NotFiniteError
+from minipipe.errors import NotFiniteCode, NotFiniteError, one_of
 from minipipe.execution import BatchLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks import part_of
@@ -48,8 +48,7 @@ class FiniteCheck:
     """
 
     def __init__(self, when_not_finite: WhenNotFinite, plan: Plan, executor: Executor) -> None:
-        if when_not_finite not in ("stop", "warn", "off"):
-            raise ArgumentError("value", f"check_finite is {when_not_finite!r}; expected 'stop', 'warn' or 'off'.")
+        one_of("check_finite", when_not_finite, ("stop", "warn", "off"))
         self.when_not_finite = when_not_finite
         self.plan = plan
         self.executor = executor

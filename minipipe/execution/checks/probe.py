@@ -1,8 +1,11 @@
-"""The second run: a probe calls every layer of this rank's stages and notes values that are not finite."""
+"""The second run: a probe looks at the result of every layer of this rank and notes values that are not finite.
+
+The ``watch`` of ``record`` (``autograd/watch.py``) would not do: it sees no stage that is recomputed, nor a layer that
+cuts the graph, and it does not know which of the results of a layer is handed on, where a mask of -inf may be inside.
+"""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -18,12 +21,12 @@ from minipipe.execution.executor import Executor, Step
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Samples
 from minipipe.execution.stage import Stage
-from minipipe.nn import Module, Parameter, Recompute, auxiliary_losses
-from minipipe.nn.auxiliary_loss import add_again
+from minipipe.nn import Parameter
+from minipipe.nn.auxiliary_loss import losses_so_far
 from minipipe.nn.sequential import parameters_of
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.tensor import Tensor, record
+from minipipe.tensor import record
 
 
 class Probe:
@@ -70,18 +73,16 @@ class Probe:
         """Watch the layers of a stage inside this block."""
         first, layers = self._plan.partition[stage.index].start, stage.module.layers
         names = {id(parameter.owner): self._names.index(name) for name, parameter in stage.parameters.items()}
-        parameters = [
+        parameters = self._parameters[stage.index] = [
             (first + i, names[id(p.owner)], p) for i, layer in enumerate(layers) for p in parameters_of(layer)
         ]
         for number, name, parameter in parameters:
             self.note(What.PARAMETER, -1, number, [parameter.data], name)
-
-        self._parameters[stage.index] = parameters
-        stage.module.layers = [self._watched(layer, first + i) for i, layer in enumerate(layers)]
+        stage.module.look = self._look
         try:
             yield
         finally:
-            stage.module.layers = layers
+            stage.module.look = None
 
     def watch(self, action: Action, step: Step) -> Step:
         """Return a step after which the weight gradients of its stage are looked at, for every backward."""
@@ -98,37 +99,17 @@ class Probe:
 
         return run_and_look
 
-    def _watched(self, layer: Module, number: int) -> Module:
-        """Return a layer of the same type that calls this one and looks at its result.
-
-        The sequence asks for the type: layers that are recomputed have several places for random numbers.
-        """
-        name = "compute" if isinstance(layer, Recompute) else "forward"
-        inner = getattr(layer, name)
-
-        def call(*given: Any, **options: Any) -> Any:
-            with auxiliary_losses() as losses:
-                result = inner(*given, **options)
-            add_again(losses)
-            k = current_place().microbatch
-            self.note(What.AUXILIARY_LOSS, k, number, [loss.data for loss in losses])
-            return self._looked_at(result, k, number)
-
-        twin = copy.copy(layer)
-        vars(twin)[name] = call
-        return twin
-
-    def _looked_at(self, result: Any, microbatch: int, number: int) -> Any:
-        """Return the result, with its gradient watched as well."""
-        tensors = [result] if isinstance(result, Tensor) else tensors_in(result)
-        self.note(What.RESULT, microbatch, number, [tensor.data for tensor in tensors])
+    def _look(self, number: int, result: Any) -> Any:
+        """Return the result of a layer, with its gradient looked at as well."""
+        tensors, k = tensors_in(result), current_place().microbatch
+        self.note(What.AUXILIARY_LOSS, k, number, [loss.data for loss in losses_so_far()])
+        self.note(What.RESULT, k, number, [tensor.data for tensor in tensors])
 
         def vjp(gradient: Array) -> Array:
-            self.note(What.GRADIENT, microbatch, number, [gradient])
+            self.note(What.GRADIENT, k, number, [gradient])
             return gradient
 
-        twins = [record(tensor.data, (tensor, vjp)) for tensor in tensors]
-        return twins[0] if isinstance(result, Tensor) else rebuilt(result, twins)
+        return rebuilt(result, [record(tensor.data, (tensor, vjp)) for tensor in tensors])
 
 
 def _first_sample(part: Samples) -> int:
