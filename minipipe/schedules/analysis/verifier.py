@@ -236,6 +236,8 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
         return []
     cycle, as_written = _cycle(schedule, blocked), Dependencies(schedule).as_written
     first = cycle[0]
+    if first.awaited is None:
+        return [_unexpected(schedule, first.action, first.rank, first.position)]
     if len(cycle) == 1:
         needed = as_written(first.awaited)
         later = schedule.actions[first.rank].index(needed)
@@ -246,6 +248,7 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
         f"rank {stuck.rank} cannot run {stuck.action} (position {stuck.position}) before {as_written(stuck.awaited)}, "
         f"which rank {schedule.placement[stuck.awaited.stage]} runs later"
         for stuck in cycle
+        if stuck.awaited
     ]
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
     if not walk(schedule, sends_are_buffered=True).blocked:
@@ -255,12 +258,14 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
 
 
 def _cycle(schedule: ActionTable, blocked: dict[int, Blocked]) -> list[Blocked]:
-    """Follow the waits from the lowest blocked rank until a rank repeats."""
+    """Follow the waits from the lowest blocked rank until a rank repeats, or waits for nothing that there is."""
     path: list[int] = []
     rank = min(blocked)
     while rank not in path:
         path.append(rank)
-        rank = schedule.placement[blocked[rank].awaited.stage]
+        awaited = blocked[rank].awaited
+        if awaited is not None:
+            rank = schedule.placement[awaited.stage]
     return [blocked[rank] for rank in path[path.index(rank) :]]
 
 

@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import schedules
+from minipipe import schedules, verify
+from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.dependencies import Dependencies, Direction, Value
 from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.verifier import _order_problems
 from minipipe.schedules.analysis.walk import complete_walk, walk
 from tests.strategies import examples, named_schedules
 
@@ -104,6 +106,27 @@ def test_a_message_to_a_stage_that_is_not_there_depends_on_it_and_never_runs(cel
     assert walk(program).blocked
     if stage == 0:
         assert cells(Dependencies(program).of(Action.parse(cell))) in (["-1RECV_B0"], ["-1SEND_F0"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "stuck"),
+    [
+        (["0SEND_B0 0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"], "0SEND_B0"),
+        (["0RECV_F0 0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"], "0RECV_F0"),
+        (["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1SEND_F0 1B0 1SEND_B0"], "1SEND_F0"),
+    ],
+)
+def test_a_message_without_a_partner_is_blocked_on_nothing_and_closes_the_cycle(rows, stuck):
+    """It was blocked on an action of stage -1 or of one behind the last, with which the placement was indexed."""
+    program = schedule_of_text("\n".join(rows))
+    found = {str(blocked.action): blocked.awaited for blocked in walk(program).blocked}
+    assert found[stuck] is None and len(found) == 2
+    (problem,) = _order_problems(program)  # the verifier refuses it before it comes to the order
+    assert (problem.code, problem.message.split(": ")[1][:8]) == ("no-partner", stuck)
+    with pytest.raises(ScheduleError, match="no-partner"):
+        verify(program)
+    with pytest.raises(ScheduleError, match=r"0RECV_F0 on rank 0 waits for ever for a partner that does not exist"):
+        complete_walk(schedule_of_text("0RECV_F0 0F0 0B0"))
 
 
 def test_a_table_is_walked_once_and_pickled_without_its_walk():
