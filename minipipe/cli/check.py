@@ -20,12 +20,12 @@ from minipipe.cli.options import (
 from minipipe.cli.output import ExitStatus, answer, figures
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_JSON, read_text
+from minipipe.schedules.action_table import describe_sizes
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.search.certificate import Certificate, changed, read_certificate
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.text import describe_sizes
 
 ANSWER = "legal"
 EPILOG = """examples:

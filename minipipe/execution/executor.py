@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from minipipe.autograd import backend
@@ -25,7 +25,6 @@ from minipipe.execution.stage import Stage
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Direction, Value
-from minipipe.schedules.transforms import neighbouring_weights
 
 if TYPE_CHECKING:
     from minipipe.execution.batch import Batch
@@ -64,8 +63,8 @@ class Executor:
     group : ProcessGroup
     xp : module
         The array module to compute with.
-    stacks : bool
-        Whether the last of several neighbouring W of a stage computes the weight gradients of all of them.
+    stacked : mapping of Action to list of int
+        By W, the microbatches whose weight gradients it computes; where it is left out, its own.
     observers : tuple of Observer
         Of every run.
 
@@ -83,7 +82,7 @@ class Executor:
         stages: Mapping[int, Stage],
         group: ProcessGroup,
         xp: ModuleType,
-        stacks: bool = False,
+        stacked: Mapping[Action, list[int]] = MappingProxyType({}),
         observers: tuple[Observer, ...] = (),
     ) -> None:
         self.program = program
@@ -94,7 +93,7 @@ class Executor:
         self._name = group.name_of_program()
         self._allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self._actions = program.actions[group.rank]
-        self._stacked = neighbouring_weights(self._actions) if stacks else {}
+        self._stacked = stacked
         self._steps = [_METHODS[action.kind](self, action) for action in self._actions]
         self._earlier_sends: list[Request] = []
         self._forget()

@@ -44,6 +44,7 @@ from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.sequential import forward_only_over
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.transforms import neighbouring_weights
 
 
 class Asked(TypedDict, total=False):
@@ -212,7 +213,8 @@ class Pipeline(FamiliarPipeline):
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
-        self._trainer = self._executor(plan.program, stacks=stack_weight_gradients)
+        stacked = neighbouring_weights(plan.program.actions[group.rank]) if stack_weight_gradients else {}
+        self._trainer = self._executor(plan.program, stacked=stacked)
         self._finite = FiniteCheck(check_finite, plan, self._trainer)
         self._predictors, self._input_gradients = dict[int, Executor](), None
 

@@ -6,30 +6,25 @@ the same text and CSV, and every analysis reads both through :class:`ActionTable
 
 from __future__ import annotations
 
+import gc
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import chain, pairwise
 from numbers import Integral
 from operator import attrgetter, index, itemgetter
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from minipipe.errors import Problem, ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.io import printable
 from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
 from minipipe.schedules.placement import check_placement
-from minipipe.schedules.text import (
-    Cells,
-    describe_sizes,
-    read_csv,
-    read_either,
-    read_file,
-    read_text,
-    write_csv,
-    write_text,
-)
+
+if TYPE_CHECKING:
+    from minipipe.schedules.text import Cells
 
 T = TypeVar("T", bound="ActionTable")
 _KIND = attrgetter("kind")
@@ -185,11 +180,13 @@ class ActionTable(ShownInNotebooks):
 
     def to_text(self) -> str:
         """Return one line per rank, cells separated by blanks: the form for people."""
-        return write_text(self.describe(), self.actions)
+        rows = (f"rank {rank}: {' '.join(map(str, row))}".rstrip() for rank, row in enumerate(self.actions))
+        return "\n".join([f"# {self.describe()}", *rows, ""])
 
     def to_csv(self) -> str:
         """Return PyTorch's format: one line per rank, cells such as ``0F0``."""
-        return write_csv(self.actions)
+        # A lone comma is an idle rank; an empty line would be skipped when read.
+        return "".join((",".join(map(str, row)) or ",") + "\n" for row in self.actions)
 
     @classmethod
     def of_cells(cls, name: str, cells: Cells) -> Self:
@@ -215,7 +212,7 @@ class ActionTable(ShownInNotebooks):
         ScheduleError
             Code ``syntax``, with line and cell, for anything that is not an action.
         """
-        return cls.of_cells(name, read_text(_checked_text(text), ignore_sharding))
+        return cls.of_cells(name, _read("text", text, ignore_sharding))
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv", ignore_sharding: bool = False) -> Self:
@@ -243,7 +240,7 @@ class ActionTable(ShownInNotebooks):
         >>> Schedule.from_csv("0F0,0B0,,\\n").actions[0][1]
         Action(stage=0, kind=<ActionKind.BACKWARD: 'B'>, microbatch=0)
         """
-        return cls.of_cells(name, read_csv(_checked_text(text), ignore_sharding))
+        return cls.of_cells(name, _read("csv", text, ignore_sharding))
 
     @classmethod
     def from_file(cls, path: str | Path, ignore_sharding: bool = False) -> Self:
@@ -260,20 +257,34 @@ class ActionTable(ShownInNotebooks):
         ScheduleError
             Code ``file``, when there is no such file or it is no text; ``syntax``, with line and cell.
         """
-        return cls.of_cells(Path(path).stem, read_either(read_file(path), ignore_sharding))
+        return cls.of_cells(Path(path).stem, _read("file", path, ignore_sharding))
 
 
-def check_table(given: object) -> None:
-    """Refuse an argument that is neither a Schedule nor a Program, and say how to get one.
+def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
+    """Refuse an argument that is neither a Schedule nor a Program, or not of the wanted kind; say how to get one.
 
     Raises
     ------
     ScheduleError
         Code ``not-a-schedule``.
     """
-    if not isinstance(given, ActionTable):
+    if not isinstance(given, kind or ActionTable):
         how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
+        if isinstance(given, ActionTable):
+            how = f"the computations of a {type(given).__name__} are its .schedule"
         raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {quoted(given)}; {how}.")
+
+
+def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int) -> str:
+    """Return the sizes in words.
+
+    Examples
+    --------
+    >>> describe_sizes(2, 2, 1)
+    '2 ranks, 2 stages, 1 microbatch'
+    """
+    counts = ((num_ranks, "rank", "s"), (num_stages, "stage", "s"), (num_microbatches, "microbatch", "es"))
+    return ", ".join(f"{count} {noun}{'' if count == 1 else plural}" for count, noun, plural in counts)
 
 
 def check_range(table: ActionTable) -> None:
@@ -323,14 +334,37 @@ def _as_action(cell: Action | str) -> Action:
         raise ScheduleError.of(ScheduleCode.SYNTAX, f"{quoted(cell)} is not an action. {EXPECTED_CELL}") from None
 
 
-def _checked_text(text: object) -> str:
-    is_path = isinstance(text, Path) or (isinstance(text, str) and text.strip().endswith((".csv", ".txt")))
-    if is_path or not isinstance(text, str):
-        raise ScheduleError.of(
-            ScheduleCode.SYNTAX,
-            f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file reads a file.",
-        )
-    return text
+def _read(form: str, given: Any, ignore_sharding: bool) -> Cells:
+    from minipipe.schedules.text import READERS  # on demand: most tables are built, not read
+
+    with collector_paused():
+        return READERS[form](given, ignore_sharding)
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause Python's cyclic garbage collector inside this block.
+
+    Actions and spans are tuples of numbers and strings, and can form no cycle; yet the collector counts them, and goes
+    through all of them each time that their number has grown by a quarter. For a schedule of 1.5 million actions and
+    messages that was more than half of the time to build, verify, lower and simulate it.
+
+    The collector belongs to the process. A block that found it on turns it on again, so after overlapping blocks of
+    several threads it is on.
+
+    Examples
+    --------
+    >>> with collector_paused():
+    ...     print(gc.isenabled())
+    False
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, repr=False)
@@ -370,14 +404,10 @@ class Schedule(ActionTable):
         super().__post_init__()
         if any(kind.is_communication for kind in self.kinds):
             message = next(a for row in self.actions for a in row if a.kind.is_communication)
-            raise ScheduleError(
-                [
-                    Problem(
-                        ScheduleCode.NOT_A_SCHEDULE,
-                        f"{self.title} holds {message}: it is a Program, and a Schedule has computations alone. "
-                        "Program.from_file, from_text and from_csv read it; its .schedule has the computations.",
-                    )
-                ]
+            raise ScheduleError.of(
+                ScheduleCode.NOT_A_SCHEDULE,
+                f"{self.title} holds {message}: it is a Program, and a Schedule has computations alone. "
+                "Program.from_file, from_text and from_csv read it; its .schedule has the computations.",
             )
 
     @property
@@ -389,22 +419,6 @@ class Schedule(ActionTable):
     def message_cuts(self) -> tuple[bool, ...]:
         """By stage, whether values travel to the next one by a SEND and a RECV: nowhere in a schedule."""
         return (False,) * self.num_stages
-
-
-def check_schedule(given: object) -> None:
-    """Refuse an argument that is no Schedule, and say how to get one.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``not-a-schedule``.
-    """
-    if isinstance(given, Schedule):
-        return
-    how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
-    if isinstance(given, ActionTable):
-        how = f"the computations of a {type(given).__name__} are its .schedule"
-    raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {quoted(given)}; {how}.")
 
 
 @dataclass(frozen=True, repr=False)
@@ -462,7 +476,7 @@ def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule |
     ...     read_schedule(path)
     <Schedule mine: 1 rank, 1 stage, 1 microbatch>
     """
-    return schedule_of_text(read_file(path), Path(path).stem, ignore_sharding)
+    return _of_its_kind(Path(path).stem, _read("file", path, ignore_sharding))
 
 
 def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule | Program:
@@ -477,6 +491,9 @@ def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = Fals
     >>> schedule_of_text("0F0 0SEND_F0 0RECV_B0 0B0 \\n 1RECV_F0 1F0 1B0 1SEND_B0")
     <Program text: 2 ranks, 2 stages, 1 microbatch>
     """
-    cells = read_either(text, ignore_sharding)
+    return _of_its_kind(name, _read("either", text, ignore_sharding))
+
+
+def _of_its_kind(name: str, cells: Cells) -> Schedule | Program:
     is_program = any(action.kind.is_communication for row in cells.actions for action in row)
     return (Program if is_program else Schedule).of_cells(name, cells)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
-from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.action_table import Schedule, collector_paused
 from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.interleaved import (
     eager_1f1b,
@@ -17,7 +17,6 @@ from minipipe.schedules.interleaved import (
 )
 from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.sequential import forward_only, sequential
-from minipipe.schedules.text import collector_paused
 from minipipe.schedules.v_shaped import dualpipe_v, v_half, v_min, zb_v
 from minipipe.schedules.zero_bubble import zb_h1, zb_h2
 

@@ -1,4 +1,4 @@
-"""Reading and writing of schedules as text and as CSV.
+"""Reading of schedules from text and CSV.
 
 The CSV format is PyTorch's: one line per rank, with cells such as ``0F0``. Reading is strict, and errors name the line
 and the cell.
@@ -7,49 +7,20 @@ and the cell.
 from __future__ import annotations
 
 import csv
-import gc
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from io import StringIO
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minipipe import io
 from minipipe.errors import FileError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
 from minipipe.schedules.action import Action
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause Python's cyclic garbage collector inside this block.
-
-    Actions and spans are tuples of numbers and strings, and can form no cycle; yet the collector counts them, and goes
-    through all of them each time that their number has grown by a quarter. For a schedule of 1.5 million actions and
-    messages that was more than half of the time to build, verify, lower and simulate it.
-
-    The collector belongs to the process. A block that found it on turns it on again, so after overlapping blocks of
-    several threads it is on.
-
-    Examples
-    --------
-    >>> with collector_paused():
-    ...     print(gc.isenabled())
-    False
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
 
 # PyTorch overlaps a forward and a backward and writes them as (0F3;3B1)OVERLAP_F_B. We run one after the other.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
@@ -77,26 +48,8 @@ class Cells(NamedTuple):
 _Row = tuple[int, Iterable[str]]
 
 
-def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int) -> str:
-    """Return the sizes in words.
-
-    Examples
-    --------
-    >>> describe_sizes(2, 2, 1)
-    '2 ranks, 2 stages, 1 microbatch'
-    """
-    counts = ((num_ranks, "rank"), (num_stages, "stage"), (num_microbatches, "microbatch"))
-    return ", ".join(_number(*count) for count in counts)
-
-
-def write_text(description: str, actions: Sequence[Sequence[Action]]) -> str:
-    """Return a comment with the description, then one line per rank with cells separated by spaces."""
-    lines = [f"rank {rank}: {' '.join(map(str, row))}".rstrip() for rank, row in enumerate(actions)]
-    return "\n".join([f"# {description}", *lines, ""])
-
-
 def read_text(text: str, ignore_sharding: bool = False) -> Cells:
-    """Read the output of :func:`write_text`. ``#`` starts a comment, and the label ``rank N:`` is optional.
+    """Read the output of ``Schedule.to_text``. ``#`` starts a comment, and the label ``rank N:`` is optional.
 
     Of comments, only the frozen stages of the first line are read: ``# 1f1b (frozen: 0, 1): …``.
     """
@@ -128,12 +81,6 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
         rank += 1
 
 
-def write_csv(actions: Sequence[Sequence[Action]]) -> str:
-    """Return one line per rank with cells separated by commas."""
-    # A lone comma is an idle rank; an empty line would be skipped when read.
-    return "".join((",".join(map(str, row)) or ",") + "\n" for row in actions)
-
-
 def read_csv(text: str, ignore_sharding: bool = False) -> Cells:
     """Read PyTorch's CSV format. Empty cells are idle time."""
     _check_length(text)
@@ -155,18 +102,31 @@ def read_either(text: str, ignore_sharding: bool = False) -> Cells:
     return (read_csv if is_csv else read_text)(text, ignore_sharding)
 
 
-def read_file(path: str | Path) -> str:
-    """Return the content of a file.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``file``, if it cannot be read, is too large, or is no text.
-    """
+def read_file(path: str | Path, ignore_sharding: bool = False) -> Cells:
+    """Read a file of text or CSV; code ``file``, if it cannot be read, is too large, or is no text."""
     try:
-        return io.read_text(path)
+        text = io.read_text(path)
     except FileError as error:
         raise ScheduleError.of(ScheduleCode.FILE, f"The schedule {error}") from None
+    return read_either(text, ignore_sharding)
+
+
+READERS: dict[str, Callable[[Any, bool], Cells]] = {
+    "text": lambda text, ignore_sharding: read_text(_checked_text(text), ignore_sharding),
+    "csv": lambda text, ignore_sharding: read_csv(_checked_text(text), ignore_sharding),
+    "either": read_either,
+    "file": read_file,
+}
+
+
+def _checked_text(text: object) -> str:
+    is_path = isinstance(text, Path) or (isinstance(text, str) and text.strip().endswith((".csv", ".txt")))
+    if is_path or not isinstance(text, str):
+        raise ScheduleError.of(
+            ScheduleCode.SYNTAX,
+            f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file reads a file.",
+        )
+    return text
 
 
 def _check_length(text: str) -> None:
@@ -183,14 +143,13 @@ def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool) -> Cel
     actions: list[tuple[Action, ...]] = []
     known: dict[str, tuple[Action, ...]] = {}
     total = 0
-    with collector_paused():
-        for line, cells in read():
-            row = _row(line, cells, None if names_stages else len(actions), ignore_sharding, known)
-            actions.append(tuple(islice(row, MOST_ACTIONS + 1 - total)))
-            total += len(actions[-1])
-            if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
-                message = f"Line {line} is beyond the limit of {MOST_STAGES:,} ranks and {MOST_ACTIONS:,} actions."
-                raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
+    for line, cells in read():
+        row = _row(line, cells, None if names_stages else len(actions), ignore_sharding, known)
+        actions.append(tuple(islice(row, MOST_ACTIONS + 1 - total)))
+        total += len(actions[-1])
+        if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
+            message = f"Line {line} is beyond the limit of {MOST_STAGES:,} ranks and {MOST_ACTIONS:,} actions."
+            raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
     if not total:
         raise ScheduleError.of(
             ScheduleCode.EMPTY, "There is no action in the text. Expected one line per rank, with cells such as 0F0."
@@ -256,8 +215,3 @@ def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int, ...]:
             ScheduleCode.MISSING, f"Stage {stages[-1]} occurs without stage {missing}; stages are counted from 0."
         )
     return tuple(counts[stage].most_common(1)[0][0] for stage in stages)
-
-
-def _number(count: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{count} {noun if count == 1 else plural}"

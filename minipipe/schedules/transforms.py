@@ -8,7 +8,7 @@ from itertools import accumulate, groupby, pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import ActionTable, Schedule, T, check_schedule, check_table
+from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
 from minipipe.schedules.placement import check_size
 
 
@@ -89,7 +89,7 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
     rank 1: 1F0 1F1 1B0 1B1
     """
-    check_schedule(schedule)
+    check_table(schedule, Schedule)
     if not 1 <= num_stages <= schedule.num_stages:
         message = f"num_stages is {num_stages}; {schedule.title} has {schedule.num_stages}, so expected 1 to that."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
@@ -116,7 +116,7 @@ def split_backward(schedule: Schedule) -> Schedule:
     # mine: 1 rank, 1 stage, 1 microbatch
     rank 0: 0F0 0I0 0W0
     """
-    check_schedule(schedule)
+    check_table(schedule, Schedule)
     return schedule.with_rows(Schedule, map(_halves, schedule.actions))
 
 

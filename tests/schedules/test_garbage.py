@@ -7,7 +7,7 @@ import pytest
 
 from minipipe import schedules, simulate
 from minipipe.errors import ScheduleError
-from minipipe.schedules.text import collector_paused
+from minipipe.schedules.action_table import collector_paused
 
 
 @pytest.fixture(autouse=True)

@@ -29,10 +29,9 @@ from collections.abc import Callable
 from functools import partial
 
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import ActionTable, Program, check_table
+from minipipe.schedules.action_table import ActionTable, Program, check_table, collector_paused
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.schedules.text import collector_paused
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million messages.
 _new_action: Callable[[tuple[int, ActionKind, int]], Action] = partial(tuple.__new__, Action)

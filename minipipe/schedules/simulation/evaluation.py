@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.action_table import Schedule, check_schedule
+from minipipe.schedules.action_table import Schedule, check_table
 from minipipe.schedules.analysis.bounds import Bound, Formula, lower_bounds
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
@@ -103,7 +103,7 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
         ...
     minipipe.errors.ScheduleError: [missing] zb-h2 has 6 microbatches; the workload has 8.
     """
-    check_schedule(schedule)
+    check_table(schedule, Schedule)
     if schedule.placement != workload.placement or schedule.num_ranks != workload.num_ranks:
         message = f"{schedule.title} places its stages on ranks {_shown(schedule.placement)}; the workload has them on"
         raise ScheduleError.of(ScheduleCode.PLACEMENT, f"{message} {_shown(workload.placement)}.")

@@ -17,7 +17,7 @@ from math import inf
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import Action
-from minipipe.schedules.action_table import ActionTable, check_table
+from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
 from minipipe.schedules.analysis.activations import Level, memory_levels, peak_activations
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
@@ -28,7 +28,6 @@ from minipipe.schedules.simulation.fluid import Fluid
 from minipipe.schedules.simulation.span import Span, StepChange
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.simulation.timing import Timing, new_span
-from minipipe.schedules.text import collector_paused
 from minipipe.schedules.transforms import repeat
 
 
