@@ -21,29 +21,10 @@ except ImportError:  # Windows
     termios = None  # type: ignore[assignment]
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # to the alternate screen without a cursor, and back
-_SEQUENCES = {
-    "[A": "up",
-    "[B": "down",
-    "[C": "right",
-    "[D": "left",
-    "[H": "home",
-    "[F": "end",
-    "[1~": "home",
-    "[7~": "home",
-    "[4~": "end",
-    "[8~": "end",
-    "[5~": "pageup",
-    "[6~": "pagedown",
-}
-_NAMES = {
-    "\r": "enter",
-    "\n": "enter",
-    "\x7f": "backspace",
-    "\x08": "backspace",
-    " ": "space",
-    "\x04": "eof",
-    "": "eof",
-}
+# Keys by the last part of their escape sequence: of ``ESC [ A``, and of ``ESC [ 5 ~``.
+_SEQUENCES = dict(zip("ABCDHF", ("up", "down", "right", "left", "home", "end")))
+_SEQUENCES |= dict(zip("174856", ("home", "home", "end", "end", "pageup", "pagedown")))
+_NAMES = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\b": "backspace", " ": "space", "\x04": "eof", "": "eof"}
 _ESCAPE = "\x1b"
 
 
@@ -109,7 +90,7 @@ class KeyScreen(Screen):
             if not self._is_more():
                 return "escape"
             sequence += self._read()
-        return _SEQUENCES.get(sequence.replace("O", "["), "escape")  # some terminals write O for [
+        return _SEQUENCES.get(sequence.strip("[O~"), "escape")  # some terminals write O for [
 
     def ask(self, question: str) -> str:
         """Read a line of text on the last line of the screen, key by key; Escape cancels it."""
@@ -226,7 +207,7 @@ class Stepper:
 
     def __init__(self, walkthrough: Walkthrough, screen: Screen, colour: bool) -> None:
         self.walkthrough, self.screen = walkthrough, screen
-        self.frame = Frame(walkthrough, colour)
+        self.frame, self.last = Frame(walkthrough, colour), len(walkthrough) - 1
         self.number, self.notice = 0, ""
         self.rank: int | None = None
 
@@ -252,50 +233,50 @@ class Stepper:
 
     def press(self, key: str) -> None:
         """Handle a key."""
-        last = len(self.walkthrough) - 1
         if key in ("n", "space", "right", "enter", "down"):
-            self.number = self.following(1)
+            self.advance(1)
         elif key in ("p", "b", "left", "backspace", "up"):
-            self.number = self.following(-1)
+            self.advance(-1)
         elif key in ("pagedown", "pageup"):
-            self.number = max(0, min(last, self.number + (10 if key == "pagedown" else -10)))
+            self.go_to(self.number + (10 if key == "pagedown" else -10))
         elif key in ("home", "0"):
             self.number = 0
         elif key in ("end", "$", "G"):
-            self.number = last
+            self.number = self.last
         elif key == "g":
-            self.go(self.screen.ask(f"go to a step, 0 to {last}, or to a time such as t12.5: "))
+            self.go(self.screen.ask(f"go to a step, 0 to {self.last}, or to a time such as t12.5: ").strip())
         elif key == "r":
-            self.choose(
-                self.screen.ask(f"stop only at actions of rank (0 to {self.frame.num_ranks - 1}; Enter: all): ")
-            )
+            ranks = f"0 to {self.frame.num_ranks - 1}; Enter: all"
+            self.choose(self.screen.ask(f"stop only at actions of rank ({ranks}): ").strip())
         elif key in ("?", "h"):
             self.help()
         else:
             self.notice = f"{key!r:.20} has no function; ? lists the keys"
 
-    def following(self, direction: int) -> int:
-        """Return the number of the next snapshot in a direction: of the chosen rank's actions, or of any."""
-        last, events, number = len(self.walkthrough) - 1, self.walkthrough.events, self.number + direction
-        while 0 < number < last and self.rank is not None and events[number - 1].rank != self.rank:
+    def go_to(self, number: int) -> None:
+        """Go to a snapshot, or to the end that is nearer."""
+        self.number = max(0, min(self.last, number))
+
+    def advance(self, direction: int) -> None:
+        """Go to the next snapshot in a direction: of the chosen rank's actions, or of any."""
+        events, number = self.walkthrough.events, self.number + direction
+        while 0 < number < self.last and self.rank is not None and events[number - 1].rank != self.rank:
             number += direction
-        return max(0, min(last, number))
+        self.go_to(number)
 
     def go(self, answer: str) -> None:
         """Go to a step, ``17``, or to a time, ``t12.5``, in the unit of the screen."""
-        answer = answer.strip()
         scale = 1000 if self.walkthrough.timeline.unit == "s" else 1
         try:
             if answer.startswith("t"):
                 self.number = self.walkthrough.at_time(float(answer[1:]) / scale)
             elif answer:
-                self.number = max(0, min(len(self.walkthrough) - 1, int(answer)))
+                self.go_to(int(answer))
         except ValueError:
             self.notice = f"{answer!r:.20} is neither a step, such as 17, nor a time, such as t12.5"
 
     def choose(self, answer: str) -> None:
         """Stop only at the actions of one rank; an empty answer selects all ranks."""
-        answer = answer.strip()
         if not answer:
             self.rank = None
         elif answer.isdecimal() and int(answer) < self.frame.num_ranks:

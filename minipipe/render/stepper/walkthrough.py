@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from minipipe.errors import Problem, ScheduleError
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.analysis.walk import complete_walk, walk
+from minipipe.schedules.analysis.walk import Walk, walk
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.explanation import Explanation, explain
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.span import IdleCause, Message, Span
 from minipipe.schedules.simulation.timeline import Timeline
@@ -124,50 +124,38 @@ def problems_of(
     return (), ""
 
 
-def timed_events(program: ActionTable, timeline: Timeline, sends_block: bool) -> tuple[Event, ...]:
-    """Return the events of a legal program. SEND and RECV take no time, and have no span, unless sends block."""
+def timeline_in_rounds(walked: Walk) -> Timeline:
+    """Return the timeline of a walk up to where it gets stuck, each action a round long. Its peaks are not counted."""
+    table = walked.table
+    actions: list[Iterator[Action]] = [iter(row) for row in table.actions]
+    rows: list[list[Span]] = [[] for _ in actions]
+    for now, ranks in enumerate(walked.rounds):
+        for rank in ranks:
+            rows[rank].append(Span(next(actions[rank]), float(now), now + 1.0))
+    return Timeline(table.name, tuple(map(tuple, rows)), (0,) * table.num_ranks, unit="rounds")
+
+
+def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:
+    """Return the events of a walk. SEND and RECV take no time where the timeline has no spans of them."""
+    takes_time = {span.action.kind for row in timeline.spans for span in row}
     spans = [iter(row) for row in timeline.spans]
-    free, position = [0.0] * program.num_ranks, [0] * program.num_ranks
+    free, position = [0.0] * timeline.num_ranks, [0] * timeline.num_ranks
     events = []
-    for rank, action in complete_walk(program).order():
-        takes_time = sends_block or not action.kind.is_communication
-        _, start, end = next(spans[rank]) if takes_time else (action, free[rank], free[rank])
+    for rank, action in walked.order():
+        start, end = next(spans[rank])[1:] if action.kind in takes_time else (free[rank], free[rank])
         events.append(Event(rank, position[rank], action, start, end))
         free[rank] = end
         position[rank] += 1
     # The walk is in topological order, and a stable sort keeps this order among equal times.
-    return tuple(sorted(events, key=lambda event: event.start))
+    return tuple(sorted(events, key=attrgetter("start")))
 
 
-def events_in_rounds(schedule: ActionTable) -> tuple[Event, ...]:
-    """Return the events of an illegal schedule up to where it gets stuck, each one round long."""
-    events, position = [], [0] * schedule.num_ranks
-    for now, ranks in enumerate(walk(schedule).rounds):
-        for rank in ranks:
-            action = schedule.actions[rank][position[rank]]
-            events.append(Event(rank, position[rank], action, float(now), now + 1.0))
-            position[rank] += 1
-    return tuple(events)
+_SENDS, _RECEIVES = (SEND_F, SEND_B), (RECV_F, RECV_B)
 
 
-def timeline_in_rounds(schedule: ActionTable, events: Sequence[Event]) -> Timeline:
-    """Return the timeline of events in rounds. Its peaks are not counted."""
-    rows: list[list[Span]] = [[] for _ in schedule.actions]
-    for event in events:
-        rows[event.rank].append(Span(event.action, event.start, event.end))
-    return Timeline(schedule.name, tuple(map(tuple, rows)), (0,) * schedule.num_ranks, unit="rounds")
-
-
-def by_rank(events: Sequence[Event], num_ranks: int) -> list[list[int]]:
-    """Return, by rank, the indices of its events."""
-    own: list[list[int]] = [[] for _ in range(num_ranks)]
-    for at, event in enumerate(events):
-        own[event.rank].append(at)
-    return own
-
-
-_SENDS = (ActionKind.SEND_F, ActionKind.SEND_B)
-_RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
+def _value_of(action: Action) -> Value | None:
+    """Return the value that a computation produces or a SEND carries; None for W and RECV."""
+    return Value.carried_by(action) if action.kind in _SENDS else Value.produced_by(action)
 
 
 class Walkthrough:
@@ -224,18 +212,22 @@ class Walkthrough:
         self.schedule, self.costs = schedule, costs or Costs()
         self.problems, self.grid = problems_of(schedule, memory_limit, memory)
         self.is_timed = all(problem.code == "memory" for problem in self.problems)
-        self._check_costs()
         if self.is_timed:
             self.program = lower(schedule) if self.costs.sends_block else schedule
             self.timeline = simulate(schedule, self.costs)
-            self.events = timed_events(self.program, self.timeline, self.costs.sends_block)
         else:
             self.program = schedule
-            self.events = events_in_rounds(schedule)
-            self.timeline = timeline_in_rounds(schedule, self.events)
+            self.timeline = timeline_in_rounds(walk(schedule))
+            self.costs.durations(schedule.num_stages)  # the costs must suit an illegal schedule, too
+            self.costs.message_times(schedule)
+        self.events = events_of(walk(self.program), self.timeline)
         self.dependencies = Dependencies(self.program)
-        self._own = by_rank(self.events, self.program.num_ranks)
-        self._first = {event.action: at for at, event in reversed(list(enumerate(self.events)))}
+        self._held_pairs = held_pairs(self.program, self.costs.memory(self.program.num_stages))
+        self._own: list[list[int]] = [[] for _ in self.program.actions]  # by rank, the indices of its events
+        self._first: dict[Action, int] = {}
+        for at, event in enumerate(self.events):
+            self._own[event.rank].append(at)
+            self._first.setdefault(event.action, at)
         self._times = [*(event.start for event in self.events), max((event.end for event in self.events), default=0.0)]
 
     @property
@@ -287,56 +279,51 @@ class Walkthrough:
         own, row = self._own[rank], self.program.actions[rank]
         begun = bisect_left(own, number)
         last = self.events[own[begun - 1]] if begun else None
+        during, after = self._held_pairs[rank][begun - 1] if begun else (Held((), 0.0),) * 2
         if last and (last.end > time or own[begun - 1] == number - 1):
-            source, awaited = self._receiver(last, time)
             cause = IdleCause.SENDING if last.action.kind in _SENDS and last.end > last.start else None
-            held, _ = self._held_pairs[rank][begun - 1]
-            return RankState(Activity.RUNS, last.action, last.position, last.end, cause, source, awaited, *held)
-        held = self._held_pairs[rank][begun - 1][1] if begun else Held((), 0.0)
+            source, awaited = self._awaited(rank, last.action, time) if cause and self.is_timed else (None, None)
+            return RankState(Activity.RUNS, last.action, last.position, last.end, cause, source, awaited, *during)
         if begun == len(row):
-            return RankState(Activity.DONE, None, begun, None, IdleCause.DRAIN, None, None, *held)
+            return RankState(Activity.DONE, None, begun, None, IdleCause.DRAIN, None, None, *after)
         coming = self.events[own[begun]].start if begun < len(own) else None
         if coming is not None and coming <= time:
-            return RankState(Activity.BEGINS, row[begun], begun, coming, None, None, None, *held)
+            return RankState(Activity.BEGINS, row[begun], begun, coming, None, None, None, *after)
+        source, awaited = self._awaited(rank, row[begun], time)
         has_begun = any(not action.kind.is_communication for action in row[:begun])
         cause = IdleCause.WAITING if has_begun else IdleCause.WARM_UP
         activity = Activity.STUCK if coming is None and number == len(self) - 1 else Activity.WAITS
-        source, awaited = self._reason(rank, row[begun], time)
-        if awaited is None:
-            cause = IdleCause.OVERHEAD
-        return RankState(activity, row[begun], begun, coming, cause, source, awaited, *held)
+        cause = cause if awaited else IdleCause.OVERHEAD
+        return RankState(activity, row[begun], begun, coming, cause, source, awaited, *after)
 
     @cached_property
-    def _held_pairs(self) -> list[list[tuple[Held, Held]]]:
-        return held_pairs(self.program, self.costs.memory(self.program.num_stages))
+    def _predicted(self) -> dict[Action, Message]:
+        """By its consumer, each message of a legal schedule."""
+        return {message.used_by: message for message in self.timeline.messages} if self.is_timed else {}
 
-    def _reason(self, rank: int, action: Action, time: float) -> tuple[int | None, Action | None]:
-        """Return the rank and the action that a waiting action depends on; None for both if nothing is missing."""
-        need = None
+    def _awaited(self, rank: int, action: Action, time: float) -> tuple[int | None, Action | None]:
+        """Return the rank and the action that an action waits for; None for both once that has come."""
+        if not self.is_timed:
+            return self._missing(action, time)
+        slots = self.timeline.idle[rank]
+        idle = slots[bisect_right(slots, time, key=attrgetter("end"))]
+        if idle.cause is IdleCause.SENDING:
+            has_come = idle.awaited is None or self._has_begun(idle.awaited, time)
+        else:
+            has_come = action not in self._predicted or self._predicted[action].arrived <= time
+        return (None, None) if has_come else (idle.source, idle.awaited)
+
+    def _missing(self, action: Action, time: float) -> tuple[int | None, Action]:
+        """Return the first dependency of an action that is missing in an illegal schedule, and its rank."""
         for need in self.dependencies.of(action):
-            if need.kind in _RECEIVES and not action.kind.is_communication and self._start(need) <= time:
+            if need.kind in _RECEIVES and not action.kind.is_communication and self._has_begun(need, time):
                 need = self.dependencies.partner_of(need)  # the RECV is posted; the SEND is not
-            if not self._is_available(need, rank, time):
-                return self.dependencies.home_of(need), need
-        if need is None or self.is_timed:  # the overhead between two actions
-            return None, None
-        return self.dependencies.home_of(need), need  # it occurs twice, and the walk waits for the second one
+            if need not in self._first or self.events[self._first[need]].end > time:
+                break
+        return self.dependencies.home_of(need), need  # where none is missing, the last one is written twice
 
-    def _is_available(self, need: Action, rank: int, time: float) -> bool:
-        if need not in self._first:
-            return False
-        event = self.events[self._first[need]]
-        return (event.end if event.rank == rank else self._arrival(event)) <= time
-
-    def _start(self, action: Action) -> float:
-        return self.events[self._first[action]].start if action in self._first else inf
-
-    def _receiver(self, event: Event, time: float) -> tuple[int | None, Action | None]:
-        """Return the rank and the RECV that a SEND waits for; None for both once the RECV is posted."""
-        blocks = self.is_timed and event.action.kind in _SENDS and event.end > event.start
-        if not blocks or self._start(receive := self.dependencies.partner_of(event.action)) <= time:
-            return None, None
-        return self.dependencies.home_of(receive), receive
+    def _has_begun(self, action: Action, time: float) -> bool:
+        return action in self._first and self.events[self._first[action]].start <= time
 
     # -- messages ------------------------------------------------------------------------------------------
 
@@ -348,40 +335,18 @@ class Walkthrough:
         """The messages between ranks, each with the numbers of its first snapshot and of its consumption."""
         found = []
         for at, event in enumerate(self.events):
-            value = self._value_sent(event)
-            consumer = None if value is None else self.dependencies.as_written(value.consumer)
-            if value is None or consumer is None or self.dependencies.home_of(consumer) == event.rank:
+            is_sent, value = event.action.kind in _SENDS, _value_of(event.action)
+            if value is None or not self.dependencies.exists(value) or is_sent != self.program.message_cuts[value.cut]:
                 continue
-            is_sent = event.action.kind in _SENDS
-            sent = event.start if is_sent else event.end
-            first = at + 1 if is_sent else max(at + 2, bisect_left(self._times, sent) + 1)
-            last = self._first[consumer] + 1 if consumer in self._first else inf
+            producer, consumer = map(self.dependencies.as_written, (value.producer, value.consumer))
             destination = self.dependencies.home_of(consumer)
             assert destination is not None
-            producer = self.dependencies.as_written(value.producer)
-            message = Message(producer, consumer, event.rank, destination, sent, self._arrival(event))
+            if destination == event.rank:
+                continue
+            sent = event.start if is_sent else event.end
+            message = self._predicted.get(consumer)
+            message = message or Message(producer, consumer, event.rank, destination, sent, event.end)
+            first = at + 1 if is_sent else max(at + 2, bisect_left(self._times, sent) + 1)
+            last = self._first[consumer] + 1 if consumer in self._first else inf
             found.append((first, last, message))
         return sorted(found, key=lambda entry: (entry[2].sent, entry[2].arrived))
-
-    def _value_sent(self, event: Event) -> Value | None:
-        """Return the value that an event passes on: by a SEND if the program has one, otherwise by the computation."""
-        is_sent = event.action.kind in _SENDS
-        value = Value.carried_by(event.action) if is_sent else Value.produced_by(event.action)
-        if value is None or not self.dependencies.exists(value):
-            return None
-        return value if is_sent == self.program.message_cuts[value.cut] else None
-
-    def _arrival(self, event: Event) -> float:
-        """Return the time from which on the value of an event is available on another rank."""
-        value = self._value_sent(event) if self.is_timed else None
-        arrival = None if value is None else self._explanation.arrival_of(value)
-        return event.end if arrival is None else arrival
-
-    @cached_property
-    def _explanation(self) -> Explanation:
-        return explain(self.timeline)
-
-    def _check_costs(self) -> None:
-        self.costs.durations(self.schedule.num_stages)
-        self.costs.message_times(self.schedule)
-        self.costs.memory(self.schedule.num_stages)
