@@ -10,11 +10,11 @@ bundle (None for one array); a ``Record`` is what a run leaves behind, a ``Place
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minipipe.autograd import backend
 from minipipe.autograd.modes import Place, at, current_place, enable_grad, no_grad
@@ -22,7 +22,7 @@ from minipipe.comm import ProcessGroup, Request
 from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record
 from minipipe.execution.stage import Stage
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Direction, Value
 
@@ -63,15 +63,13 @@ class Executor:
     group : ProcessGroup
     xp : module
         The array module to compute with.
-    stacked : mapping of Action to list of int
-        By W, the microbatches whose weight gradients it computes; where it is left out, its own.
-    observers : tuple of Observer
+    observers : sequence of Observer
         Of every run.
 
     Attributes
     ----------
     box : dict of Value to Payload or Request
-        Values between their producer and their consumer, during a run.
+        Values between their producer and their consumer, during a run. What is left are gradients of the inputs.
     record : Record
         Of the current run.
     """
@@ -82,20 +80,19 @@ class Executor:
         stages: Mapping[int, Stage],
         group: ProcessGroup,
         xp: ModuleType,
-        stacked: Mapping[Action, list[int]] = MappingProxyType({}),
-        observers: tuple[Observer, ...] = (),
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.program = program
         self.stages = stages
         self.group = group
         self.xp = xp
-        self.observers = observers
         self._name = group.name_of_program()
         self._allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self._actions = program.actions[group.rank]
-        self._stacked = stacked
         self._steps = [_METHODS[action.kind](self, action) for action in self._actions]
-        self._earlier_sends: list[Request] = []
+        for observer in observers:
+            self._steps = list(map(observer.watch, self._actions, self._steps))
+        self._sends: list[Request] = []  # not finished
         self._forget()
 
     def run(self, batch: Batch, *observers: Observer, finishes_sends: bool = True) -> Record:
@@ -103,23 +100,26 @@ class Executor:
 
         Sends that do not have to finish now finish, at the latest, at the end of the next run.
         """
-        steps = self._steps
-        for observer in (*self.observers, *observers):
+        steps, num_earlier, activity = self._steps, len(self._sends), self.group.activity
+        for observer in observers:
             steps = list(map(observer.watch, self._actions, steps))
-        place, activity = Place(batch.seed, batch.training_step), self.group.activity
         activity.begin(self._name, self._actions, batch.step, partial(_sent_at, self.program))
         try:
+            place = Place(batch.seed, batch.training_step)
             with no_grad() if self.program.is_forward_only else enable_grad(), at(place):
                 for step in steps:
                     step(self, batch)
                     activity.position += 1
-            for send in (*self._earlier_sends, *(self._sends if finishes_sends else ())):
+            done = len(self._sends) if finishes_sends else num_earlier
+            for send in self._sends[:done]:
                 send.wait()
-            self._earlier_sends = [] if finishes_sends else self._sends
+            del self._sends[:done]
+            self.record.input_gradients = {value.microbatch: gradient for value, gradient in self.box.items()}
             return self.record  # before _forget makes a new one
         except BaseException as error:  # sys.exit and Ctrl-C in a layer have a place, too
             for stage in () if self.program.is_forward_only else self.stages.values():
                 stage.begin()  # no half of a gradient, and no graph
+            del self._sends[num_earlier:]
             if (action := activity.current) is not None:
                 error.add_note(
                     f"on rank {self.group.name()}, stage {action.stage}, microbatch "
@@ -130,15 +130,13 @@ class Executor:
             self._forget()
 
     def _forget(self) -> None:
-        self.record = Record()
-        self.box: dict[Value, Any] = {}
-        self._sends: list[Request] = []
+        self.record, self.box = Record(), dict[Any, Any]()
 
     # -- computing ------------------------------------------------------------------------------------------
 
     def _forward(self, action: Action) -> Step:
         stage, k = self.stages[action.stage], action.microbatch
-        consumed, produced = cast(Value, Value.consumed_by(action)), cast(Value, Value.produced_by(action))
+        consumed, produced = Value.consumed_by(action), Value.produced_by(action)
 
         def run(self: Executor, batch: Batch) -> None:
             received = batch.input(k) if stage.is_first else self._take(consumed)
@@ -148,48 +146,41 @@ class Executor:
                 stage.forward_with_loss(k, received, batch.objective)
             else:
                 self.box[produced] = stage.forward(k, received)  # [1]
-            self._note(stage, start)
+            self.note(stage, start)
 
         return run
 
     def _backward(self, action: Action) -> Step:
         stage, k = self.stages[action.stage], action.microbatch
-        consumed, produced = cast(Value, Value.consumed_by(action)), cast(Value, Value.produced_by(action))
-        compute = stage.backward if action.kind is ActionKind.BACKWARD else stage.backward_input
+        consumed, produced = Value.consumed_by(action), Value.produced_by(action)
+        compute = stage.backward if action.kind is B else stage.backward_input
 
         def run(self: Executor, batch: Batch) -> None:
             received = None if stage.is_last else self._take(consumed)
             start = perf_counter()
-            gradient = compute(k, received)
-            if stage.returns_gradient:
-                self.box[produced] = gradient  # [1]
-            else:
-                self.record.input_gradients[k] = gradient
-            self._note(stage, start)
+            self.box[produced] = compute(k, received)  # [1]
+            self.note(stage, start)
 
         return run
 
     def _backward_weight(self, action: Action) -> Step:
-        stage, microbatches = self.stages[action.stage], self._stacked.get(action, [action.microbatch])
+        stage, k = self.stages[action.stage], action.microbatch
 
         def run(self: Executor, batch: Batch) -> None:
             start = perf_counter()
-            if microbatches:
-                stage.backward_weight(*microbatches)
-            self._note(stage, start)
-            if len(microbatches) > 1:
-                self.record.share_time_of_last(len(microbatches))
+            stage.backward_weight(k)
+            self.note(stage, start)
 
         return run
 
-    def _note(self, stage: Stage, start: float) -> None:
+    def note(self, stage: Stage, start: float) -> None:
         """Record the times of a computation, and how many microbatches its stage holds after it."""
         backend.synchronise(self.xp)  # otherwise this would time the launch of kernels on a GPU
         self.record.ran.append((start, perf_counter(), stage.num_held))
 
     # -- messages -------------------------------------------------------------------------------------------
 
-    def _take(self, value: Value) -> Payload:
+    def _take(self, value: Any) -> Payload:
         """Return a value that an action consumes; wait if it is still to come."""
         item = self.box.pop(value)  # [4]
         if isinstance(item, Payload):
@@ -227,20 +218,11 @@ class Executor:
         return 2 * pair + (value.direction is Direction.BACKWARD)
 
 
-_METHODS = {
-    ActionKind.FORWARD: Executor._forward,
-    ActionKind.BACKWARD: Executor._backward,
-    ActionKind.BACKWARD_INPUT: Executor._backward,
-    ActionKind.BACKWARD_WEIGHT: Executor._backward_weight,
-    ActionKind.SEND_F: Executor._send,
-    ActionKind.SEND_B: Executor._send,
-    ActionKind.RECV_F: Executor._receive,
-    ActionKind.RECV_B: Executor._receive,
-}
+_METHODS = {F: Executor._forward, B: Executor._backward, I: Executor._backward, W: Executor._backward_weight}
+_METHODS |= {SEND_F: Executor._send, SEND_B: Executor._send, RECV_F: Executor._receive, RECV_B: Executor._receive}
 
 
 def _sent_at(program: Program, action: Action) -> int | None:
     """Return at which position of another rank's actions the value that an action consumes is sent."""
     value = Value.consumed_by(action)
-    row = () if value is None else program.actions[program.placement[value.stage]]
-    return row.index(value.send) if value is not None and value.send in row else None
+    return next((row.index(value.send) for row in program.actions if value and value.send in row), None)

@@ -1,4 +1,4 @@
-"""Observers of an executor: a journal on standard error, and a meter of the bytes that stages hold."""
+"""Observers of an executor: neighbouring W computed together, a journal on standard error, a meter of held bytes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from time import perf_counter
 
 from minipipe.autograd import Node, WeightWork
 from minipipe.autograd.backend import Array
@@ -16,9 +17,39 @@ from minipipe.comm import ProcessGroup
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Observer, Step
 from minipipe.execution.stage import Stage
+from minipipe.functional.over_rows import stacked
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.transforms import neighbouring_weights
 
 _BACKWARD = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+
+
+class StackedWeights:
+    """Lets the last of several neighbouring W of a stage compute the weight gradients of all of them.
+
+    Parameters
+    ----------
+    row : sequence of Action
+        The actions of this rank.
+    """
+
+    def __init__(self, row: Sequence[Action]) -> None:
+        self._together = neighbouring_weights(row)
+
+    def watch(self, action: Action, step: Step) -> Step:
+        """Return a step that takes the work of its neighbours too; or, for any but the last, one that leaves it."""
+        microbatches = self._together.get(action, [action.microbatch])
+
+        def leave(executor: Executor, batch: Batch) -> None:
+            executor.note(executor.stages[action.stage], perf_counter())
+
+        def run_together(executor: Executor, batch: Batch) -> None:
+            waiting = executor.stages[action.stage].weight_work
+            waiting[action.microbatch] = stacked([waiting.pop(k) for k in microbatches])
+            step(executor, batch)
+            executor.record.share_time_of_last(len(microbatches))
+
+        return leave if not microbatches else step if len(microbatches) == 1 else run_together
 
 
 def journal() -> tuple[Observer, ...]:

@@ -16,7 +16,6 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import is_grad_enabled
 from minipipe.errors import MessageError
 from minipipe.execution.payload import Payload
-from minipipe.functional.over_rows import stacked
 from minipipe.nn import Parameter, Sequential
 from minipipe.nn.sequential import boundary
 from minipipe.pytree import tensors_in
@@ -52,6 +51,11 @@ class Stage:
     forward : function, optional
         Computes the layers in another way, such as :class:`minipipe.nn.Recompute`.
 
+    Attributes
+    ----------
+    weight_work : dict of int to WeightWork
+        By microbatch, what I has left for W.
+
     Examples
     --------
     A stage alone, first and last in one: its loss for a microbatch that is half of the batch, and then B.
@@ -81,12 +85,11 @@ class Stage:
         self.is_last = index == schedule.num_stages - 1
         self.is_frozen = index in schedule.frozen
         self.has_backward = index >= schedule.first_backward_stage
-        self.returns_gradient = index > schedule.first_backward_stage
         self.parameters = parameters
         self._leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
         self._forward = forward or module
         self._held: dict[int, _Held] = {}
-        self._weight_work: dict[int, WeightWork] = {}
+        self.weight_work: dict[int, WeightWork] = {}
 
     # -- the actions ----------------------------------------------------------------------------------------
 
@@ -142,12 +145,12 @@ class Stage:
         if self.is_frozen:
             return self.backward(microbatch, gradient)
         held = self._held.pop(microbatch)
-        self._weight_work[microbatch] = autograd.backward_input(self._roots(held, gradient))
+        self.weight_work[microbatch] = autograd.backward_input(self._roots(held, gradient))
         return self._gradients(held)
 
-    def backward_weight(self, *microbatches: int) -> None:
-        """W: add the weight gradients of a microbatch; those of several as one product for each weight."""
-        stacked([self._weight_work.pop(k) for k in microbatches]).run()
+    def backward_weight(self, microbatch: int) -> None:
+        """W: add this microbatch's weight gradients."""
+        self.weight_work.pop(microbatch).run()
 
     def _compute(self, received: Payload) -> tuple[list[StageInput], Any]:
         tensors, inputs = [], []
@@ -192,14 +195,14 @@ class Stage:
     def begin(self, accumulate: bool = False) -> None:
         """Forget whatever a step that failed has left, and the gradients, unless others are to be added to them."""
         self._held.clear()
-        self._weight_work.clear()
+        self.weight_work.clear()
         for leaf in () if accumulate else self._leaves:
             leaf.grad = None
 
     @property
     def num_held(self) -> int:
         """How many microbatches hold activations: from F until B, or until W where the backward is split."""
-        return len(self._held) + len(self._weight_work)
+        return len(self._held) + len(self.weight_work)
 
     def graph_of(self, microbatch: int) -> list[Node]:
         """Return the roots of the graph that a microbatch holds from F until B or I."""
@@ -208,4 +211,4 @@ class Stage:
     @property
     def held(self) -> list[Node | WeightWork]:
         """The graphs that are kept for backwards to come."""
-        return [*(node for k in self._held for node in self.graph_of(k)), *self._weight_work.values()]
+        return [*(node for k in self._held for node in self.graph_of(k)), *self.weight_work.values()]

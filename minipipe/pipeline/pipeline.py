@@ -29,7 +29,7 @@ from minipipe.execution.checks.calls import (
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Metric, Weight, Where
-from minipipe.execution.observers import MemoryMeter, journal
+from minipipe.execution.observers import MemoryMeter, StackedWeights, journal
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.timeline import gather_timeline
@@ -44,7 +44,6 @@ from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.sequential import forward_only_over
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.schedules.transforms import neighbouring_weights
 
 
 class Asked(TypedDict, total=False):
@@ -213,8 +212,8 @@ class Pipeline(FamiliarPipeline):
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
-        stacked = neighbouring_weights(plan.program.actions[group.rank]) if stack_weight_gradients else {}
-        self._trainer = self._executor(plan.program, stacked=stacked)
+        stacked = [StackedWeights(plan.program.actions[group.rank])] if stack_weight_gradients else []
+        self._trainer = self._executor(plan.program, observers=[*stacked, *journal()])
         self._finite = FiniteCheck(check_finite, plan, self._trainer)
         self._predictors, self._input_gradients = dict[int, Executor](), None
 

@@ -23,6 +23,7 @@ from minipipe.execution.batch import Batch
 from minipipe.execution.checks import part_of
 from minipipe.execution.checks.probe import MINUS, Culprit, Probe, Seen, What, find_culprit, words_of
 from minipipe.execution.executor import Executor
+from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
 from minipipe.optim import gradients_are_finite
 from minipipe.schedules.action import Action, ActionKind
@@ -182,8 +183,8 @@ def culprit_of(plan: Plan, executor: Executor, batch: Batch, with_gradients: boo
                 until_run.enter_context(probe.watching(stage))
                 stage.begin()
             # Another executor: it does not stack W, so a gradient belongs to one microbatch.
-            unstacked = Executor(executor.program, executor.stages, executor.group, executor.xp)
-            unstacked.run(again, *executor.observers, probe)
+            unstacked = Executor(executor.program, executor.stages, executor.group, executor.xp, journal())
+            unstacked.run(again, probe)
     finally:
         for leaf, gradient in kept:
             leaf.grad = gradient
