@@ -13,11 +13,11 @@ student does not get, and its replacement::
 The student may import from minipipe only what the stub imports.
 
 ``tutorials/exercises/checks/05_bubble.py`` holds functions ``test_…(task)``, each worth one point. They run in the
-grader; ``task`` calls the student's functions in another process, with plain data (:mod:`minipipe.coursework.task`).
-Functions marked ``remote`` run beside the student's code, which can forge their results: compare lengths as well. The
-first paragraph of a docstring is the meaning of the test, a paragraph ``Hint: …`` its hint. Only the instructor has the
-part after the line ``# HIDDEN``: variants with other numbers, and ``WRONG_ANSWERS``, tuples of (why it is tempting,
-text of the solution, its replacement).
+grader; ``task`` calls the student's functions in another process, with plain data (``checking.py``). Functions marked
+``remote`` run beside the student's code, which can forge their results: compare lengths as well. The first paragraph of
+a docstring is the meaning of the test, a paragraph ``Hint: …`` its hint. Only the instructor has the part after the
+line ``# HIDDEN``: variants with other numbers, and ``WRONG_ANSWERS``, tuples of (why it is tempting, text of the
+solution, its replacement).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
+from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
@@ -180,32 +181,6 @@ def named(exercises: Iterable[Exercise], name: str) -> Exercise:
 
 # -- the student's copy ---------------------------------------------------------------------------------------------
 
-_README = """# Coursework
-
-Each task is one file, such as `{first}.py`. Its first lines say what to do and why, with an example. In some you finish
-a function where it raises NotImplementedError, in some you find a bug, and one is a puzzle. Write only in that file,
-and keep its name. Of minipipe, use only what the file imports already: the library contains solutions, so
-`minipipe grade` refuses other imports from it. The tests of the task are in `test_{first}.py`; read them, they are part
-of the statement. Begin where you like; the table below names the lesson of each task, in `tutorials/` of minipipe.
-
-    python -m pytest .                        the tests that you have
-    python -m pytest test_{first}.py      those of one task
-    minipipe grade .                          all tests, hidden ones too, and points
-    minipipe grade . --only {first}       those of one task
-
-`minipipe grade` stops a task that does not end, and changes none of your files. It needs a clone of minipipe, where the
-hidden tests are; without one, pytest is enough to work with.
-
-Every test is one point, so half a solution counts. Hidden tests are the same with other numbers. A failing test prints
-the expected and the actual value; its docstring has its meaning and a hint.
-
-| task | points | of these hidden | lesson | what it is about |
-|---|---|---|---|---|
-{rows}
-
-{points} points in all.
-"""
-
 _CONFTEST = '''"""Gives each test its task: `test_05_bubble.py` gets `05_bubble.py`, which `import` cannot name."""
 
 from importlib import import_module
@@ -254,16 +229,16 @@ def write_coursework(directory: str | Path, *, source: str | Path | None = None)
     ...     [path.name for path in write_coursework(folder)][:4]
     ['README.md', 'conftest.py', 'pytest.ini', '01_multiply.py']
     """
-    files = _files(exercises_in(find_source(source)))
+    copies = _copies(exercises_in(find_source(source)))
     directory = Path(directory)
     try:
         _check_is_empty(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
+        for name, text in copies.items():
             (directory / name).write_bytes(text.encode())
     except OSError as error:
         raise CourseworkError("not-written", f"'{directory}' cannot be written: {error.strerror}.") from None
-    return [directory / name for name in files]
+    return [directory / name for name in copies]
 
 
 def _check_is_empty(directory: Path) -> None:
@@ -276,12 +251,13 @@ def _check_is_empty(directory: Path) -> None:
         )
 
 
-def _files(exercises: Sequence[Exercise]) -> dict[str, str]:
-    files = {"README.md": _readme(exercises), "conftest.py": _CONFTEST, "pytest.ini": _PYTEST_INI}
+def _copies(exercises: Sequence[Exercise]) -> dict[str, str]:
+    """Return the text of each file of the student's copy, by its name."""
+    copies = {"README.md": _readme(exercises), "conftest.py": _CONFTEST, "pytest.ini": _PYTEST_INI}
     for exercise in exercises:
-        files[f"{exercise.name}.py"] = exercise.stub
-        files[f"test_{exercise.name}.py"] = exercise.visible_checks
-    return files
+        copies[f"{exercise.name}.py"] = exercise.stub
+        copies[f"test_{exercise.name}.py"] = exercise.visible_checks
+    return copies
 
 
 def _readme(exercises: Sequence[Exercise]) -> str:
@@ -291,4 +267,5 @@ def _readme(exercises: Sequence[Exercise]) -> str:
         rows.append(f"| {exercise.name} | {len(exercise.tests)} | {hidden} | {exercise.lesson} | {exercise.subject} |")
     first = exercises[0].name
     points = sum(len(exercise.tests) for exercise in exercises)
-    return _README.format(first=first, rows="\n".join(rows), points=points)
+    text = (files("minipipe.coursework") / "student.md").read_text("utf-8")
+    return text.format(first=first, rows="\n".join(rows), points=points)
