@@ -1,5 +1,6 @@
 """Exercises as coursework: the student's copy and its grading. README.md says how they work."""
 
+from minipipe.coursework.checking import Task, local_task, remote
 from minipipe.coursework.exercise import write_coursework
 from minipipe.coursework.expectations import (
     Unexpected,
@@ -13,7 +14,6 @@ from minipipe.coursework.expectations import (
     expect_type,
 )
 from minipipe.coursework.grading import Report, TaskReport, grade
-from minipipe.coursework.task import Task, local_task, remote
 
 __all__ = [
     "Report",

@@ -1,7 +1,7 @@
 """Grading: the instructor's tests run here, and each task in contained processes of its own.
 
 README.md says what is contained how, and what is not. Results are compared here, in the grader's process. A student's
-process gets his file, the visible checks, and call after call as plain data (:mod:`minipipe.coursework.task`).
+process gets his file, the visible checks, and call after call as plain data (:mod:`minipipe.coursework.checking`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from pathlib import Path
 from textwrap import indent, wrap
 from typing import Any
 
-from minipipe.coursework.checking import CheckResult, Ended, Failed, load, run_test
-from minipipe.coursework.containment import Containment, weakest
+from minipipe.coursework.checking import CheckResult, Ended, Failed, Task, load, run_test
 from minipipe.coursework.exercise import Exercise, Test, exercises_in, find_source, named
 from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess
-from minipipe.coursework.task import Task
+from minipipe.coursework.sandbox import Containment, weakest
 from minipipe.errors import CourseworkError, FileError
-from minipipe.io import read_bytes
+from minipipe.io import printable_lines, read_bytes
 
 TIME_LIMIT = 30.0
 """Seconds for all tests of one task together."""
@@ -131,12 +130,7 @@ class TaskReport:
             lines += [_failure(test, result) for test, result in self.outcomes if not result.passed]
         if self.output and not self.passed:
             lines.append(indent(f"\nIt printed:\n{indent(self.output.rstrip(), '  ')}", "    "))
-        return _escaped("\n".join(lines))
-
-
-def _escaped(text: str) -> str:
-    """Escape control characters, which would steer a terminal, and lone surrogates, as Python's repr does."""
-    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+        return printable_lines("\n".join(lines).expandtabs())  # control characters would steer a terminal
 
 
 def _failure(test: Test, result: CheckResult) -> str:
@@ -208,7 +202,7 @@ class Report:
             {"directory": "mine", "points": 41, "possible": 84, "passed": false,
              "containment": {              null where no code was run
                "layers": ["namespaces", "Landlock", "limits"], of every task
-               "exposed": []},             what a task could still reach; see minipipe.coursework.containment
+               "exposed": []},             what a task could still reach; see minipipe.coursework.sandbox
              "tasks": [
                {"task": "05_bubble", "title": "…", "lesson": "05",
                 "points": 2, "possible": 6, "passed": false,

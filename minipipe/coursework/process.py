@@ -17,11 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Self
 
-from minipipe.coursework.checking import Ended, value_of
-from minipipe.coursework.containment import LAYERS, Containment
+from minipipe.coursework.checking import Ended, packed, value_of
 from minipipe.coursework.exercise import Exercise
 from minipipe.coursework.imports import given_names
-from minipipe.coursework.task import packed
+from minipipe.coursework.sandbox import LAYERS, Containment
 
 LONGEST_OUTPUT = 2000
 """Characters of a student's printed output that are kept."""
@@ -81,7 +80,15 @@ class StudentProcess:
     def __enter__(self) -> Self:
         # Files of the student may be impossible to delete; grading goes on without.
         self._folder = tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True)
-        self._process = _started(self._folder.name, self._directory)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "minipipe.coursework.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self._folder.name,
+            env=_environment(self._folder.name, self._directory),
+            start_new_session=True,
+        )
         self._replies = _Reader(self._process.stdout, _LONGEST_REPLY)
         self._printed = _Reader(self._process.stderr, 4 * LONGEST_OUTPUT)
         return self
@@ -142,18 +149,6 @@ class StudentProcess:
             self.flags[str(flag)[:_LONGEST_FLAG]] = None
         if "ended" in event:
             self._ending = _ending(event["ended"])
-
-
-def _started(folder: str, directory: Path) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "minipipe.coursework.child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=folder,
-        env=_environment(folder, directory),
-        start_new_session=True,
-    )
 
 
 def _environment(folder: str, directory: Path) -> dict[str, str]:

@@ -22,15 +22,16 @@ kernel, Documentation/userspace-api/landlock.rst: calls, rights, and the rights 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
 import stat
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from minipipe.comm.job.system_calls import (
     adopt_orphans,
@@ -39,8 +40,83 @@ from minipipe.comm.job.system_calls import (
     end_with_parent,
     give_up_privileges,
 )
-from minipipe.coursework import containment
-from minipipe.coursework.containment import LANDLOCK, LAYERS, LIMITS, NAMESPACES, USER, Containment
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
+
+NAMESPACES = "namespaces"
+LANDLOCK = "Landlock"
+USER = "a user of its own"
+LIMITS = "limits"
+LAYERS = (NAMESPACES, LANDLOCK, USER, LIMITS)
+"""Every layer that a system may have, the strongest first."""
+
+FILES = "the grader's files"
+PROCESSES = "the grader's processes"
+NETWORK = "the network"
+DATAGRAMS = "the network beyond TCP"
+DISK = "any amount of disk space"
+NUMBER = "any number of processes"
+ESCAPE = "processes that outlive it"
+MEMORY = "any amount of memory"
+EVERYTHING = (FILES, PROCESSES, NETWORK, DISK, NUMBER, ESCAPE)
+
+MOST_ADDRESSES = 4 << 30
+"""Bytes of virtual memory of a process; threads and libraries reserve far more than they touch."""
+MOST_BYTES = 64 << 20
+"""Bytes of a file; of all files together, where a task has a file system of its own."""
+MOST_PROCESSES = 128
+"""Processes and threads of a task."""
+_OPEN_FILES = 256
+
+
+class Containment(NamedTuple):
+    """How student code was contained.
+
+    Attributes
+    ----------
+    layers : tuple of str
+        Of ``LAYERS``, those in force.
+    exposed : tuple of str
+        What student code could still reach or use; empty where the layers close everything.
+
+    Examples
+    --------
+    >>> print(Containment(("namespaces", "limits"), ()))
+    contained by namespaces, limits
+    >>> print(Containment(("limits",), ("the grader's files", "the network")))
+    contained by limits
+    warning: student code could reach the grader's files, the network; grade in a container or a virtual machine
+    """
+
+    layers: tuple[str, ...]
+    exposed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        said = f"contained by {', '.join(self.layers) or 'a process of its own alone'}"
+        if self.exposed:
+            reach = ", ".join(self.exposed)
+            said += f"\nwarning: student code could reach {reach}; grade in a container or a virtual machine"
+        return said
+
+
+def weakest(each: Iterable[Containment | None]) -> Containment | None:
+    """Return the layers that all have in common, and what any exposes; None where no code was run.
+
+    Examples
+    --------
+    >>> weakest([Containment(("Landlock", "limits"), ()), Containment(("limits",), ("the network",)), None])
+    Containment(layers=('limits',), exposed=('the network',))
+    """
+    every = [one for one in each if one is not None]
+    if not every:
+        return None
+    layers = [layer for layer in every[0].layers if all(layer in one.layers for one in every)]
+    exposed = dict.fromkeys(what for one in every for what in one.exposed)
+    return Containment(tuple(layers), tuple(exposed))
+
 
 Events = Iterator[dict[str, Any]]
 
@@ -72,7 +148,8 @@ def contained(job: dict[str, Any], run: Callable[[], Events]) -> Events:
         ``{"contained": …}``, the events of ``run``, and ``{"ended": …}``, the exit code of process 2.
     """
     if sys.platform != "linux":
-        yield {"contained": containment.limit_alone(job["seconds"])}
+        layers, beyond = ((LIMITS,), ()) if _limit(job["seconds"]) else ((), (MEMORY,))
+        yield {"contained": Containment(layers, (*EVERYTHING, *beyond))}
         yield from run()
         return
     adopt_orphans()
@@ -81,7 +158,7 @@ def contained(job: dict[str, Any], run: Callable[[], Events]) -> Events:
         if child == 0:
             yield from _in_child(job, flags, run)
             return
-        code = _wait(child, sys.stdin.fileno())
+        code = _wait(child)
         end_descendants()
         if code != _REFUSED or flags is None:
             if code or flags is None:
@@ -106,24 +183,16 @@ def _in_child(job: dict[str, Any], flags: int | None, run: Callable[[], Events])
     if flags is not None:
         student = _born_in_namespaces(flags, readable)
         if student:
-            yield {"ended": _wait_as_first_process(student)}
+            yield {"ended": _wait(student)}
             return
     yield {"contained": _restrict(job["layers"], job["seconds"], readable, flags, user)}
     yield from run()
 
 
-def _wait_as_first_process(student: int) -> int:
-    """Return the student's exit code; meanwhile reap the orphans that the first process inherits."""
-    while True:
-        ended, status = os.wait()
-        if ended == student:
-            return os.waitstatus_to_exitcode(status)
-
-
-def _wait(child: int, control: int) -> int:
-    """Return a child's exit code, or that of SIGKILL once the other end of ``control`` closes; reap orphans."""
+def _wait(child: int) -> int:
+    """Return a child's exit code, or that of SIGKILL once the grader closes standard input; reap adopted orphans."""
     closed = select.poll()
-    closed.register(control, 0)  # only its end: calls are read by the student's process
+    closed.register(sys.stdin.fileno(), 0)  # only its end: calls are read by the student's process
     while True:
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended == child:
@@ -156,15 +225,15 @@ def _restrict(
     granted = {NAMESPACES} if flags is not None else set()
     if USER in layers and flags != WITH_USER and _becomes(user, readable):
         granted.add(USER)
-    if containment.limit_resources(seconds):
+    if _limit(seconds):
         granted.add(LIMITS)
-    others = 0 if granted & {NAMESPACES, USER} else containment.threads_of_this_user()
-    has_bounded_number = containment.limit_processes(others)
+    others = 0 if granted & {NAMESPACES, USER} else _threads_of_this_user()
+    has_bounded_number = os.geteuid() != 0 and not _refused({"NPROC": others + MOST_PROCESSES})
     give_up_privileges()
     abi = _landlock(readable) if LANDLOCK in layers else 0
     if abi:
         granted.add(LANDLOCK)
-    exposed = _exposed(granted, abi) + ([] if has_bounded_number else [containment.NUMBER])
+    exposed = _exposed(granted, abi) + ([] if has_bounded_number else [NUMBER])
     return Containment(tuple(layer for layer in LAYERS if layer in granted), tuple(exposed))
 
 
@@ -172,10 +241,10 @@ def _exposed(granted: set[str], abi: int) -> list[str]:
     """Return what the layers leave open."""
     if NAMESPACES in granted:
         return []
-    exposed = [] if abi else [containment.FILES]
+    exposed = [] if abi else [FILES]
     if not (USER in granted or abi >= _SIGNALS_ABI):
-        exposed += [containment.PROCESSES, containment.ESCAPE]  # it could end the supervisor
-    return [*exposed, containment.DATAGRAMS if abi >= _TCP_ABI else containment.NETWORK, containment.DISK]
+        exposed += [PROCESSES, ESCAPE]  # it could end the supervisor
+    return [*exposed, DATAGRAMS if abi >= _TCP_ABI else NETWORK, DISK]
 
 
 def _becomes(user: int, readable: Sequence[Path]) -> bool:
@@ -195,6 +264,41 @@ def _becomes(user: int, readable: Sequence[Path]) -> bool:
     except OSError:
         return False
     return can_read
+
+
+# -- limits, which descendants inherit --------------------------------------------------------------------------------
+
+
+def _limit(seconds: float) -> bool:
+    """Limit this process, without core files; return whether memory and processor time (in seconds) are limited."""
+    cpu = math.ceil(seconds) + 1
+    wanted = {"AS": MOST_ADDRESSES, "CPU": cpu, "FSIZE": MOST_BYTES, "NOFILE": _OPEN_FILES, "CORE": 0}
+    return _refused(wanted).isdisjoint(("AS", "CPU"))
+
+
+def _threads_of_this_user() -> int:
+    """Count the processes and threads of this user; Linux only."""
+    count, user = 0, os.geteuid()
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has exited meanwhile
+            count += len(os.listdir(f"/proc/{process}/task")) if Path("/proc", process).stat().st_uid == user else 0
+    return count
+
+
+def _refused(wanted: Mapping[str, int]) -> set[str]:
+    """Set limits by name, and return the names of those that the system lacks or refuses."""
+    if resource is None:
+        return set(wanted)
+    refused = set()
+    for name, size in wanted.items():
+        try:
+            what = getattr(resource, f"RLIMIT_{name}")
+            most = resource.getrlimit(what)[1]
+            limit = size if most == resource.RLIM_INFINITY else min(size, most)
+            resource.setrlimit(what, (limit, limit))
+        except (AttributeError, ValueError, OSError):
+            refused.add(name)
+    return refused
 
 
 # -- namespaces: a root directory, processes and a network of its own -------------------------------------------------
@@ -248,7 +352,7 @@ def _replace_root(folder: str, readable: Iterable[Path]) -> None:
     call("syscall", _MOUNT_SETATTR, _AT_FDCWD, os.fsencode(folder), _AT_RECURSIVE, attributes, len(attributes))
     for device, place in devices.items():
         call("mount", device, place, None, _MS_BIND, None)
-    _mount_memory(own, f"size={containment.MOST_BYTES},nr_inodes=4096,mode=700")
+    _mount_memory(own, f"size={MOST_BYTES},nr_inodes=4096,mode=700")
     os.chdir(folder)
     call("pivot_root", b".", b".")
     call("umount2", b".", _MNT_DETACH)

@@ -3,8 +3,7 @@
 import json
 
 from minipipe.coursework import Task
-from minipipe.coursework.checking import load, reply_of, value_of
-from minipipe.coursework.task import packed
+from minipipe.coursework.checking import load, packed, reply_of, value_of
 
 # A small course of its own: what is tested here is not the exercises.
 SOLUTION = '''"""01 double: twice a number.

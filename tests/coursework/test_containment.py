@@ -13,7 +13,7 @@ import pytest
 import minipipe
 from minipipe.cli import main
 from minipipe.coursework import grade, process
-from minipipe.coursework.containment import EVERYTHING, FILES, LANDLOCK, LIMITS, NAMESPACES, USER, Containment
+from minipipe.coursework.sandbox import EVERYTHING, FILES, LANDLOCK, LIMITS, NAMESPACES, USER, Containment
 from tests.coursework import hostile
 from tests.coursework.hostile import attacker, running, tries
 from tests.coursework.small_course import SOLUTION, double, reasons

@@ -6,9 +6,9 @@ import pytest
 
 from minipipe.coursework import process
 from minipipe.coursework.checking import Failed, load, run_test, value_of
-from minipipe.coursework.containment import LIMITS
 from minipipe.coursework.exercise import exercises_in, find_source, named
 from minipipe.coursework.imports import findings, given_names, guarded_builtins
+from minipipe.coursework.sandbox import LIMITS
 from tests.coursework.small_course import asked_here, double, reasons
 from tests.launch import slowly
 
