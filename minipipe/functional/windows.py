@@ -13,7 +13,7 @@ its own rows and columns: (groups, o / groups, …) @ (groups, c / groups * kh *
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -102,12 +102,17 @@ class Windows:
 
     def add_columns(self, columns: Array) -> Array:
         """Add each column to the window that it came from, and return the sums in the shape of the input."""
-        xp, (n, c, *_) = array_module(columns), self.shape
-        parts = backend.reshape(columns, (c, backend.prod(self.kernel), n, *self.number))
-        padded = xp.zeros((c, n, *self.padded[2:]), dtype=columns.dtype)
-        for k, place in enumerate(self.places()):
-            padded[place] += parts[:, k, ...]
+        n, c, size = *self.shape[:2], backend.prod(self.kernel)
+        parts = backend.reshape(columns, (c, size, n, *self.number))
+        padded = self.added((c, n, *self.padded[2:]), (parts[:, k, ...] for k in range(size)), columns)
         return swapped(padded[self.inside])
+
+    def added(self, shape: Shape, parts: Iterable[Array], like: Array) -> Array:
+        """Return zeros of a shape, in the dtype of ``like``, with each part added at its place."""
+        result = array_module(like).zeros(shape, dtype=like.dtype)
+        for place, part in zip(self.places(), parts):
+            result[place] += part
+        return result
 
 
 def swapped(x: Array) -> Array:
@@ -479,41 +484,29 @@ def global_avg_pool(x: Operand) -> Tensor:
 
 def _max_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) -> Tensor:
     x = as_tensor(x)
-    places = list(_windows_of_pool(name, num_axes, x, kernel, stride).places())
-    xp, data, shape, dtype = array_module(x.data), x.data, x.shape, x.data.dtype
-    best = data[places[0]]
+    windows = _windows_of_pool(name, num_axes, x, kernel, stride)
+    xp, (best, *candidates) = array_module(x.data), [x.data[place] for place in windows.places()]
     # Which place of its window won: one byte for each result is all that the gradient needs.
-    winner = xp.zeros(best.shape, dtype=xp.uint8 if len(places) <= 256 else xp.int32)
-    for number, place in enumerate(places[1:], start=1):
-        candidate = data[place]
+    winner = xp.zeros(best.shape, dtype=xp.uint8 if len(candidates) < 256 else xp.int32)
+    for number, candidate in enumerate(candidates, start=1):
         winner = xp.where(candidate > best, xp.asarray(number, dtype=winner.dtype), winner)
         best = xp.maximum(best, candidate)
 
     def to_winners(g: Array) -> Array:
-        result = xp.zeros(shape, dtype=dtype)
-        for number, place in enumerate(places):
-            result[place] += backend.masked(g, winner == number)
-        return result
+        return windows.added(windows.shape, (backend.masked(g, winner == number) for number in itertools.count()), g)
 
     return record(best, (x, to_winners))
 
 
 def _avg_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) -> Tensor:
     x = as_real(x)
-    places = list(_windows_of_pool(name, num_axes, x, kernel, stride).places())
-    xp, data, shape, dtype = array_module(x.data), x.data, x.shape, x.data.dtype
-    result = xp.zeros(data[places[0]].shape, dtype=dtype)
-    for place in places:
-        result += data[place]
-    result /= len(places)
-
-    def spread(g: Array) -> Array:
-        result, share = xp.zeros(shape, dtype=dtype), g / len(places)
-        for place in places:
-            result[place] += share
-        return result
-
-    return record(result, (x, spread))
+    windows = _windows_of_pool(name, num_axes, x, kernel, stride)
+    size = backend.prod(windows.kernel)
+    result = array_module(x.data).zeros((*x.shape[:2], *windows.number), dtype=x.data.dtype)
+    for place in windows.places():
+        result += x.data[place]
+    result /= size
+    return record(result, (x, lambda g: windows.added(windows.shape, itertools.repeat(g / size), g)))
 
 
 def _windows_of_pool(name: str, num_axes: int, x: Tensor, kernel: Any, stride: Any) -> Windows:
