@@ -8,7 +8,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError, one_of, shape_error
 from minipipe.functional.operands import as_real, astype, in_float32, in_full, operands
-from minipipe.functional.reduction import Axis, axes_of, kept_shape, reduced_shape
+from minipipe.functional.reduction import Axis, axes_of, without_axes
 from minipipe.tensor import Operand, Tensor, record
 
 
@@ -91,9 +91,7 @@ def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     a = as_real(a)
     if backend.is_half(a.dtype):
         return in_float32(logsumexp, a, axis=axis, keepdims=keepdims)
-    x, axes = a.data, axes_of(a, axis)
-    kept = kept_shape(a.shape, axes)
-    xp = array_module(x)
+    xp, x, (axes, kept) = array_module(a.data), a.data, axes_of(a, axis)
     largest = xp.max(x, axis=axes, keepdims=True)
     is_finite = xp.isfinite(largest)
     shift = xp.where(is_finite, largest, 0)  # -inf - (-inf) would be no number
@@ -101,7 +99,7 @@ def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     sums = xp.where(is_finite, backend.reduce_sum(exponentials, axes, True), 1)
     result = xp.where(is_finite, xp.log(sums) + shift, largest)
     return record(
-        backend.reshape(result, reduced_shape(a.shape, axes, keepdims)),
+        without_axes(result, axes, keepdims),
         (a, lambda g: exponentials * (backend.reshape(g, kept) / sums)),
     )
 

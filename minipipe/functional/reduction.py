@@ -17,20 +17,17 @@ from minipipe.tensor import Operand, Tensor, as_tensor, record
 Axis = int | tuple[int, ...] | None
 
 
-def axes_of(a: Tensor, axis: Axis) -> tuple[int, ...]:
-    """Return the axes as a tuple of numbers from 0."""
+def axes_of(a: Tensor, axis: Axis) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the axes as numbers from 0, and the shape with length 1 along them."""
     given = tuple(range(a.ndim)) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
-    return tuple(axis_of(i, a.shape) for i in given)
+    axes = tuple(axis_of(i, a.shape) for i in given)
+    return axes, tuple(1 if i in axes else length for i, length in enumerate(a.shape))
 
 
-def kept_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape with length 1 along the reduced axes."""
-    return tuple(1 if i in axes else length for i, length in enumerate(shape))
-
-
-def reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
-    """Return the shape of a result."""
-    return kept_shape(shape, axes) if keepdims else tuple(length for i, length in enumerate(shape) if i not in axes)
+def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    """Return an array of length 1 along some axes without these, unless they are kept."""
+    shape = tuple(length for i, length in enumerate(array.shape) if keepdims or i not in axes)
+    return backend.reshape(array, shape)
 
 
 def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -60,8 +57,7 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Tensor([4., 6.])
     """
     a = as_tensor(a)
-    shape, axes = a.shape, axes_of(a, axis)
-    kept = kept_shape(shape, axes)
+    shape, (axes, kept) = a.shape, axes_of(a, axis)
 
     def spread(g: Array) -> Array:
         return array_module(g).broadcast_to(backend.reshape(g, kept), shape)
@@ -84,8 +80,7 @@ def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     a = as_real(a)
     if backend.is_half(a.dtype):
         return in_float32(mean, a, axis=axis, keepdims=keepdims)
-    shape, axes = a.shape, axes_of(a, axis)
-    kept = kept_shape(shape, axes)
+    shape, (axes, kept) = a.shape, axes_of(a, axis)
     count = backend.prod(shape) // max(1, backend.prod(kept))
 
     def spread(g: Array) -> Array:
@@ -122,8 +117,7 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
     a = as_real(a)
     if backend.is_half(a.dtype):
         return in_float32(variance, a, axis=axis, keepdims=keepdims, correction=correction)
-    axes = axes_of(a, axis)
-    kept = kept_shape(a.shape, axes)
+    axes, kept = axes_of(a, axis)
     count = backend.prod(a.shape) // max(1, backend.prod(kept))
     if count <= correction:
         message = f"variance: the correction is {correction}; expected less than the number of elements, {count}."
@@ -171,12 +165,11 @@ def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def _extreme(a: Tensor, choose: Callable[..., Array], axis: Axis, keepdims: bool) -> Tensor:
-    x, axes = a.data, axes_of(a, axis)
-    kept = kept_shape(a.shape, axes)
+    x, (axes, kept) = a.data, axes_of(a, axis)
     result = choose(x, axis=axes, keepdims=True)
 
     def share(g: Array) -> Array:
         chosen = array_module(x).astype(x == result, x.dtype)
         return backend.reshape(g, kept) * chosen / backend.reduce_sum(chosen, axes, True)
 
-    return record(backend.reshape(result, reduced_shape(a.shape, axes, keepdims)), (a, share))
+    return record(without_axes(result, axes, keepdims), (a, share))
