@@ -80,7 +80,8 @@ class AuxiliaryLoss(Module):
         if not callable(function):
             raise ArgumentError("type", f"AuxiliaryLoss takes a function of its input; this is {function!r:.40}.")
         self.function, self.weight = function, weight
-        self._described = function.brief() if isinstance(function, Module) else text_of(function)
+        described = function.brief() if isinstance(function, Module) else text_of(function)
+        self._described = f"{described}, weight={weight}"
 
     def forward(self, x: Any) -> Any:
         """Return the very same tensor, or bundle."""
@@ -92,10 +93,6 @@ class AuxiliaryLoss(Module):
                 raise TensorError("not-scalar", f"An AuxiliaryLoss must be a tensor with one element; it is {found}.")
             losses.append(reshape(in_full(value), ()) * self.weight)
         return x
-
-    def describe(self) -> str:
-        """Name function and weight."""
-        return f"{self._described}, weight={self.weight}"
 
 
 @contextmanager

@@ -90,16 +90,16 @@ class On(Module):
 
     def describe(self) -> str:
         """Name entries, layer and destination."""
-        return self._described(self.layer.brief())
+        return self._shown(self.layer.brief())
 
-    def _described(self, layer: str) -> str:
+    def _shown(self, layer: str) -> str:
         entries: Any = self.entries[0] if len(self.entries) == 1 else tuple(self.entries)
         if self.parameter_names is not None:
             entries = dict(zip(self.parameter_names, self.entries))
         return f"{entries!r}, {layer}" + (f", to={self.destination!r}" if self.destination != self.entries[0] else "")
 
     def __repr__(self) -> str:
-        return f"On({self._described(repr(self.layer))})"
+        return f"On({self._shown(repr(self.layer))})"
 
 
 class Take(Module):

@@ -61,10 +61,6 @@ class Function(Module):
         """Return what the function returns."""
         return self.function(x)
 
-    def describe(self) -> str:
-        """Name the function, the same on all ranks."""
-        return self._described
-
 
 def text_of(value: Any, *outer: Any) -> str:
     """Return a text that is the same on every rank, and another one for another value; ``outer`` is what it lies in.

@@ -39,6 +39,7 @@ class Module(Familiar):
 
     is_training: bool = True
     _is_filled: bool = False
+    _described: str = ""
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
         """Refuse keywords that the module does not take; the error names the equivalent of PyTorch's."""
@@ -52,7 +53,9 @@ class Module(Familiar):
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result. Parameters without values are filled with seed 0 first."""
         if not self._is_filled:
-            self._fill_missing(seed=0)
+            for name, parameter in self.named_parameters():
+                if not parameter.is_filled:
+                    parameter.fill(0, name)
             self._is_filled = True
         try:
             return self.forward(*inputs, **options)
@@ -123,11 +126,6 @@ class Module(Familiar):
             parameter.fill(seed, name)
         return self
 
-    def _fill_missing(self, seed: int) -> None:
-        for name, parameter in self.named_parameters():
-            if not parameter.is_filled:
-                parameter.fill(seed, name)
-
     def train(self, mode: bool = True) -> Module:
         """Set this module and all inside it to training, or to evaluation with ``mode=False``. Returns the module."""
         for module in self.modules():
@@ -195,7 +193,7 @@ class Module(Familiar):
 
     def describe(self) -> str:
         """Return the arguments of the repr."""
-        return ""
+        return self._described
 
     def brief(self, width: int = 48) -> str:
         """Return the repr on one line; without the inner modules if it would be longer than ``width``."""

@@ -223,16 +223,10 @@ def _twin(part: Any, seen: set[int]) -> Any:
         if all(map(operator.is_, items, part)):
             return part
         return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
-    if isinstance(part, dict):
-        changed = {key: twin for key, value in part.items() if (twin := _twin(value, seen)) is not value}
-        twin = copy.copy(part) if changed else part
-        twin.update(changed)
-        return twin
-    if not isinstance(part, Module):
+    if not isinstance(part, dict | Module):
         return part
-    changed = {name: twin for name, value in vars(part).items() if (twin := _twin(value, seen)) is not value}
-    if not changed:
-        return part
-    twin = copy.copy(part)
-    vars(twin).update(changed)
+    held = part if isinstance(part, dict) else vars(part)
+    changed = {name: twin for name, value in held.items() if (twin := _twin(value, seen)) is not value}
+    twin = copy.copy(part) if changed else part
+    (twin if isinstance(twin, dict) else vars(twin)).update(changed)
     return twin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from minipipe import functional
@@ -98,22 +97,14 @@ class MultiHeadAttention(Module):
         if len(x.shape) != 3 or x.shape[2] != width:
             raise shape_error("MultiHeadAttention", f"(n, t, {width})", input=x.shape)
         dropout = self.dropout if self.is_training else 0.0
-        gathered = functional.self_attention(
-            self.projections(x),
-            self.num_heads,
-            self.is_causal,
-            mask,
-            dropout,
-            self.num_key_value_heads,
-            self.rotary_base,
-        )
-        return self.output(gathered)
+        options = (self.is_causal, mask, dropout, self.num_key_value_heads, self.rotary_base)
+        return self.output(functional.self_attention(self.projections(x), self.num_heads, *options))
 
     def describe(self) -> str:
         """Name width, heads and options."""
         names = ("is_causal", "dropout", "num_key_value_heads", "rotary_base")
-        options = {name: getattr(self, name) for name in names}
-        return f"{self.output.weight.shape[0]}, num_heads={self.num_heads}" + described(options)
+        width = self.output.weight.shape[0]
+        return described(width, self.num_heads, **{name: getattr(self, name) for name in names})
 
 
 class CrossAttention(Module):
@@ -198,23 +189,17 @@ class CrossAttention(Module):
             expected = f"(n, t, {width}) and (n, s, {memory_width}), s at least 1"
             raise shape_error("CrossAttention", expected, input=x.shape, memory=memory.shape)
         shared = self.num_key_value_heads or self.num_heads
-        keys_and_values = _by_head(self.projections(memory), 2 * shared)
-        key, value = functional.split(keys_and_values, 2, axis=1)
-        dropout = self.dropout if self.is_training else 0.0
-        gathered = functional.attention(
-            _by_head(self.queries(x), self.num_heads), key, value, mask=mask, dropout=dropout
-        )
+        key, value = functional.split(_by_head(self.projections(memory), 2 * shared), 2, axis=1)
+        query, dropout = _by_head(self.queries(x), self.num_heads), self.dropout if self.is_training else 0.0
+        gathered = functional.attention(query, key, value, mask=mask, dropout=dropout)
         return self.output(functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), x.shape))
 
     def describe(self) -> str:
         """Name width, heads and options."""
         width, memory_width = self.output.weight.shape[0], self.projections.weight.shape[0]
-        options = {
-            "memory_width": memory_width if memory_width != width else None,
-            "dropout": self.dropout,
-            "num_key_value_heads": self.num_key_value_heads,
-        }
-        return f"{width}, num_heads={self.num_heads}" + described(options)
+        options = {"dropout": self.dropout, "num_key_value_heads": self.num_key_value_heads}
+        other_width = memory_width if memory_width != width else None
+        return described(width, self.num_heads, memory_width=other_width, **options)
 
 
 def _by_head(x: Tensor, num_heads: int) -> Tensor:
@@ -253,15 +238,15 @@ def _check_rotary(layer: str, width_of_head: int, rotary_base: float | None) -> 
         )
 
 
-def described(options: Mapping[str, Any]) -> str:
-    """Return the options that were given, as keywords; those that are off are left out.
+def described(width: int, num_heads: int, **options: Any) -> str:
+    """Return the arguments of a repr; options that are off are left out.
 
     Examples
     --------
-    >>> described({"is_causal": True, "dropout": 0.0, "hidden": 8})
-    ', is_causal=True, hidden=8'
+    >>> described(4, 2, is_causal=True, dropout=0.0, hidden=8)
+    '4, num_heads=2, is_causal=True, hidden=8'
     """
-    return "".join(f", {name}={value!r}" for name, value in options.items() if value)
+    return f"{width}, num_heads={num_heads}" + "".join(f", {k}={value!r}" for k, value in options.items() if value)
 
 
 class ResidualAttention(Residual):
@@ -269,11 +254,8 @@ class ResidualAttention(Residual):
 
     Parameters
     ----------
-    norm : Module
-    attention : Module
-        Takes ``(x, *memory, mask=None)``.
-    *after : Module
-        Applied to its result.
+    *layers : Module
+        The norm; the attention, which takes ``(x, *memory, mask=None)``; and what is applied to its result.
 
     Examples
     --------
@@ -283,9 +265,6 @@ class ResidualAttention(Residual):
     >>> layer(Tensor(np.ones((1, 3, 8), np.float32)), mask=[[1, 1, 0]]).shape
     (1, 3, 8)
     """
-
-    def __init__(self, norm: Module, attention: Module, *after: Module) -> None:
-        super().__init__(norm, attention, *after)
 
     def forward(self, x: Tensor, *memory: Tensor, mask: Operand | None = None) -> Tensor:
         """Keep the shape, (n, t, width)."""
@@ -358,8 +337,8 @@ class TransformerBlock(Module):
         after: list[Module] = [Dropout(dropout)] if dropout else []
         shared: dict[str, Any] = {"num_key_value_heads": num_key_value_heads, "rotary_base": rotary_base}
         attention = MultiHeadAttention(width, num_heads, is_causal, dtype, dropout=attention_dropout, **shared)
-        options = {"is_causal": is_causal, "dropout": dropout, "attention_dropout": attention_dropout, **shared}
-        self._described = f"{width}, num_heads={num_heads}" + described(options)
+        options = {"dropout": dropout, "attention_dropout": attention_dropout, **shared}
+        self._described = described(width, num_heads, is_causal=is_causal, **options)
         self.attention = ResidualAttention(LayerNorm(width, dtype=dtype), attention, *after)
         self.network = _network(width, hidden, approximate_gelu, dtype, after)
 
@@ -373,10 +352,6 @@ class TransformerBlock(Module):
             True or 1 where a position is seen; see :class:`MultiHeadAttention`.
         """
         return self.network(self.attention(x, mask=mask))
-
-    def describe(self) -> str:
-        """Name width, heads and options."""
-        return self._described
 
 
 class DecoderBlock(Module):
@@ -442,7 +417,7 @@ class DecoderBlock(Module):
         of_memory = CrossAttention(width, num_heads, memory_width, dtype, **shared)
         options = {"memory_width": memory_width, "dropout": dropout, "attention_dropout": attention_dropout}
         options |= {"num_key_value_heads": num_key_value_heads, "rotary_base": rotary_base}
-        self._described = f"{width}, num_heads={num_heads}" + described(options)
+        self._described = described(width, num_heads, **options)
         self.attention = ResidualAttention(LayerNorm(width, dtype=dtype), attention, *after)
         self.cross_attention = ResidualAttention(LayerNorm(width, dtype=dtype), of_memory, *after)
         self.network = _network(width, hidden, approximate_gelu, dtype, after)
@@ -463,10 +438,6 @@ class DecoderBlock(Module):
         """
         x = self.attention(x, mask=mask)
         return self.network(self.cross_attention(x, memory, mask=memory_mask))
-
-    def describe(self) -> str:
-        """Name width, heads and options."""
-        return self._described
 
 
 def _network(width: int, hidden: int | None, approximate_gelu: bool, dtype: Any, after: list[Module]) -> Residual:
