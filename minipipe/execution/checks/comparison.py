@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -49,17 +50,14 @@ def check_agreement(group: ProcessGroup, descriptions: Mapping[str, str]) -> Non
     ...     print(str(error).partition(".")[0])
     The layer of rank 1 differs from that of rank 0: there it is "width: 1", on rank 0 "width: 0"
     """
-    rows = group.all_gather(np.array([digest(text) for text in descriptions.values()], np.uint64))
-    for (key, text), values in zip(descriptions.items(), zip(*(row.tolist() for row in rows))):
-        usual, others = _parted(values)
-        if others:
-            texts = [_read(message) for message in group.all_gather(np.frombuffer(text.encode(), np.uint8))]
-            own, other = _first_difference(texts[others[0]], texts[usual])
-            raise RankError(
-                "disagreement",
-                f"The {key} of rank {_listed(others, group)} differs from that of rank {group.name(usual)}: "
-                f"there it is {own}, on rank {group.name(usual)} {other}. {_ALIKE}{_way_out(own, other)}",
-            )
+    for key, usual, others in _differences(group, {key: digest(text) for key, text in descriptions.items()}):
+        messages = group.all_gather(np.frombuffer(descriptions[key].encode(), np.uint8))
+        own, other = _first_difference(*(messages[rank].tobytes().decode() for rank in (others[0], usual)))
+        raise RankError(
+            "disagreement",
+            f"The {key} of rank {_listed(others, group)} differs from that of rank {group.name(usual)}: "
+            f"there it is {own}, on rank {group.name(usual)} {other}. {_ALIKE}{_way_out(own, other)}",
+        )
 
 
 def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter]) -> None:
@@ -87,12 +85,9 @@ def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter])
     The first values of weight on rank 1 differ from those on rank 0
     """
     digests = {name: digest(p.data) if p.is_filled else 0 for name, p in parameters.items()}
-    rows = group.all_gather(np.array(list(digests.values()), np.uint64))
-    columns = zip(digests, zip(*(row.tolist() for row in rows)))
-    different = [(name, values) for name, values in columns if len({*values} - {0}) > 1]
+    different = _differences(group, digests)
     if different:
-        name, values = different[0]
-        usual, others = _parted(values)
+        name, usual, others = different[0]
         more = f" (and those of {len(different) - 1} other parameters)" if len(different) > 1 else ""
         raise RankError(
             "disagreement",
@@ -102,19 +97,22 @@ def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter])
         )
 
 
-def _parted(values: Sequence[int]) -> tuple[int, list[int]]:
-    """Return a rank that has the value of most, and the ranks that have another; 0 is no value."""
-    known = [value for value in values if value]
-    usual = max(known, key=lambda value: (known.count(value), -known.index(value)))
-    return values.index(usual), [rank for rank, value in enumerate(values) if value not in (0, usual)]
+def _differences(group: ProcessGroup, digests: Mapping[str, int]) -> list[tuple[str, int, list[int]]]:
+    """Return each name whose digests differ, a rank that has that of most, and the ranks that have another; 0 is none.
+
+    Collective.
+    """
+    rows = group.all_gather(np.array(list(digests.values()), np.uint64))
+    found = []
+    for name, values in zip(digests, zip(*(row.tolist() for row in rows))):
+        ((usual, _),) = Counter(filter(None, values)).most_common(1) or [(0, 0)]  # of equally many, the first rank's
+        others = [rank for rank, value in enumerate(values) if value not in (0, usual)]
+        found += [(name, values.index(usual), others)] if others else []
+    return found
 
 
 def _listed(ranks: Sequence[int], group: ProcessGroup) -> str:
     return ", ".join(str(group.name(rank)) for rank in ranks)
-
-
-def _read(message: np.ndarray) -> str:
-    return message.tobytes().decode()
 
 
 def _first_difference(one: str, other: str) -> tuple[str, str]:
