@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from minipipe.errors import ArgumentError, quoted
 from minipipe.io import MOST_PIXELS
@@ -12,18 +13,7 @@ from minipipe.render.descriptions import title as title_of
 from minipipe.render.layout import Axis, number
 from minipipe.render.panel import Panel, panels_of
 from minipipe.render.svg.labels import Labels
-from minipipe.render.svg.lanes import (
-    LaneSize,
-    Strip,
-    draw_boxes,
-    draw_idle,
-    draw_steps,
-    draw_strip,
-    is_drawn,
-    runs,
-    shown_idle,
-    strip_of,
-)
+from minipipe.render.svg.lanes import Lane, LaneSize, Strip, strip_of
 from minipipe.render.svg.legend import WAYS, Entry, Legend, draw_messages, way_of
 from minipipe.render.svg.page import Page, moved
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, paint
@@ -135,15 +125,18 @@ class _TimelinePage(Page):
         left, right = self._margins()
         duration, room = max(timeline.makespan for timeline in timelines), width - left - right
         self.axis = Axis(duration, timelines[0].unit, left, room, letters.size_of("tick"))
-        self.rows = [(panel, rank) for panel in panels for rank in range(panel.timeline.num_ranks)]
+        self.lanes = [
+            [Lane(panel, rank, self.axis, self.size) for rank in range(panel.timeline.num_ranks)] for panel in panels
+        ]
+        self.rows = list(chain(*self.lanes))
         self.boxes = {
-            (span.action.kind, panel.chunk_of(rank, span.action.stage))
-            for panel, rank in self.rows
-            for span in filter(is_drawn, panel.timeline.spans[rank])
+            (span.action.kind, lane.panel.chunk_of(lane.rank, span.action.stage))
+            for lane in self.rows
+            for span in lane.spans
         }
         # Panels of one name compare action by action, so their labels have one form.
-        by_name = {name: [panel for panel in panels if panel.timeline.name == name] for name in self._names()}
-        self.labels = {name: Labels(alike, self.axis, self.size.box, letters) for name, alike in by_name.items()}
+        alike = {name: [lane for lane in self.rows if lane.panel.timeline.name == name] for name in self._names()}
+        self.labels = {name: Labels(lanes, self.axis, self.size.box, letters) for name, lanes in alike.items()}
 
     def drawn(self, has_legend: bool) -> str:
         """Return the whole document."""
@@ -185,32 +178,28 @@ class _TimelinePage(Page):
 
     def _panel(self, index: int, y: float) -> tuple[list[str], float]:
         """Draw a panel from ``y`` downwards; return it and its lower edge."""
-        panel, size = self.panels[index], self.size
+        panel, size, lanes = self.panels[index], self.size, self.lanes[index]
         parts, top = self._caption(panel, y)
-        tops = [top + rank * size.pitch for rank in range(panel.timeline.num_ranks)]
+        tops = [top + rank * size.pitch for rank in range(len(lanes))]
         bottom = top + len(tops) * size.pitch
         parts.append(self._grid(top - 4, bottom))
-        parts += (self._lane(index, rank, lane) for rank, lane in enumerate(tops))
+        parts += (moved(0, y, self._lane(index, lane)) for y, lane in zip(tops, lanes))
         if self.has_messages:
             head = min(self.letters.size / 2, size.pitch - size.box)
             parts += draw_messages(panel, self.axis, tops, size.box, head)
         labels = self.labels[panel.timeline.name]  # above the arrows, which would cross them out
         parts.append(f'<g font-size="{number(labels.size)}" text-anchor="middle" pointer-events="none">')
-        parts += (moved(0, lane, labels.draw(panel, rank)) for rank, lane in enumerate(tops))
+        parts += (moved(0, y, labels.draw(lane)) for y, lane in zip(tops, lanes))
         return [*parts, "</g>"], bottom + (self.letters.scaled(14) if panel is not self.panels[-1] else 0)
 
-    def _lane(self, index: int, rank: int, top: float) -> str:
-        """Draw a rank of a panel, all but its labels."""
-        panel, size, letters = self.panels[index], self.size, self.letters
-        baseline = size.box / 2 + 0.35 * letters.size_of("rank")
-        parts = [letters.draw("rank", self.axis.left - letters.scaled(8), baseline, f"rank {rank}")]
-        parts += draw_idle(panel, rank, self.axis, size)
-        parts += draw_boxes(panel, rank, self.axis, size)
-        parts += draw_steps(panel, rank, self.axis, size)
+    def _lane(self, index: int, lane: Lane) -> Iterator[str]:
+        """Yield the parts of a lane, all but its labels."""
+        baseline = self.size.box / 2 + 0.35 * self.letters.size_of("rank")
+        yield self.letters.draw("rank", self.axis.left - self.letters.scaled(8), baseline, f"rank {lane.rank}")
+        yield from chain(lane.idle(), lane.boxes(), lane.steps())
         if self.strips:
             strip = self.strips[index]
-            parts += draw_strip(panel, rank, self.axis, size, strip, self._most(strip), letters)
-        return moved(0, top, parts)
+            yield from lane.strip(strip, self._most(strip), self.letters)
 
     def _most(self, strip: Strip) -> float:
         """Return the full scale of a strip: the highest peak of all ranks, in all panels with the same quantity."""
@@ -233,9 +222,9 @@ class _TimelinePage(Page):
     def _entries(self, legend: Legend) -> Iterator[Entry]:
         """Yield an entry of the legend for everything that occurs."""
         yield from legend.kinds(self.boxes)
-        if any(len(run) > 1 for panel, rank in self.rows for run in runs(panel.timeline.spans[rank], self.axis)):
+        if any(len(run) > 1 for lane in self.rows for run in lane.runs):
             yield legend.runs()
-        causes = {slot.cause for panel, rank in self.rows for slot in shown_idle(panel, rank, self.axis)}
+        causes = {slot.cause for lane in self.rows for slot in lane.slots}
         yield from legend.idle(cause for cause in IdleCause if cause in causes)
         if any(panel.timeline.num_steps > 1 for panel in self.panels):
             yield legend.step()

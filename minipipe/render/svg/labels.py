@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from minipipe.render.descriptions import short_label
 from minipipe.render.layout import Axis, number, text_width
-from minipipe.render.panel import Panel
-from minipipe.render.svg.lanes import is_drawn
+from minipipe.render.svg.lanes import Lane
 from minipipe.render.svg.style import Letters, label_paint
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.simulation.span import Span
@@ -41,7 +40,7 @@ _UPRIGHT, _WITH_KIND = _FORMS[:2], _FORMS[:4]  # a smaller size upright, and wit
 
 
 class Labels:
-    """The labels of several panels, of one size. Each kind of action has one form in all of them.
+    """The labels of several lanes, of one size. Each kind of action has one form in all of them.
 
     The form is the first of ``2F3`` (where a rank holds several stages), ``F3``, these two turned, and ``3`` that fits
     into nearly all boxes of the kind, measured with the longest label of the kind. A box that is too narrow for it has
@@ -50,8 +49,9 @@ class Labels:
 
     Parameters
     ----------
-    panels : sequence of Panel
+    lanes : sequence of Lane
     axis : Axis
+        That of the lanes.
     height : float
         Of the boxes, in pixels.
     letters : Letters
@@ -62,12 +62,11 @@ class Labels:
         The font size in pixels: the largest one with which all kinds have a form.
     """
 
-    def __init__(self, panels: Sequence[Panel], axis: Axis, height: float, letters: Letters) -> None:
-        self._axis, self._height = axis, height
+    def __init__(self, lanes: Sequence[Lane], axis: Axis, height: float, letters: Letters) -> None:
+        self._scale, self._height = axis.scale, height
         self._widths: defaultdict[ActionKind, list[float]] = defaultdict(list)
         self._longest: defaultdict[tuple[ActionKind, _Form], float] = defaultdict(float)  # at a font size of 1
-        for panel in panels:
-            self._measure(panel)
+        self._measure(lanes)
         sizes = [letters.size / 12 * size for size in _SIZES]
         sizes = [size for size in sizes if size <= height - 3] or sizes[-1:]
         wishes = ((size, forms) for forms in (_UPRIGHT, _WITH_KIND, _FORMS) for size in sizes)
@@ -75,18 +74,16 @@ class Labels:
         self.size, forms = next(fitting, (sizes[-1], _NOT_TURNED))
         self._forms = {kind: self._form(kind, forms) for kind in self._widths}
 
-    def draw(self, panel: Panel, rank: int) -> Iterator[str]:
-        """Yield the labels of a rank; the upper edge of its lane is at 0."""
-        origin = panel.timeline.start
+    def draw(self, lane: Lane) -> Iterator[str]:
+        """Yield the labels of a lane, whose upper edge is at 0."""
         drawn: defaultdict[tuple[ActionKind, int], list[str]] = defaultdict(list)
-        spans = list(filter(is_drawn, panel.timeline.spans[rank]))
-        kinds = {kind for kind in self._forms if self._most_have_room(kind, spans)}
-        for action, start, end in spans:
+        kinds = {kind for kind in self._forms if self._most_have_room(kind, lane.spans)}
+        for action, start, end in lane.spans:
             form = self._forms[action.kind]
             if action.kind in kinds and self._fits(action.kind, end - start):
-                x = (self._axis.x(start - origin) + self._axis.x(end - origin)) / 2
-                text = f"<text {self._place(x, form)}>{_written(panel, rank, action, form)}</text>"
-                drawn[action.kind, panel.chunk_of(rank, action.stage)].append(text)
+                x = (lane.x(start) + lane.x(end)) / 2
+                text = f"<text {self._place(x, form)}>{_written(lane, action, form)}</text>"
+                drawn[action.kind, lane.panel.chunk_of(lane.rank, action.stage)].append(text)
         for (kind, chunk), texts in drawn.items():
             yield f"<g {label_paint(kind, chunk)}>{''.join(texts)}</g>"
 
@@ -96,7 +93,7 @@ class Labels:
         return 2 * sum(fits) >= len(fits)
 
     def _fits(self, kind: ActionKind, time: float) -> bool:
-        return self._has_room(kind, self._forms[kind], self.size, time * self._axis.scale)
+        return self._has_room(kind, self._forms[kind], self.size, time * self._scale)
 
     def _place(self, x: float, form: _Form) -> str:
         middle = self._height / 2
@@ -104,17 +101,16 @@ class Labels:
             return f'transform="translate({number(x + _RISE * self.size)} {number(middle)}) rotate(-90)"'
         return f'x="{number(x)}" y="{number(middle + _RISE * self.size)}"'
 
-    def _measure(self, panel: Panel) -> None:
+    def _measure(self, lanes: Sequence[Lane]) -> None:
         """Note the widths of all boxes, and the longest label of each kind in each form."""
-        rows = [list(filter(is_drawn, row)) for row in panel.timeline.spans]
         # Measured with the widest letter: otherwise a narrow I would have a longer form than the F beside it.
-        kinds = {span.action.kind for row in rows for span in row}
+        kinds = {span.action.kind for lane in lanes for span in lane.spans}
         widest = max(kinds, key=lambda kind: text_width(kind, 1), default=ActionKind.FORWARD)
-        for rank, row in enumerate(rows):
-            for action, start, end in row:
-                self._widths[action.kind].append((end - start) * self._axis.scale)
+        for lane in lanes:
+            for action, start, end in lane.spans:
+                self._widths[action.kind].append((end - start) * self._scale)
                 for form in _FORMS:
-                    width = text_width(_written(panel, rank, action._replace(kind=widest), form), 1)
+                    width = text_width(_written(lane, action._replace(kind=widest), form), 1)
                     self._longest[action.kind, form] = max(self._longest[action.kind, form], width)
 
     def _has_room(self, kind: ActionKind, form: _Form, size: float, width: float) -> bool:
@@ -136,7 +132,7 @@ class Labels:
         return next((form for form in forms if shares[form] >= _NEARLY_ALL), max(forms, key=shares.__getitem__))
 
 
-def _written(panel: Panel, rank: int, action: Action, form: _Form) -> str:
+def _written(lane: Lane, action: Action, form: _Form) -> str:
     if form.names_kind:
-        return short_label(action, form.names_stage and panel.names_stage(rank))
+        return short_label(action, form.names_stage and lane.panel.names_stage(lane.rank))
     return str(action.microbatch)

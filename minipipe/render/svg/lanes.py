@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 from minipipe.io import escaped
@@ -15,8 +16,8 @@ from minipipe.render.palette import HATCH
 from minipipe.render.panel import NARROW, TOGETHER, Panel
 from minipipe.render.svg.style import Letters, box_paint, paint
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.span import Idle, IdleCause, Span
-from minipipe.schedules.simulation.timeline import Timeline, format_number, format_time
+from minipipe.schedules.simulation.span import IdleCause, Span
+from minipipe.schedules.simulation.timeline import format_number, format_time
 
 
 def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> str:
@@ -84,18 +85,13 @@ class Strip:
     curves: tuple[list[tuple[float, float]], ...]
     is_memory: bool
 
-    @property
-    def unit(self) -> str:
-        """``"bytes"``, or ``"activations"`` for counts."""
-        return "bytes" if self.is_memory else "activations"
-
     def peak(self, rank: int) -> float:
         """Return the peak of a rank."""
         return max((amount for _, amount in self.curves[rank]), default=0.0)
 
     def peak_label(self, rank: int) -> str:
         """Return the text beside the strip of a rank."""
-        return f"peak {format_memory(self.peak(rank), self.unit)}"
+        return f"peak {format_memory(self.peak(rank), 'bytes' if self.is_memory else 'activations')}"
 
 
 def strip_of(panel: Panel) -> Strip:
@@ -113,25 +109,8 @@ def strip_of(panel: Panel) -> Strip:
     return Strip(tuple(map(panel.activations_over_time, ranks)), is_memory=False)
 
 
-def strip_path(timeline: Timeline, strip: Strip, rank: int, axis: Axis, height: float, most: float) -> str:
-    """Return the outline of a strip as path data: ``height`` pixels stand for ``most``, 0 is at the lower edge."""
-    if not most:
-        return ""
-    heights: dict[str, str] = {}  # by x: of two changes at one x, only the later one is visible
-    for time, level in strip.curves[rank]:
-        heights[number(axis.x(time - timeline.start))] = number(height * (1 - level / most))
-    bottom = drawn = number(height)
-    path = []
-    for x, y in heights.items():
-        if y != drawn:
-            path.append(f"H{x}V{y}")
-        drawn = y
-    return f"M{number(axis.left)} {bottom}{''.join(path)}V{bottom}" if path else ""
-
-
 _THIN = 4.0  # pixels: narrower boxes have a thinner outline
 _ROUNDED = 8.0  # pixels: wider boxes have rounded corners
-_KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
 
 
 class LaneSize(NamedTuple):
@@ -150,140 +129,144 @@ class LaneSize(NamedTuple):
         return cls(letters.scaled(box), letters.scaled(strip) if strip else 0, letters.scaled(pitch))
 
 
-def is_drawn(span: Span) -> bool:
-    """Return whether a span is drawn as a box: a computation of some length. A blocking SEND is an idle slot."""
-    return span.end > span.start and not span.action.kind.is_communication
+class Lane:
+    """The lane of a rank; its upper edge is at 0.
 
+    Parameters
+    ----------
+    panel : Panel
+    rank : int
+    axis : Axis
+    size : LaneSize
 
-# -- boxes ----------------------------------------------------------------------------------------------------
-
-
-def draw_boxes(panel: Panel, rank: int, axis: Axis, size: LaneSize) -> Iterator[str]:
-    """Yield the boxes of a rank's actions, with tooltips; the upper edge of the lane is at 0."""
-    start = panel.timeline.start
-    boxes: defaultdict[tuple[ActionKind, int, bool], list[str]] = defaultdict(list)
-    bands: defaultdict[ActionKind, list[str]] = defaultdict(list)
-    counts: Counter[ActionKind] = Counter()
-    found = list(runs(panel.timeline.spans[rank], axis))
-    for i, run in enumerate(found):
-        if len(run) == 1:
-            action, width = run[0].action, (run[0].end - run[0].start) * axis.scale
-            key = action.kind, panel.chunk_of(rank, action.stage), width < _THIN
-            boxes[key].append(_box(panel, run[0], axis, size))
-            continue
-        counts.update(span.action.kind for span in run)
-        for kind, band in _bands(run, _end(run, found[i + 1 : i + 2], axis), start, axis, size.box):
-            bands[kind].append(band)
-    if boxes:
-        yield f"<g {paint('box')}>"
-        for (kind, chunk, is_thin), drawn in boxes.items():
-            outline = ' stroke-width=".4"' if is_thin else ""
-            yield f"<g {box_paint(kind, chunk)}{outline}>{''.join(drawn)}</g>"
-        yield "</g>"
-    for kind, paths in bands.items():
-        title = f"{kind}: {counts[kind]} actions too short to be drawn one by one; heights are shares of the time"
-        yield f'<path {box_paint(kind, 0)} d="{"".join(paths)}"><title>{title}</title></path>'
-
-
-def runs(spans: Sequence[Span], axis: Axis) -> Iterator[list[Span]]:
-    """Divide the spans of a rank into single ones, wide enough for a box, and runs of narrower ones, as the player.
-
-    A run has all that ends within ``NARROW`` pixels of its start, and continues to a whole number of rounds.
+    Attributes
+    ----------
+    spans : list of Span
+        The computations of some length. A SEND that blocks is an idle slot.
+    slots : list of Idle
+        The idle times of at least ``NARROW`` pixels; narrower ones are left blank.
+    runs : list of list of Span
+        The spans, each wide enough for a box alone; together those that are narrower. A run has all that ends within
+        ``NARROW`` pixels of its start, and continues to a whole number of rounds, as in the player.
     """
-    run: list[Span] = []
-    for span in filter(is_drawn, spans):
-        if run and not _joins(run, span, axis):
-            yield run
-            run = []
-        run.append(span)
-    if run:
-        yield run
 
+    def __init__(self, panel: Panel, rank: int, axis: Axis, size: LaneSize) -> None:
+        self.panel, self.rank, self.axis, self.size = panel, rank, axis, size
+        row, idle = panel.timeline.spans[rank], panel.timeline.idle[rank]
+        self.spans = [span for span in row if span.end > span.start and not span.action.kind.is_communication]
+        self.slots = [slot for slot in idle if not self._is_narrow(slot.start, slot.end)]
+        self.runs: list[list[Span]] = []
+        for span in self.spans:
+            if self.runs and self._joins(self.runs[-1], span):
+                self.runs[-1].append(span)
+            else:
+                self.runs.append([span])
 
-def _joins(run: Sequence[Span], span: Span, axis: Axis) -> bool:
-    """Return whether a span belongs to the run before it."""
-    last = run[-1]
-    if (last.end - last.start) * axis.scale >= NARROW or (span.end - span.start) * axis.scale >= NARROW:
-        return False
-    is_within = (span.end - run[0].start) * axis.scale <= NARROW
-    return is_within or (len(run) % TOGETHER > 0 and (span.start - last.end) * axis.scale < NARROW)
+    def x(self, time: float) -> float:
+        """Return the x coordinate of a time of the timeline."""
+        return self.axis.x(time - self.panel.timeline.start)
 
+    def _is_narrow(self, start: float, end: float) -> bool:
+        return (end - start) * self.axis.scale < NARROW
 
-def _end(run: Sequence[Span], following: Sequence[Sequence[Span]], axis: Axis) -> float:
-    """Return the end of a run: where the next actions start, if they are near."""
-    near = (other[0].start for other in following if (other[0].start - run[-1].end) * axis.scale < NARROW)
-    return next(near, run[-1].end)
+    def _joins(self, run: Sequence[Span], span: Span) -> bool:
+        """Return whether a span belongs to the run before it."""
+        first, last = run[0], run[-1]
+        if not self._is_narrow(last.start, last.end) or not self._is_narrow(span.start, span.end):
+            return False
+        is_within = (span.end - first.start) * self.axis.scale <= NARROW
+        return is_within or (len(run) % TOGETHER > 0 and self._is_narrow(last.end, span.start))
 
+    # -- boxes ------------------------------------------------------------------------------------------------
 
-def _bands(
-    run: Sequence[Span], stop: float, origin: float, axis: Axis, height: float
-) -> Iterator[tuple[ActionKind, str]]:
-    """Yield the kinds of a run as bands above each other, each with the area of its actions' boxes."""
-    first, last = axis.x(run[0].start - origin), axis.x(stop - origin)
-    times: Counter[ActionKind] = Counter()
-    for action, start, end in run:
-        times[action.kind] += end - start  # type: ignore[assignment]
-    top = 0.0
-    for kind in (kind for kind in _KINDS if kind in times):
-        part = height * times[kind] / (stop - run[0].start)
-        yield kind, f"M{number(first)} {number(top)}h{number(last - first)}v{number(part)}H{number(first)}z"
-        top += part
+    def boxes(self) -> Iterator[str]:
+        """Yield the boxes of the actions, with tooltips, and the bands of runs."""
+        boxes: defaultdict[tuple[ActionKind, int, bool], list[str]] = defaultdict(list)
+        bands: defaultdict[ActionKind, list[str]] = defaultdict(list)
+        counts: Counter[ActionKind] = Counter()
+        for run, following in zip_longest(self.runs, self.runs[1:]):
+            if len(run) == 1:
+                (action, start, end), width = run[0], (run[0].end - run[0].start) * self.axis.scale
+                rounding = ' rx="2"' if self.x(end) - self.x(start) >= _ROUNDED else ""
+                box = self._rectangle(start, end, describe_action(action), after=rounding)
+                boxes[action.kind, self.panel.chunk_of(self.rank, action.stage), width < _THIN].append(box)
+                continue
+            counts.update(span.action.kind for span in run)
+            for kind, band in self._bands(run, following):
+                bands[kind].append(band)
+        if boxes:
+            yield f"<g {paint('box')}>"
+            for (kind, chunk, is_thin), drawn in boxes.items():
+                outline = ' stroke-width=".4"' if is_thin else ""
+                yield f"<g {box_paint(kind, chunk)}{outline}>{''.join(drawn)}</g>"
+            yield "</g>"
+        for kind, paths in bands.items():
+            title = f"{kind}: {counts[kind]} actions too short to be drawn one by one; heights are shares of the time"
+            yield f'<path {box_paint(kind, 0)} d="{"".join(paths)}"><title>{title}</title></path>'
 
+    def _bands(self, run: Sequence[Span], following: Sequence[Span] | None) -> Iterator[tuple[ActionKind, str]]:
+        """Yield the kinds of a run as bands above each other, each with the area of its actions' boxes.
 
-def _box(panel: Panel, span: Span, axis: Axis, size: LaneSize) -> str:
-    origin = panel.timeline.start
-    x, end = axis.x(span.start - origin), axis.x(span.end - origin)
-    rounding = ' rx="2"' if end - x >= _ROUNDED else ""
-    return (
-        f'<rect x="{number(x)}" width="{number(end - x)}" height="{size.box}"{rounding}>'
-        f"<title>{describe_action(span.action)}, {escaped(_when(panel, span.start, span.end))}</title></rect>"
-    )
+        They end where the next actions start, if these are near.
+        """
+        stop = following[0].start if following and self._is_narrow(run[-1].end, following[0].start) else run[-1].end
+        first, last = self.x(run[0].start), self.x(stop)
+        times: defaultdict[ActionKind, float] = defaultdict(float)
+        for action, start, end in run:
+            times[action.kind] += end - start
+        top = 0.0
+        for kind in (kind for kind in ActionKind if kind in times):
+            part = self.size.box * times[kind] / (stop - run[0].start)
+            yield kind, f"M{number(first)} {number(top)}h{number(last - first)}v{number(part)}H{number(first)}z"
+            top += part
 
+    def _rectangle(self, start: float, end: float, words: str, before: str = "", after: str = "") -> str:
+        """Return a rectangle from one time to another, with a tooltip."""
+        x, unit, origin = self.x(start), self.panel.timeline.unit, self.panel.timeline.start
+        when = escaped(f"{format_number(start - origin, unit)} to {format_time(end - origin, unit)}")
+        place = f'x="{number(x)}" width="{number(self.x(end) - x)}" height="{self.size.box}"'
+        return f"<rect {before}{place}{after}><title>{words}, {when}</title></rect>"
 
-def _when(panel: Panel, start: float, end: float) -> str:
-    unit, origin = panel.timeline.unit, panel.timeline.start
-    return f"{format_number(start - origin, unit)} to {format_time(end - origin, unit)}"
+    # -- idle time and memory -----------------------------------------------------------------------------------
 
+    def idle(self) -> Iterator[str]:
+        """Yield the idle slots, hatched by cause."""
+        if self.slots:
+            slots = "".join(
+                self._rectangle(slot.start, slot.end, describe_idle(slot), before=f'class="{slot.cause}" ')
+                for slot in self.slots
+            )
+            ends = ((self.x(slot.start), self.x(slot.end), slot.cause) for slot in self.slots)
+            hatch = "".join(hatch_path(x, end, self.size.box, cause) for x, end, cause in ends)
+            yield f'<g {paint("slot")}>{slots}</g><path {paint("hatch")} d="{hatch}"/>'
 
-# -- idle time and memory ---------------------------------------------------------------------------------------
+    def steps(self) -> Iterator[str]:
+        """Yield a line wherever the rank begins another training step."""
+        if changes := self.panel.timeline.step_changes:
+            lines = "".join(f"M{number(self.x(change.begun))} -2V{self.size.box + 2}" for change in changes[self.rank])
+            yield f'<path {paint("step")} d="{lines}"/>'
 
+    def strip(self, strip: Strip, most: float, letters: Letters) -> Iterator[str]:
+        """Yield the strip of memory, whose height stands for ``most``, and its peak as text to the right."""
+        path, top, right = self._strip_path(strip, most), self.size.box + 2, self.axis.x(self.panel.timeline.makespan)
+        yield f'<g transform="translate(0 {top})">'
+        if path:
+            yield f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
+        yield f'<path {paint("grid")} d="M{number(self.axis.left)} {self.size.strip}H{number(right)}"/></g>'
+        baseline = top + self.size.strip / 2 + 0.35 * letters.size_of("peak")
+        yield letters.draw("peak", self.axis.right + 8, baseline, strip.peak_label(self.rank))
 
-def shown_idle(panel: Panel, rank: int, axis: Axis) -> Iterator[Idle]:
-    """Yield the idle slots of a rank that are at least ``NARROW`` pixels wide."""
-    return (slot for slot in panel.timeline.idle[rank] if (slot.end - slot.start) * axis.scale >= NARROW)
-
-
-def draw_idle(panel: Panel, rank: int, axis: Axis, size: LaneSize) -> Iterator[str]:
-    """Yield the idle slots of a rank, hatched by cause; narrow ones are left blank."""
-    origin = panel.timeline.start
-    slots, hatches = [], []
-    for slot in shown_idle(panel, rank, axis):
-        x, end = axis.x(slot.start - origin), axis.x(slot.end - origin)
-        slots.append(
-            f'<rect class="{slot.cause}" x="{number(x)}" width="{number(end - x)}" height="{size.box}">'
-            f"<title>{describe_idle(slot)}, {escaped(_when(panel, slot.start, slot.end))}</title></rect>"
-        )
-        hatches.append(hatch_path(x, end, size.box, slot.cause))
-    if slots:
-        yield f'<g {paint("slot")}>{"".join(slots)}</g><path {paint("hatch")} d="{"".join(hatches)}"/>'
-
-
-def draw_steps(panel: Panel, rank: int, axis: Axis, size: LaneSize) -> Iterator[str]:
-    """Yield a line wherever the rank begins another training step."""
-    if changes := panel.timeline.step_changes:
-        begun = (number(axis.x(change.begun - panel.timeline.start)) for change in changes[rank])
-        yield f'<path {paint("step")} d="{"".join(f"M{x} -2V{size.box + 2}" for x in begun)}"/>'
-
-
-def draw_strip(
-    panel: Panel, rank: int, axis: Axis, size: LaneSize, strip: Strip, most: float, letters: Letters
-) -> Iterator[str]:
-    """Yield the strip of a rank's memory, and its peak as text to the right."""
-    path, top = strip_path(panel.timeline, strip, rank, axis, size.strip, most), size.box + 2
-    base = f"M{number(axis.left)} {size.strip}H{number(axis.x(panel.timeline.makespan))}"
-    yield f'<g transform="translate(0 {top})">'
-    if path:
-        yield f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
-    yield f'<path {paint("grid")} d="{base}"/></g>'
-    baseline = top + size.strip / 2 + 0.35 * letters.size_of("peak")
-    yield letters.draw("peak", axis.right + 8, baseline, strip.peak_label(rank))
+    def _strip_path(self, strip: Strip, most: float) -> str:
+        """Return the outline of a strip as path data; 0 is at its lower edge."""
+        if not most:
+            return ""
+        heights: dict[str, str] = {}  # by x: of two changes at one x, only the later one is visible
+        for time, level in strip.curves[self.rank]:
+            heights[number(self.x(time))] = number(self.size.strip * (1 - level / most))
+        bottom = drawn = number(self.size.strip)
+        path = []
+        for x, y in heights.items():
+            if y != drawn:
+                path.append(f"H{x}V{y}")
+            drawn = y
+        return f"M{number(self.axis.left)} {bottom}{''.join(path)}V{bottom}" if path else ""
