@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minipipe.autograd.backend import is_array
-from minipipe.errors import ArgumentError, CheckpointCode, CheckpointError, FileError, quoted
+from minipipe.comm import ProcessGroup
+from minipipe.comm.objects import broadcast
+from minipipe.errors import ArgumentError, CheckpointCode, CheckpointError, FileError, quoted, whole_number
 from minipipe.io import json_value
 from minipipe.pipeline.checkpoint import storage
+from minipipe.pipeline.checkpoint.state import MOST, OptimiserState
 from minipipe.pipeline.checkpoint.storage import Digest, is_name_of_file
 
 FORMAT, VERSION = "minipipe checkpoint", 1
@@ -21,7 +24,7 @@ FORMAT, VERSION = "minipipe checkpoint", 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a checkpoint.
+    """The description of a checkpoint, or of one rank's part of it.
 
     Attributes
     ----------
@@ -33,9 +36,8 @@ class Manifest:
         Of the script.
     parameters : dict of str to (file, dtype, shape)
         For each parameter of the model, where its values and the optimisers' state for it are.
-    optimisers : dict of str to dict
-        For each optimiser its class, how many steps it took, its groups with the names of their parameters, and the
-        numbers kept for each parameter.
+    optimisers : dict of str to OptimiserState
+        Without arrays.
     files : dict of str to Digest
     """
 
@@ -46,15 +48,70 @@ class Manifest:
     num_microbatches: int
     extra: dict[str, Any]
     parameters: dict[str, tuple[str, str, tuple[int, ...]]]
-    optimisers: dict[str, dict[str, Any]]
+    optimisers: dict[str, OptimiserState]
     files: dict[str, Digest]
 
-    def to_json(self) -> bytes:
+    @classmethod
+    def merged(cls, parts: Sequence[Manifest]) -> Manifest:
+        """Return the manifest of a checkpoint from those of all ranks' parts."""
+        parameters = {name: entry for part in parts for name, entry in part.parameters.items()}
+        files = {name: digest for part in parts for name, digest in part.files.items()}
+        extra = {name: value for part in parts for name, value in part.extra.items()}
+        optimisers = {key: OptimiserState.merged(part.optimisers[key] for part in parts) for key in parts[0].optimisers}
+        return replace(parts[0], extra=extra, parameters=parameters, optimisers=optimisers, files=files)
+
+    def to_json(self) -> str:
         """Return the text of the file."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1).encode()
+        optimisers = {key: state.to_dict() for key, state in self.optimisers.items()}
+        found = {"format": FORMAT, "version": VERSION, **vars(self), "optimisers": optimisers}
+        return encoded(found, "the optimiser's state", indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Manifest:
+        """Return the manifest that a text describes, every part of the right kind.
+
+        Raises
+        ------
+        CheckpointError
+            Code ``version``.
+        ValueError, TypeError, KeyError, RecursionError
+            For anything else.
+        """
+        found = json.loads(text)
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise ArgumentError("value", "it is no manifest of minipipe")
+        if found.get("version") != VERSION:
+            message = f"it has version {quoted(found.get('version'))} of the form; this minipipe knows {VERSION}"
+            raise CheckpointError(CheckpointCode.VERSION, message)
+        names = ("step", "num_steps", "num_microbatches")
+        numbers = {name: whole_number(quoted(name), found[name], 0, MOST) for name in names}
+        seeds = {"seed": found["seed"], "dropout_seed": found.get("dropout_seed", found["seed"])}  # earlier: one
+        for name, seed in seeds.items():
+            json_value(seed, int, repr(name))  # which may be below 0
+        files = {}
+        for name, (size, sha256) in json_value(found["files"], dict, "'files'").items():
+            if not is_name_of_file(name):
+                raise ArgumentError("value", f"{quoted(name)} is no name of a file in a checkpoint")
+            size = whole_number("the size of a file", size, 0, MOST)
+            files[name] = Digest(size, json_value(sha256, str, "the digest of a file"))
+        parameters = {}
+        for name, (file, dtype, shape) in json_value(found["parameters"], dict, "'parameters'").items():
+            if file not in files:
+                what = f"{quoted(name)} refers to file {quoted(file)}, which the manifest does not list"
+                raise ArgumentError("value", what)
+            lengths = [whole_number("a length", one, 0, MOST) for one in json_value(shape, list, "a shape")]
+            parameters[name] = file, json_value(dtype, str, "a dtype"), tuple(lengths)
+        optimisers = {}
+        for name, state in json_value(found["optimisers"], dict, "'optimisers'").items():
+            optimisers[name] = OptimiserState.from_dict(json_value(state, dict, quoted(name)))
+            for what, value in (one for kept in optimisers[name].kept.values() for one in kept.items()):
+                if not isinstance(value, int | float):
+                    raise ArgumentError("type", f"{quoted(what)} is {quoted(value)}, expected a number")
+        extra = json_value(found["extra"], dict, "'extra'")
+        return cls(**numbers, **seeds, extra=extra, parameters=parameters, optimisers=optimisers, files=files)
 
 
-def encoded(value: Any, what: str) -> bytes:
+def encoded(value: Any, what: str, indent: int | None = None) -> str:
     """Return a value as JSON.
 
     Numbers of NumPy become numbers of Python, and arrays lists.
@@ -67,10 +124,10 @@ def encoded(value: Any, what: str) -> bytes:
     Examples
     --------
     >>> encoded({"position": np.int64(3), "best": np.float32(0.5)}, "extra")
-    b'{"position": 3, "best": 0.5}'
+    '{"position": 3, "best": 0.5}'
     """
     try:
-        return json.dumps(value, default=_plain).encode()
+        return json.dumps(value, default=_plain, indent=indent)
     except (TypeError, ValueError, RecursionError) as error:
         message = f"{what} cannot be kept in a checkpoint: {error}. Expected numbers, strings, lists and dicts of them."
         raise CheckpointError("value", message) from None
@@ -97,17 +154,16 @@ def read_manifest(path: Path) -> Manifest:
     if storage.digest_of(content).sha256 != expected:
         raise damage(path, f"{storage.MANIFEST} is not what was written there: its SHA-256 differs.")
     try:
-        found = json.loads(content)
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise ArgumentError("value", "it is no manifest of minipipe")
-        if found.get("version") != VERSION:
-            message = f"{path} has version {quoted(found.get('version'))} of the form; this minipipe knows {VERSION}."
-            raise CheckpointError(CheckpointCode.VERSION, message)
-        return _checked(found)
+        return Manifest.from_json(content)
+    except CheckpointError as error:
+        raise CheckpointError(error.code, f"The checkpoint {path.name} cannot be read: {error.message}.") from None
     except KeyError as error:
         raise damage(path, f"{storage.MANIFEST} cannot be understood: it lacks {error}.") from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise damage(path, f"{storage.MANIFEST} cannot be understood: {error}.") from None
+        raise damage(path, f"{storage.MANIFEST} cannot be understood: {str(error).rstrip('.')}.") from None
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 def damage(path: Path, sentence: str) -> CheckpointError:
@@ -120,64 +176,24 @@ def mismatch(sentence: str) -> CheckpointError:
     return CheckpointError(CheckpointCode.MISMATCH, f"Cannot resume from this checkpoint: {sentence}.")
 
 
-def raise_first(errors: list[list[str] | None]) -> None:
-    """Raise the first of the ranks' errors, the same on all ranks.
+def attempt(act: Callable[..., Any], *given: Any) -> list[Any]:
+    """Return ``[error, result]`` of a function, for other ranks: one is None, a CheckpointError is (code, message)."""
+    try:
+        return [None, act(*given)]
+    except CheckpointError as error:
+        return [(str(error.code), error.message), None]
 
-    Parameters
-    ----------
-    errors : list of (code, message) or None
-        By rank.
-    """
-    for error in errors:
+
+def results(attempts: Iterable[Sequence[Any]]) -> list[Any]:
+    """Return the results of all ranks' attempts, or raise the first error, the same on all ranks."""
+    found = list(attempts)
+    for error, _ in found:
         if error is not None:
             raise CheckpointError(*error)
+    return [result for _, result in found]
 
 
-def _checked(found: Mapping[str, Any]) -> Manifest:
-    """Return a manifest whose every part has the right kind, or raise ValueError, TypeError or KeyError."""
-    numbers = {name: _whole(found[name], quoted(name)) for name in ("step", "num_steps", "num_microbatches")}
-    seeds = {"seed": found["seed"], "dropout_seed": found.get("dropout_seed", found["seed"])}  # earlier there was one
-    for name, seed in seeds.items():
-        json_value(seed, int, repr(name))  # which may be below 0
-    files = {}
-    for name, (size, sha256) in json_value(found["files"], dict, "'files'").items():
-        if not is_name_of_file(name):
-            raise ArgumentError("value", f"{quoted(name)} is no name of a file in a checkpoint")
-        files[name] = Digest(_whole(size, "the size of a file"), json_value(sha256, str, "the digest of a file"))
-    parameters = {}
-    for name, (file, dtype, shape) in json_value(found["parameters"], dict, "'parameters'").items():
-        if file not in files:
-            raise ArgumentError(
-                "value", f"{quoted(name)} refers to file {quoted(file)}, which the manifest does not list"
-            )
-        lengths = [_whole(length, "a length") for length in json_value(shape, list, "a shape")]
-        parameters[name] = file, json_value(dtype, str, "a dtype"), tuple(lengths)
-    optimisers = json_value(found["optimisers"], dict, "'optimisers'")
-    for name in optimisers:
-        _check_optimiser(json_value(optimisers[name], dict, quoted(name)))
-    extra = json_value(found["extra"], dict, "'extra'")
-    return Manifest(**numbers, **seeds, extra=extra, parameters=parameters, optimisers=optimisers, files=files)
-
-
-def _check_optimiser(told: Mapping[str, Any]) -> None:
-    """Refuse an optimiser's state unless every part has the right kind."""
-    json_value(told["class"], str, "the class of an optimiser")
-    _whole(told.get("num_steps", 0), "the steps of an optimiser")  # earlier versions lack them
-    for group in json_value(told["groups"], list, "groups"):
-        _whole(group["place"], "the place of a group")
-        for which in {"numbers", "first"} & {"numbers", *group}:  # earlier versions lack the first ones
-            json_value(group[which], dict, quoted(which))
-        for name in json_value(group["parameters"], list, "the parameters of a group"):
-            json_value(name, str, "a parameter of a group")
-    kept = json_value(told["kept"], dict, "'kept'")
-    for name in kept:
-        for what, value in json_value(kept[name], dict, quoted(name)).items():
-            if not isinstance(value, int | float):
-                raise ArgumentError("type", f"{quoted(what)} of {quoted(name)} is {quoted(value)}, expected a number")
-
-
-def _whole(value: Any, name: str) -> int:
-    """Return a whole number that fits into the header of a message."""
-    if not 0 <= json_value(value, int, name) < 2**63:
-        raise ArgumentError("type", f"{name} is {quoted(value)}, expected a whole number")
-    return value
+def from_rank_0(group: ProcessGroup, call: str, act: Callable[..., Any], *given: Any) -> Any:
+    """Return on every rank what a function returns on rank 0, or raise its CheckpointError. Collective."""
+    mine = attempt(act, *given) if group.rank == 0 else None
+    return results([broadcast(group, 0, mine, call)])[0]

@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
-from minipipe.comm.objects import broadcast, gather
-from minipipe.errors import CheckpointCode, CheckpointError, FileCode, FileError, ParameterError, RankError, quoted
+from minipipe.comm.objects import gather
+from minipipe.errors import (
+    ArgumentError,
+    CheckpointCode,
+    CheckpointError,
+    FileCode,
+    FileError,
+    ParameterError,
+    RankError,
+    quoted,
+)
 from minipipe.execution.checks import digest
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
-from minipipe.pipeline.checkpoint.manifest import Manifest, damage, mismatch, raise_first, read_manifest
-from minipipe.pipeline.checkpoint.state import Arrays, Told, by_name, check, check_given, put, replaced, states
+from minipipe.pipeline.checkpoint.manifest import (
+    Manifest,
+    attempt,
+    damage,
+    encoded,
+    from_rank_0,
+    mismatch,
+    read_manifest,
+)
+from minipipe.pipeline.checkpoint.state import Arrays, checked, names_of, put, with_arrays
 from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, pieces, unpacked
+
+_CALL = "checkpoint.restore()"
 
 
 class Restored(NamedTuple):
@@ -104,31 +124,24 @@ def restore(
     '000001-step-20'
     (20, {'epoch': 3})
     """
-    check_given("restore", folder, pipeline)
-    group, optimisers = pipeline.group, by_name(optimiser)
-    found = _candidates(Path(folder)) if group.rank == 0 else None
-    names, reason, is_empty = broadcast(group, 0, found, "checkpoint.restore()")
+    optimisers, group = checked("restore", folder, pipeline, optimiser), pipeline.group
+    names, reason, is_empty = from_rank_0(group, _CALL, _candidates, Path(folder))
     if is_empty and not required:
         return None
     if not names:
         raise CheckpointError("not-found", f"There is no checkpoint in {str(folder)!r}: {reason}.")
     problems: list[str] = []
     for name in names:
-        path = Path(folder) / name
-        read, failure = None, None
-        try:
-            read = _read(path, pipeline, optimisers)
-        except CheckpointError as error:
-            failure = [str(error.code), error.message]
-        mark = digest(str(read[0])) if read else 0  # of the manifest: ranks may have been given other folders
-        told = gather(group, [failure, mark], "checkpoint.restore()")
-        _check_alike(group, folder, [mark for _, mark in told])
-        failures = [error for error, _ in told if error]
+        failure, found = attempt(_Found.read, Path(folder) / name, pipeline, optimisers)
+        mark = digest(str(found.manifest)) if found else 0  # ranks may have been given other folders
+        attempts = gather(group, [failure, mark], _CALL)
+        _check_alike(group, folder, [mark for _, mark in attempts])
+        failures = [failure for failure, _ in attempts if failure]
         for code, message in failures:
             if code != CheckpointCode.DAMAGED:
                 raise CheckpointError(code, message)
-        if not failures and read is not None:
-            return _taken(path, pipeline, optimisers, *read, problems)
+        if not failures:
+            return found.load(pipeline, optimisers, problems)
         problems.append(failures[0][1])
     raise CheckpointError("damaged", " ".join([*problems, "There is no other checkpoint."]))
 
@@ -203,24 +216,57 @@ def _candidates(folder: Path) -> tuple[list[str], str, bool]:
     return [str(path.relative_to(folder)) for path in found], "no checkpoint in it was finished", not found
 
 
-def _read(path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> tuple[Manifest, Arrays, Told]:
-    """Read this rank's part of a checkpoint, and check all of it. Local."""
-    manifest = read_manifest(path)
-    _check_model(manifest, pipeline)
-    check(pipeline, optimisers, manifest.optimisers)
-    own = {name for name, _ in pipeline.named_parameters()}
-    missing = [name for name in manifest.files if not os.path.isfile(path / name)]
-    if missing:
-        raise damage(path, f"of its {len(manifest.files)} files these are missing: {', '.join(missing[:9])}.")
-    arrays: Arrays = {}
-    for file in sorted({manifest.parameters[name][0] for name in own}):
-        arrays |= _arrays(path, file, manifest, own)
-    for name in own:
-        _, dtype, shape = manifest.parameters[name]
-        array = arrays.get(f"parameters/{name}")
-        if array is None or (array.dtype.name, array.shape) != (dtype, shape):
-            raise damage(path, f"its files do not hold {name} as {storage.MANIFEST} says.")
-    return manifest, arrays, states(pipeline, optimisers, arrays, manifest.optimisers)
+@dataclass(frozen=True)
+class _Found:
+    """This rank's part of a checkpoint, read and checked: its values, and the state dicts of its optimisers."""
+
+    path: Path
+    manifest: Manifest
+    values: dict[str, Any]
+    states: dict[str, dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> _Found:
+        """Read it, and check all of it. Local."""
+        manifest = read_manifest(path)
+        _check_model(manifest, pipeline)
+        _check_optimisers(manifest, pipeline, optimisers)
+        own = {name for name, _ in pipeline.named_parameters()}
+        missing = [name for name in manifest.files if not os.path.isfile(path / name)]
+        if missing:
+            raise damage(path, f"of its {len(manifest.files)} files these are missing: {', '.join(missing[:9])}.")
+        arrays: Arrays = {}
+        for file in sorted({manifest.parameters[name][0] for name in own}):
+            arrays |= _arrays(path, file, manifest, own)
+        values = {name: arrays.get(f"parameters/{name}") for name in own}
+        for name, value in values.items():
+            if value is None or (value.dtype.name, value.shape) != manifest.parameters[name][1:]:
+                raise damage(path, f"its files do not hold {name} as {storage.MANIFEST} says.")
+        states = {}
+        for key, optimiser in optimisers.items():
+            try:
+                states[key] = with_arrays(manifest.optimisers[key], key, arrays).state_dict(pipeline, optimiser)
+            except ArgumentError as error:
+                raise mismatch(f"its {key} cannot be taken. {error.message.rstrip('.')}") from None
+        return cls(path, manifest, values, states)
+
+    def load(self, pipeline: Pipeline, optimisers: Mapping[str, Optimiser], problems: list[str]) -> Restored:
+        """Load everything; warn on rank 0 of anything that a user may not expect. Local."""
+        saved, name, now = self.manifest, self.path.name, pipeline.schedule.num_microbatches
+        warned = [f"{' '.join(problems)} Resuming from {name}, of step {saved.step}."] if problems else []
+        if saved.dropout_seed != pipeline.dropout_seed:
+            message = f"{name} was trained with dropout_seed={saved.dropout_seed}, and this pipeline draws from its own"
+            warned.append(f"{message}, {pipeline.dropout_seed}, as another replica does.")
+        if saved.num_microbatches != now:
+            message = f"{name} was trained with {saved.num_microbatches} microbatches, and this pipeline has {now}"
+            warned.append(f"{message}: its gradients will have other last bits.")
+        replaced = " ".join(_replaced(optimisers, self.states))
+        for warning in [*warned, *([replaced] if replaced else [])]:
+            if pipeline.group.rank == 0:
+                warnings.warn(warning, stacklevel=3)
+        put(pipeline, optimisers, self.values, self.states)
+        pipeline.num_steps = saved.num_steps
+        return Restored(saved.step, saved.extra, self.path)
 
 
 def _arrays(path: Path, file: str, manifest: Manifest, own: set[str]) -> Arrays:
@@ -278,33 +324,47 @@ def _name(given: str) -> str:
     return quoted(given)[1:-1]
 
 
-def _taken(
-    path: Path,
-    pipeline: Pipeline,
-    optimisers: Mapping[str, Optimiser],
-    manifest: Manifest,
-    arrays: Arrays,
-    found: Told,
-    problems: list[str],
-) -> Restored:
-    """Load everything; warn on rank 0 of anything that a user may not expect. Local."""
-    others = list(replaced(optimisers, found))
-    put(pipeline, optimisers, arrays, found)
-    pipeline.num_steps = manifest.num_steps
-    now = pipeline.schedule.num_microbatches
-    if pipeline.group.rank == 0 and problems:
-        warnings.warn(f"{' '.join(problems)} Resuming from {path.name}, of step {manifest.step}.", stacklevel=3)
-    if pipeline.group.rank == 0 and manifest.dropout_seed != pipeline.dropout_seed:
-        message = (
-            f"{path.name} was trained with dropout_seed={manifest.dropout_seed}, and this pipeline draws from its own"
-        )
-        warnings.warn(f"{message}, {pipeline.dropout_seed}, as another replica does.", stacklevel=3)
-    if pipeline.group.rank == 0 and now != manifest.num_microbatches:
-        message = f"{path.name} was trained with {manifest.num_microbatches} microbatches, and this pipeline has {now}"
-        warnings.warn(f"{message}: its gradients will have other last bits.", stacklevel=3)
-    if pipeline.group.rank == 0 and others:
-        warnings.warn(" ".join(others), stacklevel=3)
-    return Restored(manifest.step, manifest.extra, path)
+def _check_optimisers(manifest: Manifest, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> None:
+    """Refuse a checkpoint of other optimisers, or of optimisers of other parameters of this rank. Local.
+
+    Raises
+    ------
+    CheckpointError
+        Code ``mismatch``.
+    """
+    there = manifest.optimisers
+    known, others = ", ".join(map(quoted, there)) or "none", sorted(there.keys() - optimisers.keys())
+    if optimisers and others:
+        other = quoted(others[0])
+        raise mismatch(f"it also has the state of an optimiser {other}; give all of them, by name, as in save: {known}")
+    own = {name for name, _ in pipeline.named_parameters()}
+    for key, optimiser in optimisers.items():
+        if key not in there:
+            raise mismatch(f"it has no state of an optimiser {key!r}; give them by name, as in save: {known}")
+        kind = type(optimiser).__qualname__
+        if there[key].kind != kind:
+            raise mismatch(f"its {key} is of the class {_name(there[key].kind)}, and this one of the class {kind}")
+        trained = {name for group in there[key].groups for name in group.parameters if name in own}
+        differing = sorted(trained ^ set(names_of(pipeline, optimiser.parameters)))
+        if differing:
+            names = ", ".join(differing[:3])
+            raise mismatch(f"its {key} and this one train other parameters: {names} is with one of the two only")
+
+
+def _replaced(optimisers: Mapping[str, Optimiser], states: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each hyper-parameter that the script gives another value than that of the checkpoint. Local.
+
+    A schedule changes them from step to step: what was given then is compared with what is given now, before the first
+    step of both.
+    """
+    for key, optimiser in optimisers.items():
+        given, state = optimiser.first or optimiser.state_dict()["groups"], states[key]
+        for place, (own, first, now) in enumerate(zip(given, state["first"], state["groups"])):
+            for name, value in own.items():
+                if encoded(value, name) not in [encoded(one.get(name), name) for one in (first, now)]:
+                    there = f"is taken, {quoted(now[name])} ({quoted(first.get(name))} before its first step)"
+                    keep = f"{key}.groups[{place}].{name} = {value}"
+                    yield f"{name} is {value} in this script; that of the checkpoint {there}. To keep it: {keep}"
 
 
 # -- the model alone, for other programs ------------------------------------------------------------------------------
@@ -354,15 +414,14 @@ def export(path: str | Path, pipeline: Pipeline) -> None:
     True
     """
     state = pipeline.state_dict()
-    told = None
-    if pipeline.group.rank == 0:
+
+    def write() -> None:
         try:
             write_whole(path, b"".join(pieces(state)))
-        except CheckpointError as error:
-            told = [str(error.code), error.message]
         except FileError as error:
-            told = ["unwritable", error.message]
-    raise_first([broadcast(pipeline.group, 0, told, "checkpoint.export()")])
+            raise CheckpointError("unwritable", error.message) from None
+
+    from_rank_0(pipeline.group, "checkpoint.export()", write)
 
 
 def load_weights(path: str | Path, model: Module) -> None:

@@ -11,46 +11,67 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from minipipe.comm import ProcessGroup
-from minipipe.comm.objects import broadcast, gather
-from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError, quoted
+from minipipe.comm.objects import gather
+from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError, quoted, whole_number
 from minipipe.io import read_text, write_whole
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
-from minipipe.pipeline.checkpoint.manifest import Manifest, encoded, raise_first
-from minipipe.pipeline.checkpoint.state import Arrays, by_name, check_given, merged, take
-from minipipe.pipeline.checkpoint.storage import Digest, pieces
+from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, encoded, from_rank_0, results
+from minipipe.pipeline.checkpoint.state import MOST, Arrays, checked, take
+from minipipe.pipeline.checkpoint.storage import pieces
 
+_CALL = "checkpoint.save()"
 _POLL = 0.02  # seconds between looks for the other ranks' files, in the background
 
 
-class _Part(NamedTuple):
-    """One rank's part of a checkpoint: its arrays, and their entries in the manifest."""
+@dataclass(frozen=True)
+class _Part:
+    """One rank's part of a checkpoint: its arrays and a manifest of its own, or the error in their place."""
 
     partial: Path
     group: ProcessGroup
-    arrays: Arrays
-    told: dict[str, Any]
+    own: tuple[Arrays, Manifest] | CheckpointError
 
-    def write(self) -> dict[str, Any]:
-        """Write the file; return its entries in the manifest, or an error as ``{"error": [code, message]}``."""
-        if self.told["error"]:
-            return self.told
-        path = self.partial / storage.name_of_file(self.group.rank)
+    def write(self) -> str:
+        """Write the file; return the manifest of it."""
+        if isinstance(self.own, CheckpointError):
+            raise self.own
+        (arrays, manifest), path = self.own, self.partial / storage.name_of_file(self.group.rank)
         try:
-            content = pieces(self.arrays)
+            content = pieces(arrays)
             storage.write(path, *content)
-            return {**self.told, "digest": storage.digest_of(*content)}
         except OSError as error:
-            return _told(_unwritable(self.group, path, error))
+            raise _unwritable(self.group, path, error) from None
+        return replace(manifest, files={path.name: storage.digest_of(*content)}).to_json()
+
+    def finish(self, parts: list[Any], keep: int) -> str:
+        """Write the manifest and give the checkpoint its name, which is returned. On rank 0, when all have written.
+
+        Parameters
+        ----------
+        parts : list
+            Each rank's attempt to write.
+        keep : int
+        """
+        try:
+            manifest = Manifest.merged([Manifest.from_json(text) for text in results(parts)])
+            path = storage.finish(self.partial, manifest.to_json().encode())
+            _delete_older(path.parent, keep)
+            return path.name
+        except OSError as error:
+            failure = _unwritable(self.group, self.partial, error)
         except CheckpointError as error:
-            return _told(error)
+            failure = error
+        storage.discard(self.partial)
+        raise failure
 
 
 def save(
@@ -130,13 +151,9 @@ def save(
     >>> whole[0] == parts[0] == parts[1]
     True
     """
-    check_given("save", folder, pipeline)
-    part = _begin(folder, pipeline, by_name(optimiser), step, extra, keep)
-    parts = gather(pipeline.group, part.write(), "checkpoint.save()")
-    finished = _finished(part, parts, keep) if pipeline.group.rank == 0 else None
-    finished = broadcast(pipeline.group, 0, finished, "checkpoint.save()")
-    raise_first([finished["error"]])
-    return Path(folder) / finished["name"]
+    part = _begin(folder, pipeline, checked("save", folder, pipeline, optimiser), step, extra, keep)
+    parts = gather(pipeline.group, attempt(part.write), _CALL)
+    return Path(folder) / from_rank_0(pipeline.group, _CALL, part.finish, parts, keep)
 
 
 class BackgroundSaver:
@@ -177,9 +194,8 @@ class BackgroundSaver:
         optimiser: Optimiser | Mapping[str, Optimiser] | None = None,
         keep: int = 2,
     ) -> None:
-        check_given("BackgroundSaver", folder, pipeline)
+        self._optimisers = checked("BackgroundSaver", folder, pipeline, optimiser)
         self._folder, self._pipeline, self._keep = folder, pipeline, keep
-        self._optimisers = by_name(optimiser)
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._is_elsewhere = False  # whether another rank's error was the cause
@@ -190,14 +206,8 @@ class BackgroundSaver:
         Collective. Parameters and errors are those of :func:`save`; what goes wrong later is raised by the next call,
         on every rank.
         """
-        failure = None
-        try:
-            self.wait()
-        except CheckpointError as error:
-            failure = [str(error.code), error.message, self._is_elsewhere]
-        failures = [told for told in gather(self._pipeline.group, failure, "checkpoint.save()") if told]
-        for code, message, _ in sorted(failures, key=itemgetter(2)):
-            raise CheckpointError(code, message)
+        attempts = gather(self._pipeline.group, [*attempt(self.wait), self._is_elsewhere], _CALL)
+        results(one[:2] for one in sorted(attempts, key=itemgetter(2)))  # the cause first
         part = _begin(self._folder, self._pipeline, self._optimisers, step, extra, self._keep)
         # Not a daemon: at the end of a program Python waits for it.
         self._thread = threading.Thread(target=self._write, args=(part,), name="minipipe checkpoint")
@@ -224,14 +234,13 @@ class BackgroundSaver:
         """Write this rank's part and, on rank 0, the rest once all ranks' parts are there."""
         group = self._pipeline.group
         try:
-            own = part.write()
+            own = attempt(part.write)
             if group.rank:
                 # Through a file, since only the main thread may send messages.
-                write_whole(part.partial / _name_of_told(group.rank), json.dumps(own))
-                raise_first([own["error"]])
+                write_whole(part.partial / f"rank-{group.rank}.json", json.dumps(own))
+                results([own])
             else:
-                parts = [own, *_told_by_others(part.partial, group)]
-                raise_first([_finished(part, parts, self._keep)["error"]])
+                part.finish([own, *_parts_of_others(part.partial, group)], self._keep)
         except CheckpointError as error:
             self._failure = error
         except Exception as error:  # such as a lack of memory, too: nothing is lost in a thread
@@ -257,80 +266,50 @@ def _begin(
     folder: str | Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser], step: int, extra: Any, keep: int
 ) -> _Part:
     """Check what was given, make the folder on rank 0, and take this rank's part. Collective."""
-    for name, number, least in (("step", step, 0), ("keep", keep, 1)):
-        if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 2**63:
-            raise ArgumentError("value", f"{name} is {quoted(number)}; expected an int, at least {least}.")
+    step = whole_number("step", step, 0, MOST)
+    whole_number("keep", keep)
     if extra is not None and not isinstance(extra, Mapping):
         raise ArgumentError("type", f"extra is {quoted(extra)}; expected a mapping, such as {{'epoch': 3}}.")
-    folder = Path(folder)
     pipeline.wait()  # values that came of a step that was not finite are not to be kept
-    group = pipeline.group
+    group, folder = pipeline.group, Path(folder)
+    own: tuple[Arrays, Manifest] | CheckpointError
     try:
-        arrays, told = _own_part(pipeline, optimisers, step, extra)
+        own = _own_part(pipeline, optimisers, step, extra)
     except CheckpointError as error:
-        arrays, told = {}, _told(error)
-    made: Any = None
-    if group.rank == 0:
-        try:
-            made = {"partial": storage.begin(folder, step).name, "step": step, "error": None}
-        except OSError as error:
-            made = _told(_unwritable(group, folder, error))
-    made = broadcast(group, 0, made, "checkpoint.save()")
-    raise_first([made["error"]])
-    if made["step"] != step:
-        message = f"checkpoint.save: step is {step} on rank {group.name()}, and {made['step']} on rank {group.name(0)}."
+        own = error  # of which the others learn when all have written
+    name, first_step = from_rank_0(group, _CALL, _made, group, folder, step)
+    if first_step != step:
+        message = f"checkpoint.save: step is {step} on rank {group.name()}, and {first_step} on rank {group.name(0)}."
         raise RankError("disagreement", f"{message} Every rank must save at the same step.")
-    partial = folder / made["partial"]
-    if not (told["error"] or partial.is_dir()):
-        message = f"Rank {group.name()} does not see {partial}, which rank {group.name(0)} has made."
-        advice = (
-            "Every rank must be given the same folder, on a file system that all hosts share. Or something else has "
+    partial = folder / name
+    if not (isinstance(own, CheckpointError) or partial.is_dir()):
+        message = (
+            f"Rank {group.name()} does not see {partial}, which rank {group.name(0)} has made. Every rank must be "
+            "given the same folder, on a file system that all hosts share. Or something else has deleted it: "
         )
-        advice += f"deleted it: {_who_else(group)}"
-        arrays, told = {}, _told(CheckpointError("unwritable", f"{message} {advice}"))
-    return _Part(partial, group, arrays, told)
+        own = CheckpointError("unwritable", message + _who_else(group))
+    return _Part(partial, group, own)
+
+
+def _made(group: ProcessGroup, folder: Path, step: int) -> tuple[str, int]:
+    try:
+        return storage.begin(folder, step).name, step
+    except OSError as error:
+        raise _unwritable(group, folder, error) from None
 
 
 def _own_part(
     pipeline: Pipeline, optimisers: Mapping[str, Optimiser], step: int, extra: Any
-) -> tuple[Arrays, dict[str, Any]]:
-    """Return this rank's arrays, and their entries in the manifest. Local."""
+) -> tuple[Arrays, Manifest]:
+    """Return this rank's arrays, and the manifest of them. Local."""
     rank, plan = pipeline.group.rank, pipeline.plan
-    arrays, told = take(pipeline, optimisers, [name for name, owner in plan.owners.items() if owner == rank])
-    keys = (key.partition("/") for key in arrays)
-    names = {name: arrays[f"{first}/{name}"] for first, _, name in keys if first == "parameters"}
-    mine: dict[str, Any] = {
-        "error": None,
-        "optimisers": json.loads(encoded(told, "the optimiser's state")),
-        "parameters": {name: [array.dtype.name, array.shape] for name, array in names.items()},
-    }
-    if rank == plan.placement[0]:
-        numbers = {"num_steps": pipeline.num_steps, "num_microbatches": pipeline.schedule.num_microbatches}
-        numbers |= {"seed": pipeline.seed, "dropout_seed": pipeline.dropout_seed}
-        mine["script"] = {"step": step, **numbers, "extra": json.loads(encoded(dict(extra or {}), "extra"))}
-    return arrays, mine
-
-
-def _finished(part: _Part, parts: list[dict[str, Any]], keep: int) -> dict[str, Any]:
-    """Write the manifest and give the checkpoint its name; return that, or an error. On rank 0, when all have told."""
-    try:
-        raise_first([told["error"] for told in parts])
-        script = next(told["script"] for told in parts if "script" in told)
-        files = {storage.name_of_file(rank): Digest(*told["digest"]) for rank, told in enumerate(parts)}
-        parameters = {
-            name: (file, *looks) for file, told in zip(files, parts) for name, looks in told["parameters"].items()
-        }
-        optimisers = merged(told["optimisers"] for told in parts)
-        manifest = Manifest(**script, parameters=parameters, optimisers=optimisers, files=files)
-        path = storage.finish(part.partial, manifest.to_json())
-        _delete_older(path.parent, keep)
-        return {"name": path.name, "error": None}
-    except CheckpointError as error:
-        failure = error
-    except OSError as error:
-        failure = _unwritable(part.group, part.partial, error)
-    storage.discard(part.partial)
-    return _told(failure)
+    names = [name for name, owner in plan.owners.items() if owner == rank]
+    arrays, states = take(pipeline, optimisers, names)
+    values = {name: arrays[f"parameters/{name}"] for name in names}
+    parameters = {name: (storage.name_of_file(rank), one.dtype.name, one.shape) for name, one in values.items()}
+    its = json.loads(encoded(dict(extra or {}), "extra")) if rank == plan.placement[0] else {}
+    numbers = (pipeline.num_steps, pipeline.seed, pipeline.dropout_seed, pipeline.schedule.num_microbatches)
+    return arrays, Manifest(step, *numbers, its, parameters, states, files={})
 
 
 def _delete_older(folder: Path, keep: int) -> None:
@@ -341,11 +320,11 @@ def _delete_older(folder: Path, keep: int) -> None:
         warnings.warn(f"Older checkpoints in {folder} cannot be deleted: {error.strerror or error}.", stacklevel=2)
 
 
-def _told_by_others(partial: Path, group: ProcessGroup) -> list[dict[str, Any]]:
-    """Wait for the files with the other ranks' entries; return their contents, and delete them."""
-    told, give_up = [], time.monotonic() + group.timeout
+def _parts_of_others(partial: Path, group: ProcessGroup) -> list[Any]:
+    """Wait for the files with the other ranks' attempts to write; return their contents, and delete them."""
+    parts, give_up = [], time.monotonic() + group.timeout
     for rank in range(1, group.size):
-        path = partial / _name_of_told(rank)
+        path = partial / f"rank-{rank}.json"
         while not path.exists():
             if not partial.exists():
                 raise FileNotFoundError(errno.ENOENT, "another rank has deleted it after an error", str(partial))
@@ -354,17 +333,9 @@ def _told_by_others(partial: Path, group: ProcessGroup) -> list[dict[str, Any]]:
                 message = f"Rank {group.name(rank)} has not written its part of {partial} within {group.timeout:g} s."
                 raise CheckpointError("unwritable", f"{message} All ranks must see the same folder.")
             time.sleep(_POLL)
-        told.append(json.loads(read_text(path)))
+        parts.append(json.loads(read_text(path)))
         path.unlink()
-    return told
-
-
-def _name_of_told(rank: int) -> str:
-    return f"rank-{rank}.json"
-
-
-def _told(error: CheckpointError) -> dict[str, Any]:
-    return {"error": [str(error.code), error.message]}
+    return parts
 
 
 def _unwritable(group: ProcessGroup, path: Path, error: OSError) -> CheckpointError:

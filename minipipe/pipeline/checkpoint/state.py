@@ -1,71 +1,180 @@
-"""The state of a pipeline and its optimisers on one rank: read and written by name.
+"""The state of a pipeline's optimisers by the names of parameters: of one rank, or merged of several.
 
-A rank's part is arrays by key, and a description of the optimisers in numbers. A key is ``parameters/NAME``, or
-``OPTIMISER/WHAT/NAME`` such as ``optimiser/velocity/2.weight``: names are those of the whole model, so any rank finds
-what it needs, whatever the partition was.
+Names are those of the whole model, so any rank finds what it needs, whatever the partition was. Copies of elastic
+training are made of it, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, CheckpointError, quoted
+from minipipe.errors import ArgumentError, CheckpointError, quoted, whole_number
+from minipipe.io import json_value
 from minipipe.nn import Parameter
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
-from minipipe.pipeline.checkpoint.manifest import encoded, mismatch
 
 Optimisers = Mapping[str, Optimiser]
 Arrays = dict[str, np.ndarray]
-Told = dict[str, dict[str, Any]]
+MOST = 2**63 - 1  # of a step: the largest number in the header of a message
 
 
-def by_name(optimiser: Optimiser | Optimisers | None) -> dict[str, Optimiser]:
-    """Return the optimisers that were given, by name.
+@dataclass
+class Group:
+    """A group of parameters: its place among an optimiser's, its numbers now and before the first step, its names."""
+
+    place: int
+    numbers: dict[str, Any]
+    first: dict[str, Any]
+    parameters: list[str]
+
+
+@dataclass
+class OptimiserState:
+    """What the next steps of an optimiser depend on.
+
+    Attributes
+    ----------
+    kind : str
+        The name of its class.
+    num_steps : int
+        How many it took.
+    groups : list of Group
+    kept : dict of str to dict
+        For each parameter what the optimiser keeps, by name: arrays and numbers.
+    """
+
+    kind: str
+    num_steps: int
+    groups: list[Group]
+    kept: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, optimiser: Optimiser) -> OptimiserState:
+        """Return a copy of the state on this rank. Local.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``, for an optimiser of other parameters than this pipeline's.
+        """
+        state = optimiser.state_dict()
+        both = zip(optimiser.groups, state["groups"], state["first"] or state["groups"])
+        groups = [Group(i, now, first, names_of(pipeline, g.parameters)) for i, (g, now, first) in enumerate(both)]
+        kept = zip(names_of(pipeline, optimiser.parameters), state["states"])
+        # A scalar of NumPy's decides about dtypes as an array does, and a number of Python's does not.
+        by_name = {
+            name: {k: np.asarray(v) if isinstance(v, np.generic) else v for k, v in of.items()} for name, of in kept
+        }
+        return cls(type(optimiser).__qualname__, state["num_steps"], groups, by_name)
+
+    @classmethod
+    def merged(cls, parts: Iterable[OptimiserState]) -> OptimiserState:
+        """Return several ranks' states of one optimiser as one. Groups with equal place and numbers become one."""
+        parts, groups = list(parts), list[Group]()
+        for group in (group for part in parts for group in part.groups):
+            same = next((one for one in groups if one == replace(group, parameters=one.parameters)), None)
+            if same is None:
+                groups.append(same := replace(group, parameters=[]))
+            same.parameters += [name for name in group.parameters if name not in same.parameters]
+        return replace(parts[0], groups=groups, kept={name: kept for part in parts for name, kept in part.kept.items()})
+
+    def part(self, names: Iterable[str]) -> OptimiserState:
+        """Return the same with what is kept for some parameters only."""
+        return replace(self, kept={name: self.kept[name] for name in names if name in self.kept})
+
+    def state_dict(self, pipeline: Pipeline, optimiser: Optimiser) -> dict[str, Any]:
+        """Return what an optimiser of this rank is to load, whose parameters are all in this state. Local.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``, when it cannot be loaded.
+        """
+        groups = []
+        for place, group in enumerate(optimiser.groups):
+            names = names_of(pipeline, group.parameters)
+            saved = [one for one in self.groups if set(names) & set(one.parameters)]
+            if any(one.numbers != saved[0].numbers for one in saved):
+                message = f"The parameters of group {place}, {', '.join(names)}, were in groups of other numbers."
+                raise ArgumentError("value", message)
+            saved += [one for one in self.groups if one.place == place]  # this rank may have none of this group
+            groups.append(saved[0] if saved else Group(place, group.hyper_parameters, group.hyper_parameters, []))
+        state = {"num_steps": self.num_steps, "groups": [one.numbers for one in groups]}
+        states = [self.kept.get(name, {}) for name in names_of(pipeline, optimiser.parameters)]
+        state |= {"first": [one.first for one in groups], "states": states}
+        optimiser.check_state(state)
+        return state
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it in dicts and lists, for JSON or a message."""
+        groups = [vars(group) for group in self.groups]
+        return {"class": self.kind, "num_steps": self.num_steps, "groups": groups, "kept": self.kept}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> OptimiserState:
+        """Return what :meth:`to_dict` gave. Every field is checked, since it may come from a file.
+
+        Raises
+        ------
+        ValueError, TypeError, KeyError
+            When a field has another kind, or is not there.
+        """
+        groups = []
+        for group in json_value(found["groups"], list, "groups"):
+            names = json_value(group["parameters"], list, "the parameters of a group")
+            for name in names:
+                json_value(name, str, "a parameter of a group")
+            numbers = json_value(group["numbers"], dict, "'numbers'")
+            first = json_value(group.get("first", numbers), dict, "'first'")  # earlier versions lack it
+            place = whole_number("the place of a group", group["place"], 0, MOST)
+            groups.append(Group(place, numbers, first, names))
+        kept = json_value(found["kept"], dict, "'kept'")
+        for name in kept:
+            json_value(kept[name], dict, quoted(name))
+        # Earlier versions lack it.
+        num_steps = whole_number("the number of an optimiser's steps", found.get("num_steps", 0), 0, MOST)
+        return cls(json_value(found["class"], str, "the class of an optimiser"), num_steps, groups, kept)
+
+
+def names_of(pipeline: Pipeline, parameters: Iterable[Parameter]) -> list[str]:
+    """Return the names in the whole model of some parameters of this rank.
 
     Raises
     ------
     ArgumentError
-        Codes ``type`` and ``value``.
-
-    Examples
-    --------
-    >>> from minipipe import optim
-    >>> list(by_name(optim.SGD([], 0.1))), list(by_name({"body": optim.SGD([], 0.1)}))
-    (['optimiser'], ['body'])
+        Code ``value``, for a parameter that is not the pipeline's.
     """
-    named = optimiser if isinstance(optimiser, Mapping) else {"optimiser": optimiser}
-    given = {name: one for name, one in named.items() if one is not None}
-    for name, one in given.items():
-        if not isinstance(one, Optimiser):
-            message = f"optimiser is {one!r:.60}; expected an optimiser, or a mapping of names to optimisers."
-            raise ArgumentError("type", message)
-        if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
-            raise ArgumentError("value", f"{name!r} is no name for an optimiser; expected a word, such as 'body'.")
-    return given
+    names = {id(parameter.owner): name for name, parameter in reversed(list(pipeline.named_parameters()))}
+    parameters = list(parameters)
+    for parameter in parameters:
+        if id(parameter.owner) not in names:
+            raise ArgumentError(
+                "value",
+                f"The optimiser has a parameter of shape {parameter.shape} that is not in this pipeline. A pipeline "
+                "trains copies: give it pipeline.parameters().",
+            )
+    return [names[id(parameter.owner)] for parameter in parameters]
 
 
-def check_given(call: str, folder: Any, pipeline: Any) -> None:
-    """Refuse arguments in another order, and a model in place of a pipeline.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``type``.
-    """
-    if not isinstance(folder, str | Path) or not isinstance(pipeline, Pipeline):
-        kinds = f"a {type(folder).__name__} and a {type(pipeline).__name__}"
-        raise ArgumentError(
-            "type", f"checkpoint.{call} was given {kinds}; expected a path and a Pipeline, then the rest."
-        )
+def put(pipeline: Pipeline, optimisers: Optimisers, values: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Load all of this rank's parameters, and a state dict into each optimiser. Local."""
+    for name, parameter in pipeline.named_parameters():
+        parameter.load(values[name], name)
+    for key, optimiser in optimisers.items():
+        optimiser.load_state_dict(states[key])
 
 
-def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tuple[Arrays, Told]:
+# -- as the files of a checkpoint have it: arrays by key, and numbers -------------------------------------------------
+
+
+def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tuple[Arrays, dict[str, OptimiserState]]:
     """Return copies of the values of some of this rank's parameters, and of what its optimisers keep for them. Local.
 
     Parameters
@@ -78,10 +187,9 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
     Returns
     -------
     arrays : dict of str to array
-        In C order: safetensors takes the memory as it lies.
-    told : dict of str to dict
-        By optimiser: its ``"class"`` and ``"num_steps"``; its ``"groups"``, each with its ``"numbers"``, those before
-        the ``"first"`` step, and its ``"parameters"`` by name; and the numbers ``"kept"`` for each parameter.
+        In C order. A key is ``parameters/NAME``, or ``OPTIMISER/WHAT/NAME`` such as ``optimiser/velocity/2.weight``.
+    states : dict of str to OptimiserState
+        By optimiser, without the arrays.
 
     Raises
     ------
@@ -90,187 +198,52 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
     CheckpointError
         Code ``value``, for something kept that is neither an array nor a number.
     """
-    own = dict(pipeline.named_parameters())
-    arrays: Arrays = {f"parameters/{name}": _copy(own[name].data) for name in names}
-    told: Told = {}
-    for key, optimiser in optimisers.items():
-        state, kept = optimiser.state_dict(), {}
-        for name, states in named(own, optimiser, state["states"]):
-            if f"parameters/{name}" in arrays:
-                # A scalar of NumPy's decides about dtypes as an array does, and a number of Python's does not.
-                found = {k: v for k, v in states.items() if backend.is_array(v) or isinstance(v, np.generic)}
-                arrays |= {f"{key}/{what}/{name}": _copy(value) for what, value in found.items()}
-                kept[name] = {what: _number(value, what, name) for what, value in states.items() if what not in found}
-        both = zip(state["groups"], state["first"] or state["groups"])
-        groups = [{"numbers": numbers, "first": first, "parameters": []} for numbers, first in both]
-        for group, optimisers_group in zip(groups, optimiser.groups):
-            group["parameters"] = [name for name, _ in named(own, optimisers_group, optimisers_group.parameters)]
-        told[key] = {"class": type(optimiser).__qualname__, "num_steps": state["num_steps"]}
-        told[key] |= {"groups": groups, "kept": kept}
-    return arrays, told
+    names, own = list(names), dict(pipeline.named_parameters())
+    arrays: Arrays = {f"parameters/{name}": np.array(backend.to_numpy(own[name].data), order="C") for name in names}
+    states = {key: OptimiserState.of(pipeline, optimiser).part(names) for key, optimiser in optimisers.items()}
+    for key, state in states.items():
+        for name, kept in state.kept.items():
+            for what, value in list(kept.items()):
+                if backend.is_array(value):
+                    arrays[f"{key}/{what}/{name}"] = np.asarray(kept.pop(what), order="C")
+                elif not isinstance(value, int | float):
+                    message = f"For {name} the optimiser keeps {what} = {quoted(value)}; expected an array or a number."
+                    raise CheckpointError("value", message)
+    return arrays, states
 
 
-def check(pipeline: Pipeline, optimisers: Optimisers, told: Told) -> None:
-    """Refuse the state of other optimisers. Local.
-
-    Raises
-    ------
-    CheckpointError
-        Code ``mismatch``.
-    """
-    known, others = ", ".join(map(quoted, told)) or "none", sorted(told.keys() - optimisers.keys())
-    if optimisers and others:
-        other = quoted(others[0])
-        raise mismatch(f"it also has the state of an optimiser {other}; give all of them, by name, as in save: {known}")
-    for key, optimiser in optimisers.items():
-        name = type(optimiser).__qualname__
-        if key not in told:
-            raise mismatch(f"it has no state of an optimiser {key!r}; give them by name, as in save: {known}")
-        if told[key]["class"] != name:
-            there = quoted(told[key]["class"])[1:-1]
-            raise mismatch(f"its {key} is of the class {there}, and this one of the class {name}")
-        _check_trained(pipeline, key, optimiser, told[key])
-
-
-def states(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndarray], told: Told) -> Told:
-    """Return the state of each optimiser on this rank, from what :func:`take` returned. Local.
-
-    Parameters
-    ----------
-    pipeline : Pipeline
-    optimisers : mapping of str to Optimiser
-    arrays : mapping of str to array
-        From any ranks, as long as everything of this rank's parameters is among them.
-    told : dict of str to dict
-        Of all ranks, merged by :func:`merged`.
-
-    Raises
-    ------
-    CheckpointError
-        Code ``mismatch``, for one that its optimiser would not take.
-    """
-    own, found = dict(pipeline.named_parameters()), {}
-    kept: dict[tuple[str, str], dict[str, Any]] = {}
-    for key, array in arrays.items():
-        optimiser_key, _, rest = key.partition("/")
+def with_arrays(state: OptimiserState, key: str, arrays: Mapping[str, np.ndarray]) -> OptimiserState:
+    """Return the state of the optimiser of a name, from what :func:`take` returned on any ranks."""
+    kept = {name: dict(numbers) for name, numbers in state.kept.items()}
+    for path, array in arrays.items():
+        optimiser, _, rest = path.partition("/")
         what, _, name = rest.partition("/")
-        if optimiser_key in optimisers:
-            kept.setdefault((optimiser_key, name), {})[what] = array
-    for key, optimiser in optimisers.items():
-        names = [name for name, _ in named(own, optimiser, optimiser.parameters)]
-        of_each = [{**kept.get((key, name), {}), **told[key]["kept"].get(name, {})} for name in names]
-        groups = _groups(pipeline, optimiser, told[key])
-        first = [group.get("first", group["numbers"]) for group in groups]
-        found[key] = {"groups": [group["numbers"] for group in groups], "first": first, "states": of_each}
-        found[key]["num_steps"] = told[key].get("num_steps", 0)  # earlier versions did not keep it
-        try:
-            optimiser.check_state(found[key])
-        except ArgumentError as error:
-            raise mismatch(f"its {key} cannot be taken. {error.message.rstrip('.')}") from None
-    return found
+        if optimiser == key:
+            kept.setdefault(name, {})[what] = array
+    return replace(state, kept=kept)
 
 
-def replaced(optimisers: Optimisers, found: Told) -> Iterator[str]:
-    """Yield a sentence for each hyper-parameter that the script gives another value than that of the checkpoint. Local.
-
-    A schedule changes them from step to step: what was given then is compared with what is given now, before the first
-    step of both.
-    """
-    for key, optimiser in optimisers.items():
-        given, state = optimiser.first or optimiser.state_dict()["groups"], found[key]
-        for place, (own, first, now) in enumerate(zip(given, state["first"], state["groups"])):
-            for name, value in own.items():
-                if encoded(value, name) not in [encoded(one.get(name), name) for one in (first, now)]:
-                    there = f"is taken, {quoted(now[name])} ({quoted(first.get(name))} before its first step)"
-                    keep = f"{key}.groups[{place}].{name} = {value}"
-                    yield f"{name} is {value} in this script; that of the checkpoint {there}. To keep it: {keep}"
+# -- arguments --------------------------------------------------------------------------------------------------------
 
 
-def put(pipeline: Pipeline, optimisers: Optimisers, arrays: Mapping[str, np.ndarray], found: Told) -> None:
-    """Take all of this rank's parameters, and the states that :func:`states` found. Local."""
-    for name, parameter in pipeline.named_parameters():
-        parameter.load(arrays[f"parameters/{name}"], name)
-    for key, optimiser in optimisers.items():
-        optimiser.load_state_dict(found[key])
-
-
-def _check_trained(pipeline: Pipeline, key: str, optimiser: Optimiser, told: dict[str, Any]) -> None:
-    """Refuse an optimiser that trains other parameters of this rank, for which there is no state."""
-    own = dict(pipeline.named_parameters())
-    here = {name for name, _ in named(own, optimiser, optimiser.parameters)}
-    there = {name for group in told["groups"] for name in group["parameters"] if name in own}
-    if here != there:
-        names = ", ".join(sorted(here ^ there)[:3])
-        raise mismatch(f"its {key} and this one train other parameters: {names} is with one of the two only")
-
-
-def merged(parts: Iterable[Told]) -> Told:
-    """Return several ranks' descriptions of the same optimisers, merged.
-
-    Groups in the same place with the same numbers become one group.
-    """
-    result: Told = {}
-    for part in parts:
-        for key, told in part.items():
-            whole = result.setdefault(key, {**told, "groups": [], "kept": {}})
-            whole["kept"].update(told["kept"])
-            for place, group in enumerate(told["groups"]):
-                alike = (g for g in whole["groups"] if g == {"place": place, **group, "parameters": g["parameters"]})
-                same = next(alike, None)
-                if same is None:
-                    same = {"place": place, **group, "parameters": []}
-                    whole["groups"].append(same)
-                same["parameters"] += [name for name in group["parameters"] if name not in same["parameters"]]
-    return result
-
-
-def _groups(pipeline: Pipeline, optimiser: Optimiser, told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the saved group for each group of an optimiser: that of its parameters, or one in the same place."""
-    own, found = dict(pipeline.named_parameters()), []
-    for place, group in enumerate(optimiser.groups):
-        names = [name for name, _ in named(own, group, group.parameters)]
-        saved = [g for g in told["groups"] if set(names) & set(g["parameters"])]
-        if any(g["numbers"] != saved[0]["numbers"] for g in saved):
-            raise mismatch(f"the parameters of group {place}, {', '.join(names)}, were in groups of other numbers")
-        if not saved:  # this rank has none of this group
-            saved = [g for g in told["groups"] if g["place"] == place]
-        found.append(saved[0] if saved else {"numbers": group.hyper_parameters})
-    return found
-
-
-def named(own: Mapping[str, Parameter], owner: Any, values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each parameter of an optimiser or of a group of it, and the value that belongs to it.
-
-    Parameters
-    ----------
-    own : mapping of str to Parameter
-        Those of the pipeline on this rank.
-    owner : Optimiser or ParameterGroup
-    values : iterable
-        One for each of the owner's parameters, in their order.
+def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, Optimiser]:
+    """Return the optimisers that a call was given, by name. Refuse arguments in another order, and a model.
 
     Raises
     ------
     ArgumentError
-        Code ``value``: when the owner has a parameter that is not the pipeline's.
+        Codes ``type`` and ``value``.
     """
-    names = {id(parameter.owner): name for name, parameter in reversed(list(own.items()))}
-    for parameter, value in zip(owner.parameters, values):
-        if id(parameter.owner) not in names:
-            raise ArgumentError(
-                "value",
-                f"The optimiser has a parameter of shape {parameter.shape} that is not in this pipeline. A pipeline "
-                "trains copies: give it pipeline.parameters().",
-            )
-        yield names[id(parameter.owner)], value
-
-
-def _number(value: Any, what: str, name: str) -> Any:
-    if not isinstance(value, int | float):
-        message = f"For {name} the optimiser keeps {what} = {quoted(value)}; expected an array or a number."
-        raise CheckpointError("value", message)
-    return value
-
-
-def _copy(array: Any) -> np.ndarray:
-    return np.array(backend.to_numpy(array), order="C")
+    if not isinstance(folder, str | Path) or not isinstance(pipeline, Pipeline):
+        given = f"a {type(folder).__name__} and a {type(pipeline).__name__}"
+        message = f"checkpoint.{call} was given {given}; expected a path and a Pipeline, then the rest."
+        raise ArgumentError("type", message)
+    named = optimiser if isinstance(optimiser, Mapping) else {"optimiser": optimiser}
+    found = {name: one for name, one in named.items() if one is not None}
+    for name, one in found.items():
+        if not isinstance(one, Optimiser):
+            message = f"optimiser is {one!r:.60}; expected an optimiser, or a mapping of names to optimisers."
+            raise ArgumentError("type", message)
+        if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
+            raise ArgumentError("value", f"{name!r} is no name for an optimiser; expected a word, such as 'body'.")
+    return found

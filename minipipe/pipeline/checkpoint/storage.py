@@ -270,13 +270,13 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
         tensors = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
         raise CheckpointError("damaged", f"it is no safetensors file: {error}") from None
-    return {name: _array(name, told) for name, told in tensors}
+    return {name: _array(name, entry) for name, entry in tensors}
 
 
-def _array(name: str, told: Mapping[str, Any]) -> np.ndarray:
+def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
     try:
-        dtype = backend.numpy_dtype(_DTYPES[told["dtype"]])
+        dtype = backend.numpy_dtype(_DTYPES[entry["dtype"]])
     except (KeyError, TypeError):
-        advice = ": pip install ml_dtypes, and import it" if told["dtype"] == "BF16" else ""
-        raise CheckpointError("value", f"{name} has the dtype {told['dtype']}, which NumPy has not{advice}.") from None
-    return np.frombuffer(told["data"], dtype).reshape(told["shape"])
+        advice = ": pip install ml_dtypes, and import it" if entry["dtype"] == "BF16" else ""
+        raise CheckpointError("value", f"{name} has the dtype {entry['dtype']}, which NumPy has not{advice}.") from None
+    return np.frombuffer(entry["data"], dtype).reshape(entry["shape"])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minipipe.comm import ProcessGroup
-from minipipe.comm.objects import pack, unpack
+from minipipe.comm.objects import gather, pack, unpack
 from minipipe.errors import ArgumentError, RankLostError
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
-from minipipe.pipeline.checkpoint.state import named
+from minipipe.pipeline.checkpoint.state import OptimiserState, names_of, put
 
 _COPY = -6  # a tag; those below zero are the library's own
 
@@ -72,9 +72,8 @@ class Vault:
 
     def newest_of_all(self, group: ProcessGroup) -> Generation | None:
         """Return the newest generation that all ranks have, and drop all others. None before the first. Collective."""
-        own = np.array([generation.age for generation in self._generations]).reshape(-1, 2)
-        gathered = group.all_gather(own, what="which copies it has")
-        common = set.intersection(*({tuple(age) for age in ages.tolist()} for ages in gathered))  # [3]
+        ages = gather(group, [generation.age for generation in self._generations], "elastic.train()")
+        common = set.intersection(*(set(map(tuple, own)) for own in ages))  # [3]
         self._generations = [one for one in self._generations if common and one.age == max(common)]
         return self._generations[0] if common else None
 
@@ -87,28 +86,32 @@ def state_for(group: ProcessGroup, pipeline: Pipeline, generation: Generation) -
     RankLostError
         Code ``values``, on every rank, when a piece is on none of them.
     """
-    states = [unpack(message) for message in generation.messages]
-    held: dict[str, Piece] = {name: piece for state in states for name, piece in state["pieces"].items()}
-    names, wanted = list(pipeline.plan.owners), {name for name, _ in pipeline.named_parameters()}
-    mine = np.array([[name in held, name in wanted] for name in names], bool).reshape(-1, 2)
-    has, wants = np.moveaxis(np.array(group.all_gather(mine, what="which values it has")), 2, 0)  # by rank and name
-    if not has.any(axis=0).all():
-        raise _lost(generation, {name for name, is_there in zip(names, has.any(axis=0)) if not is_there}, group)
-    giver = has.argmax(axis=0)
+    copies = [unpack(message) for message in generation.messages]
+    values = {name: value for copy in copies for name, value in copy["values"].items()}
+    parts = [OptimiserState.from_dict(copy["optimiser"]) for copy in copies]
+    lacking = [name for name, _ in pipeline.named_parameters() if name not in values]
+    answers = gather(group, [list(values), lacking], "elastic.train()")
+    giver = {name: rank for rank in reversed(range(group.size)) for name in answers[rank][0]}
+    if lost := pipeline.plan.owners.keys() - giver.keys():
+        raise _lost(generation, lost, group)
 
     def given(source: int, taker: int) -> list[str]:
-        flags = wants[taker] & ~has[taker] & (giver == source)
-        return [name for name, is_given in zip(names, flags) if is_given]
+        return [name for name in answers[taker][1] if giver[name] == source]
 
+    own, sends = OptimiserState.merged(parts), []
     others = [rank for rank in range(group.size) if rank != group.rank]
-    parts = {taker: {name: held[name] for name in given(group.rank, taker)} for taker in others}
-    sends = [group._isend(pack(part), taker, _COPY) for taker, part in parts.items() if part]
+    for taker in others:
+        if names := given(group.rank, taker):
+            part = {"values": {name: values[name] for name in names}, "optimiser": own.part(names).to_dict()}
+            sends.append(group._isend(pack(part), taker, _COPY))
     for source in others:
         if given(source, group.rank):
-            held.update(unpack(group._irecv(source, _COPY, what="its part of the copies").wait()))  # [5]
+            part = unpack(group._irecv(source, _COPY, what="its part of the copies").wait())  # [5]
+            values |= part["values"]
+            parts.append(OptimiserState.from_dict(part["optimiser"]))
     for send in sends:
         send.wait()
-    return {**states[0], "pieces": held}
+    return {**copies[0], "values": values, "optimiser": OptimiserState.merged(parts).to_dict()}
 
 
 def _lost(generation: Generation, names: set[str], group: ProcessGroup) -> RankLostError:
@@ -149,10 +152,6 @@ def _words(noun: str, numbers: Iterable[int]) -> str:
 # -- what training has changed ----------------------------------------------------------------------------------------
 
 
-Piece = dict[str, Any]
-"""Of one parameter: its values, its group's hyper-parameters, now and at first, and what the optimiser keeps."""
-
-
 class Made(NamedTuple):
     """What the user's function has made for a group.
 
@@ -191,39 +190,25 @@ class Made(NamedTuple):
                     "belongs outside make.",
                 )
         found = cls(made[0], made[1], tuple(made[2:]))
-        list(found._of_optimiser())
+        names_of(found.pipeline, found.optimiser.parameters)
         return found
 
-    def _of_optimiser(self) -> Iterator[tuple[str, int]]:
-        """Yield the name and the group of each parameter, in the optimiser's order."""
-        own = dict(self.pipeline.named_parameters())
-        for i, group in enumerate(self.optimiser.groups):
-            for name, _ in named(own, group, group.parameters):
-                yield name, i
-
     def state(self) -> dict[str, Any]:
-        """Return all of it: pieces by name, and what is alike on all ranks. The arrays are no copies. Local."""
-        state = self.optimiser.state_dict()
-        groups, first, states = state["groups"], state["first"] or state["groups"], state["states"]
-        pieces: dict[str, Piece] = {name: {"value": p.data} for name, p in self.pipeline.named_parameters()}
-        for (name, i), kept in zip(self._of_optimiser(), states):
-            pieces[name].update(group=groups[i], first=first[i], kept=kept)
-        others = [other.state_dict() for other in self.others]
-        steps = {"num_steps": self.pipeline.num_steps, "num_updates": state["num_steps"]}
-        return {"pieces": pieces, **steps, "others": others}
+        """Return all of it: values and the optimiser's state by name, and what is alike on all ranks. Local.
+
+        The values are no copies.
+        """
+        return {
+            "values": {name: parameter.data for name, parameter in self.pipeline.named_parameters()},
+            "optimiser": OptimiserState.of(self.pipeline, self.optimiser).to_dict(),
+            "num_steps": self.pipeline.num_steps,
+            "others": [other.state_dict() for other in self.others],
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take a copy of what :meth:`state` returned, from ranks with other stages, perhaps. Local."""
-        pieces, groups = state["pieces"], self.optimiser.state_dict()["groups"]
-        first = list(groups)
-        for name, parameter in self.pipeline.named_parameters():
-            parameter.load(pieces[name]["value"], name)
-        placed = list(self._of_optimiser())
-        for name, i in placed:
-            groups[i], first[i] = pieces[name]["group"], pieces[name]["first"]
-        kept = [pieces[name]["kept"] for name, _ in placed]
-        found = {"num_steps": state["num_updates"], "groups": groups, "first": first, "states": kept}
-        self.optimiser.load_state_dict(found)
+        saved = OptimiserState.from_dict(state["optimiser"]).state_dict(self.pipeline, self.optimiser)
+        put(self.pipeline, {"optimiser": self.optimiser}, state["values"], {"optimiser": saved})
         self.pipeline.num_steps = state["num_steps"]
         for other, kept in zip(self.others, state["others"]):
             other.load_state_dict(kept)

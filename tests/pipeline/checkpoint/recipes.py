@@ -121,7 +121,7 @@ def named(pipeline, optimisers):
     arrays, told = take(pipeline, optimisers, [name for name, _ in pipeline.named_parameters()])
     found = {key: (array.tobytes(), array.dtype.name, array.shape) for key, array in arrays.items()}
     for key, its in told.items():
-        found[key, "num_steps"] = its["num_steps"]
-        found |= {(key, name): numbers for name, numbers in its["kept"].items()}
-        found |= {(key, "group", name): one["numbers"] for one in its["groups"] for name in one["parameters"]}
+        found[key, "num_steps"] = its.num_steps
+        found |= {(key, name): numbers for name, numbers in its.kept.items()}
+        found |= {(key, "group", name): one.numbers for one in its.groups for name in one.parameters}
     return found

@@ -174,10 +174,10 @@ def test_a_folder_without_permission_is_named():
 @pytest.mark.parametrize(
     ("given", "code", "words"),
     [
-        ({"step": -1}, "value", "step is -1; expected an int, at least 0."),
-        ({"step": 10**30}, "value", f"step is {10**30}; expected an int"),
-        ({"step": 1.5}, "value", "step is 1.5; expected an int"),
-        ({"step": 1, "keep": 0}, "value", "keep is 0; expected an int, at least 1."),
+        ({"step": -1}, "value", "step is -1; expected a whole number, 0 to 9223372036854775807."),
+        ({"step": 10**30}, "value", f"step is {10**30}; expected a whole number"),
+        ({"step": 1.5}, "value", "step is 1.5; expected a whole number"),
+        ({"step": 1, "keep": 0}, "value", "keep is 0; expected a whole number, at least 1."),
         ({"step": 1, "extra": 3}, "type", "extra is 3; expected a mapping, such as {'epoch': 3}."),
     ],
 )

@@ -36,7 +36,7 @@ OPTIONS |= {"dtype": "float32", "mutant": ""}
 MUTANTS = {
     "optimiser": lambda state: {
         **state,
-        "pieces": {name: {**piece, "kept": {}} for name, piece in state["pieces"].items()},
+        "optimiser": {**state["optimiser"], "kept": {}},
     },
     "dropout": lambda state: {**state, "num_steps": 0},
 }

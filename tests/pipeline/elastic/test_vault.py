@@ -13,7 +13,7 @@ from tests.pipeline.elastic.test_pieces import are_same, make
 
 
 def kept_by(num_ranks, copies, num_steps=1):
-    """Return the vault of each rank before step ``num_steps``, and the pieces of all ranks at that moment."""
+    """Return the vault of each rank before step ``num_steps``, and the state of all ranks at that moment, by name."""
 
     def train(group):
         made, vault = Made.checked(make(group)), Vault(copies)
@@ -22,10 +22,17 @@ def kept_by(num_ranks, copies, num_steps=1):
             made.pipeline.step(np.ones((4, 3), int), np.ones((4, 3), int))
             made.optimiser.step()
         vault.keep(group, made, num_steps)
-        return vault, made.state()["pieces"]
+        return vault, by_name(made.state())
 
-    vaults, pieces = zip(*spawn(train, num_ranks))
-    return vaults, {name: piece for own in pieces for name, piece in own.items()}
+    vaults, states = zip(*spawn(train, num_ranks))
+    return vaults, {name: own for state in states for name, own in state.items()}
+
+
+def by_name(state):
+    """Return the values and what the optimiser keeps of each parameter, with the numbers of its group."""
+    numbers = {name: group["numbers"] for group in state["optimiser"]["groups"] for name in group["parameters"]}
+    kept = state["optimiser"]["kept"]
+    return {name: [value, kept[name], numbers[name]] for name, value in state["values"].items()}
 
 
 def recovered(vaults, living, world_ranks):
@@ -45,7 +52,7 @@ def recovered(vaults, living, world_ranks):
 def test_values_are_found_unless_a_rank_and_all_that_have_its_copy_are_lost(data, num_ranks, copies):
     lost = data.draw(st.sets(st.integers(0, num_ranks - 1), min_size=1, max_size=num_ranks - 1), "lost")
     living = [rank for rank in range(num_ranks) if rank not in lost]
-    vaults, pieces = kept_by(num_ranks, copies)
+    vaults, expected = kept_by(num_ranks, copies)
     distances = range(min(copies, num_ranks - 1) + 1)
     gone = {rank for rank in lost if {(rank + distance) % num_ranks for distance in distances} <= lost}
     plan = spawn(lambda group: make(group)[0].plan, num_ranks)[0]
@@ -57,7 +64,7 @@ def test_values_are_found_unless_a_rank_and_all_that_have_its_copy_are_lost(data
         return
     for state in recovered(vaults, living, living):
         assert state["num_steps"] == 1
-        assert all(are_same(piece, pieces[name]) for name, piece in state["pieces"].items())
+        assert all(are_same(own, expected[name]) for name, own in by_name(state).items())
 
 
 def test_the_newest_generation_that_all_have_is_taken_and_the_others_are_dropped():
