@@ -1,23 +1,17 @@
 """What a model costs, layer by layer, and which cut, schedule and number of microbatches suit it."""
 
-from minipipe.tuning.advising import advise
-from minipipe.tuning.cost_model import CostModel, Messages
-from minipipe.tuning.layers import LayerCosts, MeasuredLayers, MemoryPrediction, RankMemory
-from minipipe.tuning.measuring import balance, measure_layers
-from minipipe.tuning.report import Advice
-from minipipe.tuning.weighing import Candidate, Choice
+from minipipe.hints import face
+from minipipe.tuning.advising import advise as advise
+from minipipe.tuning.cost_model import CostModel as CostModel
+from minipipe.tuning.cost_model import Messages as Messages
+from minipipe.tuning.layers import LayerCosts as LayerCosts
+from minipipe.tuning.layers import MeasuredLayers as MeasuredLayers
+from minipipe.tuning.layers import MemoryPrediction as MemoryPrediction
+from minipipe.tuning.layers import RankMemory as RankMemory
+from minipipe.tuning.measuring import balance as balance
+from minipipe.tuning.measuring import measure_layers as measure_layers
+from minipipe.tuning.report import Advice as Advice
+from minipipe.tuning.weighing import Candidate as Candidate
+from minipipe.tuning.weighing import Choice as Choice
 
-__all__ = [
-    "Advice",
-    "Candidate",
-    "Choice",
-    "CostModel",
-    "LayerCosts",
-    "MeasuredLayers",
-    "MemoryPrediction",
-    "Messages",
-    "RankMemory",
-    "advise",
-    "balance",
-    "measure_layers",
-]
+__getattr__, __all__ = face(__name__, globals())
