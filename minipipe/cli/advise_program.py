@@ -30,7 +30,7 @@ from minipipe.errors import ArgumentError, LaunchError, MinipipeError, ScheduleC
 from minipipe.nn import Sequential
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
-from minipipe.tuning.advising import check_sizes, checked_seconds
+from minipipe.tuning.advising import check_num_layers, checked_seconds
 from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.race import MARK, RACE_SECONDS, advice_on_ranks, chosen, teller
 from minipipe.tuning.report import Advice, AdviceReport
@@ -38,7 +38,7 @@ from minipipe.tuning.weighing import PLANNED, Question
 
 _QUESTION = "MINIPIPE_ADVICE"  # the environment variable
 # Options of a pipeline that advice chooses. One rank cannot run the program's own choice for several.
-_CHOSEN = {*signature(chosen).parameters} - {"recompute", "inputs_require_grad"}
+_CHOSEN = {*signature(chosen).parameters} - {"recompute"}
 
 
 Leave = Callable[[Pipeline, Question], NoReturn]
@@ -219,7 +219,7 @@ def program_report(
     """
     checked_seconds(seconds, RACE_SECONDS)
     question, launcher = question_about(program, arguments, memory_limit, num_microbatches), find_mpirun()
-    check_sizes(question, num_ranks)
+    check_num_layers(question, num_ranks)
     if launcher is None or ranks_of_launcher(os.environ) != 1:  # or this process is a rank, which cannot start others
 
         def advise(group: ProcessGroup) -> Advice | None:

@@ -10,7 +10,6 @@ from minipipe.autograd import backend
 from minipipe.comm import spawn
 from minipipe.comm.job.host import core_times, num_cores
 from minipipe.errors import ArgumentError
-from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.objective import Loss
 from minipipe.execution.partition import partition_evenly
 from minipipe.execution.plan import Plan, check_model
@@ -19,7 +18,7 @@ from minipipe.nn import Sequential
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.tuning.cost_model import CostModel, Messages, messages_of_this_machine
 from minipipe.tuning.layers import MakeOptimiser
-from minipipe.tuning.measuring import REPEATS, measure_on_this_rank
+from minipipe.tuning.measuring import REPEATS, check_question, measure_on_this_rank
 from minipipe.tuning.report import Advice
 from minipipe.tuning.weighing import Candidate, Question, Weighing, candidates, memory_size, numbers_of_microbatches
 
@@ -111,19 +110,14 @@ def advise(
     >>> advice.best.schedule.num_ranks, len(advice.best.partition) >= 2
     (2, True)
     """
-    check_model(model)
-    if loss is not None:
-        check_loss(loss)
-    if (loss is None) != (targets is None):
-        given, missing = ("targets", "loss") if loss is None else ("a loss", "targets")
-        raise ArgumentError("value", f"advise has {given}, but no {missing}; give both, or neither.")
+    check_question("advise", model, targets, loss)
     if messages is not None and messages != "assumed" and not isinstance(messages, Messages):
         raise ArgumentError("type", f"messages is {messages!r}; expected Messages(latency, bandwidth), or 'assumed'.")
     limit = inf if memory_limit is None else memory_size(memory_limit)
     options = {"loss": loss, "seed": seed, "device": device}
     chosen = num_microbatches, chunks_per_rank, None, recompute
     question = Question(model, inputs, targets, options, optimiser, limit, *chosen)
-    check_sizes(question, num_ranks)
+    check_num_layers(question, num_ranks)
     if messages is None:
         messages = messages_of_this_machine(num_ranks)
     known = Messages() if isinstance(messages, str) else messages
@@ -131,7 +125,7 @@ def advise(
     return weigh(question, num_ranks, measured, seconds)
 
 
-def check_sizes(question: Question, num_ranks: int) -> None:
+def check_num_layers(question: Question, num_ranks: int) -> None:
     """Refuse fewer layers than ranks.
 
     Raises

@@ -277,7 +277,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
             LayerCosts(name, *found.times, *self._alone(i), found.message_size, found.returns_gradient, *own)
             for i, (name, found, own) in enumerate(zip(names, measured, [*zip(*sizes), (0, 0)]))
         ]
-        self._costs = rows[: len(layers)]
+        self._rows = rows  # the loss at the end, if there is one
         self.loss = rows[-1] if loss is not None else None
 
     def _alone(self, number: int) -> tuple[int, int, int]:
@@ -285,14 +285,14 @@ class MeasuredLayers(Sequence[LayerCosts]):
         return held_by_stage([self._holdings[number]], [], batch=None if number else self._holdings[0].inputs.buffers)
 
     def __len__(self) -> int:
-        return len(self._costs)
+        return len(self._layers)
 
     @overload
     def __getitem__(self, index: int) -> LayerCosts: ...
     @overload
     def __getitem__(self, index: slice) -> list[LayerCosts]: ...
     def __getitem__(self, index: int | slice) -> LayerCosts | list[LayerCosts]:
-        return self._costs[index]
+        return self._rows[: len(self)][index]
 
     @property
     def times(self) -> list[float]:
@@ -363,7 +363,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         """
         given = list(partition)
         parts = check_partition(given, len(self), len(given))
-        rows = [self._rows_of(part) for part in parts]
+        rows = [self._rows[self._with_loss(part)] for part in parts]
         forward = [sum(row.forward for row in own) for own in rows]
         backward_input = [sum(row.backward_input for row in own) for own in rows]
         if recompute:
@@ -385,9 +385,9 @@ class MeasuredLayers(Sequence[LayerCosts]):
             memory_unit="bytes",
         )
 
-    def _rows_of(self, part: range) -> list[LayerCosts]:
-        follows = part.stop == len(self) and self.loss is not None
-        return [*self[part.start : part.stop], *([self.loss] if follows and self.loss else [])]
+    def _with_loss(self, part: range) -> slice:
+        """Return where the layers of a stage are among the rows, with the loss if it follows."""
+        return slice(part.start, part.stop if part.stop < len(self) else None)
 
     def _held(self, part: range, recompute: bool, first: int, end: int) -> tuple[int, int, int]:
         """Return the bytes that a stage holds, on a rank with the consecutive layers ``first`` to ``end - 1``."""
@@ -471,8 +471,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         return html_table(self._table(), _ON_THE_RIGHT)
 
     def _table(self) -> list[tuple[str, ...]]:
-        numbered = [*enumerate(self), *([] if self.loss is None else [("", self.loss)])]
-        return [_HEAD, *(_cells(str(number), costs) for number, costs in numbered)]
+        return [_HEAD, *(_cells(str(i) if i < len(self) else "", costs) for i, costs in enumerate(self._rows))]
 
 
 def _cells(number: str, costs: LayerCosts) -> tuple[str, ...]:

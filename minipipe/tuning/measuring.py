@@ -17,13 +17,11 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from minipipe.autograd import Node, backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.memory import buffer_of, held_buffers
 from minipipe.autograd.modes import current_place, enable_grad, random_key
-from minipipe.comm import ProcessGroup, spawn
+from minipipe.comm import ProcessGroup, objects, spawn
 from minipipe.errors import ArgumentError, MicrobatchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_loss
@@ -110,17 +108,29 @@ def measure_layers(
     >>> all(time > 0 for time in layers.times)
     True
     """
-    check_model(model)
-    if loss is not None:
-        check_loss(loss)
-    if (loss is None) != (targets is None):
-        given, missing = ("targets", "loss") if loss is None else ("a loss", "targets")
-        raise ArgumentError("value", f"measure_layers has {given}, but no {missing}; give both, or neither.")
+    check_question("measure_layers", model, targets, loss)
     if not isinstance(repeats, int) or repeats < 1:
         raise ArgumentError("value", f"repeats is {repeats!r}; expected a whole number, at least 1.")
     xp = backend.module_for(device)
     measure = partial(measure_on_this_rank, model, inputs, targets, loss, num_microbatches, repeats, seed, xp)
     return spawn(lambda group: measure(), num_ranks=1)[0]
+
+
+def check_question(call: str, model: Sequential, targets: Any, loss: Loss | None) -> None:
+    """Refuse what is no sequence of layers, an unsuitable loss, and one of targets and loss without the other.
+
+    Raises
+    ------
+    ModelError
+        Codes ``not-a-sequence``, ``loss`` and ``loss-with-parameters``.
+    ArgumentError
+        Code ``value``.
+    """
+    check_model(model)
+    check_loss(loss)
+    if (loss is None) != (targets is None):
+        given, missing = ("targets", "loss") if loss is None else ("a loss", "targets")
+        raise ArgumentError("value", f"{call} has {given}, but no {missing}; give both, or neither.")
 
 
 def measure_on_this_rank(
@@ -372,6 +382,19 @@ def balance(
     )
 
 
+def batch_of(sample: Any, option: str) -> Sequence[Any]:
+    """Return the inputs and targets of ``sample=``.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: it is no pair.
+    """
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise ArgumentError("value", f"{option} needs a batch to measure: sample=(inputs, targets).")
+    return sample
+
+
 def measured_partition(
     model: Any,
     group: ProcessGroup,
@@ -406,12 +429,9 @@ def measured_partition(
     schedule = Plan(model, num_ranks=group.size, **others).schedule
     found = None
     if group.rank == 0:
-        sample = options.get("sample")
-        if not isinstance(sample, tuple | list) or len(sample) != 2:
-            raise ArgumentError("value", 'partition="measured" needs a batch to measure: sample=(inputs, targets).')
-        inputs, targets = sample
+        inputs, targets = batch_of(options.get("sample"), 'partition="measured"')
         xp = backend.module_for(device, group.local_rank)
         layers = measure_on_this_rank(model, inputs, targets, loss, schedule.num_microbatches, REPEATS, seed, xp)
-        found = np.array([part.stop for part in layers.balance(schedule=schedule, recompute=recompute)])
-    ends = group.broadcast(found, what='the partition, which rank 0 measures for partition="measured",').tolist()
+        found = [part.stop for part in layers.balance(schedule=schedule, recompute=recompute)]
+    ends = objects.broadcast(group, 0, found, 'partition="measured"')
     return [range(start, end) for start, end in zip([0, *ends], ends)]

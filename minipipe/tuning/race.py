@@ -33,10 +33,10 @@ from minipipe.hints import check_pipeline_options
 from minipipe.nn import Parameter
 from minipipe.schedules.action_table import Schedule
 from minipipe.tuning import advising
-from minipipe.tuning.advising import check_sizes, checked_seconds, measure, weigh
+from minipipe.tuning.advising import check_num_layers, checked_seconds, measure, weigh
 from minipipe.tuning.cost_model import measure_messages
 from minipipe.tuning.layers import MakeOptimiser
-from minipipe.tuning.measuring import measured_partition
+from minipipe.tuning.measuring import batch_of, measured_partition
 from minipipe.tuning.report import Advice, AdviceReport, ChosenPlan
 from minipipe.tuning.weighing import Choice, Question, described, memory_size
 
@@ -136,7 +136,6 @@ def chosen(
     num_microbatches: int | None = None,
     chunks_per_rank: int | None = None,
     layer_costs: Any = None,
-    inputs_require_grad: bool = False,
     **others: Any,
 ) -> tuple[ChosenPlan, dict[str, Any], bool]:
     """Return the plan that won the race, no further options, and whether to recompute.
@@ -157,10 +156,10 @@ def chosen(
         As for :func:`minipipe.advise`.
     progress : bool, optional
         Whether rank 0 prints each phase, or nothing; by default each phase to a terminal.
-    schedule, partition, num_microbatches, chunks_per_rank, layer_costs, inputs_require_grad
+    schedule, partition, num_microbatches, chunks_per_rank, layer_costs
         As for :class:`minipipe.Plan`: only choices with these. ``layer_costs`` is refused.
     **others
-        Options of the pipeline.
+        Further options of the plan and the pipeline.
 
     Raises
     ------
@@ -174,14 +173,11 @@ def chosen(
     if layer_costs is not None:
         message = 'schedule="auto" balances times that it measures; expected no layer_costs beside it.'
         raise ArgumentError("value", message)
-    sample = (None, None) if sample is None else sample
-    if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise ArgumentError("value", 'schedule="auto" needs a batch to measure: sample=(inputs, targets).')
+    inputs, targets = batch_of((None, None) if sample is None else sample, _CALL)
     limit = inf if memory_limit is None else memory_size(memory_limit)
     cut = None if str(partition) == "measured" else partition
-    others |= {"inputs_require_grad": inputs_require_grad}
     asked = num_microbatches, chunks_per_rank, cut, recompute or None
-    question = Question(model, sample[0], sample[1], others, optimiser, limit, *asked)
+    question = Question(model, inputs, targets, others, optimiser, limit, *asked)
     announce = teller(group, progress is not False)  # even without a terminal: it takes a minute
     time = RACE_SECONDS + advising.SECONDS
     announce(f'schedule="auto" measures and races choices on the ranks: about {time:.2g} s, more for a large model')
@@ -190,7 +186,8 @@ def chosen(
     own = None if advice is None else AdviceReport.of(advice)._asdict()
     report = AdviceReport(**objects.broadcast(group, 0, own, _CALL))
     recompute = choice.pop("recompute")
-    plan = ChosenPlan(report, model, num_ranks=group.size, inputs_require_grad=inputs_require_grad, **choice)
+    grad = others.get("inputs_require_grad", False)
+    plan = ChosenPlan(report, model, num_ranks=group.size, inputs_require_grad=grad, **choice)
     announce(plan.sentence)
     return plan, {}, recompute
 
@@ -228,7 +225,7 @@ def advice_on_ranks(
         As for :func:`minipipe.advise`: on every rank for sizes, ``seconds`` and a missing batch, otherwise on rank 0.
     """
     seconds = checked_seconds(seconds, RACE_SECONDS)
-    check_sizes(question, group.size)
+    check_num_layers(question, group.size)
     race = Race(question, group, make)
     question = race.question
     tell(f"measuring messages between {group.size} rank{'s' * (group.size > 1)}")

@@ -299,7 +299,15 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     alone_batch = replace(batch, slices=batch.slices[:1])
     meter = MemoryMeter(alone_batch.arrays)
     _run_without_trace(executor, alone_batch, meter)
-    return _gather_memory(executor.group, meter, program.num_stages)
+    mine = np.zeros((3, program.num_stages), np.int64)
+    for action, (after, recomputed) in meter.held_bytes.items():
+        if action.kind is ActionKind.FORWARD:
+            mine[0, action.stage] = after
+        elif action.kind is ActionKind.BACKWARD_INPUT:
+            mine[1, action.stage], mine[2, action.stage] = after, recomputed
+    held = np.add.reduce(executor.group.all_gather(mine, what=part_of("measure_memory")))
+    held[2] = np.maximum(held[2] - held[0], 0)  # beyond what is held after F
+    return MemoryPerMicrobatch(*map(tuple, held.tolist()))
 
 
 def measure_costs(
@@ -342,20 +350,3 @@ def _run_without_trace(executor: Executor, batch: Batch, *observers: Observer) -
     for stage in executor.stages.values():
         stage.begin()
     return record
-
-
-def _gather_memory(group: ProcessGroup, meter: MemoryMeter, num_stages: int) -> MemoryPerMicrobatch:
-    """Return the bytes held by each stage after F, after I, and during recomputation, in a step of one microbatch.
-
-    Collective.
-    """
-    mine = np.zeros((3, num_stages), np.int64)
-    for action, (after, recomputed) in meter.held_bytes.items():
-        if action.kind is ActionKind.FORWARD:
-            mine[0, action.stage] = after
-        elif action.kind is ActionKind.BACKWARD_INPUT:
-            mine[1, action.stage], mine[2, action.stage] = after, recomputed
-    gathered = group.all_gather(mine, what=part_of("measure_memory"))
-    activation, weight_activation, recomputed = np.add.reduce(gathered)
-    transient = np.maximum(recomputed - activation, 0)
-    return MemoryPerMicrobatch(*(tuple(map(int, held)) for held in (activation, weight_activation, transient)))

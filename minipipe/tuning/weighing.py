@@ -9,8 +9,6 @@ from math import inf
 from numbers import Real
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted
 from minipipe.execution.plan import Plan
 from minipipe.nn import Sequential
@@ -246,14 +244,14 @@ def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
         return None
 
 
-def least_makespan(workload: Workload, cores: float | Sequence[float] | None) -> tuple[float, str]:
+def least_makespan(workload: Workload, cores: float | None) -> tuple[float, str]:
     """Return a lower bound for the makespan of every schedule of a workload, and the reason.
 
     Parameters
     ----------
     workload : Workload
-    cores : float or sequence of float, optional
-        The cores that the ranks share; by host, if there are several.
+    cores : float, optional
+        The cores that the ranks share.
 
     Examples
     --------
@@ -264,9 +262,8 @@ def least_makespan(workload: Workload, cores: float | Sequence[float] | None) ->
     """
     bound = lower_bound(workload, Objective.MAKESPAN)
     work = sum(map(workload.work, range(workload.num_ranks)))
-    shared = float(np.sum(cores)) if cores is not None else inf
-    if work / shared > bound.value:
-        return work / shared, f"All ranks together compute for {work:g} on cores that they share."
+    if cores is not None and work / cores > bound.value:
+        return work / cores, f"All ranks together compute for {work:g} on cores that they share."
     return bound.value, bound.reason
 
 
@@ -458,7 +455,7 @@ class Weighing:
             share = (slot.end - slot.start) / (self.num_ranks * timeline.makespan)
             idle[slot.cause.value] = idle.get(slot.cause.value, 0.0) + share
         memory = tuple(own.total for own in self._memory(plan, candidate.recompute))
-        bound, bound_by = least_makespan(workload_of(plan.schedule, costs), costs.cores)
+        bound, bound_by = least_makespan(workload_of(plan.schedule, costs), self.measured.cores)
         is_within_limit = all(fits(own, self.memory_limit) for own in memory)
         time, bubble = timeline.makespan, timeline.bubble_fraction
         return Choice(candidate, schedule, plan.partition, time, bubble, idle, memory, bound, bound_by, is_within_limit)
