@@ -46,6 +46,6 @@ def run(options: argparse.Namespace) -> ExitStatus:
     from minipipe.tuning.weighing import memory_size
 
     limit = inf if options.memory_limit is None else memory_size(options.memory_limit)
-    asked = options.ranks, limit, options.microbatches, options.seconds
-    report = program_report(options.program, options.arguments, *asked)
+    limits = {"memory_limit": limit, "num_microbatches": options.microbatches}
+    report = program_report(options.program, options.arguments, options.ranks, options.seconds, **limits)
     return answer(options, report.data, report.text)

@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from inspect import signature
-from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -104,9 +103,7 @@ def _optimiser_of(pipeline: Pipeline) -> MakeOptimiser | None:
     return lambda parameters: kind(parameters, **settings)
 
 
-def question_about(
-    program: str, arguments: Sequence[str] = (), memory_limit: float = inf, num_microbatches: int | None = None
-) -> Question:
+def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -> Question:
     """Run a program until its first training step, and return a question about its model, batch and optimiser.
 
     Local: it runs in this process, as on one rank. Its standard output goes to standard error.
@@ -117,9 +114,8 @@ def question_about(
         A file with Python.
     arguments : sequence of str
         The program's own.
-    memory_limit : float
-        Bytes of each rank.
-    num_microbatches : int, optional
+    **limits
+        ``memory_limit`` and ``num_microbatches`` of the question.
 
     Raises
     ------
@@ -135,7 +131,6 @@ def question_about(
             raise ArgumentError("value", f"{program} makes {size} ranks itself; expected init_process_group().")
         raise _Left(question)
 
-    limits = {"memory_limit": memory_limit, "num_microbatches": num_microbatches}
     with at_first_step(leave, limits), redirect_stdout(sys.stderr):
         try:
             run(program, arguments)
@@ -187,12 +182,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
 
 
 def program_report(
-    program: str,
-    arguments: Sequence[str],
-    num_ranks: int,
-    memory_limit: float = inf,
-    num_microbatches: int | None = None,
-    seconds: float | None = None,
+    program: str, arguments: Sequence[str], num_ranks: int, seconds: float | None = None, **limits: Any
 ) -> AdviceReport:
     """Return advice for a program: its ranks run until its first training step, and measure there.
 
@@ -204,11 +194,10 @@ def program_report(
     program : str
     arguments : sequence of str
     num_ranks : int
-    memory_limit : float
-        Bytes of each rank.
-    num_microbatches : int, optional
     seconds : float, optional
         As for :func:`minipipe.tuning.race.advice_on_ranks`.
+    **limits
+        As for :func:`question_about`.
 
     Raises
     ------
@@ -218,7 +207,7 @@ def program_report(
         As for :func:`minipipe.advise` and :func:`question_about`.
     """
     checked_seconds(seconds, RACE_SECONDS)
-    question, launcher = question_about(program, arguments, memory_limit, num_microbatches), find_mpirun()
+    question, launcher = question_about(program, arguments, **limits), find_mpirun()
     check_num_layers(question, num_ranks)
     if launcher is None or ranks_of_launcher(os.environ) != 1:  # or this process is a rank, which cannot start others
 
@@ -228,11 +217,10 @@ def program_report(
         return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
     with tempfile.TemporaryDirectory(prefix="minipipe-advice-") as folder:
         file = Path(folder) / "report"
-        limits = {"memory_limit": memory_limit, "num_microbatches": num_microbatches}
-        given = {"file": str(file), "limits": limits, "seconds": seconds, "ranks": num_ranks}
-        variable = json.dumps({**given, "progress": sys.stderr.isatty()})
+        asked = {"file": str(file), "limits": limits, "seconds": seconds, "ranks": num_ranks}
+        asked["progress"] = sys.stderr.isatty()
         command = [launcher, "-n", str(num_ranks), sys.executable, "-m", "minipipe.cli.advise_program"]
-        output = _output_of([*command, program, *arguments], {**os.environ, _QUESTION: variable})
+        output = _output_of([*command, program, *arguments], {**os.environ, _QUESTION: json.dumps(asked)})
         if not file.exists():
             last = (output or "no error message").splitlines()[-1]
             message = f"{program} failed before its first step under mpirun -n {num_ranks}: {last}"

@@ -33,13 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minipipe.comm.job.system_calls import (
-    adopt_orphans,
-    call,
-    end_descendants,
-    end_with_parent,
-    give_up_privileges,
-)
+from minipipe.comm.job.system_calls import adopt_orphans, call, end_descendants, end_with_parent, give_up_privileges
 
 try:
     import resource

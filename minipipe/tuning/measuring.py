@@ -10,7 +10,7 @@ for its times and its memory::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -176,7 +176,7 @@ class _Passing(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of the result as a message."""
-        return 0 if self.result is None else _size_of(self.result)
+        return 0 if self.result is None else backend.num_bytes(self.result.to_message(may_be_on_device=True))
 
 
 def _plan_of_layers(model: Sequential) -> Plan:
@@ -246,9 +246,10 @@ def _held(
     def apart(buffers: dict[int, int]) -> Buffers:
         """Mark buffers of this stage alone: another stage may reuse their identity later."""
         found = {same.get(key, key): size for key, size in buffers.items()}
-        return {_key(key, stage.index, known): size for key, size in found.items()}
+        return {key if key in known else (stage.index, key): size for key, size in found.items()}
 
-    after_forward, has_graph = apart(held_buffers(stage.held, not_counted)), _has_graph(stage)
+    after_forward = apart(held_buffers(stage.held, not_counted))
+    has_graph = any(node.needs_gradient for node in stage.held if isinstance(node, Node))
     after_input: Buffers = {}
     returned, transient = _NOTHING, 0
     if I in actions:
@@ -264,27 +265,13 @@ def _held(
     return Holding(inputs, gradients, after_forward, after_input, transient, has_graph), returned
 
 
-def _has_graph(stage: Stage) -> bool:
-    return any(node.needs_gradient for node in stage.held if isinstance(node, Node))
-
-
 def _passed(payload: Payload) -> Passed:
     arrays = [array for array in payload.arrays if array is not None]
     buffers: Buffers = {_buffer(array): backend.num_bytes(buffer_of(array)) for array in arrays}
-    return Passed(buffers, _size_of(payload) if arrays and _is_packed(payload) else 0)
-
-
-def _is_packed(payload: Payload) -> bool:
-    """Whether arrays are packed into one message of bytes; a single array is sent without packing."""
-    return payload.to_message(may_be_on_device=True) is not payload.arrays[0]
-
-
-def _size_of(payload: Payload) -> int:
-    return backend.num_bytes(payload.to_message(may_be_on_device=True))
-
-
-def _key(buffer: int, stage: int, known: set[int]) -> Hashable:
-    return buffer if buffer in known else (stage, buffer)
+    if not arrays:
+        return Passed(buffers, 0)
+    message = payload.to_message(may_be_on_device=True)
+    return Passed(buffers, 0 if message is arrays[0] else backend.num_bytes(message))  # one array is sent as it is
 
 
 def _buffer(array: Array | None) -> int:

@@ -68,11 +68,7 @@ class Advice:
     """
 
     def __init__(
-        self,
-        choices: Sequence[Choice],
-        measured: CostModel,
-        memory_limit: float = inf,
-        own: Choice | None = None,
+        self, choices: Sequence[Choice], measured: CostModel, memory_limit: float = inf, own: Choice | None = None
     ) -> None:
         self.best = best_of(choices, memory_limit)
         self.choices = tuple(sorted(choices, key=by_worth))

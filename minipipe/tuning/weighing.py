@@ -139,10 +139,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(
-    num_ranks: int,
-    num_layers: int,
-    counts: Iterable[int],
-    chunks_per_rank: int | None = None,
+    num_ranks: int, num_layers: int, counts: Iterable[int], chunks_per_rank: int | None = None
 ) -> Iterator[Candidate]:
     """Yield every named schedule that trains and fits the number of ranks and layers, cut by time.
 
@@ -334,11 +331,7 @@ class Choice(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """The arguments for ``Pipeline(model, group, loss=…, **options)``."""
-        return {
-            "schedule": self.schedule,
-            "partition": list(self.partition),
-            "recompute": self.candidate.recompute,
-        }
+        return {"schedule": self.schedule, "partition": list(self.partition), "recompute": self.candidate.recompute}
 
     @property
     def program(self) -> Hashable:
