@@ -7,7 +7,7 @@ simulates after Machado, Oliveira and Fernandes 2009. No drawing relies on colou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from colorsys import hsv_to_rgb, rgb_to_hsv
 from types import MappingProxyType
 from typing import NamedTuple
@@ -164,3 +164,16 @@ HATCH = MappingProxyType(
         IdleCause.OVERHEAD: (0, 9),
     }
 )
+
+
+def chunks_by_kind(boxes: Iterable[tuple[ActionKind, int]]) -> dict[ActionKind, list[int]]:
+    """Return the kinds of action among (kind, chunk) pairs, in the order of ``FILL``, each with its chunks, ascending.
+
+    Examples
+    --------
+    >>> chunks_by_kind([(ActionKind.BACKWARD, 1), (ActionKind.FORWARD, 0), (ActionKind.BACKWARD, 0)])
+    {<ActionKind.FORWARD: 'F'>: [0], <ActionKind.BACKWARD: 'B'>: [0, 1]}
+    """
+    found = set(boxes)
+    chunks = {kind: sorted(chunk for other, chunk in found if other is kind) for kind in FILL}
+    return {kind: own for kind, own in chunks.items() if own}

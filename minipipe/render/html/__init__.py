@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import product
 from operator import attrgetter
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from minipipe.io import escaped, note_lines
 from minipipe.render.descriptions import (
@@ -26,7 +26,8 @@ from minipipe.render.descriptions import (
     held_words,
     origin,
 )
-from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, shade
+from minipipe.render.descriptions import title as title_of
+from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, chunks_by_kind, shade
 from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
@@ -55,6 +56,7 @@ _SENTENCES = {
     "none": "none",
     "instant": "none; messages take no time here, and arrive when they are sent",
 }
+_GAPS = ("{stage}", "{microbatch}", "{source}", "{value}", "{usedBy}", "{destination}")
 
 
 class Hold(NamedTuple):
@@ -165,46 +167,25 @@ def _colours(panels: Sequence[Panel]) -> dict[str, list[dict[str, str]]]:
 
 def _sentences() -> dict[str, Any]:
     """Return the sentences of :mod:`minipipe.render.descriptions` with names in braces instead of numbers."""
-    gap: Any = "{source}"
-    actions = {kind: _with_gaps(kind) for kind in ActionKind}
+    stage, microbatch, source, value, used_by, destination = cast(Any, _GAPS)
+    actions = {kind: Action(stage, kind, microbatch) for kind in ActionKind}
     waits = {
-        f"{cause} {kind}": describe_wait(Idle(0, 0, cause, gap, action))
+        f"{cause} {kind}": describe_wait(Idle(0, 0, cause, source, action))
         for cause, (kind, action) in product(IdleCause, actions.items())
     }
     return {
         **_SENTENCES,
         "actions": {kind: describe_action(action) for kind, action in actions.items()},
         "waits": {**waits, **{cause: describe_wait(Idle(0, 0, cause)) for cause in IdleCause}},
-        "message": _message_sentence(),
+        "message": describe_message(Message(value, used_by, source, destination, 0.0, 0.0)),
     }
-
-
-def _with_gaps(kind: ActionKind) -> Action:
-    gaps: Any = ("{stage}", kind, "{microbatch}")
-    return Action(*gaps)
-
-
-def _message_sentence() -> str:
-    gaps: Any = ("{value}", "{usedBy}", "{source}", "{destination}", 0.0, 0.0)
-    return describe_message(Message(*gaps))
 
 
 _CONSTANTS = f"const NARROW = {NARROW}, TOGETHER = {TOGETHER};"
 # The files of the script, in the order of their dependencies.
 _SCRIPTS = (
-    "search",
-    "timeline",
-    "sentences",
-    "view",
-    "look",
-    "labels",
-    "chart",
-    "arrows",
-    "page",
-    "details",
-    "player",
-    "controls",
-    "main",
+    *("search", "timeline", "sentences", "view", "look", "labels", "chart"),
+    *("arrows", "page", "details", "player", "controls", "main"),
 )
 
 
@@ -274,11 +255,11 @@ def _json(data: object) -> str:
 
 
 def _title(panels: Sequence[Panel]) -> str:
-    return " above ".join(map(_name, panels)) if len(panels) < 3 else f"{len(panels)} timelines above each other"
-
-
-def _name(panel: Panel) -> str:
-    return f"{panel.timeline.name}, {origin(panel.timeline)}"
+    return (
+        " above ".join(title_of(panel.timeline) for panel in panels)
+        if len(panels) < 3
+        else f"{len(panels)} timelines above each other"
+    )
 
 
 # -- colours ------------------------------------------------------------------------------------------------
@@ -309,8 +290,7 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
         for span in row
         if span.end > span.start
     }
-    for kind in (kind for kind in FILL if any(kind is other for other, _ in boxes)):
-        chunks = sorted(chunk for other, chunk in boxes if other is kind)
+    for kind, chunks in chunks_by_kind(boxes).items():
         yield _entry("".join(_swatch(kind, chunk) for chunk in chunks), f"{kind} {KIND_NAMES[kind]}")
     if any(chunk for _, chunk in boxes):
         yield _entry("", "darker: a later stage of the same rank")
@@ -350,9 +330,10 @@ def _entry(picture: str, text: str) -> str:
 def _chart(panel: Panel, is_headed: bool) -> str:
     facts = "".join(f"<div><dt>{name}</dt><dd>{escaped(value)}</dd></div>" for name, value in _facts(panel))
     note = f'<p class="notice">{escaped(panel.timeline.note)}</p>' if panel.timeline.note else ""
+    name = escaped(title_of(panel.timeline))
     return (
         f"<figure><figcaption>{_heading(panel) if is_headed else ''}<dl class='facts'>{facts}</dl>{note}</figcaption>"
-        f'<div class="chart" role="img" aria-label="Chart of {escaped(_name(panel))}; the table below says the same">'
+        f'<div class="chart" role="img" aria-label="Chart of {name}; the table below says the same">'
         "<canvas></canvas><canvas></canvas></div></figure>"
     )
 
@@ -373,19 +354,23 @@ def _moment(panel: Panel, is_headed: bool) -> str:
     heads = ["rank", "now", "activations held"]
     if panel.timeline.memory is not None:
         heads.append("memory" if panel.timeline.memory_unit == "bytes" else f"memory ({panel.timeline.memory_unit})")
-    cells = "".join(f'<th scope="col">{escaped(head)}</th>' for head in heads)
     heading = _heading(panel) if is_headed else ""
-    table = f"<table><thead><tr>{cells}</tr></thead><tbody></tbody></table>"
     level = "h3" if is_headed else "h2"  # below the heading of the timeline, or of the page
     messages = f'<div><{level} class="list">Messages under way</{level}><ul class="messages"></ul></div>'
-    label = f"{escaped(_name(panel))}: the moment"
-    return f'<section class="moment" aria-label="{label}">{heading}{table}{messages}</section>'
+    label = f"{escaped(title_of(panel.timeline))}: the moment"
+    return f'<section class="moment" aria-label="{label}">{heading}{_table(heads)}{messages}</section>'
 
 
 def _tables(panel: Panel) -> Iterable[str]:
     """Yield an empty table for each rank; the script fills it when it is opened."""
     unit = "ms" if panel.timeline.unit == "s" else panel.timeline.unit
-    heads = "".join(f'<th scope="col">{escaped(head)}</th>' for head in ("action", f"start ({unit})", f"end ({unit})"))
+    table = _table(["action", f"start ({unit})", f"end ({unit})"])
     for rank in range(panel.timeline.num_ranks):
-        summary = f"<summary>{escaped(_name(panel))}: rank {rank}</summary>"
-        yield f"<details>{summary}<table><thead><tr>{heads}</tr></thead><tbody></tbody></table></details>"
+        summary = f"<summary>{escaped(title_of(panel.timeline))}: rank {rank}</summary>"
+        yield f"<details>{summary}{table}</details>"
+
+
+def _table(heads: Iterable[str]) -> str:
+    """Return a table without rows; the script fills it."""
+    cells = "".join(f'<th scope="col">{escaped(head)}</th>' for head in heads)
+    return f"<table><thead><tr>{cells}</tr></thead><tbody></tbody></table>"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, describe_message
 from minipipe.render.layout import Axis, number, wrapped
+from minipipe.render.palette import chunks_by_kind
 from minipipe.render.panel import Panel
 from minipipe.render.svg.lanes import hatch_path
 from minipipe.render.svg.style import Letters, box_paint, paint
@@ -115,9 +116,8 @@ class Legend:
 
     def kinds(self, boxes: Iterable[tuple[ActionKind, int]]) -> Iterator[Entry]:
         """Yield the kinds of action, each with the shades of its chunks."""
-        boxes = set(boxes)
-        for kind in (kind for kind in ActionKind if any(kind is other for other, _ in boxes)):
-            chunks = sorted(chunk for other, chunk in boxes if other is kind)
+        found = chunks_by_kind(boxes)
+        for kind, chunks in found.items():
             width = self.width / len(chunks)
             shades = (
                 f'<rect {box_paint(kind, chunk)} x="{number(i * width)}" width="{number(width)}" '
@@ -125,7 +125,7 @@ class Legend:
                 for i, chunk in enumerate(chunks)
             )
             yield Entry("".join(shades), f"{kind} {KIND_NAMES[kind]}")
-        if any(chunk for _, chunk in boxes):
+        if any(map(any, found.values())):
             yield Entry("", "darker: a later stage of the same rank")
 
     def idle(self, causes: Iterable[IdleCause]) -> Iterator[Entry]:
