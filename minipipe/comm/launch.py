@@ -1,23 +1,32 @@
-"""Starting a group: MPI where a launcher started several ranks, one rank otherwise."""
+"""Starting a group: MPI where a launcher started several ranks, one rank otherwise; or ranks that are threads."""
 
 from __future__ import annotations
 
+import contextvars
 import faulthandler
 import functools
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minipipe.comm.job.host import RANK, keep_freed_memory, launcher_number, limit_blas_threads, num_ranks
+from minipipe.comm.job.reports import exit_code_of
 from minipipe.comm.message import chosen_timeout
 from minipipe.comm.one_rank import OneRankGroup
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.errors import LaunchError
+from minipipe.comm.switchboard import Cancelled, Switchboard, Wait
+from minipipe.comm.thread import ThreadGroup
+from minipipe.errors import LaunchError, RankError, whole_number
 
 if TYPE_CHECKING:
     from minipipe.comm.job.process import RankProcess
 
+Result = TypeVar("Result")
+_GRACE = 5.0  # seconds that the other threads have to stop after one has failed
 _START = 10.0  # seconds that starting may take, however short the timeout: processes begin at different times
 
 
@@ -105,3 +114,95 @@ def _this_process(size: int) -> RankProcess:
         if not faulthandler.is_enabled():
             faulthandler.enable(all_threads=False)  # a crash in compiled code shows the Python lines that led there
     return RankProcess(rank, line_to_witness(rank, size, os.environ))
+
+
+# -- ranks that are threads --------------------------------------------------------------------------------------------
+
+
+def spawn(
+    function: Callable[[ProcessGroup], Result],
+    num_ranks: int,
+    *,
+    timeout: float | None = None,
+    blas_threads: int = 1,
+    take_turns: bool = False,
+) -> list[Result]:
+    """Run a function on ranks that are threads of this process, and return the results in rank order.
+
+    Each rank gets fresh context variables: neither ``no_grad`` nor ``numpy.errstate`` reaches in from outside. When one
+    rank raises, the others end at their next communication. ``sys.exit(0)`` is a return of None.
+
+    Parameters
+    ----------
+    function : function
+        Takes the group, a :class:`ProcessGroup`.
+    num_ranks : int
+        At least 1.
+    timeout : float, optional
+        Seconds that a wait may last; as for :func:`init_process_group`. A deadlock of all ranks is noticed at once.
+    blas_threads : int
+        For each matrix product, on every rank alike.
+    take_turns : bool
+        Run one rank at a time, and switch only where it waits: every run takes the same course. For debuggers.
+
+    Raises
+    ------
+    RankError
+        Code ``wrong-number``.
+    BaseException
+        Whatever a rank raised first, SystemExit included, with a note that names the rank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> def ring(group):
+    ...     group.isend(np.array(group.rank), (group.rank + 1) % group.size)
+    ...     return int(group.recv((group.rank - 1) % group.size))
+    >>> spawn(ring, num_ranks=3)
+    [2, 0, 1]
+    """
+    num_ranks = whole_number("num_ranks", num_ranks, error=RankError, code="wrong-number")
+    limit = chosen_timeout(timeout)
+    keep_freed_memory()
+    switchboard = Switchboard(num_ranks, take_turns)
+    members = list(range(num_ranks))
+    results: list[Any] = [None] * num_ranks
+
+    def run(rank: int) -> None:
+        try:
+            with ThreadGroup(switchboard, members, rank, limit) as group:
+                switchboard.wait(rank, Wait(lambda: True, "its turn"), limit)
+                results[rank] = contextvars.Context().run(function, group)
+        except Cancelled:
+            pass
+        except BaseException as error:
+            switchboard.activities[rank].has_ended = True  # at once: fail() may wait for the lock
+            if exit_code_of(error):  # as under MPI, a rank that leaves with 0 has returned
+                switchboard.fail(rank, error)
+        finally:
+            switchboard.leave(rank)
+
+    threads = [threading.Thread(target=run, args=(r,), name=f"rank {r}", daemon=True) for r in range(num_ranks)]
+    with limit_blas_threads(blas_threads):
+        for thread in threads:
+            thread.start()
+        _join(threads, switchboard)
+    if switchboard.failure is not None:
+        rank, error = switchboard.failure
+        error.add_note(f"raised on rank {rank} of {num_ranks} (a thread)")
+        raise error
+    return results
+
+
+def _join(threads: list[threading.Thread], switchboard: Switchboard) -> None:
+    """Wait for every rank; after a failure, only until the others should have reached a communication."""
+    try:
+        while switchboard.failure is None and any(thread.is_alive() for thread in threads):
+            max(threads, key=threading.Thread.is_alive).join(0.2)
+    except KeyboardInterrupt as error:
+        switchboard.fail(-1, error)
+        raise
+    finally:
+        give_up = time.perf_counter() + _GRACE
+        for thread in threads:
+            thread.join(max(0.0, give_up - time.perf_counter()))

@@ -1,4 +1,4 @@
-"""Ranks as threads of this process, for notebooks and tests: real ranks with real messages, not fast ones.
+"""A rank that is a thread of this process, for notebooks and tests: with real messages, but not fast.
 
 Threads share the interpreter lock, so two of them run small operations at less than the speed of one.
 
@@ -16,24 +16,14 @@ File 12 of 12 on the first path through the code (README.md): after ``autograd/s
 
 from __future__ import annotations
 
-import contextvars
-import threading
-import time
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.comm.job.host import keep_freed_memory, limit_blas_threads
-from minipipe.comm.job.reports import exit_code_of
-from minipipe.comm.message import Done, Expectation, Header, Request, chosen_timeout
+from minipipe.comm.message import Done, Expectation, Header, Request
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.comm.switchboard import Cancelled, Switchboard, Wait
-from minipipe.errors import RankError, whole_number
-
-Result = TypeVar("Result")
-_GRACE = 5.0  # seconds that the other ranks have to stop after one has failed
+from minipipe.comm.switchboard import Switchboard, Wait
 
 
 class ThreadGroup(ProcessGroup):
@@ -83,92 +73,3 @@ class ThreadGroup(ProcessGroup):
     def abort(self, code: int = 1) -> NoReturn:
         """End every rank: SystemExit here, which :func:`spawn` raises again."""
         raise SystemExit(code or 1)
-
-
-def spawn(
-    function: Callable[[ProcessGroup], Result],
-    num_ranks: int,
-    *,
-    timeout: float | None = None,
-    blas_threads: int = 1,
-    take_turns: bool = False,
-) -> list[Result]:
-    """Run a function on ranks that are threads of this process, and return the results in rank order.
-
-    Each rank gets fresh context variables: neither ``no_grad`` nor ``numpy.errstate`` reaches in from outside. When one
-    rank raises, the others end at their next communication. ``sys.exit(0)`` is a return of None.
-
-    Parameters
-    ----------
-    function : function
-        Takes the group, a :class:`ProcessGroup`.
-    num_ranks : int
-        At least 1.
-    timeout : float, optional
-        Seconds that a wait may last; as for :func:`init_process_group`. A deadlock of all ranks is noticed at once.
-    blas_threads : int
-        For each matrix product, on every rank alike.
-    take_turns : bool
-        Run one rank at a time, and switch only where it waits: every run takes the same course. For debuggers.
-
-    Raises
-    ------
-    RankError
-        Code ``wrong-number``.
-    BaseException
-        Whatever a rank raised first, SystemExit included, with a note that names the rank.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> def ring(group):
-    ...     group.isend(np.array(group.rank), (group.rank + 1) % group.size)
-    ...     return int(group.recv((group.rank - 1) % group.size))
-    >>> spawn(ring, num_ranks=3)
-    [2, 0, 1]
-    """
-    num_ranks = whole_number("num_ranks", num_ranks, error=RankError, code="wrong-number")
-    limit = chosen_timeout(timeout)
-    keep_freed_memory()
-    switchboard = Switchboard(num_ranks, take_turns)
-    members = list(range(num_ranks))
-    results: list[Any] = [None] * num_ranks
-
-    def run(rank: int) -> None:
-        try:
-            with ThreadGroup(switchboard, members, rank, limit) as group:
-                switchboard.wait(rank, Wait(lambda: True, "its turn"), limit)
-                results[rank] = contextvars.Context().run(function, group)
-        except Cancelled:
-            pass
-        except BaseException as error:
-            switchboard.activities[rank].has_ended = True  # at once: fail() may wait for the lock
-            if exit_code_of(error):  # as under MPI, a rank that leaves with 0 has returned
-                switchboard.fail(rank, error)
-        finally:
-            switchboard.leave(rank)
-
-    threads = [threading.Thread(target=run, args=(r,), name=f"rank {r}", daemon=True) for r in range(num_ranks)]
-    with limit_blas_threads(blas_threads):
-        for thread in threads:
-            thread.start()
-        _join(threads, switchboard)
-    if switchboard.failure is not None:
-        rank, error = switchboard.failure
-        error.add_note(f"raised on rank {rank} of {num_ranks} (a thread)")
-        raise error
-    return results
-
-
-def _join(threads: list[threading.Thread], switchboard: Switchboard) -> None:
-    """Wait for every rank; after a failure, only until the others should have reached a communication."""
-    try:
-        while switchboard.failure is None and any(thread.is_alive() for thread in threads):
-            max(threads, key=threading.Thread.is_alive).join(0.2)
-    except KeyboardInterrupt as error:
-        switchboard.fail(-1, error)
-        raise
-    finally:
-        give_up = time.perf_counter() + _GRACE
-        for thread in threads:
-            thread.join(max(0.0, give_up - time.perf_counter()))
