@@ -60,7 +60,6 @@ class Tensor:
     def __init__(self, data: object, requires_grad: bool = False, dtype: Any = None) -> None:
         if isinstance(data, Tensor):
             data = data.data
-        refuse_bundle(data)
         array = backend.as_array(data, dtype)
         if dtype is None and array is not data and array.dtype == np.float64:
             array = array.astype(np.float32)
@@ -276,14 +275,3 @@ def as_tensor(value: Operand) -> Tensor:
     Tensor([1., 2.])
     """
     return value if isinstance(value, Tensor) else Tensor(value)
-
-
-def refuse_bundle(data: object) -> None:
-    """Refuse a tuple, list or dict of tensors: NumPy would make one array of them, without their graphs."""
-    items = data.values() if isinstance(data, dict) else data if isinstance(data, tuple | list) else ()
-    if any(isinstance(item, Tensor) for item in items):
-        raise TensorError(
-            "several-tensors",
-            f"A {type(data).__name__} of tensors was given; expected one tensor. nn.Take('x') passes one of them on, "
-            "nn.On('x', layer) calls a layer with it; functional.stack makes one tensor of them all.",
-        )

@@ -47,12 +47,20 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
     ------
     TensorError
         Code ``dtype``, for a matrix, a masked array and other classes whose sums and products are not an array's:
-        a message would carry the bare values, so the results would depend on the number of ranks.
+        a message would carry the bare values, so the results would depend on the number of ranks. Code
+        ``several-tensors``, for a bundle of tensors: NumPy would make one array of them, without their graphs.
     """
     if isinstance(data, np.ndarray) and type(data) not in (np.ndarray, np.memmap):
         raise TensorError("dtype", f"A {type(data).__name__} is no plain array; give numpy.asarray(x) or x.filled(0).")
     if is_array(data):
         return data if dtype is None or data.dtype == dtype else array_module(data).astype(data, dtype)
+    items = data.values() if isinstance(data, dict) else data if isinstance(data, tuple | list) else ()
+    if any(hasattr(item, "node") for item in items):
+        raise TensorError(
+            "several-tensors",
+            f"A {type(data).__name__} of tensors was given; expected one tensor. nn.Take('x') passes one of them on, "
+            "nn.On('x', layer) calls a layer with it; functional.stack makes one tensor of them all.",
+        )
     return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
 
 

@@ -176,12 +176,11 @@ class Stage:
                 if node is not None:
                     roots[node] = array
         if not fits:
-            given = [None if array is None else array.shape for array in arrays]
-            expected = [shape for _, shape in held.results]
-            raise MessageError(
-                "shape",
-                f"Stage {self.index} passed on tensors of shapes {expected}; gradients of shapes {given} came back.",
+            expected, given = [shape for _, shape in held.results], [getattr(array, "shape", None) for array in arrays]
+            message = (
+                f"Stage {self.index} passed on tensors of shapes {expected}; gradients of shapes {given} came back."
             )
+            raise MessageError("shape", message)
         return roots
 
     @staticmethod

@@ -14,7 +14,7 @@ from typing import Any
 from minipipe.autograd import backend
 from minipipe.autograd.backend import array_module
 from minipipe.errors import TensorError
-from minipipe.tensor import Operand, Tensor, as_tensor, record, refuse_bundle
+from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 
 def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,6 @@ def as_constant(value: Operand, like: Tensor) -> Tensor:
     dtype('float32')
     """
     data = value.data if isinstance(value, Tensor) else value
-    refuse_bundle(data)
     if backend.is_floating(like.dtype):
         return record(backend.as_array(data, like.dtype, like.data))
     # Beside whole numbers a real one is float32, the default, and not float64 as in NumPy.
