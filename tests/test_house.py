@@ -253,8 +253,9 @@ def test_the_readme_leads_along_the_first_path_and_each_file_says_where_it_stand
 
 
 def test_import_minipipe_loads_nothing_else_not_even_from_the_standard_library():
-    """``python -m minipipe`` imports the package with the current folder on the path, which ``__main__`` takes out later:
-    if ``minipipe/__init__.py`` imported ``json``, a student's ``json.py`` in that folder would run.
+    """``python -m minipipe`` imports the package before ``__main__`` takes the current folder out of the path.
+
+    If ``minipipe/__init__.py`` imported ``json``, a student's ``json.py`` in that folder would run.
     """
     program = (
         f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); before = {{*sys.modules}}; import minipipe\n"

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from minipipe.comm import ProcessGroup
-from minipipe.execution.checks import part_of
+from minipipe.execution.checks.calls import part_of
 from minipipe.execution.record import Record
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Program

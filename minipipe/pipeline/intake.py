@@ -14,7 +14,8 @@ from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, whole_number
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
-from minipipe.execution.checks import Calls, batch_marks, part_of
+from minipipe.execution.checks.calls import Calls, part_of
+from minipipe.execution.checks.updates import batch_marks
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan

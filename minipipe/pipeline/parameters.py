@@ -11,7 +11,9 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup
 from minipipe.errors import RankError
-from minipipe.execution.checks import Calls, Updates, check_first_values, part_of
+from minipipe.execution.checks.calls import Calls, part_of
+from minipipe.execution.checks.comparison import check_first_values
+from minipipe.execution.checks.updates import Updates
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
 from minipipe.nn import Parameter

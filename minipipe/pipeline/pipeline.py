@@ -16,7 +16,6 @@ from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
-from minipipe.execution.checks import check_program
 from minipipe.execution.checks.calls import (
     check_backward,
     check_frozen,
@@ -26,6 +25,7 @@ from minipipe.execution.checks.calls import (
     warn_of_another_order,
     warn_of_missing_gradients,
 )
+from minipipe.execution.checks.comparison import check_program
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Metric, Weight, Where
@@ -142,13 +142,13 @@ class Pipeline(FamiliarPipeline):
     -----
     Compared when the pipeline is made: the versions of minipipe, Python and NumPy, the code of minipipe and of the main
     script, the model with its layers' attributes and functions, the loss and ``loss_weight`` likewise
-    (:func:`minipipe.execution.checks.description` says how), schedule, partition and the options that change numbers,
+    (:mod:`minipipe.execution.checks.description` says how), schedule, partition and the options that change numbers,
     and the first values of all parameters. In every collective call: the mode, the scale, the norm to clip to, the
     batch by a few elements where ranks were given one that they do not need, and by seed, epoch, size and start where
     :func:`minipipe.data.batches` drew it; ``num_steps``, what ``load_state_dict`` got, and whether gradients were
-    forgotten; and the optimisers' steps with their class, numbers and age (:class:`minipipe.execution.checks.Updates`).
-    Not compared: what one rank alone was given, such as the targets; values and gradients that are changed by hand;
-    random numbers of NumPy's own; the environment.
+    forgotten; and the optimisers' steps with their class, numbers and age
+    (:class:`minipipe.execution.checks.updates.Updates`). Not compared: what one rank alone was given, such as the
+    targets; values and gradients that are changed by hand; random numbers of NumPy's own; the environment.
 
     Examples
     --------

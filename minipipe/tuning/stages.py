@@ -26,7 +26,7 @@ from minipipe.comm import ProcessGroup, Request, objects
 from minipipe.comm.job.host import core_times, cores
 from minipipe.errors import ArgumentError
 from minipipe.execution.batch import Batch
-from minipipe.execution.checks import part_of
+from minipipe.execution.checks.calls import part_of
 from minipipe.execution.executor import Executor, Observer, Step
 from minipipe.execution.observers import MemoryMeter
 from minipipe.execution.record import Record

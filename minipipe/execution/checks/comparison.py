@@ -290,7 +290,7 @@ def program() -> dict[str, str]:
     """Return what must be the same on all ranks before a model is looked at. Read once for each process.
 
     The main script is the file that Python was started with. Modules that it imports are compared as far as the model
-    or the loss refer to them (see :func:`minipipe.execution.checks.description`), not as files.
+    or the loss refer to them (see :func:`minipipe.execution.checks.description.description`), not as files.
 
     Examples
     --------

@@ -34,7 +34,7 @@ def description(value: Any, name: str) -> str:
 
     - numbers, texts and dtypes, and whatever tuples, lists, dicts and sets hold;
     - arrays and tensors, by a digest of their bytes; parameters by shape, dtype, whether they are trained, and
-      initialiser (their values are compared by :func:`minipipe.execution.checks.check_first_values`);
+      initialiser (their values are compared by :func:`minipipe.execution.checks.comparison.check_first_values`);
     - functions: code, defaults, and the values of the functions around them; and the code of the functions of your own
       that they call by name;
     - modules, dataclasses, and objects of classes of your own: the attributes, and the code of such a class.
@@ -96,10 +96,8 @@ class _Walk:
             yield from self._container(path, value)
         elif isinstance(value, Parameter):
             yield from self._parameter(path, value)
-        elif isinstance(value, Tensor):
-            yield path, _of_array(value.data)
-        elif backend.is_array(value):
-            yield path, _of_array(value)
+        elif isinstance(value, Tensor) or backend.is_array(value):
+            yield path, _of_array(value.data if isinstance(value, Tensor) else value)
         elif id(value) in self._met:
             yield path, "as before"
         else:
@@ -202,10 +200,10 @@ def _counts_in_a_closure(name: str, item: Any) -> bool:
 
 
 def _key(value: Any) -> str:
-    """Return a text for an element of a set or a key of a dict."""
+    """Return a text for an element of a set, a key of a dict, or a constant of a function."""
     if isinstance(value, tuple | frozenset):
         texts = map(_key, value)
-        return f"({', '.join(texts if isinstance(value, tuple) else sorted(texts))})"
+        return f"({', '.join(texts)})" if isinstance(value, tuple) else f"{{{', '.join(sorted(texts))}}}"
     return _shown(value) if isinstance(value, _PLAIN) else _name_of(type(value))
 
 
@@ -252,13 +250,5 @@ def _digest_of_code(code: CodeType) -> int:
 
 def _text_of_code(code: CodeType) -> str:
     """Return the instructions, the names and the constants; not the lines, and not where the file lies."""
-    constants = [_text_of_constant(value) for value in code.co_consts]
+    constants = [_text_of_code(value) if isinstance(value, CodeType) else _key(value) for value in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_argcount} {' '.join(constants)}"
-
-
-def _text_of_constant(value: Any) -> str:
-    if isinstance(value, CodeType):
-        return _text_of_code(value)
-    if isinstance(value, frozenset):
-        return f"{{{', '.join(sorted(map(_text_of_constant, value)))}}}"
-    return f"({', '.join(map(_text_of_constant, value))})" if isinstance(value, tuple) else repr(value)

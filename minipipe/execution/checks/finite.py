@@ -20,7 +20,7 @@ from minipipe.comm import ProcessGroup
 from minipipe.errors import NotFiniteCode, NotFiniteError, one_of
 from minipipe.execution import BatchLoss
 from minipipe.execution.batch import Batch
-from minipipe.execution.checks import part_of
+from minipipe.execution.checks.calls import part_of
 from minipipe.execution.checks.probe import MINUS, Culprit, Probe, Seen, What, find_culprit, words_of
 from minipipe.execution.executor import Executor
 from minipipe.execution.observers import journal

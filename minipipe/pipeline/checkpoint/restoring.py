@@ -22,7 +22,7 @@ from minipipe.errors import (
     RankError,
     quoted,
 )
-from minipipe.execution.checks import digest
+from minipipe.execution.checks.description import digest
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
 from minipipe.optim import Optimiser

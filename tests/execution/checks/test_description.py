@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from minipipe import Tensor, functional, nn
-from minipipe.execution.checks import description, digest
+from minipipe.execution.checks.description import description, digest
 from tests.execution.checks.changes import behind_an_empty_cell
 from tests.launch import ROOT, environment
 
@@ -187,7 +187,9 @@ def test_the_functions_that_a_layer_calls_count(monkeypatch):
 def test_every_process_gives_the_same_description():
     program = (
         "from minipipe import nn, functional\n"
-        "from minipipe.execution.checks import description, digest, fingerprint, program\n"
+        "from minipipe.execution.checks.comparison import program\n"
+        "from minipipe.execution.checks.description import description, digest\n"
+        "from minipipe.execution.checks.updates import fingerprint\n"
         "import numpy as np\n"
         "def made(s): return lambda x: x * len(s) if 'a' in {'a', 'b', 'c'} else functional.relu(x)\n"
         "class Layer(nn.Module):\n"

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 
 from minipipe import Microbatches, Replicated, Tensor
-from minipipe.execution.checks import fingerprint
 from minipipe.execution.checks.comparison import marks_of
-from minipipe.execution.checks.updates import _form
+from minipipe.execution.checks.updates import _form, fingerprint
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 
