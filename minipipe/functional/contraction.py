@@ -16,9 +16,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
 from minipipe.errors import ArgumentError, shape_error
-from minipipe.functional.elementwise import multiply
+from minipipe.functional.elementwise import multiply, unbroadcast
 from minipipe.functional.operands import operands
 from minipipe.functional.reduction import total
 from minipipe.functional.shape import contiguous, reshape, transpose
@@ -122,8 +121,8 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     x_shape, y_shape = x.shape, y.shape  # so that a vjp holds only the other operand's array, not both
     return record(
         backend.reshape(product, shape),
-        (a, lambda g: backend.reshape(_sum_batch(backend.matmul(backend.reshape(g, full), y.mT), x_shape), a_shape)),
-        (b, lambda g: backend.reshape(_sum_batch(backend.matmul(x.mT, backend.reshape(g, full)), y_shape), b_shape)),
+        (a, lambda g: backend.reshape(unbroadcast(backend.matmul(backend.reshape(g, full), y.mT), x_shape), a_shape)),
+        (b, lambda g: backend.reshape(unbroadcast(backend.matmul(x.mT, backend.reshape(g, full)), y_shape), b_shape)),
     )
 
 
@@ -134,13 +133,6 @@ def _check_product(left: tuple[int, ...], right: tuple[int, ...]) -> None:
         if one != other and one != 1 and other != 1:
             expected = "equal lengths, or a length of 1, before the last two axes"
             raise shape_error("matmul", expected, left=left, right=right)
-
-
-def _sum_batch(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Sum over the leading axes along which an operand of shape ``shape`` was broadcast."""
-    extra = gradient.ndim - len(shape)
-    axes = tuple(i for i in range(gradient.ndim - 2) if i < extra or (shape[i - extra] == 1 and gradient.shape[i] != 1))
-    return backend.reshape(backend.reduce_sum(gradient, axes, True), shape) if axes else gradient
 
 
 class _Term(NamedTuple):
