@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any, Self
 
@@ -220,17 +220,21 @@ def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _parts_in(f"{name}.{key}", item)
 
 
-def set_modes(modes: Iterable[tuple[Module, bool]]) -> list[tuple[Module, bool]]:
-    """Set whether modules train; return the previous settings."""
+@contextmanager
+def in_modes(modes: Iterable[tuple[Module, bool]]) -> Iterator[None]:
+    """Set whether each module trains inside this block."""
     wanted = list(modes)
     before = [(module, module.is_training) for module, _ in wanted]  # read all first: a module may occur twice
-    for module, is_training in wanted:
-        module.is_training = is_training
-    return before
+    try:
+        for module, is_training in wanted:
+            module.is_training = is_training
+        yield
+    finally:
+        for module, was_training in before:
+            module.is_training = was_training
 
 
-@contextmanager
-def modes_of(*modules: Module, is_training: bool) -> Iterator[None]:
+def modes_of(*modules: Module, is_training: bool) -> AbstractContextManager[None]:
     """Set modules and those inside them to training or evaluation inside this block.
 
     Examples
@@ -243,11 +247,7 @@ def modes_of(*modules: Module, is_training: bool) -> Iterator[None]:
     >>> layer.is_training
     True
     """
-    before = set_modes((part, is_training) for module in modules for part in module.modules())
-    try:
-        yield
-    finally:
-        set_modes(before)
+    return in_modes((part, is_training) for module in modules for part in module.modules())
 
 
 def check_lengths(layer: str, **lengths: Any) -> None:

@@ -12,7 +12,7 @@ from minipipe.autograd.modes import at, current_place, mode, next_order, no_grad
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.nn.auxiliary_loss import add_again, auxiliary_losses
-from minipipe.nn.module import Module, set_modes
+from minipipe.nn.module import Module, in_modes
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor, record
 
@@ -126,20 +126,16 @@ class Recompute(Module):
         is_watched = mode().watch is not None
 
         def compute_again() -> list[Node | None]:
-            later = set_modes(modes)
-            try:
-                with record_again(first), here, auxiliary_losses() as losses:
-                    results = [*tensors_in(function(x)), *losses]
-                if _look(results, is_watched) != first_look:
-                    raise TensorError(
-                        "not-repeatable",
-                        f"Recompute({self.module.brief()}): computed again in backward it gives other values, so the "
-                        "gradient would be another function's. Let it depend on its input and parameters alone: no "
-                        "counter, and random numbers as functional.dropout draws them.",
-                    )
-                return [tensor.node for tensor in results]
-            finally:
-                set_modes(later)
+            with in_modes(modes), record_again(first), here, auxiliary_losses() as losses:
+                results = [*tensors_in(function(x)), *losses]
+            if _look(results, is_watched) != first_look:
+                raise TensorError(
+                    "not-repeatable",
+                    f"Recompute({self.module.brief()}): computed again in backward it gives other values, so the "
+                    "gradient would be another function's. Let it depend on its input and parameters alone: no "
+                    "counter, and random numbers as functional.dropout draws them.",
+                )
+            return [tensor.node for tensor in results]
 
         return compute_again
 
