@@ -210,17 +210,8 @@ def check_same_as_one_process(
 
     def pipelined(group: Any) -> StepResult:
         watch_everything()
-        pipeline = Pipeline(
-            model,
-            group,
-            loss=loss,
-            schedule=schedule,
-            seed=seed,
-            partition=partition,
-            recompute=recompute,
-            device=device,
-            check_finite="off",
-        )
+        options: dict[str, Any] = {"schedule": schedule, "partition": partition, "recompute": recompute}
+        pipeline = Pipeline(model, group, loss=loss, seed=seed, device=device, check_finite="off", **options)
         value = pipeline.step(inputs, targets)
         return StepResult(value, _gradients(pipeline.named_parameters()))
 

@@ -46,7 +46,9 @@ def split_examples(
     >>> x.shape, y.shape, test_x.shape, test_y.shape
     ((7, 2), (7,), (3, 2), (3,))
     """
-    _check_lengths(inputs, targets)
+    if len(inputs) != len(targets) or not len(inputs):
+        found = f"There are {len(inputs)} inputs and {len(targets)} targets"
+        raise ArgumentError("value", f"{found}; expected one for each, at least one.")
     if not 0 <= test_fraction <= 1:
         raise ArgumentError("value", f"test_fraction is {test_fraction}; expected 0 to 1.")
     whole_number("split_examples: seed", seed, 0)
@@ -136,13 +138,6 @@ def batches(
 def _rows(given: Any, part: np.ndarray) -> Any:
     leaves, form = flattened(given)
     return rebuilt(form, [np.asarray(leaf)[part] if isinstance(leaf, list) else leaf[part] for leaf in leaves])
-
-
-def _check_lengths(inputs: np.ndarray, targets: np.ndarray) -> None:
-    if len(inputs) != len(targets) or not len(inputs):
-        raise ArgumentError(
-            "value", f"There are {len(inputs)} inputs and {len(targets)} targets; expected one for each, at least one."
-        )
 
 
 # -- digits: digits.md names the source and the licence ---------------------------------------------------------

@@ -271,6 +271,7 @@ class LayerNorm(Module):
 
     def __init__(self, width: int, epsilon: float = 1e-5, dtype: Any = None) -> None:
         check_lengths("LayerNorm", width=width)
+        self._described = str(width)
         self.epsilon = epsilon
         self.weight = Parameter((width,), constant(1.0), dtype)
         self.bias = Parameter((width,), constant(0.0), dtype)
@@ -278,10 +279,6 @@ class LayerNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape, (..., width)."""
         return functional.layer_norm(x, self.weight, self.bias, self.epsilon)
-
-    def describe(self) -> str:
-        """Name the width."""
-        return str(self.weight.shape[0])
 
 
 class GroupNorm(Module):
@@ -333,6 +330,7 @@ class GroupNorm(Module):
                 "value",
                 f"GroupNorm: {num_channels} channels cannot be divided into {num_groups} groups; expected a divisor.",
             )
+        self._described = f"{num_groups}, {num_channels}"
         self.num_groups = num_groups
         self.epsilon = epsilon
         self.weight = Parameter((num_channels,), constant(1.0), dtype)
@@ -341,10 +339,6 @@ class GroupNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape, (n, num_channels, *spatial)."""
         return functional.group_norm(x, self.num_groups, self.weight, self.bias, self.epsilon)
-
-    def describe(self) -> str:
-        """Name groups and channels."""
-        return f"{self.num_groups}, {self.weight.shape[0]}"
 
 
 class RMSNorm(Module):
@@ -373,16 +367,13 @@ class RMSNorm(Module):
 
     def __init__(self, width: int, epsilon: float = 1e-5, dtype: Any = None) -> None:
         check_lengths("RMSNorm", width=width)
+        self._described = str(width)
         self.epsilon = epsilon
         self.weight = Parameter((width,), constant(1.0), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape, (..., width)."""
         return functional.rms_norm(x, self.weight, self.epsilon)
-
-    def describe(self) -> str:
-        """Name the width."""
-        return str(self.weight.shape[0])
 
 
 class Embedding(Module):
