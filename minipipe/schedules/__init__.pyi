@@ -25,6 +25,7 @@ from minipipe.schedules.registry import TRADES as TRADES
 from minipipe.schedules.registry import build as build
 from minipipe.schedules.search.certificate import Certificate as Certificate
 from minipipe.schedules.search.finding import find_schedule as find_schedule
+from minipipe.schedules.search.list_scheduling import greedy as greedy
 from minipipe.schedules.sequential import forward_only as forward_only
 from minipipe.schedules.sequential import forward_only_over as forward_only_over
 from minipipe.schedules.sequential import one_microbatch as one_microbatch
@@ -33,7 +34,6 @@ from minipipe.schedules.simulation.comparison import sweep as sweep
 from minipipe.schedules.simulation.comparison import table as table
 from minipipe.schedules.simulation.costs import Costs as Costs
 from minipipe.schedules.simulation.explanation import explain as explain
-from minipipe.schedules.simulation.greedy import greedy as greedy
 from minipipe.schedules.simulation.simulator import peak_memory as peak_memory
 from minipipe.schedules.simulation.simulator import simulate as simulate
 from minipipe.schedules.simulation.span import Idle as Idle

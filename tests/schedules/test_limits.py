@@ -9,7 +9,7 @@ from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.schedules import placement, read_schedule, schedule_of_text, text
 from minipipe.schedules.analysis import theory
 from minipipe.schedules.placement import check_sizes
-from minipipe.schedules.simulation.greedy import greedy
+from minipipe.schedules.search.list_scheduling import greedy
 from minipipe.schedules.transforms import spread_stages
 
 

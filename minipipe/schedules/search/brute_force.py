@@ -23,24 +23,19 @@ The stages take their microbatches in ascending order; see
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from itertools import pairwise
 from math import inf, isinf
 from time import perf_counter
 from typing import NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
-from minipipe.schedules.placement import stages_by_rank
 from minipipe.schedules.search.certificate import Certificate
-from minipipe.schedules.search.list_scheduling import one_after_another
+from minipipe.schedules.search.list_scheduling import Cell, Facts, one_after_another
 from minipipe.schedules.simulation.evaluation import evaluate
 
-F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 NAME = "branch and bound"
-Kind = tuple[int, ActionKind]  # (stage, kind): its next microbatch follows from how many are done
 
 
 def solve_by_branch_and_bound(workload: Workload, objective: Objective, seconds: float = inf) -> Certificate:
@@ -104,7 +99,7 @@ class _Placed(NamedTuple):
     action: Action
     free: float
     held: float
-    refused: frozenset[Kind]
+    refused: frozenset[Cell]
 
 
 class _Search:
@@ -114,20 +109,20 @@ class _Search:
         self.workload, self.objective, self.deadline = workload, objective, deadline
         self.best, self.is_late = inf, False
         self.rows: list[list[Action]] | None = None
-        stages, ranks = range(workload.num_stages), range(workload.num_ranks)
-        self.own = stages_by_rank(workload.placement, workload.num_ranks)
-        times = zip((F, I, W), (workload.forward, workload.backward_input, workload.backward_weight))
-        self.times = {(stage, kind): by_stage[stage] for kind, by_stage in times for stage in stages}
-        self.shortest = min(self.times.values())
-        # By kind of action, the one on a neighbouring stage whose value it needs.
-        self.source: dict[Kind, Kind] = {(upper, F): (lower, F) for lower, upper in pairwise(stages)}
-        self.source |= {(lower, I): (upper, I) for lower, upper in pairwise(stages)}
-        self.delay = {kind: workload.message[min(kind[0], source[0])] for kind, source in self.source.items()}
-        self.ends: dict[Kind, list[float]] = {kind: [] for kind in self.times}  # of what is placed
+        self.facts, ranks = Facts(workload), range(workload.num_ranks)
+        self.own = self.facts.own
+        stages = range(workload.num_stages)
+        # Each after those that it needs.
+        self.cells = [*((F, s) for s in stages), *((kind, s) for s in reversed(stages) for kind in (I, W))]
+        self.shortest = min(self.facts.times[cell] for cell in self.cells)
+        # By cell, the one on a neighbouring stage whose value it needs, and the time in flight.
+        values = ((cell, *use) for cell, use in self.facts.consumer.items())
+        self.source = {user: (cell, in_flight) for cell, user, in_flight in values if cell[1] != user[1]}
+        self.ends: dict[Cell, list[float]] = {cell: [] for cell in self.cells}  # of what is placed
         self.placed: list[list[Action]] = [[] for _ in ranks]
         self.first_start = [0.0 for _ in ranks]
         self.free, self.held = [0.0 for _ in ranks], [0.0 for _ in ranks]
-        self.refused: list[frozenset[Kind]] = [frozenset() for _ in ranks]
+        self.refused: list[frozenset[Cell]] = [frozenset() for _ in ranks]
         self.seen: defaultdict[tuple, list[list[float]]] = defaultdict(list)
 
     # -- branches -----------------------------------------------------------------------------------------------------
@@ -148,80 +143,57 @@ class _Search:
         rank = min(range(len(soonest)), key=soonest.__getitem__)
         if isinf(soonest[rank]):  # all wait for what was refused
             return
-        harmless = ((end, kind) for _, end, kind in options[rank] if self._gives_back(rank, kind))
+        harmless = ((end, cell) for _, end, cell in options[rank] if self._gives_back(rank, cell))
         over, soonest_over = min(harmless, default=(inf, None))
-        for start, _, kind in sorted(options[rank], key=lambda option: (option[0], "IFW".index(option[2][1]))):
-            if start < over or kind == soonest_over:  # [2]; it may take no time
-                taken_back = self._place(rank, kind, start)
+        for start, _, cell in sorted(options[rank], key=lambda option: (option[0], "IFW".index(option[2][0]))):
+            if start < over or cell == soonest_over:  # [2]; it may take no time
+                taken_back = self._place(rank, cell, start)
                 self.explore()
-                self._take_back(rank, kind, taken_back)
+                self._take_back(rank, cell, taken_back)
         others = min((start for other, start in enumerate(soonest) if other != rank), default=inf)
         if others + self.shortest < over:  # [2]
             refused = self.refused[rank]
-            self.refused[rank] = refused | {kind for _, _, kind in options[rank]}
+            self.refused[rank] = refused | {cell for _, _, cell in options[rank]}
             self.explore()
             self.refused[rank] = refused
 
-    def _options(self, rank: int) -> list[tuple[float, float, Kind]]:
-        """Return (start, end and overhead, kind) of the ready actions of a rank that are not refused."""
-        found = []
-        for kind in ((stage, kind) for stage in self.own[rank] for kind in (F, I, W)):
-            k = len(self.ends[kind])
-            needed = [*self._own_need(kind), *([self.source[kind]] if kind in self.source else [])]
-            is_ready = k < self.workload.num_microbatches and all(len(self.ends[need]) > k for need in needed)
-            if is_ready and kind not in self.refused[rank] and fits(self._levels(rank, kind)[0], self._limit(rank)):
-                start = max(self._next_start(rank), self._arrival(kind, k))
-                found.append((start, start + self.times[kind] + self.workload.overhead, kind))
+    def _options(self, rank: int) -> list[tuple[float, float, Cell]]:
+        """Return (start, end and overhead, cell) of the ready actions of a rank that are not refused."""
+        found, limit = [], self.workload.memory_limit[rank]
+        for cell in ((kind, stage) for stage in self.own[rank] for kind in (F, I, W)):
+            k, needs = len(self.ends[cell]), self._needs(cell)
+            is_ready = k < self.workload.num_microbatches and all(len(self.ends[need]) > k for need, _ in needs)
+            if is_ready and cell not in self.refused[rank] and fits(self.held[rank] + self.facts.during[cell], limit):
+                start = max([self._next_start(rank), *(self.ends[need][k] + delay for need, delay in needs)])
+                found.append((start, start + self.facts.times[cell] + self.workload.overhead, cell))
         return found
 
-    def _own_need(self, kind: Kind) -> list[Kind]:
-        """Return the kind of action on the same stage that comes before."""
-        stage, letter = kind
-        return [] if letter is F else [(stage, F if letter is I else I)]
-
-    def _arrival(self, kind: Kind, k: int) -> float:
-        """Return when the value from a neighbouring stage is there."""
-        return self.ends[self.source[kind]][k] + self.delay[kind] if kind in self.source else 0.0
+    def _needs(self, cell: Cell) -> list[tuple[Cell, float]]:
+        """Return the cells whose values a cell needs, and for how long those are in flight."""
+        own = self.facts.before[cell]
+        return [*([(own, 0.0)] if own else []), *([self.source[cell]] if cell in self.source else [])]
 
     def _next_start(self, rank: int) -> float:
         return self.free[rank] + (self.workload.overhead if self.placed[rank] else 0.0)
 
-    def _limit(self, rank: int) -> float:
-        return self.workload.memory_limit[rank]
-
-    def _levels(self, rank: int, kind: Kind) -> tuple[float, float]:
-        """Return what the rank holds during an action and after it; ``schedules/analysis/activations.py`` says why."""
-        (stage, letter), held = kind, self.held[rank]
-        before, after, transient = (amounts[stage] for amounts in self.workload.footprint)
-        if letter is F:
-            return held + before, held + before
-        if letter is I:
-            left = held - before + after
-            return max(held + transient, left), left
-        return held, held - after
-
-    def _gives_back(self, rank: int, kind: Kind) -> bool:
+    def _gives_back(self, rank: int, cell: Cell) -> bool:
         """Tell whether an action may come sooner for all that memory says."""
-        activation, weight_activation, _ = self.workload.footprint
-        stage, letter = kind
-        return (
-            isinf(self._limit(rank)) or letter is W or (letter is I and weight_activation[stage] <= activation[stage])
-        )
+        return isinf(self.workload.memory_limit[rank]) or (cell[0] is not F and self.facts.change[cell] <= 0)
 
-    def _place(self, rank: int, kind: Kind, start: float) -> _Placed:
-        action = Action(*kind, len(self.ends[kind]))
+    def _place(self, rank: int, cell: Cell, start: float) -> _Placed:
+        action = Action(cell[1], cell[0], len(self.ends[cell]))
         before = _Placed(action, self.free[rank], self.held[rank], self.refused[rank])
         if not self.placed[rank]:
             self.first_start[rank] = start
-        self.held[rank] = self._levels(rank, kind)[1]
-        self.free[rank] = start + self.times[kind]
-        self.ends[kind].append(self.free[rank])
+        self.held[rank] += self.facts.change[cell]
+        self.free[rank] = start + self.facts.times[cell]
+        self.ends[cell].append(self.free[rank])
         self.placed[rank].append(action)
         self.refused[rank] = frozenset()
         return before
 
-    def _take_back(self, rank: int, kind: Kind, before: _Placed) -> None:
-        self.ends[kind].pop()
+    def _take_back(self, rank: int, cell: Cell, before: _Placed) -> None:
+        self.ends[cell].pop()
         self.placed[rank].pop()
         _, self.free[rank], self.held[rank], self.refused[rank] = before
 
@@ -232,7 +204,8 @@ class _Search:
         heads = self._heads()
         longest = 0.0
         for rank, own in enumerate(self.own):
-            left = sorted((head, self.times[s, kind]) for s in own for kind in (F, I, W) for head in heads[s, kind])
+            own_cells = [cell for cell in self.cells if cell[1] in own]
+            left = sorted((head, self.facts.times[cell]) for cell in own_cells for head in heads[cell])
             end, is_first = self.free[rank], not self.placed[rank]
             begin = left[0][0] if left and is_first else self.first_start[rank]
             for head, time in left:
@@ -241,40 +214,28 @@ class _Search:
             longest = max(longest, end - (begin if self.objective is Objective.SPAN else 0.0))
         return longest
 
-    def _heads(self) -> dict[Kind, list[float]]:
-        """Return by kind of action the times before which those that are left cannot start."""
-        heads: dict[Kind, list[float]] = {}
-        for kind in self._in_order():
-            stage, _ = kind
-            soonest = self._next_start(self.workload.placement[stage])
+    def _heads(self) -> dict[Cell, list[float]]:
+        """Return by cell the times before which its actions that are left cannot start."""
+        heads: dict[Cell, list[float]] = {}
+        for cell in self.cells:
+            soonest = self._next_start(self.workload.placement[cell[1]])
             found: list[float] = []
-            for k in range(len(self.ends[kind]), self.workload.num_microbatches):
-                for need, delay in self._needs(kind):
+            for k in range(len(self.ends[cell]), self.workload.num_microbatches):
+                for need, delay in self._needs(cell):
                     placed = self.ends[need]
-                    end = placed[k] if k < len(placed) else heads[need][k - len(placed)] + self.times[need]
+                    end = placed[k] if k < len(placed) else heads[need][k - len(placed)] + self.facts.times[need]
                     soonest = max(soonest, end + delay)
                 found.append(soonest)
-                soonest += self.times[kind] + self.workload.overhead
-            heads[kind] = found
+                soonest += self.facts.times[cell] + self.workload.overhead
+            heads[cell] = found
         return heads
-
-    def _in_order(self) -> Iterator[Kind]:
-        """Yield the kinds of action, each after those that it needs."""
-        stages = range(self.workload.num_stages)
-        yield from ((stage, F) for stage in stages)
-        yield from ((stage, kind) for stage in reversed(stages) for kind in (I, W))
-
-    def _needs(self, kind: Kind) -> Iterator[tuple[Kind, float]]:
-        yield from ((need, 0.0) for need in self._own_need(kind))
-        if kind in self.source:
-            yield self.source[kind], self.delay[kind]
 
     def _is_dominated(self) -> bool:  # [3]
         """Tell whether the same actions were placed and refused before, and all ranks and values there no later."""
         done = tuple(map(len, self.ends.values()))
         state = list(self.free)
-        for kind, source in self.source.items():
-            state += self.ends[source][len(self.ends[kind]) :]
+        for cell, (source, _) in self.source.items():
+            state += self.ends[source][len(self.ends[cell]) :]
         known = self.seen[done, tuple(self.refused)]
         if any(all(a <= b for a, b in zip(other, state)) for other in known):
             return True

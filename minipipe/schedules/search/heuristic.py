@@ -25,11 +25,9 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleError
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.analysis.activations import held_memory
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
 from minipipe.schedules.registry import REGISTRY, build
-from minipipe.schedules.search.list_scheduling import F, Facts, I, ListScheduler, Policy, W, Word, schedule_of
+from minipipe.schedules.search.list_scheduling import F, Facts, ListScheduler, Policy, W, Word, schedule_of, words_of
 from minipipe.schedules.search.sweeps import Sweeps
 from minipipe.schedules.search.windows import WindowSearch
 from minipipe.schedules.transforms import split_backward
@@ -68,15 +66,16 @@ def without_delay(word: Word, position: int, random: Random) -> Word:
 
 def is_possible(word: Word, rank: int, facts: Facts) -> bool:
     """Tell whether a rank's word keeps F before I before W, and its limit of memory."""
-    done = dict.fromkeys(facts.before, 0)
+    done, held, limit = dict.fromkeys(facts.before, 0), 0.0, facts.workload.memory_limit[rank]
     for cell in word:
         done[cell] += 1
         before = facts.before[cell]
         if before is not None and done[cell] > done[before]:
             return False
-    limit = facts.workload.memory_limit[rank]
-    levels = held_memory([Action(stage, kind, 0) for kind, stage in word], facts.workload.footprint)
-    return all(fits(during, limit) for during, _ in levels)
+        if not fits(held + facts.during[cell], limit):
+            return False
+        held += facts.change[cell]
+    return True
 
 
 class TimedOrder:
@@ -96,16 +95,12 @@ class TimedOrder:
 
     def __init__(self, words: Sequence[Word], facts: Facts) -> None:
         self.words, self._facts = list(words), facts
-        num_stages, num_ranks = len(facts.rank_of), len(words)
-        self._available: dict[ActionKind, list[list[float]]] = {k: [[] for _ in range(num_stages)] for k in (F, I)}
-        self._available[F][0] = [0.0] * facts.num_microbatches
-        self._sources: dict[ActionKind, list[list[tuple[int, int]]]] = {
-            k: [[] for _ in range(num_stages)] for k in (F, I)
-        }  # beside each time at which a value is available, the (rank, position) of its producer
-        self._taken = {kind: [0] * num_stages for kind in (F, I)}
+        self._taken = dict.fromkeys(facts.arrivals(), 0)
+        self._arrivals = facts.arrivals()  # (time, (rank, position) of the producer)
+        self._arrivals[F, 0] += [(0.0, None)] * facts.num_microbatches
         self._awaited: list[list[tuple[int, int] | None]] = [[] for _ in words]  # by position: for whom it waited
-        self.begins, self.ends, self._free = ([0.0] * num_ranks for _ in range(3))
-        ready = [*range(num_ranks)]
+        self.begins, self.ends, self._free = ([0.0] * len(words) for _ in range(3))
+        ready = [*range(len(words))]
         while ready:
             ready += self._run(ready.pop())
         self.is_complete = all(len(done) == len(word) for done, word in zip(self._awaited, words))
@@ -113,28 +108,24 @@ class TimedOrder:
     def _run(self, rank: int) -> set[int]:
         """Run a rank as far as it can; return the ranks to which it has sent something. The hot loop."""
         word, facts, overhead = self.words[rank], self._facts, self._facts.workload.overhead
-        available, sources, awaited, taken = self._available, self._sources, self._awaited[rank], self._taken
+        arrivals, awaited, taken, times = self._arrivals, self._awaited[rank], self._taken, self._facts.times
         free, reached = self._free[rank], set()
         for position in range(len(awaited), len(word)):
-            kind, stage = word[position]
+            cell = word[position]
             start, source = free, None
-            if kind is not W:
-                there, k = available[kind][stage], taken[kind][stage]
+            if cell in taken:
+                there, k = arrivals[cell], taken[cell]
                 if k == len(there):
                     break
-                taken[kind][stage] = k + 1
-                if there[k] > start:
-                    start, source = there[k], sources[kind][stage][k]
+                taken[cell] = k + 1
+                if there[k][0] > start:
+                    start, source = there[k]
             awaited.append(source)
-            end = start + facts.times[kind][stage]
-            if (kind, stage) in facts.consumer:
-                receiver, in_flight = facts.consumer[kind, stage]
-                available[kind][receiver].append(end + in_flight)
-                sources[kind][receiver].append((rank, position))
-                reached.add(facts.rank_of[receiver])
-            elif kind is F:
-                available[I][stage].append(end)
-                sources[I][stage].append((rank, position))
+            end = start + times[cell]
+            if cell in facts.consumer:
+                consumer, in_flight = facts.consumer[cell]
+                arrivals[consumer].append((end + in_flight, (rank, position)))
+                reached.add(facts.rank_of[consumer[1]])
             if not position:
                 self.begins[rank] = start
             self.ends[rank], free = end, end + overhead
@@ -306,8 +297,8 @@ class Search:
         Who builds as memory allows may run ahead of what pays. What is built for less memory fits, too.
         """
         facts, workload = self.facts, self.facts.workload
-        unit = max(facts.activation[stage] for stage in range(workload.num_stages))
-        held = [workload.num_microbatches * sum(facts.activation[s] for s in own) for own in facts.own]
+        unit = max(workload.footprint.activation)
+        held = [workload.num_microbatches * sum(facts.change[F, s] for s in own) for own in facts.own]
         limits = tuple(map(min, workload.memory_limit, held))
         while unit:
             limits = tuple(limit - unit for limit in limits)
@@ -337,7 +328,7 @@ class Search:
                 schedule = split_backward(build(name, workload.num_ranks, workload.num_microbatches))
             except ScheduleError:  # of other sizes only
                 continue
-            words = [[(kind, stage) for stage, kind, _ in row] for row in schedule.actions]
+            words = words_of(schedule)
             if schedule.placement == workload.placement and schedule_of(words, workload, name) == schedule:
                 order = None if schedule.is_forward_only else self.order_of(words, range(workload.num_ranks))
                 if order is not None:

@@ -1,4 +1,4 @@
-"""A list scheduler: a rank that is free takes what its policy finds most urgent, or waits for something better.
+"""List scheduling: a rank that is free takes what its policy finds most urgent, or waits for something better.
 
 Every stage runs its F, its I and its W in ascending order of microbatches, so a row is a word of (kind, stage), and
 the microbatch of an action is the number of its kind and stage before it::
@@ -9,21 +9,27 @@ the microbatch of an action is the number of its kind and stage before it::
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import product
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.analysis.activations import held_memory
+from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.analysis.workload import Workload, fits
+from minipipe.schedules.analysis.workload import Workload, amount_per_rank, fits
 from minipipe.schedules.placement import stages_by_rank
 from minipipe.schedules.sequential import one_microbatch
+from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.transforms import repeat
+
+Cell = tuple[ActionKind, int]  # (kind, stage)
+Word = list[Cell]  # of one rank
 
 
 def one_after_another(workload: Workload) -> Schedule:
@@ -45,14 +51,35 @@ def one_after_another(workload: Workload) -> Schedule:
     rank 0: 0F0 0I0 0W0 0F1 0I1 0W1
     rank 1: 1F0 1I0 1W0 1F1 1I1 1W1
     """
-    one = one_microbatch(workload.placement, workload.num_ranks)
-    for rank, (row, limit) in enumerate(zip(one.actions, workload.memory_limit)):
-        needed = max((during for during, _ in held_memory(row, workload.footprint)), default=0.0)
+    for rank, limit in enumerate(workload.memory_limit):
+        needed = workload.least_memory(rank)
         if not fits(needed, limit):
             message = f"memory_limit is {limit:g} on rank {rank}, but one microbatch alone takes {needed:g} there"
             raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}; expected at least that.", rank)
-    whole = repeat(one, workload.num_microbatches)
+    whole = repeat(one_microbatch(workload.placement, workload.num_ranks), workload.num_microbatches)
     return Schedule("one after another", whole.placement, whole.num_microbatches, whole.actions)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def words_of(schedule: Schedule) -> list[Word]:
+    """Return the words of all ranks of a schedule."""
+    return [[(kind, stage) for stage, kind, _ in row] for row in schedule.actions]
+
+
+def schedule_of(words: Sequence[Word], workload: Workload, name: str) -> Schedule:
+    """Return the schedule of the words of all ranks.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> word = [(F, 0), (F, 0), (I, 0), (W, 0), (I, 0), (W, 0)]
+    >>> print(schedule_of([word], Costs().workload((0,), 2), "mine"))
+    # mine: 1 rank, 1 stage, 2 microbatches
+    rank 0: 0F0 0F1 0I0 0W0 0I1 0W1
+    """
+    return Schedule(name, workload.placement, workload.num_microbatches, tuple(tuple(_row(word)) for word in words))
 
 
 def in_microbatch_order(schedule: Schedule) -> Schedule:
@@ -70,19 +97,141 @@ def in_microbatch_order(schedule: Schedule) -> Schedule:
     # mine: 1 rank, 1 stage, 2 microbatches
     rank 0: 0F0 0F1 0I0 0I1 0W0 0W1
     """
-    return schedule.with_rows(Schedule, map(_renumbered, schedule.actions))
+    return schedule.with_rows(Schedule, map(_row, words_of(schedule)))
 
 
-def _renumbered(row: tuple[Action, ...]) -> Iterator[Action]:
-    seen: Counter[tuple[int, str]] = Counter()
-    for stage, kind, _ in row:
-        yield Action(stage, kind, seen[stage, kind])
-        seen[stage, kind] += 1
+def _row(word: Word) -> Iterator[Action]:
+    done: Counter[Cell] = Counter()
+    for kind, stage in word:
+        yield Action(stage, kind, done[kind, stage])
+        done[kind, stage] += 1
 
 
-F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
-Cell = tuple[ActionKind, int]  # (kind, stage)
-Word = list[Cell]  # of one rank
+# -- a schedule that grows --------------------------------------------------------------------------------------------
+
+
+class Facts:
+    """What a search asks of a workload again and again, looked up once.
+
+    Attributes
+    ----------
+    times : dict of Cell to float
+    before : dict of Cell to Cell or None
+        The cell of the same stage that comes before, for each microbatch.
+    consumer : dict of Cell to (Cell, float)
+        Of a value, and its time in flight. The loss turns the last activation into the first gradient.
+    during, change : dict of Cell to float
+        The memory of the rank while an action runs, beyond that before it; and what the action adds to it.
+    least : list of float
+        By rank, the memory for one microbatch alone.
+    """
+
+    def __init__(self, workload: Workload, gradient: ActionKind = I) -> None:
+        self.workload, self.gradient = workload, gradient
+        self.num_microbatches, self.rank_of = workload.num_microbatches, workload.placement
+        self.own = stages_by_rank(workload.placement, workload.num_ranks)
+        self.least = [workload.least_memory(rank) for rank in range(workload.num_ranks)]
+        self.times: dict[Cell, float] = {}
+        self.before: dict[Cell, Cell | None] = {}
+        self.during: dict[Cell, float] = {}
+        self.change: dict[Cell, float] = {}
+        for s, (activation, kept, transient) in enumerate(zip(*workload.footprint)):
+            inputs, weights = workload.backward_input[s], workload.backward_weight[s]
+            self.times |= {(F, s): workload.forward[s], (I, s): inputs, (W, s): weights, (B, s): inputs + weights}
+            self.before |= {(F, s): None, (I, s): (F, s), (W, s): (I, s)}
+            self.during |= {(F, s): activation, (I, s): max(0.0, transient, kept - activation), (W, s): 0.0}
+            self.change |= {(F, s): activation, (I, s): kept - activation, (W, s): -kept, (B, s): -activation}
+        last = workload.num_stages - 1
+        self.consumer: dict[Cell, tuple[Cell, float]] = {(F, last): ((gradient, last), 0.0)}
+        for kind, stage in product((F, gradient), range(workload.num_stages)):
+            value = Value.produced_by(Action(stage, kind, 0))
+            if value is not None and 0 <= value.consumer_stage <= last:
+                self.consumer[kind, stage] = (kind, value.consumer_stage), workload.message[value.cut]
+
+    def arrivals(self) -> dict[Cell, list[Any]]:
+        """Return, by cell that consumes values, an empty list for those that arrive."""
+        return {(kind, stage): [] for kind in (F, self.gradient) for stage in range(self.workload.num_stages)}
+
+
+class PartialSchedule:
+    """A schedule to which actions are added, each with its time.
+
+    Attributes
+    ----------
+    done : dict of Cell to int
+    arrivals : dict of Cell to list of float
+        When the values for a cell are there, by microbatch, as far as is known.
+    held : list of float
+        By rank, the memory after its last action.
+    words : list of Word
+    begins, ends, free : list of float
+        By rank: its first start, its last end, and the overhead after that.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts, num_ranks = facts, len(facts.own)
+        self.done = dict.fromkeys(facts.times, 0)
+        self.arrivals: dict[Cell, list[float]] = facts.arrivals()
+        self.arrivals[F, 0] += [0.0] * facts.num_microbatches
+        self.held, self.free, self.ends = [0.0] * num_ranks, [0.0] * num_ranks, [0.0] * num_ranks
+        self.begins = [inf] * num_ranks
+        self.words: list[Word] = [[] for _ in range(num_ranks)]
+
+    def add(self, cell: Cell, start: float) -> None:
+        """Run the next action of a cell from a time on."""
+        facts, rank = self.facts, self.facts.rank_of[cell[1]]
+        end = start + facts.times[cell]
+        self.done[cell] += 1
+        self.held[rank] += facts.change[cell]
+        self.words[rank].append(cell)
+        self.begins[rank] = min(self.begins[rank], start)
+        self.ends[rank], self.free[rank] = end, end + facts.workload.overhead
+        if cell in facts.consumer:
+            consumer, in_flight = facts.consumer[cell]
+            self.arrivals[consumer].append(end + in_flight)
+
+    def fits(self, rank: int, amount: float) -> bool:
+        """Tell whether a rank may hold so much more."""
+        return fits(self.held[rank] + amount, self.facts.workload.memory_limit[rank])
+
+    def oldest_weight(self, rank: int) -> int | None:
+        """Return the stage of a rank whose W is of the lowest microbatch that waits for it, or None."""
+        pending = (s for s in self.facts.own[rank] if self.done[W, s] < self.done[I, s])
+        return min(pending, key=lambda s: self.done[W, s], default=None)
+
+
+# -- list scheduling --------------------------------------------------------------------------------------------------
+
+
+class EventScheduler(PartialSchedule):
+    """The walk of list scheduling, event by event: a rank is free, or a value reaches it. A policy chooses."""
+
+    def run(self) -> None:
+        """Let ranks act until all is done, or none of them can."""
+        self.events = [(0.0, self.facts.rank_of[0])]
+        while self.events:
+            now, rank = heappop(self.events)
+            if self.free[rank] <= now and (chosen := self.choose(rank, now)) is not None:
+                self.add(chosen, now)
+                heappush(self.events, (self.free[rank], rank))
+                consumer, _ = self.facts.consumer.get(chosen, (chosen, 0.0))
+                receiver = self.facts.rank_of[consumer[1]]
+                if receiver != rank:
+                    heappush(self.events, (max(self.arrivals[consumer][-1], self.free[receiver]), receiver))
+
+    @abstractmethod
+    def choose(self, rank: int, now: float) -> Cell | None:
+        """Return what a free rank begins now; None, if it waits for the next event."""
+
+    def next_at(self, cell: Cell) -> float:
+        """Return when the next value for a cell is there, as far as is known."""
+        k, times = self.done[cell], self.arrivals[cell]
+        return times[k] if k < len(times) else inf
+
+    def forwards_left(self, rank: int) -> tuple[int, int]:
+        """Return the oldest microbatch of a rank that has not passed all its F, and how many of them are left."""
+        forwards = [self.done[F, s] for s in self.facts.own[rank]]
+        return min(forwards), forwards.count(min(forwards))
 
 
 class Policy(NamedTuple):
@@ -104,180 +253,172 @@ class Policy(NamedTuple):
     before_last: float = 0.0
 
 
-class Facts:
-    """What a search asks of a workload again and again, looked up once."""
-
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self.num_microbatches = workload.num_microbatches
-        self.rank_of = workload.placement
-        self.own = stages_by_rank(workload.placement, workload.num_ranks)
-        self.times = {F: workload.forward, I: workload.backward_input, W: workload.backward_weight}
-        self.consumer: dict[tuple[ActionKind, int], tuple[int, float]] = {}  # (stage, time in flight) of a value
-        for kind in (F, I):
-            for stage in range(workload.num_stages):
-                value = Value.produced_by(Action(stage, kind, 0))
-                if value is not None and 0 <= value.consumer_stage < workload.num_stages:
-                    self.consumer[kind, stage] = value.consumer_stage, workload.message[value.cut]
-        stages = range(workload.num_stages)
-        self.before: dict[Cell, Cell | None] = {(F, s): None for s in stages}  # by cell, the one that it needs
-        self.before.update({(kind, s): (need, s) for kind, need in ((I, F), (W, I)) for s in stages})
-        self.activation, self.weight_activation, _ = workload.footprint
-        self.grows = [
-            max(0.0, transient, after - before) for before, after, transient in zip(*workload.footprint)
-        ]  # by stage: the memory that I takes beyond that of its F
-        self.least = [workload.least_memory(rank) for rank in range(workload.num_ranks)]
-
-
-class ListScheduler:
-    """One run of the list scheduler, event by event: a rank is free, or a value reaches it.
+class ListScheduler(EventScheduler):
+    """One run of the list scheduler under the policies of all ranks.
 
     Ranks cannot fill up with microbatches of which none can finish: a rank starts the F of a microbatch only if memory
     remains to finish the oldest one that waits for an I, once every W that can run has run.
-
-    Attributes
-    ----------
-    words : list of Word
-    begins, ends : list of float
-        By rank.
     """
 
     def __init__(self, facts: Facts, policies: Sequence[Policy]) -> None:
-        self.facts, self.policies = facts, policies
-        num_stages, num_ranks = len(facts.rank_of), len(facts.own)
-        self.forwards, self.gradients, self.weights = ([0] * num_stages for _ in range(3))  # done, by stage
-        self.inputs_at: list[list[float]] = [[] for _ in range(num_stages)]  # by stage and microbatch
-        self.gradients_at: list[list[float]] = [[] for _ in range(num_stages)]
-        self.inputs_at[0] = [0.0] * facts.num_microbatches
-        self.held, self.live = [0.0] * num_ranks, [0.0] * num_ranks  # memory: all, and that of F without I
-        self.in_flight = [0] * num_ranks
-        self.free, self.begins, self.ends = [0.0] * num_ranks, [inf] * num_ranks, [0.0] * num_ranks
-        self.words: list[Word] = [[] for _ in range(num_ranks)]
-        self.events = [(0.0, facts.rank_of[0])]
-        while self.events:
-            now, rank = heappop(self.events)
-            if self.free[rank] <= now:
-                self._act(rank, now)
+        super().__init__(facts)
+        self.policies = policies
+        self.run()
 
-    def _act(self, rank: int, now: float) -> None:
+    def choose(self, rank: int, now: float) -> Cell | None:
         """Let a rank that is free do what its policy says, or wait until it knows more."""
+        own, policy, times = self.facts.own[rank], self.policies[rank], self.facts.times
         gradient, gradient_at = self._gradient(rank, now)
-        limit = self.facts.workload.memory_limit[rank]
-        if gradient is not None and fits(self.held[rank] + self.facts.grows[gradient], limit):
-            return self._start(rank, I, gradient, now)
+        if gradient is not None and self.fits(rank, self.facts.during[I, gradient]):
+            return I, gradient
         forward, forward_at, is_blocked = self._forward(rank, now)
-        policy, times = self.policies[rank], self.facts.times
         if forward is not None and gradient is None:
-            has_begun = any(self.gradients[s] for s in self.facts.own[rank])
-            patience = policy.before_forward if has_begun else policy.before_first
-            if gradient_at >= now + patience * times[F][forward]:
-                return self._start(rank, F, forward, now)
-        pending = [s for s in self.facts.own[rank] if self.weights[s] < self.gradients[s]]
-        soon = min(gradient_at, forward_at)
-        if pending:
-            oldest = min(pending, key=self.weights.__getitem__)
-            is_last = all(self.forwards[s] == self.facts.num_microbatches for s in self.facts.own[rank])
+            patience = policy.before_forward if any(self.done[I, s] for s in own) else policy.before_first
+            if gradient_at >= now + patience * times[F, forward]:
+                return F, forward
+        oldest, soon = self.oldest_weight(rank), min(gradient_at, forward_at)
+        if oldest is not None:
+            is_last = all(self.done[F, s] == self.facts.num_microbatches for s in own)
             patience = policy.before_last if is_last else policy.before_weight
-            if is_blocked or gradient is not None or soon >= now + patience * times[W][oldest]:
-                return self._start(rank, W, oldest, now)
-        if soon < inf:
-            heappush(self.events, (soon, rank))
+            if is_blocked or gradient is not None or soon >= now + patience * times[W, oldest]:
+                return W, oldest
         return None
 
     def _gradient(self, rank: int, now: float) -> tuple[int | None, float]:
         """Return the stage of the oldest gradient that is there, and when the next one arrives, as far as is known."""
         oldest, found, soon = inf, None, inf
         for stage in self.facts.own[rank]:
-            k, times = self.gradients[stage], self.gradients_at[stage]
-            if k < len(times):
-                if times[k] > now:
-                    soon = min(soon, times[k])
-                elif k < oldest:
-                    oldest, found = k, stage
+            time, k = self.next_at((I, stage)), self.done[I, stage]
+            if time > now:
+                soon = min(soon, time)
+            elif k < oldest:
+                oldest, found = k, stage
         return found, soon
 
     def _forward(self, rank: int, now: float) -> tuple[int | None, float, bool]:
         """Return the stage whose F may start, when the next one may, and whether memory alone forbids one."""
-        policy, own = self.policies[rank], self.facts.own[rank]
-        oldest = min(self.forwards[s] for s in own)
-        needed = sum(self.forwards[s] == oldest for s in own)
-        has_room = self.in_flight[rank] + 1 + needed <= policy.in_flight * len(own)
+        own = self.facts.own[rank]
+        oldest, needed = self.forwards_left(rank)
+        in_flight = sum(self.done[F, s] - self.done[I, s] for s in own)
+        has_room = in_flight + 1 + needed <= self.policies[rank].in_flight * len(own)
         found, soon, is_blocked = None, inf, False
         for stage in reversed(own):  # whose ready F is of the lowest microbatch, as its input came through the others
-            k, times = self.forwards[stage], self.inputs_at[stage]
-            if k < len(times) and (k == oldest or has_room):
-                if not self._fits(rank, stage, k):
-                    is_blocked = is_blocked or times[k] <= now
-                elif times[k] > now:
-                    soon = min(soon, times[k])
+            k, time = self.done[F, stage], self.next_at((F, stage))
+            if time < inf and (k == oldest or has_room):
+                if not self._leaves_enough(rank, stage, k):
+                    is_blocked = is_blocked or time <= now
+                elif time > now:
+                    soon = min(soon, time)
                 elif found is None:
                     found = stage
         return found, soon, is_blocked and found is None
 
-    def _fits(self, rank: int, stage: int, k: int) -> bool:
+    def _leaves_enough(self, rank: int, stage: int, k: int) -> bool:
         """Tell whether an F fits now, and leaves enough memory to finish the oldest microbatch that waits for I."""
-        facts, limit = self.facts, self.facts.workload.memory_limit[rank]
-        amount, oldest = facts.activation[stage], min(self.gradients[s] for s in facts.own[rank])
-        if not fits(self.held[rank] + amount, limit):
+        facts, done, amount = self.facts, self.done, self.facts.change[F, stage]
+        if not self.fits(rank, amount):
             return False
-        own = (s for s in facts.own[rank] if self.gradients[s] == oldest < self.forwards[s])
-        others = self.live[rank] - sum(facts.activation[s] for s in own)
-        return k == oldest or fits(others + amount + facts.least[rank], limit)
-
-    def _start(self, rank: int, kind: ActionKind, stage: int, now: float) -> None:
-        facts = self.facts
-        end = now + facts.times[kind][stage]
-        activation, weight_activation = facts.activation[stage], facts.weight_activation[stage]
-        if kind is F:
-            self.forwards[stage] += 1
-            self.in_flight[rank] += 1
-            self.held[rank] += activation
-            self.live[rank] += activation
-        elif kind is I:
-            self.gradients[stage] += 1
-            self.in_flight[rank] -= 1
-            self.held[rank] += weight_activation - activation
-            self.live[rank] -= activation
-        else:
-            self.weights[stage] += 1
-            self.held[rank] -= weight_activation
-        self._deliver(kind, stage, end)
-        if not self.words[rank]:
-            self.begins[rank] = now
-        self.words[rank].append((kind, stage))
-        self.ends[rank], self.free[rank] = end, end + facts.workload.overhead
-        heappush(self.events, (self.free[rank], rank))
-
-    def _deliver(self, kind: ActionKind, stage: int, end: float) -> None:
-        """Tell the consumer when the value arrives; after the last forward, the loss turns it into a gradient."""
-        if (kind, stage) in self.facts.consumer:
-            consumer, in_flight = self.facts.consumer[kind, stage]
-            (self.inputs_at if kind is F else self.gradients_at)[consumer].append(end + in_flight)
-            receiver = self.facts.rank_of[consumer]
-            heappush(self.events, (max(end + in_flight, self.free[receiver]), receiver))
-        elif kind is F:
-            self.gradients_at[stage].append(end)
+        oldest, others = min(done[I, s] for s in facts.own[rank]), 0.0
+        for s in facts.own[rank]:
+            others += (done[F, s] - done[I, s] - (done[I, s] == oldest < done[F, s])) * facts.change[F, s]
+        return k == oldest or fits(others + amount + facts.least[rank], facts.workload.memory_limit[rank])
 
 
-def schedule_of(words: Sequence[Word], workload: Workload, name: str) -> Schedule:
-    """Return the schedule of the words of all ranks.
+def greedy(
+    num_microbatches: int,
+    costs: Costs,
+    placement: Sequence[int],
+    memory_limit: float | Sequence[float] | None = None,
+    priority: str = "BF",
+) -> Schedule:
+    """Return a greedy schedule: no rank waits while it could work (list scheduling).
+
+    An idle rank takes the first kind of ``priority`` with an action that is ready and within the memory limit. Among
+    several of that kind it takes the lowest microbatch, then the lowest stage.
+
+    With equal costs, ``"BF"`` and limits p - r give 1F1B, and ``"FB"`` without a limit gives GPipe. The scheduler does
+    not look ahead. For uneven stages, try several priorities and limits, ``"IFW"`` first, and simulate the results.
+
+    Parameters
+    ----------
+    num_microbatches : int
+        At least 1.
+    costs : Costs
+        The costs of the simulation that builds the schedule.
+    placement : sequence of int
+        The rank of each stage.
+    memory_limit : float or sequence of float, optional
+        The largest number of (stage, microbatch) pairs that a rank may hold: one limit for all ranks, or one for each.
+        It is at least the number of stages of the rank.
+    priority : str
+        The kinds, most urgent first: B and F, or I, W and F for a split backward.
+
+    Returns
+    -------
+    Schedule
+        A legal schedule. Gradients accumulate in ascending order of microbatches.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``parameters`` and ``costs``.
+
+    Notes
+    -----
+    Without a reserve, memory could fill up with microbatches that cannot finish. So a forward of a later
+    microbatch starts only if memory remains for all pending forwards of the rank's oldest unfinished microbatch. The
+    oldest microbatch of all ranks can then always make progress.
+
+    References
+    ----------
+    Graham 1969, "Bounds on multiprocessing timing anomalies" (list scheduling).
 
     Examples
     --------
     >>> from minipipe import Costs
-    >>> word = [(F, 0), (F, 0), (I, 0), (W, 0), (I, 0), (W, 0)]
-    >>> print(schedule_of([word], Costs().workload((0,), 2), "mine"))
-    # mine: 1 rank, 1 stage, 2 microbatches
-    rank 0: 0F0 0F1 0I0 0W0 0I1 0W1
+    >>> print(greedy(2, Costs(forward=[1, 3]), placement=(0, 1)))
+    # greedy: 2 ranks, 2 stages, 2 microbatches
+    rank 0: 0F0 0F1 0B0 0B1
+    rank 1: 1F0 1B0 1F1 1B1
     """
-    return Schedule(name, workload.placement, workload.num_microbatches, tuple(map(_row, words)))
+    if not isinstance(placement, Sequence) or not placement:
+        message = f"placement is {quoted(placement)}; expected the rank of each stage, such as (0, 1, 2, 3)."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    if not isinstance(priority, str) or sorted(priority) not in (["B", "F"], ["F", "I", "W"]):
+        raise ScheduleError.of(
+            ScheduleCode.PARAMETERS,
+            f"priority is {quoted(priority)}; expected an order of B and F, or of F, I and W, such as 'BF' or 'IFW'.",
+        )
+    workload = costs.workload(placement, num_microbatches)
+    limits = workload.memory_limit if memory_limit is None else amount_per_rank(memory_limit, workload.num_ranks)
+    pairs = Footprint((1,) * workload.num_stages, (1,) * workload.num_stages, (0,) * workload.num_stages)
+    workload = workload._replace(overhead=0.0, footprint=pairs, memory_limit=limits)
+    facts = Facts(workload, gradient=B if "B" in priority else I)
+    for rank, (own, limit) in enumerate(zip(facts.own, limits)):
+        if limit < len(own):
+            raise ScheduleError.of(
+                ScheduleCode.PARAMETERS,
+                f"memory_limit is {limit:g} on rank {rank}, but one microbatch takes {len(own)} pairs on its "
+                f"{len(own)} stages; expected at least {len(own)}.",
+            )
+    return schedule_of(_Greedy(facts, priority).words, workload, "greedy")
 
 
-def _row(word: Word) -> tuple[Action, ...]:
-    done: dict[tuple[ActionKind, int], int] = {}
-    row = []
-    for kind, stage in word:
-        k = done.get((kind, stage), 0)
-        done[kind, stage] = k + 1
-        row.append(Action(stage, kind, k))
-    return tuple(row)
+class _Greedy(EventScheduler):
+    def __init__(self, facts: Facts, priority: str) -> None:
+        super().__init__(facts)
+        self.kinds = list(map(ActionKind, priority))
+        self.run()
+
+    def choose(self, rank: int, now: float) -> Cell | None:
+        oldest, left = self.forwards_left(rank)
+        for kind in self.kinds:
+            there = [(self.done[kind, s], s) for s in self.facts.own[rank] if self._is_there(kind, s, now)]
+            if there:
+                k, stage = min(there)
+                if kind is not F or self.fits(rank, 1 if k == oldest else 1 + left):
+                    return kind, stage
+        return None
+
+    def _is_there(self, kind: ActionKind, stage: int, now: float) -> bool:
+        return self.done[W, stage] < self.done[I, stage] if kind is W else self.next_at((kind, stage)) <= now

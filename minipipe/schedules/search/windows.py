@@ -20,7 +20,7 @@ from typing import Any
 
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.search.exact import Model, in_whole_numbers, solver_module
-from minipipe.schedules.search.list_scheduling import Word, schedule_of
+from minipipe.schedules.search.list_scheduling import Word, schedule_of, words_of
 from minipipe.schedules.simulation.evaluation import costs_of, value_of
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
@@ -65,7 +65,7 @@ class WindowSearch:
         solver.parameters.num_workers, solver.parameters.max_deterministic_time = 1, _EFFORT
         if solver.solve(model.cp) not in (self._cp_model.OPTIMAL, self._cp_model.FEASIBLE):
             return words
-        return [[(kind, stage) for stage, kind, _ in row] for row in model.schedule(solver.value).actions]
+        return words_of(model.schedule(solver.value))
 
     def _near(self, timeline: Timeline, random: Random) -> list[tuple[int, int]]:
         """Return the (rank, position) of the actions nearest to a point in time, on all ranks or on two."""

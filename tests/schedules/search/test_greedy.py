@@ -12,8 +12,8 @@ from minipipe.schedules.action import ActionKind
 from minipipe.schedules.analysis.activations import peak_activations
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.search.list_scheduling import greedy
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.greedy import greedy
 from minipipe.schedules.simulation.simulator import simulate
 from tests.strategies import examples
 
