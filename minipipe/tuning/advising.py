@@ -121,6 +121,8 @@ def advise(
     if messages is None:
         messages = messages_of_this_machine(num_ranks)
     known = Messages() if isinstance(messages, str) else messages
+    if known.cores is None and num_cores() < num_ranks:
+        known = known._replace(cores=num_cores())
     measured = spawn(lambda group: measure(question, num_ranks, known, repeats=repeats), num_ranks=1)[0]
     return weigh(question, num_ranks, measured, seconds)
 
@@ -150,9 +152,7 @@ def checked_seconds(seconds: float | None, default: float) -> float:
     return default if seconds is None else seconds
 
 
-def measure(
-    question: Question, num_ranks: int, messages: Messages, rank: int = 0, repeats: int = REPEATS, shares: bool = True
-) -> CostModel:
+def measure(question: Question, num_ranks: int, messages: Messages, rank: int = 0, repeats: int = REPEATS) -> CostModel:
     """Measure the layers for each number of microbatches, with the current number of BLAS threads. Local.
 
     Parameters
@@ -163,8 +163,6 @@ def measure(
     rank : int
         The local rank of this process, for its device.
     repeats : int
-    shares : bool
-        Whether all ranks are on this host, and share its cores.
     """
     options, given = question.options, samples(question.inputs, "inputs")
     xp = backend.module_for(options.get("device", "cpu"), rank)
@@ -172,10 +170,9 @@ def measure(
     before = core_times()
     counts = counts_of(question, num_ranks)
     layers = {count: measure_on_this_rank(*batch, count, repeats, seed, xp) for count in counts}
-    cores = (messages.cores or num_cores()) if shares and num_cores() < num_ranks else None
     had, waited = (after - begun for after, begun in zip(core_times(), before))
     share = waited / (had + waited) if waited else 0.0
-    return CostModel(layers, given.num_samples, messages, cores, share)
+    return CostModel(layers, given.num_samples, messages, share)
 
 
 def counts_of(question: Question, num_ranks: int) -> list[int]:

@@ -37,7 +37,7 @@ from minipipe.nn import Linear, MSELoss, Sequential
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.fitting import fit_messages
 from minipipe.tuning.layers import MeasuredLayers
-from minipipe.tuning.stages import measure_costs
+from minipipe.tuning.stages import crowded_hosts, measure_costs
 
 _SIZES, _REPEATS = (1 << 10, 1 << 18), 40  # bytes; the cost is a line through these two
 _WIDTH, _SAMPLES, _MICROBATCHES, _STEPS = 64, 16, 16, 10  # of the small pipeline: a layer on each rank
@@ -83,8 +83,6 @@ class CostModel(NamedTuple):
     num_samples : int
         In the batch.
     messages : Messages
-    cores : float, optional
-        How much of the cores the ranks share; None where each has its own.
     waited : float
         The share of the time that the process wanted a core and had none, because of other programs, while the layers
         were measured. Known on Linux only; elsewhere 0.
@@ -98,7 +96,6 @@ class CostModel(NamedTuple):
     layers: Mapping[int, MeasuredLayers]
     num_samples: int
     messages: Messages
-    cores: float | None = None
     waited: float = 0.0
 
     def samples_of(self, microbatches: int) -> int:
@@ -122,7 +119,7 @@ class CostModel(NamedTuple):
             latency=messages.latency,
             bandwidth=messages.bandwidth,
             overhead=messages.overhead,
-            cores=self.cores,
+            cores=messages.cores,
         )
 
 
@@ -142,11 +139,12 @@ def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
     """
     samples = np.array([sample for rank in range(group.size - 1) for sample in _pair(group, rank)]).reshape(-1, 2)
     gathered = group.all_gather(samples, what="the times of messages, which are measured for schedule='auto',")
-    at_work = _costs_at_work(group)
+    at_work, hosts = _costs_at_work(group), crowded_hosts(group, np)
     if group.rank:
         return Messages()
     latency, bandwidth = fit_messages([(size, time) for own in gathered for size, time in own.tolist()])
-    cores = at_work.cores if isinstance(at_work.cores, float) else None
+    all_cores = hosts.cores[0] if hosts is not None and len(hosts.cores) == 1 else None
+    cores = at_work.cores if isinstance(at_work.cores, float) else all_cores
     return Messages(max(latency, at_work.latency), bandwidth, at_work.overhead, cores, measured_on)
 
 

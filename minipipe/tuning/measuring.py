@@ -386,10 +386,10 @@ def measured_partition(
     model: Any,
     group: ProcessGroup,
     options: Mapping[str, Any],
+    recompute: bool,
     loss: Loss,
     seed: int,
     device: str | ModuleType,
-    recompute: bool,
 ) -> list[range]:
     """Return the measured partition for the options of a pipeline: rank 0 measures, and broadcasts the result.
 
@@ -401,10 +401,10 @@ def measured_partition(
     group : ProcessGroup
     options : mapping
         Those of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which only rank 0 needs.
+    recompute : bool
     loss : function
     seed : int
     device : str or module
-    recompute : bool
 
     Raises
     ------

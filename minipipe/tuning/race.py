@@ -10,7 +10,6 @@ than half as much.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,14 +17,11 @@ from math import inf
 from random import Random
 from statistics import median
 from time import perf_counter
-from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
 from minipipe.comm import ProcessGroup, objects
-from minipipe.comm.job.host import LOCAL_SIZE, launcher_number
 from minipipe.errors import ArgumentError
-from minipipe.execution.objective import Loss
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Microbatches, Pieces, Replicated, Samples, samples
@@ -81,15 +77,7 @@ def teller(group: ProcessGroup, progress: bool | None) -> Tell:
 
 
 def decided(
-    model: Any,
-    group: ProcessGroup,
-    options: Mapping[str, Any],
-    pipeline: type,
-    loss: Loss,
-    seed: int,
-    device: str | ModuleType,
-    recompute: bool,
-    **others: Any,
+    model: Any, group: ProcessGroup, options: Mapping[str, Any], pipeline: type, recompute: bool, **run: Any
 ) -> tuple[Any, dict[str, Any], bool]:
     """Return a pipeline's model and options, with measured choices filled in, and whether to recompute.
 
@@ -104,8 +92,9 @@ def decided(
         ``schedule="auto"`` also those of :func:`chosen`.
     pipeline : type
         The class that takes these options, and makes the pipelines that race.
-    loss, seed, device, recompute, **others
-        Further options of the pipeline.
+    recompute : bool
+    **run
+        Further options of the pipeline: loss, seed and device among them.
 
     Raises
     ------
@@ -113,10 +102,9 @@ def decided(
         Code ``name``, for an unknown option, before anything is measured. Code ``value``: without a sample.
     """
     check_pipeline_options(pipeline, Plan, chosen, options)
-    run: dict[str, Any] = {"loss": loss, "seed": seed, "device": device}
     if options.get("schedule") == "auto":
-        return chosen(model, group, pipeline, recompute, **run, **others, **options)
-    partition = measured_partition(model, group, options, **run, recompute=recompute)
+        return chosen(model, group, pipeline, recompute, **run, **options)
+    partition = measured_partition(model, group, options, recompute, run["loss"], run["seed"], run["device"])
     others = {name: value for name, value in options.items() if name != "sample"}
     return model, {**others, "partition": partition}, recompute
 
@@ -232,9 +220,7 @@ def advice_on_ranks(
     messages, advice = measure_messages(group, where), None
     if group.rank == 0:
         tell("measuring layers on rank 0, in microbatches of several sizes; then weighing all choices")
-        is_one_host = launcher_number(os.environ, LOCAL_SIZE, group.size) == group.size
-        costs = measure(question, group.size, messages, group.local_rank, shares=is_one_host)
-        advice = weigh(question, group.size, costs)
+        advice = weigh(question, group.size, measure(question, group.size, messages, group.local_rank))
     if question.options.get("loss") is None or seconds == 0:
         return advice
     field, num_kept = ([], 0) if advice is None else field_of(advice)

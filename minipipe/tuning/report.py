@@ -137,7 +137,7 @@ class Advice:
 
     def _measured_on(self) -> str:
         """Return the costs of messages, how many choices ran, and how noisy the machine was."""
-        messages, cores, best = self.measured.messages, self.measured.cores, self.best
+        messages, cores, best = self.measured.messages, self.measured.messages.cores, self.best
         speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
         shared = "" if cores is None else f"; the ranks share {cores:.3g} core{'s' * (cores != 1)}, as fitted"
         said = [f"A message takes {1e6 * messages.latency:.3g} µs{speed} ({messages.measured_on}){shared}."]

@@ -448,7 +448,7 @@ class Weighing:
             share = (slot.end - slot.start) / (self.num_ranks * timeline.makespan)
             idle[slot.cause.value] = idle.get(slot.cause.value, 0.0) + share
         memory = tuple(own.total for own in self._memory(plan, candidate.recompute))
-        bound, bound_by = least_makespan(workload_of(plan.schedule, costs), self.measured.cores)
+        bound, bound_by = least_makespan(workload_of(plan.schedule, costs), self.measured.messages.cores)
         is_within_limit = all(fits(own, self.memory_limit) for own in memory)
         time, bubble = timeline.makespan, timeline.bubble_fraction
         return Choice(candidate, schedule, plan.partition, time, bubble, idle, memory, bound, bound_by, is_within_limit)

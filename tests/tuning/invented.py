@@ -17,13 +17,13 @@ def asked(**kept):
     return Question(model(4), None, None, {}, **kept)
 
 
-def measured(num_layers, counts, time=lambda layer, samples: samples * 1e-3, held=100, messages=None, **others):
+def measured(num_layers, counts, time=lambda layer, samples: samples * 1e-3, held=100, messages=None, cores=None):
     """Return measurements in which F, I and W of a layer take ``time(layer, samples)`` seconds each.
 
     A microbatch holds ``held`` bytes a sample in each layer, from F until I, and half of it until W.
     """
     layers = {count: layers_of(num_layers, -(-SAMPLES // count), time, held) for count in counts}
-    return CostModel(layers, SAMPLES, messages or Messages(), **others)
+    return CostModel(layers, SAMPLES, messages or Messages(cores=cores))
 
 
 def layers_of(num_layers, samples, time, held):
