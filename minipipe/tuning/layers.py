@@ -200,7 +200,6 @@ class LayerProfile(NamedTuple):
     times: tuple[float, float, float]
     holding: Holding
     message_size: int
-    returns_gradient: bool
 
 
 class LayerCosts(NamedTuple):
@@ -273,16 +272,12 @@ class MeasuredLayers(Sequence[LayerCosts]):
             [layer.num_parameters for layer in layers],
             [sum(p.nbytes for p in layer.parameters()) for layer in layers],
         )
-        rows = [
-            LayerCosts(name, *found.times, *self._alone(i), found.message_size, found.returns_gradient, *own)
-            for i, (name, found, own) in enumerate(zip(names, measured, [*zip(*sizes), (0, 0)]))
-        ]
-        self._rows = rows  # the loss at the end, if there is one
-        self.loss = rows[-1] if loss is not None else None
-
-    def _alone(self, number: int) -> tuple[int, int, int]:
-        """Return the bytes that a layer, or the loss, holds as if it were a stage."""
-        return held_by_stage([self._holdings[number]], [], batch=None if number else self._holdings[0].inputs.buffers)
+        self._rows: list[LayerCosts] = []  # the loss at the end, if there is one
+        for name, (times, holding, message_size), own in zip(names, measured, [*zip(*sizes), (0, 0)]):
+            alone = held_by_stage([holding], [], batch=None if self._rows else holding.inputs.buffers)
+            returns_gradient = bool(holding.gradients.buffers)
+            self._rows.append(LayerCosts(name, *times, *alone, message_size, returns_gradient, *own))
+        self.loss = self._rows[-1] if loss is not None else None
 
     def __len__(self) -> int:
         return len(self._layers)

@@ -156,12 +156,13 @@ def measure_on_this_rank(
         for index in range(len(layers)):
             values.append(_forward(stage_of(index), values[-1], batch))
         behind = values[-1] if loss is None else _NOTHING
-        gradients = [Payload([_ones(a) if wanted else None for a, wanted in zip(behind.arrays, behind.wanted)], [], ())]
+        ones = [xp.ones_like(array) if wanted else None for array, wanted in zip(behind.arrays, behind.wanted)]
+        gradients = [Payload(ones, [], ())]
         found = []
         for index in reversed(range(len(layers) + (loss is not None))):
             passing = _Passing(values[index], values[index + 1] if index < len(layers) else None, gradients)
             times, holding, gradient = _measure(stage_of(index), passing, batch, repeats, xp)
-            found.append(LayerProfile(times, holding, passing.size, any(a is not None for a in gradients[-1].arrays)))
+            found.append(LayerProfile(times, holding, passing.size))
             gradients.append(gradient)
     return MeasuredLayers(layers, found[::-1], loss)
 
@@ -285,10 +286,6 @@ def _forward(stage: Stage, received: Payload, batch: Batch) -> Payload:
         return stage.forward(0, received)
     stage.forward_with_loss(0, received, batch.objective)
     return _NOTHING
-
-
-def _ones(array: Array) -> Array:
-    return backend.array_module(array).ones_like(array)
 
 
 def balance(

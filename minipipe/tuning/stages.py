@@ -206,7 +206,8 @@ def costs_on_shared_cores(
         Likewise.
     """
     actions = np.median([step.actions for step in times], axis=0)
-    if _fastest(timelines, actions.shape[1]).sum() > 2 * _crowd(hosts) * actions.sum():
+    crowd = max(hosts.of_rank.count(host) / number for host, number in enumerate(hosts.cores))  # ranks for each core
+    if _fastest(timelines, actions.shape[1]).sum() > 2 * crowd * actions.sum():
         return costs
     forward, backward_input, backward_weight = actions.tolist()
     alone = replace(
@@ -226,11 +227,6 @@ def _fastest(timelines: Sequence[Timeline], num_stages: int) -> np.ndarray:
         place = _KINDS.index(action.kind), action.stage
         fastest[place] = min(fastest[place], end - start)
     return np.where(np.isfinite(fastest), fastest, 0.0)
-
-
-def _crowd(hosts: Hosts) -> float:
-    """Return the number of ranks for each core, on the most crowded host."""
-    return max(hosts.of_rank.count(host) / number for host, number in enumerate(hosts.cores))
 
 
 def _with_cores(costs: Costs, hosts: Hosts, program: Program, makespan: float) -> Costs:

@@ -32,5 +32,5 @@ def layers_of(num_layers, samples, time, held):
         size, seconds = held * samples, time(layer, samples)
         inputs, gradients = Passed({f"input {layer}": 16 * samples}, 0), Passed({f"gradient {layer}": 16 * samples}, 0)
         holding = Holding(inputs, gradients, {f"held {layer}": size}, {f"kept {layer}": size // 2}, 0)
-        found.append(LayerProfile((seconds, seconds, seconds), holding, 16 * samples, True))
+        found.append(LayerProfile((seconds, seconds, seconds), holding, 16 * samples))
     return MeasuredLayers(list(model(num_layers).flat_layers), found)
