@@ -123,8 +123,8 @@ def advise(
     known = Messages() if isinstance(messages, str) else messages
     if known.cores is None and num_cores() < num_ranks:
         known = known._replace(cores=num_cores())
-    measured = spawn(lambda group: measure(question, num_ranks, known, repeats=repeats), num_ranks=1)[0]
-    return weigh(question, num_ranks, measured, seconds)
+    cost_model = spawn(lambda group: measure(question, num_ranks, known, repeats=repeats), num_ranks=1)[0]
+    return weigh(question, num_ranks, cost_model, seconds)
 
 
 def check_num_layers(question: Question, num_ranks: int) -> None:
@@ -189,20 +189,17 @@ def counts_of(question: Question, num_ranks: int) -> list[int]:
 
 def own_plan(question: Question, num_ranks: int) -> Plan | None:
     """Return the plan of the program's own choice, if there is one."""
-    if question.own is None:
-        return None
-    grad = question.options.get("inputs_require_grad", False)
-    return Plan(question.model, num_ranks=num_ranks, inputs_require_grad=grad, **question.own)
+    return None if question.own is None else question.plan(num_ranks=num_ranks, **question.own)
 
 
-def weigh(question: Question, num_ranks: int, measured: CostModel, seconds: float | None = None) -> Advice:
+def weigh(question: Question, num_ranks: int, cost_model: CostModel, seconds: float | None = None) -> Advice:
     """Weigh every candidate; then search schedules for the forms of the best. Deterministic, unless very slow.
 
     Parameters
     ----------
     question : Question
     num_ranks : int
-    measured : CostModel
+    cost_model : CostModel
     seconds : float, optional
         As for :func:`advise`.
 
@@ -212,13 +209,13 @@ def weigh(question: Question, num_ranks: int, measured: CostModel, seconds: floa
         Code ``value``.
     """
     seconds = checked_seconds(seconds, SECONDS)
-    weighing, limit, chunks = Weighing(question, num_ranks, measured), question.memory_limit, question.chunks_per_rank
+    weighing, limit, chunks = Weighing(question, num_ranks, cost_model), question.memory_limit, question.chunks_per_rank
     cuts = ["given"] if question.partition is not None else ["time", "memory"] if limit < inf else ["time"]
     both = [False, True] if limit < inf else [False]
     again = both if question.recompute is None else [question.recompute]
     forms = [(cut, computed_again) for computed_again in again for cut in cuts]
     num_layers = len(question.model.flat_layers)
-    choices = list(weighing.named(candidates(num_ranks, num_layers, measured.layers, chunks), forms))
+    choices = list(weighing.named(candidates(num_ranks, num_layers, cost_model.layers, chunks), forms))
     if choices and chunks is None and seconds > 0:
         choices += weighing.searched(choices, seconds)
     if not choices:
@@ -226,9 +223,9 @@ def weigh(question: Question, num_ranks: int, measured: CostModel, seconds: floa
         given = f"chunks_per_rank={chunks} and partition={question.partition}"
         raise ArgumentError("value", f"No schedule fits {sizes} with {given}; leave one of these out.")
     own = own_plan(question, num_ranks)
-    if own is None or own.schedule.num_microbatches not in measured.layers:
-        return Advice(choices, measured, limit)
+    if own is None or own.schedule.num_microbatches not in cost_model.layers:
+        return Advice(choices, cost_model, limit)
     cut = "given" if {"partition", "layer_costs"} & {*(question.own or ())} else "parameters"
     of_rank = own.schedule.num_stages // num_ranks
     named = Candidate(own.schedule.name, own.schedule.num_microbatches, of_rank, cut, bool(question.recompute))
-    return Advice(choices, measured, limit, weighing.plan(named, own, own.schedule))
+    return Advice(choices, cost_model, limit, weighing.plan(named, own, own.schedule))

@@ -187,7 +187,7 @@ class Reason(NamedTuple):
     other: Choice
 
 
-def reasons(best: Choice, choices: Sequence[Choice], measured: CostModel) -> list[Reason]:
+def reasons(best: Choice, choices: Sequence[Choice], cost_model: CostModel) -> list[Reason]:
     """Compare the best choice with others.
 
     Parameters
@@ -195,10 +195,10 @@ def reasons(best: Choice, choices: Sequence[Choice], measured: CostModel) -> lis
     best : Choice
     choices : sequence of Choice
         All, the best among them.
-    measured : CostModel
+    cost_model : CostModel
     """
     allowed = sorted((choice for choice in choices if choice.is_within_limit), key=by_worth)
-    return [*_another(best, allowed), *_about_microbatches(best, allowed, measured), *_limit(best, choices)]
+    return [*_another(best, allowed), *_about_microbatches(best, allowed, cost_model), *_limit(best, choices)]
 
 
 def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
@@ -264,7 +264,7 @@ def _spent(best: Choice, other: Choice) -> str:
     return f"Predicted: of a step, a rank spends {own} ms instead of {others} ms {words}, on average."
 
 
-def _about_microbatches(best: Choice, allowed: Sequence[Choice], measured: CostModel) -> Iterator[Reason]:
+def _about_microbatches(best: Choice, allowed: Sequence[Choice], cost_model: CostModel) -> Iterator[Reason]:
     """Compare with half and with twice as many microbatches."""
     count = best.candidate.num_microbatches
     for other in [choice for choice in allowed if choice.candidate.num_microbatches * 2 == count][:1]:
@@ -273,8 +273,8 @@ def _about_microbatches(best: Choice, allowed: Sequence[Choice], measured: CostM
             bubble = f"is predicted to have a bubble of {of_other} % instead of {of_best} %"
             yield Reason(f"With half as many microbatches, {other.candidate.schedule} {bubble}.", other)
     for other in [choice for choice in allowed if choice.candidate.num_microbatches == 2 * count][:1]:
-        share = sum(measured.layers[2 * count].times) / sum(measured.layers[count].times)
-        sizes = measured.samples_of(2 * count), measured.samples_of(count)
+        share = sum(cost_model.layers[2 * count].times) / sum(cost_model.layers[count].times)
+        sizes = cost_model.samples_of(2 * count), cost_model.samples_of(count)
         takes = "sample takes" if sizes[0] == 1 else "samples take"
         alone = f"alone, {sizes[0]} {takes} {share:.2f} of the time of {sizes[1]}, as measured"
         yield Reason(f"{compared(best, other)}: {alone}.", other)

@@ -94,6 +94,10 @@ class Question:
     recompute: bool | None = None
     own: Mapping[str, Any] | None = None
 
+    def plan(self, **options: Any) -> Plan:
+        """Return a plan of the model, with these options."""
+        return Plan(self.model, inputs_require_grad=self.options.get("inputs_require_grad", False), **options)
+
 
 SEARCHED = "searched"
 """The name of a schedule that no builder made."""
@@ -353,13 +357,13 @@ class Weighing:
     ----------
     question : Question
     num_ranks : int
-    measured : CostModel
+    cost_model : CostModel
     """
 
-    def __init__(self, question: Question, num_ranks: int, measured: CostModel) -> None:
-        self.model, self.memory_limit, self.optimiser = question.model, question.memory_limit, question.optimiser
-        self.num_ranks, self.measured, self.partition = num_ranks, measured, question.partition
-        self.inputs_require_grad = question.options.get("inputs_require_grad", False)
+    def __init__(self, question: Question, num_ranks: int, cost_model: CostModel) -> None:
+        self.question, self.num_ranks, self.cost_model = question, num_ranks, cost_model
+        self.memory_limit, self.optimiser = question.memory_limit, question.optimiser
+        self.partition = question.partition
 
     def named(self, candidates: Iterable[Candidate], forms: Sequence[Form] = (("time", False),)) -> Iterator[Choice]:
         """Yield candidates with named schedules, weighed, each in the first form that is within the limit.
@@ -393,7 +397,7 @@ class Weighing:
         """
         best = [choice.candidate for choice in sorted(choices, key=by_worth)]
         forms = list(dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in best))[:_FORMS]
-        num_layers, wanted = len(self.model.flat_layers), []
+        num_layers, wanted = len(self.question.model.flat_layers), []
         for count, cut, again in forms:
             for like in filter(self._fits, models_for_search(self.num_ranks, num_layers, count)):
                 wanted.append((Candidate(SEARCHED, count, like.num_stages // like.num_ranks, cut, again), like))
@@ -403,14 +407,14 @@ class Weighing:
     def _searched(self, candidate: Candidate, model: Schedule, seconds: float) -> Iterator[Choice]:
         """Yield a schedule searched for the stages of another one, if there is one within the limit."""
         like = self._cut(candidate, model)
-        costs = self.measured.costs(like, candidate.recompute)
+        costs = self.cost_model.costs(like, candidate.recompute)
         free = [self.memory_limit - own.total + own.activations for own in self._memory(like, candidate.recompute)]
         if like.schedule.frozen or min(free) <= 0:  # the search does not support frozen stages
             return
         limit = None if self.memory_limit == inf else free
         found = searched_schedule(costs.workload(model.placement, candidate.num_microbatches, limit), seconds)
         if found is not None and found.is_reproducible:
-            yield self.plan(candidate, self._plan(found, like.partition), found)
+            yield self.plan(candidate, self.question.plan(schedule=found, partition=like.partition), found)
 
     def _fits(self, schedule: Schedule) -> bool:
         return self.partition is None or len(self.partition) == schedule.num_stages
@@ -418,16 +422,13 @@ class Weighing:
     def _cut(self, candidate: Candidate, schedule: Schedule) -> Plan:
         """Return the plan of a schedule, cut as the candidate says."""
         if self.partition is not None:
-            return self._plan(schedule, self.partition)
-        layers, again = self.measured.layers[candidate.num_microbatches], candidate.recompute
+            return self.question.plan(schedule=schedule, partition=self.partition)
+        layers, again = self.cost_model.layers[candidate.num_microbatches], candidate.recompute
         cut = layers.balance(by=candidate.cut, schedule=schedule, optimiser=self.optimiser, recompute=again)
-        return self._plan(schedule, cut)
-
-    def _plan(self, schedule: Schedule, partition: Sequence[range]) -> Plan:
-        return Plan(self.model, schedule, partition=partition, inputs_require_grad=self.inputs_require_grad)
+        return self.question.plan(schedule=schedule, partition=cut)
 
     def _memory(self, plan: Plan, recompute: bool) -> MemoryPrediction:
-        layers = self.measured.layers[plan.schedule.num_microbatches]
+        layers = self.cost_model.layers[plan.schedule.num_microbatches]
         return layers.memory(plan, optimiser=self.optimiser, recompute=recompute)
 
     def plan(self, candidate: Candidate, plan: Plan, schedule: Schedule) -> Choice:
@@ -441,14 +442,14 @@ class Weighing:
         schedule : Schedule
             As given to the plan, which may have removed actions of frozen stages.
         """
-        costs = self.measured.costs(plan, candidate.recompute)
+        costs = self.cost_model.costs(plan, candidate.recompute)
         timeline = simulate(plan.schedule, costs)
         idle: dict[str, float] = {}
         for slot in (slot for row in timeline.idle for slot in row):
             share = (slot.end - slot.start) / (self.num_ranks * timeline.makespan)
             idle[slot.cause.value] = idle.get(slot.cause.value, 0.0) + share
         memory = tuple(own.total for own in self._memory(plan, candidate.recompute))
-        bound, bound_by = least_makespan(workload_of(plan.schedule, costs), self.measured.messages.cores)
+        bound, bound_by = least_makespan(workload_of(plan.schedule, costs), self.cost_model.messages.cores)
         is_within_limit = all(fits(own, self.memory_limit) for own in memory)
         time, bubble = timeline.makespan, timeline.bubble_fraction
         return Choice(candidate, schedule, plan.partition, time, bubble, idle, memory, bound, bound_by, is_within_limit)
