@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -73,24 +73,6 @@ class _Watcher:
         self._leave(pipeline, Question(model, inputs, targets, rest, _optimiser_of(pipeline), **asked))
 
 
-@contextmanager
-def at_first_step(leave: Leave, limits: Mapping[str, Any]) -> Iterator[None]:
-    """Inside this block, call a function in place of any training step; it must not return.
-
-    Parameters
-    ----------
-    leave : function
-        ``(pipeline, question)``, where the question is about the program, with its own choice if it has made one.
-    limits : mapping
-        ``memory_limit`` and ``num_microbatches`` of the question.
-    """
-    Pipeline.watcher = _Watcher(leave, limits)
-    try:
-        yield
-    finally:
-        Pipeline.watcher = None
-
-
 def _optimiser_of(pipeline: Pipeline) -> MakeOptimiser | None:
     """Return a function that makes optimisers like the one over a pipeline's parameters."""
     own = set(map(id, pipeline.parameters()))
@@ -131,9 +113,9 @@ def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -
             raise ArgumentError("value", f"{program} makes {size} ranks itself; expected init_process_group().")
         raise _Left(question)
 
-    with at_first_step(leave, limits), redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr):
         try:
-            run(program, arguments)
+            run_to_first_step(program, arguments, leave, limits)
         except _Left as left:
             return left.question
         except (SystemExit, Exception) as error:
@@ -160,8 +142,19 @@ def _refuse(program: str, error: BaseException) -> NoReturn:
     raise ArgumentError("value", message) from None
 
 
-def run(program: str, arguments: Sequence[str]) -> None:
-    """Run a program as ``python program arguments`` does.
+def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limits: Mapping[str, Any]) -> None:
+    """Run a program as ``python program arguments`` does, and call a function in place of any training step.
+
+    Parameters
+    ----------
+    program : str
+        A file with Python.
+    arguments : sequence of str
+    leave : function
+        ``(pipeline, question)``, where the question is about the program, with its own choice if it has made one. It
+        must not return.
+    limits : mapping
+        ``memory_limit`` and ``num_microbatches`` of the question.
 
     Raises
     ------
@@ -172,10 +165,11 @@ def run(program: str, arguments: Sequence[str]) -> None:
         raise LaunchError("no-script", f"There is no program {quoted(program, 200)}; expected a file with Python.")
     argv, path = sys.argv, list(sys.path)
     sys.argv, sys.path[:0] = [program, *arguments], [str(Path(program).resolve().parent)]
+    Pipeline.watcher = _Watcher(leave, limits)
     try:
         runpy.run_path(program, run_name="__main__")
     finally:
-        sys.argv, sys.path[:] = argv, path
+        sys.argv, sys.path[:], Pipeline.watcher = argv, path, None
 
 
 # -- on several ranks -------------------------------------------------------------------------------------------------
@@ -285,8 +279,7 @@ def main() -> None:
         group.barrier()
         sys.exit(0)
 
-    with at_first_step(leave, asked["limits"]):
-        run(program, arguments)
+    run_to_first_step(program, arguments, leave, asked["limits"])
 
 
 if __name__ == "__main__":
