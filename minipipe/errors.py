@@ -652,6 +652,22 @@ def whole_number(
     raise error(code, f"{name} is {quoted(value)}; expected a whole number{bounds}.{advice and f' {advice}'}")
 
 
+def divisor(name: str, value: Any, *numbers: int, of: str, error: Refusal = ArgumentError, code: str = "value") -> int:
+    """Return an argument that divides numbers; refuse anything else.
+
+    Parameters other than ``numbers`` and ``of``, which says what they are, are those of :func:`whole_number`.
+
+    Examples
+    --------
+    >>> divisor("num_groups", 4, 6, of="the 6 channels")
+    Traceback (most recent call last):
+    minipipe.errors.ArgumentError: num_groups is 4; expected a divisor of the 6 channels.
+    """
+    if isinstance(value, Integral) and int(value) >= 1 and not any(number % int(value) for number in numbers):
+        return int(value)
+    raise error(code, f"{name} is {quoted(value)}; expected a divisor of {of}.")
+
+
 def one_of(
     name: str,
     value: Any,

@@ -7,11 +7,9 @@ which take a quarter of the time of a reduction.
 
 from __future__ import annotations
 
-from numbers import Integral
-
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError, shape_error
+from minipipe.errors import TensorError, divisor, shape_error
 from minipipe.functional.operands import as_real, in_float32, operands
 from minipipe.tensor import Tensor, record
 
@@ -235,6 +233,5 @@ def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> 
     if len(shape) < 2 or 0 in shape[1:] or not weight == bias == shape[1:2]:
         expected = "(n, c, *spatial), (c,) and (c,), no axis but the first empty"
         raise shape_error("group_norm", expected, input=shape, weight=weight, bias=bias)
-    if not isinstance(num_groups, Integral) or num_groups < 1 or shape[1] % num_groups:
-        message = f"group_norm: num_groups is {num_groups!r}; expected a divisor of the {shape[1]} channels."
-        raise TensorError("range", message)
+    of = f"the {shape[1]} channels"
+    divisor("group_norm: num_groups", num_groups, shape[1], of=of, error=TensorError, code="range")

@@ -21,7 +21,7 @@ from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError, shape_error
+from minipipe.errors import TensorError, divisor, shape_error
 from minipipe.functional.operands import as_real, operands
 from minipipe.functional.reduction import mean
 from minipipe.tensor import Operand, Tensor, as_tensor, record
@@ -252,13 +252,8 @@ def check_groups(name: str, groups: Any, in_channels: int, out_channels: int) ->
         Code ``range``.
     """
     (count,) = per_axis(name, "groups", groups, 1)
-    if in_channels % count or out_channels % count:
-        raise TensorError(
-            "range",
-            f"{name}: groups is {count}; expected a divisor of the {in_channels} input channels and of the "
-            f"{out_channels} output channels.",
-        )
-    return count
+    of = f"the {in_channels} input channels and of the {out_channels} output channels"
+    return divisor(f"{name}: groups", count, in_channels, out_channels, of=of, error=TensorError, code="range")
 
 
 def _convolution(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from minipipe import functional
-from minipipe.errors import ArgumentError, TensorError, shape_error
+from minipipe.errors import ArgumentError, TensorError, divisor, shape_error
 from minipipe.nn.initialisers import Initialiser, constant, he_uniform, normal, uniform
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
@@ -325,11 +325,7 @@ class GroupNorm(Module):
 
     def __init__(self, num_groups: int, num_channels: int, epsilon: float = 1e-5, dtype: Any = None) -> None:
         check_lengths("GroupNorm", num_groups=num_groups, num_channels=num_channels)
-        if num_groups < 1 or num_channels % num_groups:
-            raise ArgumentError(
-                "value",
-                f"GroupNorm: {num_channels} channels cannot be divided into {num_groups} groups; expected a divisor.",
-            )
+        divisor("GroupNorm: num_groups", num_groups, num_channels, of=f"the {num_channels} channels")
         self._described = f"{num_groups}, {num_channels}"
         self.num_groups = num_groups
         self.epsilon = epsilon

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe import functional
-from minipipe.errors import ArgumentError, shape_error
+from minipipe.errors import ArgumentError, divisor, shape_error
 from minipipe.nn.initialisers import glorot_uniform
 from minipipe.nn.layers import GELU, Dropout, LayerNorm, Linear, Residual, check_probability
 from minipipe.nn.module import Module, check_lengths
@@ -211,20 +211,10 @@ def _by_head(x: Tensor, num_heads: int) -> Tensor:
 def _width_of_keys(layer: str, width: int, num_heads: int, num_key_value_heads: int | None) -> int:
     """Return the width of all keys together, after checking that the heads divide the width, and each other."""
     check_lengths(layer, width=width, num_heads=num_heads)
-    if num_heads < 1 or width % num_heads:
-        raise ArgumentError(
-            "value", f"{layer}: width {width} cannot be divided among {num_heads} heads; expected a multiple."
-        )
-    if num_key_value_heads is None:
-        return width
-    check_lengths(layer, num_key_value_heads=num_key_value_heads)
-    if num_key_value_heads < 1 or num_heads % num_key_value_heads:
-        raise ArgumentError(
-            "value",
-            f"{layer}: {num_heads} heads of queries cannot share {num_key_value_heads} heads of keys and values; "
-            "expected a divisor.",
-        )
-    return width // num_heads * num_key_value_heads
+    divisor(f"{layer}: num_heads", num_heads, width, of=f"the width, {width}")
+    shared = num_heads if num_key_value_heads is None else num_key_value_heads
+    of = f"the {num_heads} heads of queries"
+    return width // num_heads * divisor(f"{layer}: num_key_value_heads", shared, num_heads, of=of)
 
 
 def _check_rotary(layer: str, width_of_head: int, rotary_base: float | None) -> None:
