@@ -22,7 +22,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.elementwise import drawn
-from minipipe.functional.operands import as_real, in_float32, operands
+from minipipe.functional.operands import as_real, data_of, in_float32, operands
 from minipipe.tensor import Operand, Tensor, record
 
 
@@ -117,7 +117,7 @@ def _positions(name: str, like: Array, positions: Operand | None) -> Array:
     n, t = like.shape[0], like.shape[-2]
     if positions is None:
         return array_module(like).arange(t)
-    values = positions.data if isinstance(positions, Tensor) else backend.as_array(positions, like=like)
+    values = data_of(positions, like)
     if not backend.is_integer(values.dtype):
         raise TensorError("dtype", f"{name}: positions must be whole numbers; these are {values.dtype}.")
     if values.shape == (t,):
@@ -379,7 +379,7 @@ def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Arr
     """Return which keys a mask shows to queries of shape (n, ..., t, d), as truth values of shape (n, s, t or 1)."""
     if mask is None:
         return None
-    values = mask.data if isinstance(mask, Tensor) else backend.as_array(mask, like=like)
+    values = data_of(mask, like)
     if not backend.is_boolean(values.dtype):
         values = _truth_values(name, values)
     n, t = like.shape[0] if like.ndim > 2 else None, like.shape[-2]

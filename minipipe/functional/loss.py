@@ -7,7 +7,7 @@ from typing import Any
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError, one_of, shape_error
-from minipipe.functional.operands import as_real, astype, in_float32, in_full, operands
+from minipipe.functional.operands import as_real, astype, data_of, in_float32, in_full, operands
 from minipipe.functional.reduction import Axis, axes_of, without_axes
 from minipipe.tensor import Operand, Tensor, record
 
@@ -185,7 +185,7 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
         Code ``value``, for what is less than 0.
     """
     xp = array_module(like)
-    given = weights.data if isinstance(weights, Tensor) else backend.as_array(weights, like=like)
+    given = data_of(weights, like)
     try:
         if given.ndim not in (0, like.ndim):  # it might fit by chance
             raise ValueError
@@ -255,7 +255,7 @@ def cross_entropy(
     if backend.is_half(logits.dtype):
         logits = astype(logits, "float32")
     xp, k = array_module(logits.data), logits.shape[-1] if logits.ndim else 0
-    given = labels.data if isinstance(labels, Tensor) else backend.as_array(labels, like=logits.data)
+    given = data_of(labels, logits.data)
     _check_labels(logits, given, ignore_index)
     columns, shape = backend.reshape(given, (-1,)), logits.shape
     log_probabilities = log_softmax_of_array(backend.reshape(logits.data, (-1, k)), -1)
@@ -287,8 +287,7 @@ def label_weight(labels: Operand, ignore_index: int | None = None, class_weights
     >>> label_weight([0, 1, 1, -100], ignore_index=-100), label_weight([0, 1, 1], class_weights=[1.0, 0.5])
     (3.0, 2.0)
     """
-    given = labels.data if isinstance(labels, Tensor) else backend.as_array(labels)
-    columns = backend.reshape(given, (-1,))
+    columns = backend.reshape(labels.data if isinstance(labels, Tensor) else backend.as_array(labels), (-1,))
     if ignore_index is not None:
         columns = columns[columns != ignore_index]
     if class_weights is None:

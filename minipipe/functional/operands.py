@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import array_module
+from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 
@@ -63,6 +63,11 @@ def as_constant(value: Operand, like: Tensor) -> Tensor:
     # Beside whole numbers a real one is float32, the default, and not float64 as in NumPy.
     float32 = backend.array_module(like.data).float32
     return record(backend.as_array(data, float32 if isinstance(data, float) else None, like.data))
+
+
+def data_of(value: Operand, like: Array) -> Array:
+    """Return the array of an operand without gradient, such as a mask; what is none goes to the module of ``like``."""
+    return value.data if isinstance(value, Tensor) else backend.as_array(value, like=like)
 
 
 def as_real(value: Operand) -> Tensor:

@@ -11,7 +11,7 @@ from minipipe.autograd import Leaf, backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, quoted
 from minipipe.functional.elementwise import check_broadcast, unbroadcast
-from minipipe.functional.operands import as_real, axis_of, in_float32, operands
+from minipipe.functional.operands import as_real, axis_of, data_of, in_float32, operands
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 
@@ -339,7 +339,7 @@ def masked_fill(a: Operand, mask: Operand, value: float) -> Tensor:
 
 def _mask(name: str, mask: Operand, like: Tensor) -> Array:
     """Return a mask as an array of truth values."""
-    values = mask.data if isinstance(mask, Tensor) else backend.as_array(mask, like=like.data)
+    values = data_of(mask, like.data)
     if not backend.is_boolean(values.dtype):
         raise TensorError("dtype", f"{name}: the mask must hold truth values (bool); this one is {values.dtype}.")
     return values
