@@ -96,7 +96,7 @@ def text_of(value: Any, *outer: Any) -> str:
     data = value.data if isinstance(value, Tensor) else value
     if backend.is_array(data):
         return f"{data.dtype}{data.shape} {_digest(backend.to_numpy(data).tobytes())}"
-    return _name_of(value) if hasattr(value, "__name__") else _text_of_object(value, outer)
+    return name_of(value) if hasattr(value, "__name__") else _text_of_object(value, outer)
 
 
 def _check_trains_nothing(value: Any) -> None:
@@ -113,27 +113,28 @@ def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
     if "<" not in function.__qualname__:  # it can be imported, so its name says it all
         for value in referred.values():
             _check_trains_nothing(value)
-        return _name_of(function)
+        return name_of(function)
     text = text_of((function.__code__, function.__defaults__, function.__kwdefaults__, referred), *outer)
-    return f"{_name_of(function)}, line {function.__code__.co_firstlineno}, {_digest(text.encode())}"
+    return f"{name_of(function)}, line {function.__code__.co_firstlineno}, {_digest(text.encode())}"
 
 
 def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:
     """Of what can be called, the attributes count, too; anything else may hold what differs from rank to rank."""
     attributes = vars(value) if callable(value) and hasattr(value, "__dict__") else {}
-    return f"{_name_of(type(value))}({', '.join(_named(attributes, outer))})"
+    return f"{name_of(type(value))}({', '.join(_named(attributes, outer))})"
 
 
 def _named(values: dict[str, Any], outer: tuple[Any, ...]) -> list[str]:
     return [f"{name}={text_of(value, *outer)}" for name, value in values.items()]
 
 
-def _name_of(value: Any) -> str:
+def name_of(value: Any) -> str:
+    """Return the name of a function, a class or a module, from which users import it."""
+    name: Any = getattr(value, "__qualname__", None) or getattr(value, "__name__", type(value).__name__)
     module = getattr(value, "__module__", None)
-    name = getattr(value, "__qualname__", value.__name__)
     if vars(functional).get(name) is value:
         module = functional.__name__  # where users find it, whatever the file
-    return f"{module}.{name}" if module else name
+    return f"{module}.{name}" if module else str(name)
 
 
 def closure_of(function: FunctionType) -> Iterator[tuple[str, Any]]:

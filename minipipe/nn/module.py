@@ -95,18 +95,12 @@ class Module(Familiar):
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yield (qualified name, parameter); a tied parameter only once, under its first name."""
         seen: set[int] = set()
-        for name, parameter in self._all_named_parameters():
-            if id(parameter.owner) not in seen:
-                seen.add(id(parameter.owner))
-                yield name, parameter
-
-    def _all_named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         for name, part in self._parts():
-            if isinstance(part, Parameter):
-                yield name, part
-            else:
-                for inner, parameter in part.named_parameters():
-                    yield f"{name}.{inner}", parameter
+            inside = [("", part)] if isinstance(part, Parameter) else part.named_parameters()
+            for inner, parameter in inside:
+                if id(parameter.owner) not in seen:
+                    seen.add(id(parameter.owner))
+                    yield f"{name}.{inner}" if inner else name, parameter
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield every parameter once."""

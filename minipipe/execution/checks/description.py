@@ -17,7 +17,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.nn import Module, Parameter
-from minipipe.nn.function import closure_of, globals_of
+from minipipe.nn.function import closure_of, globals_of, name_of
 from minipipe.tensor import Tensor
 
 _LONGEST = 100  # characters of a value that are shown; of a longer one a digest follows
@@ -90,7 +90,7 @@ class _Walk:
         elif isinstance(value, _PLAIN):
             yield path, _shown(value)
         elif isinstance(value, type | ModuleType | BuiltinFunctionType | np.ufunc):
-            yield path, _name_of(value)
+            yield path, name_of(value)
             yield from self._class(path, value) if isinstance(value, type) else ()
         elif isinstance(value, tuple | list | dict | set | frozenset):
             yield from self._container(path, value)
@@ -114,7 +114,7 @@ class _Walk:
                 yield path, "as before"
                 return
             self._met[id(value)] = value
-        yield path, f"{_name_of(type(value))} of {len(value)}"
+        yield path, f"{name_of(type(value))} of {len(value)}"
         if isinstance(value, dict):
             named = ((key if isinstance(key, str) else _key(key), item) for key, item in value.items())
             yield from self._all(path, sorted(named, key=itemgetter(0)))
@@ -142,9 +142,9 @@ class _Walk:
             yield path, "partial"
             yield from self._all(path, [("function", value.func), ("given", value.args), ("named", value.keywords)])
         elif callable(value) and hasattr(value, "__name__"):
-            yield path, _name_of(value)
+            yield path, name_of(value)
         else:
-            yield path, _name_of(kind)
+            yield path, name_of(kind)
             if isinstance(value, Module | SimpleNamespace) or is_dataclass(value) or _is_ones_own(kind):
                 yield from self._all(path, _attributes(value))
                 yield from self._class(path, kind)
@@ -152,11 +152,11 @@ class _Walk:
     def _function(self, path: str, function: FunctionType) -> Iterator[tuple[str, str]]:
         is_own = _is_ones_own(function)
         code = f", code {_digest_of_code(function.__code__):x}" if is_own else ""
-        yield path, f"{_name_of(function)}{code}"
+        yield path, f"{name_of(function)}{code}"
         defaults = [(f"default {i}", value) for i, value in enumerate(function.__defaults__ or ())]
         yield from self._all(path, [*defaults, *sorted((function.__kwdefaults__ or {}).items(), key=itemgetter(0))])
-        closure = closure_of(function)
-        yield from self._all(path, ((name, value) for name, value in closure if _counts_in_a_closure(name, value)))
+        closure = [each for each in closure_of(function) if not isinstance(each[1], list | dict | set)]
+        yield from self._all(path, ((name, value) for name, value in closure if name not in _OF_A_RANK))
         if is_own:
             yield from self._all(path, ((name, v) for name, v in globals_of(function) if _is_called_by_name(v)))
 
@@ -195,16 +195,12 @@ def _counts_though_private(item: Any) -> bool:
     return isinstance(item, Number | str | FunctionType) or any(isinstance(part, Module | Parameter) for part in rows)
 
 
-def _counts_in_a_closure(name: str, item: Any) -> bool:
-    return name not in _OF_A_RANK and not isinstance(item, list | dict | set)
-
-
 def _key(value: Any) -> str:
     """Return a text for an element of a set, a key of a dict, or a constant of a function."""
     if isinstance(value, tuple | frozenset):
         texts = map(_key, value)
         return f"({', '.join(texts)})" if isinstance(value, tuple) else f"{{{', '.join(sorted(texts))}}}"
-    return _shown(value) if isinstance(value, _PLAIN) else _name_of(type(value))
+    return _shown(value) if isinstance(value, _PLAIN) else name_of(type(value))
 
 
 def _shown(value: Any) -> str:
@@ -215,12 +211,6 @@ def _shown(value: Any) -> str:
 def _of_array(array: Any) -> str:
     shape = f"array of shape {tuple(array.shape)}, {array.dtype}"
     return shape if str(array.dtype) == "object" else f"{shape}, {digest(array):x}"
-
-
-def _name_of(value: Any) -> str:
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", type(value).__name__)
-    module = getattr(value, "__module__", None)
-    return f"{module}.{name}" if module else str(name)
 
 
 def _is_called_by_name(value: Any) -> bool:

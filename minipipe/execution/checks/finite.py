@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.comm import ProcessGroup
 from minipipe.errors import NotFiniteCode, NotFiniteError, one_of
 from minipipe.execution import BatchLoss
 from minipipe.execution.batch import Batch
@@ -190,7 +189,9 @@ def culprit_of(plan: Plan, executor: Executor, batch: Batch, with_gradients: boo
             leaf.grad = gradient
     if not batch.objective.is_given:
         probe.look_at_losses(again.objective.losses)
-    sightings = _of_all_ranks(executor.group, probe.sightings, batch.call)
+    own = np.array(probe.sightings, np.int64).reshape(-1, len(Seen._fields))
+    rows = executor.group.all_gather(own, what=part_of(batch.call))
+    sightings = [Seen(*row) for part in rows for row in part.tolist()]
     if not with_gradients:
         sightings = [seen for seen in sightings if seen.what not in (What.GRADIENT, What.WEIGHT_GRADIENT)]
     culprit = find_culprit(sightings, len(batch.slices), len(plan.layers))
@@ -198,11 +199,6 @@ def culprit_of(plan: Plan, executor: Executor, batch: Batch, with_gradients: boo
         return NotFiniteCode.NOT_FOUND, _NOT_FOUND
     masks = [seen for seen in sightings if seen[:2] == (What.INPUTS, culprit.microbatch) and seen.kinds & MINUS]
     return _described(culprit, plan, executor, batch, bool(masks))
-
-
-def _of_all_ranks(group: ProcessGroup, sightings: list[Seen], call: str) -> list[Seen]:
-    rows = group.all_gather(np.array(sightings, np.int64).reshape(-1, len(Seen._fields)), what=part_of(call))
-    return [Seen(*row) for part in rows for row in part.tolist()]
 
 
 def _described(
