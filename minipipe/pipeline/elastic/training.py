@@ -42,7 +42,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, LaunchError
+from minipipe.errors import LaunchError, whole_number
 from minipipe.execution import PendingLoss
 from minipipe.pipeline.elastic.vault import Made, Vault, ranks, state_for
 
@@ -156,10 +156,7 @@ def train(
     True
     """
     for name, number, least in (("num_steps", num_steps, 0), ("copies", copies, 0), ("every", every, 1)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise ArgumentError(
-                "value", f"elastic.train: {name} is {number!r}; expected a whole number, at least {least}."
-            )
+        whole_number(f"elastic.train: {name}", number, least)
     training = _Training(make, step, num_steps, every)
     if group.size == 1 or copies == 0:
         training.run(group)

@@ -1,13 +1,18 @@
 """Copies: which survive, which are found, and whose are missing. On threads; real losses are in test_survival.py."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import elastic, optim, spawn
+from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, LaunchError, RankLostError
 from minipipe.pipeline import Pipeline
+from minipipe.pipeline.elastic.training import _Training
 from minipipe.pipeline.elastic.vault import Generation, Made, Vault, state_for
 from tests.pipeline.elastic.test_pieces import are_same, make
 
@@ -119,6 +124,26 @@ def test_ranks_that_keep_nothing_train_as_any_others():
 
     alone, *three = [*spawn(losses, 1), *spawn(losses, 3)]
     assert three == [alone] * 3
+
+
+def test_what_was_made_is_gone_before_it_is_made_anew():
+    """After a loss: otherwise there would be two pipelines in memory."""
+    made, alive = [], []
+
+    def make_and_look(group):
+        alive.append([ref() is not None for ref in made])
+        found = make(group)
+        made.append(weakref.ref(found[0]))
+        return found
+
+    training = _Training(make_and_look, step, num_steps=1, every=1)
+    gc.disable()
+    try:
+        for _ in range(2):
+            training.run(OneRankGroup())
+    finally:
+        gc.enable()
+    assert alive == [[], [False]]
 
 
 def test_what_train_returns_on_one_rank():
