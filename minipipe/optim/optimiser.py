@@ -82,6 +82,12 @@ _RANGES = {
 }
 
 
+_EXPECTED = (
+    "Give model.parameters() or pipeline.parameters(), a list: [model.weight], or a list of groups: "
+    '[{"parameters": [model.weight]}].'
+)
+
+
 def checked(name: str, value: Any) -> Any:
     """Return a hyper-parameter as a Python float, or as a pair of them. Names without a range pass as they are."""
     if name not in _RANGES:
@@ -98,11 +104,7 @@ def checked(name: str, value: Any) -> Any:
 
 def _as_parameter(item: Any) -> Parameter:
     if not isinstance(item, Parameter):
-        raise ArgumentError(
-            "type",
-            f"An optimiser takes parameters; {type(item).__name__} is none. Give model.parameters() or "
-            'pipeline.parameters(), a list: [model.weight], or groups: [{"parameters": [model.weight]}].',
-        )
+        raise ArgumentError("type", f"An optimiser takes parameters; {type(item).__name__} is none. {_EXPECTED}")
     return item
 
 
@@ -203,10 +205,10 @@ class Optimiser(Familiar, ABC):
         unknown = ", ".join(str(name) for name in own if name not in defaults)
         if parameters is None or unknown:
             wrong = f"has {unknown}" if unknown else 'has no "parameters"'
-            raise ArgumentError(
-                "value",
-                f'A group of {type(self).__name__} {wrong}; expected "parameters" and any of {", ".join(defaults)}.',
+            message = (
+                f'A group of {type(self).__name__} {wrong}; expected "parameters" and any of {", ".join(defaults)}.'
             )
+            raise ArgumentError("value", message)
         return ParameterGroup(parameters, {**defaults, **own})
 
     @property
@@ -225,9 +227,8 @@ class Optimiser(Familiar, ABC):
         """
         rates = [group.learning_rate for group in self.groups]
         if len(set(rates)) > 1:
-            raise ArgumentError(
-                "value", f"The groups' learning rates differ: {rates}. Read optimiser.groups[i].learning_rate."
-            )
+            message = f"The groups' learning rates differ: {rates}. Read optimiser.groups[i].learning_rate."
+            raise ArgumentError("value", message)
         return rates[0]
 
     @learning_rate.setter
@@ -362,35 +363,33 @@ class Optimiser(Familiar, ABC):
             Code ``value``: when there are other groups, hyper-parameters or parameters, or a number or an array is not
             one that the rule leaves behind.
         """
-        name = type(self).__name__
+        if problem := self._problem_with(state):
+            raise ArgumentError("value", f"{type(self).__name__}: {problem}.")
+        for numbers in (*state["groups"], *(state.get("first") or ())):
+            ParameterGroup((), numbers)
+
+    def _problem_with(self, state: Any) -> str | None:
+        """Describe what is wrong with a state, beside the numbers of its groups; None if nothing is."""
         if not isinstance(state, Mapping) or {"groups", "states"} - state.keys():
             found = ", ".join(map(str, state)) if isinstance(state, Mapping) else f"a {type(state).__name__}"
-            message = f'the state is {found or "empty"}; expected that of state_dict(), with "groups" and "states".'
-            raise ArgumentError("value", f"{name}: {message}")
+            return f'the state is {found or "empty"}; expected that of state_dict(), with "groups" and "states"'
         known = [sorted(group.hyper_parameters) for group in self.groups]
         for groups in (state["groups"], state.get("first") or state["groups"]):
             if known != (given := [sorted(numbers) for numbers in groups]):
-                raise ArgumentError("value", f"{name}: the state's groups have {given}, and this optimiser's {known}.")
+                return f"the state's groups have {given}, and this optimiser's {known}"
         if len(state["states"]) != len(self.parameters):
-            message = f"the state is of {len(state['states'])} parameters; this optimiser has {len(self.parameters)}."
-            raise ArgumentError("value", f"{name}: {message}")
-        for numbers in (*state["groups"], *(state.get("first") or ())):
-            ParameterGroup((), numbers)
+            return f"the state is of {len(state['states'])} parameters; this optimiser has {len(self.parameters)}"
         for number, (parameter, kept) in enumerate(zip(self.parameters, state["states"])):
-            if problem := self._problem_with(kept, parameter):
-                raise ArgumentError("value", f"{name}: for parameter {number}, the state keeps {problem}.")
-
-    def _problem_with(self, kept: Mapping[str, Any], parameter: Parameter) -> str | None:
-        """Describe what is wrong with the state of a parameter; None if nothing is."""
-        is_half = backend.is_half(parameter.dtype)
-        dtype = np.dtype(np.float32) if is_half else backend.numpy_dtype(parameter.dtype)
-        master = {"master": -inf} if is_half else {}
-        own = kept.keys() - master.keys()
-        if self.kept is not None and own and own != self.kept.keys():
-            return f"{', '.join(sorted(map(repr, own)))}; expected {', '.join(self.kept)}"
-        for name, least in {**master, **(self.kept or {})}.items():
-            if name in kept and (problem := _problem(kept[name], least, parameter.shape, dtype)):
-                return f"{name} = {problem}"
+            is_half = backend.is_half(parameter.dtype)
+            dtype = np.dtype(np.float32) if is_half else backend.numpy_dtype(parameter.dtype)
+            least = {**({"master": -inf} if is_half else {}), **(self.kept or {})}
+            own = kept.keys() - ({"master"} if is_half else set())
+            start = f"for parameter {number}, the state keeps"
+            if self.kept is not None and own and own != self.kept.keys():
+                return f"{start} {', '.join(sorted(map(repr, own)))}; expected {', '.join(self.kept)}"
+            for name in least:
+                if name in kept and (problem := _problem(kept[name], least[name], parameter.shape, dtype)):
+                    return f"{start} {name} = {problem}"
         return None
 
     def zero_grad(self) -> None:
@@ -402,11 +401,8 @@ class Optimiser(Familiar, ABC):
 def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
     """Return the groups that were given; parameters alone, and none at all, are one group."""
     if isinstance(parameters, (Module, Parameter, Mapping)):
-        raise ArgumentError(
-            "type",
-            f"An optimiser takes parameters; this is one {type(parameters).__name__}. Give model.parameters(), "
-            'a list: [model.weight], or a list of groups: [{"parameters": [model.weight]}].',
-        )
+        message = f"An optimiser takes parameters; this is one {type(parameters).__name__}. {_EXPECTED}"
+        raise ArgumentError("type", message)
     items = list(parameters)
     num_groups = sum(isinstance(item, Mapping) for item in items)
     if 0 < num_groups < len(items):
@@ -424,11 +420,8 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
         for parameter in group.parameters:
             owner = id(parameter.owner)
             if owner in first_group:
-                raise ArgumentError(
-                    "value",
-                    f"A parameter of shape {parameter.shape} stands in group {first_group[owner]} and again "
-                    f"in group {i}; each step would change it twice. Leave one of the two out.",
-                )
+                message = f"A parameter of shape {parameter.shape} stands in group {first_group[owner]} and again in"
+                raise ArgumentError("value", f"{message} group {i}; each step would change it twice. Leave one out.")
             first_group[owner] = i
 
 
