@@ -312,17 +312,10 @@ class MeasuredLayers(Sequence[LayerCosts]):
         found = []
         for rank in range(schedule.num_ranks):
             own = [layer for stage in schedule.stages_of(rank) for layer in plan.part(stage)]
-            uses = [use for layer in own for use in parameters_of(layer)]
-            parameters = list({id(use.owner): use.owner for use in uses}.values())
-            found.append(
-                RankMemory(
-                    parameters=sum(parameter.nbytes for parameter in parameters),
-                    gradients=0 if schedule.is_forward_only else gradient_bytes(uses),
-                    optimiser_state=state_bytes(optimiser, parameters),
-                    activations=int(max((during for during, _ in levels[rank]), default=0)),
-                    messages=messages[rank],
-                )
-            )
+            parameters, gradients, state = _kept(own, optimiser)
+            activations = int(max((during for during, _ in levels[rank]), default=0))
+            gradients = 0 if schedule.is_forward_only else gradients
+            found.append(RankMemory(parameters, gradients, state, activations, messages[rank]))
         return MemoryPrediction(found)
 
     def costs(
@@ -435,7 +428,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         if by == "memory":
             counts = [1] * num_stages if schedule is None else microbatches_in_flight(schedule)
             held = [max(costs.activation, costs.weight_activation) for costs in self]
-            kept = [self._kept(layer, optimiser) for layer in self._layers]
+            kept = [sum(_kept([layer], optimiser)) for layer in self._layers]
             rows = [[count * own + fixed for own, fixed in zip(held, kept)] for count in counts]
             return partition_by_stage_cost(rows, num_stages, placement)
         return partition_by_cost(self._amounts(by, recompute), num_stages, placement)
@@ -447,12 +440,6 @@ class MeasuredLayers(Sequence[LayerCosts]):
             return [costs.num_parameters for costs in self]
         again = [costs.forward if recompute and costs.backward_input else 0.0 for costs in self]
         return [time + more for time, more in zip(self.times, again)]
-
-    @staticmethod
-    def _kept(layer: Module, optimiser: MakeOptimiser | None) -> int:
-        """Return the bytes of a layer's parameters, gradients and optimiser state."""
-        own = list(layer.parameters())
-        return sum(p.nbytes for p in own) + gradient_bytes(parameters_of(layer)) + state_bytes(optimiser, own)
 
     # -- as a table -----------------------------------------------------------------------------------------
 
@@ -467,6 +454,13 @@ class MeasuredLayers(Sequence[LayerCosts]):
 
     def _table(self) -> list[tuple[str, ...]]:
         return [_HEAD, *(_cells(str(i) if i < len(self) else "", costs) for i, costs in enumerate(self._rows))]
+
+
+def _kept(layers: Iterable[Module], optimiser: MakeOptimiser | None) -> tuple[int, int, int]:
+    """Return the bytes of the parameters, the gradients and the optimiser's state of layers."""
+    uses = [use for layer in layers for use in parameters_of(layer)]
+    parameters = list({id(use.owner): use.owner for use in uses}.values())
+    return sum(parameter.nbytes for parameter in parameters), gradient_bytes(uses), state_bytes(optimiser, parameters)
 
 
 def _cells(number: str, costs: LayerCosts) -> tuple[str, ...]:

@@ -66,9 +66,8 @@ def teller(group: ProcessGroup, progress: bool | None) -> Tell:
     >>> from minipipe.comm import OneRankGroup
     >>> teller(OneRankGroup(), progress=False)("ready")
     """
-    if sys.stderr is None or group.rank:  # a process without standard error, such as a daemon
-        return silent
-    if not (sys.stderr.isatty() if progress is None else progress):
+    stream = None if group.rank else sys.stderr  # None, too, in a process without standard error, such as a daemon
+    if stream is None or not (stream.isatty() if progress is None else progress):
         return silent
     return lambda line: print(f"{MARK}{line}", file=sys.stderr, flush=True)
 
