@@ -160,11 +160,12 @@ def check_keywords(kind: type, positional: tuple[Any, ...], given: Mapping[str, 
         ...
     minipipe.errors.ArgumentError: Dropout takes no p=; here it is probability=.
     """
-    if kind.__init__ is object.__init__:  # type: ignore[misc]
+    constructor: Any = kind.__init__  # type: ignore[misc]
+    if constructor is object.__init__:
         if positional or given:
             raise ArgumentError("name", f"{kind.__name__} takes no argument; this is {(*positional, *given)!r:.60}.")
         return
-    _check_taken(kind.__name__, list(signature(kind.__init__).parameters.values())[1:], given)  # type: ignore[misc]
+    _check_taken(kind.__name__, list(signature(constructor).parameters.values())[1:], given)
 
 
 def check_options(layer: str, forward: Callable[..., Any], given: Mapping[str, Any]) -> None:

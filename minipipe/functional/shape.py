@@ -182,13 +182,8 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     if len(others) > 1 or any(t.ndim != tensors[0].ndim for t in tensors):
         shapes = ", ".join(str(tensor.shape) for tensor in tensors)
         raise TensorError("shape", f"concatenate: shapes {shapes} differ elsewhere than along axis {axis}.")
-    xp = array_module(tensors[0].data)
-    inputs, start = [], 0
-    for tensor in tensors:
-        part = (slice(None),) * axis + (slice(start, start + tensor.shape[axis]), ...)
-        inputs.append((tensor, lambda g, part=part: g[part]))
-        start += tensor.shape[axis]
-    return record(xp.concat([tensor.data for tensor in tensors], axis=axis), *inputs)
+    result = array_module(tensors[0].data).concat([tensor.data for tensor in tensors], axis=axis)
+    return _joined(result, tensors, axis, _slices([tensor.shape[axis] for tensor in tensors]))
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -222,11 +217,19 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         shapes = ", ".join(str(tensor.shape) for tensor in tensors)
         raise TensorError("shape", f"stack: shapes {shapes} differ; expected one shape for all.")
     axis = axis_of(axis, (*tensors[0].shape, len(tensors)))
-    inputs = []
-    for i, tensor in enumerate(tensors):
-        part = (slice(None),) * axis + (i, ...)
-        inputs.append((tensor, lambda g, part=part: g[part]))
-    return record(array_module(tensors[0].data).stack([tensor.data for tensor in tensors], axis=axis), *inputs)
+    result = array_module(tensors[0].data).stack([tensor.data for tensor in tensors], axis=axis)
+    return _joined(result, tensors, axis, range(len(tensors)))
+
+
+def _joined(result: Array, tensors: Sequence[Tensor], axis: int, keys: Sequence[int | slice]) -> Tensor:
+    """Record a result that has each tensor under its key of an axis."""
+    parts = [((slice(None),) * axis + (key, ...)) for key in keys]
+    return record(result, *((tensor, lambda g, part=part: g[part]) for tensor, part in zip(tensors, parts)))
+
+
+def _slices(lengths: Sequence[int]) -> list[slice]:
+    """Return the slices of these lengths, one behind the other."""
+    return [slice(stop - length, stop) for length, stop in zip(lengths, accumulate(lengths))]
 
 
 def split(a: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
@@ -262,7 +265,7 @@ def split(a: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Ten
     if any(size < 0 for size in sizes) or sum(sizes) != length:
         raise TensorError("shape", f"split: lengths {sizes} do not add up to axis {axis} of shape {a.shape}.")
     before = (slice(None),) * axis
-    return tuple(index(a, (*before, slice(stop - size, stop), ...)) for size, stop in zip(sizes, accumulate(sizes)))
+    return tuple(index(a, (*before, part, ...)) for part in _slices(sizes))
 
 
 def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -116,15 +116,9 @@ def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
 
 
 def losses_so_far() -> list[Tensor]:
-    """Return the auxiliary losses that layers have added here."""
-    return _here.get() or []
-
-
-def add_again(losses: list[Tensor]) -> None:
-    """Add losses to those collected outside this block, as recomputation does."""
-    outside = _here.get()
-    if outside is not None:
-        outside.extend(losses)
+    """Return the list to which layers add their losses here; outside of :func:`auxiliary_losses` a new one."""
+    losses = _here.get()
+    return [] if losses is None else losses
 
 
 class WithLosses(NamedTuple):

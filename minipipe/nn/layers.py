@@ -406,15 +406,12 @@ class Embedding(Module):
         self, num_embeddings: int, width: int, initialiser: Initialiser | None = None, dtype: Any = None
     ) -> None:
         check_lengths("Embedding", num_embeddings=num_embeddings, width=width)
+        self._described = f"{num_embeddings}, {width}"
         self.weight = Parameter((num_embeddings, width), initialiser or normal(0.02), dtype)
 
     def forward(self, ids: Operand) -> Tensor:
         """Map whole numbers of shape (...) to vectors, (..., width)."""
         return functional.embedding(self.weight, ids)
-
-    def describe(self) -> str:
-        """Name both lengths."""
-        return ", ".join(map(str, self.weight.shape))
 
 
 class PositionalEmbedding(Module):
@@ -445,6 +442,7 @@ class PositionalEmbedding(Module):
 
     def __init__(self, length: int, width: int, initialiser: Initialiser | None = None, dtype: Any = None) -> None:
         check_lengths("PositionalEmbedding", length=length, width=width)
+        self._described = f"{length}, {width}"
         self.weight = Parameter((length, width), initialiser or normal(0.02), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -465,10 +463,6 @@ class PositionalEmbedding(Module):
                 "Cut the sequence, or make the layer longer.",
             )
         return functional.add(x, functional.index(self.weight, (slice(0, x.shape[1]), ...)))
-
-    def describe(self) -> str:
-        """Name both lengths."""
-        return ", ".join(map(str, self.weight.shape))
 
 
 class Unembedding(Module):

@@ -11,7 +11,7 @@ from minipipe.autograd import Node, backend
 from minipipe.autograd.modes import at, current_place, mode, next_order, no_grad, record_again
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import ArgumentError, TensorError
-from minipipe.nn.auxiliary_loss import add_again, auxiliary_losses
+from minipipe.nn.auxiliary_loss import auxiliary_losses, losses_so_far
 from minipipe.nn.module import Module, in_modes
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, as_tensor, record
@@ -114,7 +114,7 @@ class Recompute(Module):
                 if here.watch is not None:
                     result.node = here.watch(result.node, [tensor.data, *parameters, *(own.data for own in inputs)])
             results[id(tensor)] = result
-        add_again([results[id(loss)] for loss in losses])
+        losses_so_far().extend(results[id(loss)] for loss in losses)
         return rebuilt(computed, [results[id(tensor)] for tensor in tensors_in(computed)])
 
     def _again(

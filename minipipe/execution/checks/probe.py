@@ -59,8 +59,7 @@ class Probe:
     def look_at_batch(self, batch: Batch) -> None:
         """Look at the inputs and the targets, as far as this rank has them."""
         for what, given in ((What.INPUTS, batch.inputs), (What.TARGETS, batch.objective.targets)):
-            for k, part in enumerate(batch.slices if given is not None else ()):
-                cut = given.cut(part)  # type: ignore[union-attr]
+            for k, cut in enumerate(map(given.cut, batch.slices) if given is not None else ()):
                 self.note(what, k, -1, cut.arrays, _first_sample(cut))
 
     def look_at_losses(self, losses: dict[int, float]) -> None:

@@ -184,10 +184,7 @@ def _of_leaf(leaf: Any, before: int) -> int:
     leaf = leaf.data if isinstance(leaf, Tensor) else leaf
     if is_array(leaf) and not isinstance(leaf, np.ndarray):
         return crc32(f"{tuple(leaf.shape)} {leaf.dtype}".encode(), before)
-    return _of_array(np.asarray(leaf), before)
-
-
-def _of_array(array: np.ndarray, before: int) -> int:
+    array = np.asarray(leaf)
     form, positions = _form(array.shape, array.dtype)
     # Neither way copies the array.
     elements = array.take(positions) if array.flags.c_contiguous else array.flat[positions]
