@@ -127,6 +127,23 @@ def face(package: str, namespace: Mapping[str, Any]) -> tuple[Callable[[str], An
     return absent, names
 
 
+def hint_for_cell(cell: str, is_action: Callable[[str], object]) -> str:
+    """Return a sentence on a cell that is not an action, or nothing.
+
+    Examples
+    --------
+    >>> hint_for_cell("0f0", {"0F0"}.__contains__)
+    ' Did you mean upper case?'
+    """
+    if cell[:1] in tuple("FBIW") and is_action(f"0{cell}"):
+        return " The stage may be left out only if no cell of the text has one and each rank has a single stage."
+    if is_action(cell.upper()):
+        return " Did you mean upper case?"
+    if len(cell.split()) > 1 and is_action(cell.split()[-1]):
+        return " In CSV, only commas separate cells: put one between any two."
+    return ""
+
+
 def schedule_like(given: str, names: Iterable[str]) -> str | None:
     """Return the name here of a schedule of another library, or the closest of some names, if any.
 

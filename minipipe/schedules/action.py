@@ -10,7 +10,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
 
 
 class ActionKind(StrEnum):
@@ -89,25 +89,12 @@ class Action(NamedTuple):
         """
         match = _CELL.fullmatch(cell)
         if match is None:
-            raise ScheduleError.of(
-                ScheduleCode.SYNTAX, f"{_quoted(cell)} is not an action.{_hint(cell)} {EXPECTED_CELL}"
-            )
+            from minipipe.hints import hint_for_cell  # on demand: most cells are actions
+
+            shown = quoted(cell if len(cell) <= 40 else f"{cell[:40]}…")  # it may be a whole line of another format
+            hint = hint_for_cell(cell, _CELL.fullmatch)
+            raise ScheduleError.of(ScheduleCode.SYNTAX, f"{shown} is not an action.{hint} {EXPECTED_CELL}")
         return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
-
-
-def _quoted(cell: str) -> str:
-    """Quote a cell, truncated to 40 characters: it may be a whole line of a file in another format."""
-    return repr(cell if len(cell) <= 40 else f"{cell[:40]}…")
-
-
-def _hint(cell: str) -> str:
-    if re.fullmatch(r"[FBIW]\d{1,9}", cell, re.ASCII):
-        return " The stage may be left out only if no cell of the text has one and each rank has a single stage."
-    if _CELL.fullmatch(cell.upper()):
-        return " Did you mean upper case?"
-    if len(cell.split()) > 1 and _CELL.fullmatch(cell.split()[-1]):
-        return " In CSV, only commas separate cells: put one between any two."
-    return ""
 
 
 EXPECTED_CELL = (

@@ -134,6 +134,21 @@ class ActionTable(ShownInNotebooks):
         return min(set(range(self.num_stages)) - self.frozen, default=self.num_stages)
 
     @cached_property
+    def rank_of(self) -> dict[Action, int]:
+        """By action, the first rank that has it."""
+        return {action: rank for rank in reversed(range(self.num_ranks)) for action in self.actions[rank]}
+
+    def home_of(self, action: Action) -> int | None:
+        """Return the rank of an action; of a missing one the rank of its stage, or None without such a stage."""
+        home = self.placement[action.stage] if 0 <= action.stage < self.num_stages else None
+        return self.rank_of.get(action, home)
+
+    def as_written(self, action: Action) -> Action:
+        """Return an action as the table writes it: I in place of a B whose backward is split."""
+        split = action._replace(kind=ActionKind.BACKWARD_INPUT)
+        return split if action.kind is ActionKind.BACKWARD and split in self.rank_of else action
+
+    @cached_property
     def is_reproducible(self) -> bool:
         """Whether every stage adds its gradients in ascending order of microbatches, as one process does.
 

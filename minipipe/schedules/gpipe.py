@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_sizes, neighbouring_placement
 from minipipe.schedules.transforms import cut_stages
@@ -42,13 +42,6 @@ def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     rank 1: 1F0 1F1 1F2 1B0 1B1 1B2
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    rows = tuple(
-        tuple(
-            Action(stage, kind, k)
-            for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
-            for k in range(num_microbatches)
-        )
-        for stage in range(num_ranks)
-    )
+    rows = [[Action(rank, kind, k) for kind in (F, B) for k in range(num_microbatches)] for rank in range(num_ranks)]
     placement = neighbouring_placement(num_ranks, chunks_per_rank)
     return Schedule("gpipe", placement, num_microbatches, cut_stages(rows, chunks_per_rank))

@@ -150,12 +150,10 @@ def looped_bfs(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     rank 1: 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    rows = []
+    groups, rows = [range(num_microbatches)], []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards = order_table(F, stages, [range(num_microbatches)])
-        backwards = order_table(B, stages[::-1], [range(num_microbatches)])
-        rows.append(tuple(forwards + backwards))
+        rows.append((*order_table(F, stages, groups), *order_table(B, stages[::-1], groups)))
     return Schedule("looped-bfs", looped_placement(num_ranks, chunks_per_rank), num_microbatches, tuple(rows))
 
 

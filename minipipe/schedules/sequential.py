@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.interleaved import microbatch_groups, order_table
 from minipipe.schedules.placement import check_sizes, looped_placement, stages_by_rank
@@ -41,13 +41,20 @@ def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     placement = looped_placement(num_ranks, chunks_per_rank)
+    return Schedule("sequential", placement, num_microbatches, _one_by_one(placement, num_ranks, num_microbatches, B))
+
+
+def _one_by_one(
+    placement: Sequence[int], num_ranks: int, num_microbatches: int, *backwards: ActionKind
+) -> tuple[tuple[Action, ...], ...]:
+    """Return the rows of microbatches that go down all stages with F and up again with their backwards, in turn."""
     rows: list[list[Action]] = [[] for _ in range(num_ranks)]
-    for microbatch in range(num_microbatches):
+    for k in range(num_microbatches):
         for stage, rank in enumerate(placement):
-            rows[rank].append(Action(stage, ActionKind.FORWARD, microbatch))
+            rows[rank].append(Action(stage, F, k))
         for stage, rank in reversed(list(enumerate(placement))):
-            rows[rank].append(Action(stage, ActionKind.BACKWARD, microbatch))
-    return Schedule("sequential", placement, num_microbatches, tuple(map(tuple, rows)))
+            rows[rank] += [Action(stage, kind, k) for kind in backwards]
+    return tuple(map(tuple, rows))
 
 
 def forward_only(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -108,9 +115,7 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
     num_ranks = max(placement, default=0) + 1 if num_ranks is None else num_ranks
     check_sizes(num_ranks, num_microbatches)
     groups = microbatch_groups(num_ranks, num_microbatches)
-    rows = tuple(
-        tuple(order_table(ActionKind.FORWARD, stages, groups)) for stages in stages_by_rank(placement, num_ranks)
-    )
+    rows = tuple(tuple(order_table(F, stages, groups)) for stages in stages_by_rank(placement, num_ranks))
     return Schedule("forward-only", tuple(placement), num_microbatches, rows)
 
 
@@ -140,9 +145,4 @@ def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:
     rank 0: 0F0 2F0 2I0 2W0 0I0 0W0
     rank 1: 1F0 1I0 1W0
     """
-    rows: list[list[Action]] = [[] for _ in range(num_ranks)]
-    for stage, rank in enumerate(placement):
-        rows[rank].append(Action(stage, ActionKind.FORWARD, 0))
-    for stage, rank in reversed(list(enumerate(placement))):
-        rows[rank] += [Action(stage, ActionKind.BACKWARD_INPUT, 0), Action(stage, ActionKind.BACKWARD_WEIGHT, 0)]
-    return Schedule("one-microbatch", tuple(placement), 1, tuple(map(tuple, rows)))
+    return Schedule("one-microbatch", tuple(placement), 1, _one_by_one(placement, num_ranks, 1, I, W))

@@ -249,7 +249,7 @@ class Walkthrough:
             while following in self.stuck and following not in path:
                 path.append(following)
                 waits = self.stuck[following]
-                following = waits.source if waits.awaited in self.dependencies.rank_of else None  # None: it is missing
+                following = waits.source if waits.awaited in self.program.rank_of else None  # None: it is missing
             if following in path:
                 cycle = path[path.index(following) :]
                 lowest = cycle.index(min(cycle))
@@ -320,7 +320,7 @@ class Walkthrough:
                 need = self.dependencies.partner_of(need)  # the RECV is posted; the SEND is not
             if need not in self._first or self.events[self._first[need]].end > time:
                 break
-        return self.dependencies.home_of(need), need  # where none is missing, the last one is written twice
+        return self.program.home_of(need), need  # where none is missing, the last one is written twice
 
     def _has_begun(self, action: Action, time: float) -> bool:
         return action in self._first and self.events[self._first[action]].start <= time
@@ -338,8 +338,8 @@ class Walkthrough:
             is_sent, value = event.action.kind in _SENDS, _value_of(event.action)
             if value is None or not self.dependencies.exists(value) or is_sent != self.program.message_cuts[value.cut]:
                 continue
-            producer, consumer = map(self.dependencies.as_written, (value.producer, value.consumer))
-            destination = self.dependencies.home_of(consumer)
+            producer, consumer = map(self.program.as_written, (value.producer, value.consumer))
+            destination = self.program.home_of(consumer)
             assert destination is not None
             if destination == event.rank:
                 continue

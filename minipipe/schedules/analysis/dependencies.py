@@ -36,7 +36,6 @@ of actions.
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import cached_property
 from typing import NamedTuple
 
 from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W
@@ -181,26 +180,9 @@ class Dependencies:
 
         A SEND and its RECV depend on each other: they meet.
         """
-        return [self.as_written(needed) for needed in (self.own(action), self.awaited(action)) if needed is not None]
+        return [self.table.as_written(needed) for needed in (self.own(action), self.awaited(action)) if needed]
 
     def partner_of(self, message: Action) -> Action:
         """Return the RECV of a SEND, or the SEND of a RECV, even of a stage that does not exist."""
         value = Value.carried_by(message)
         return value.receive if message == value.send else value.send
-
-    def as_written(self, action: Action) -> Action:
-        """Return the action as the table writes it: I in place of a B whose backward is split."""
-        split = action._replace(kind=I)
-        return split if action.kind is B and split in self.rank_of else action
-
-    @cached_property
-    def rank_of(self) -> dict[Action, int]:
-        """By action, the first rank that has it."""
-        rows = reversed(list(enumerate(self.table.actions)))
-        return {action: rank for rank, row in rows for action in row}
-
-    def home_of(self, action: Action) -> int | None:
-        """Return the rank of an action; of a missing one the rank of its stage, or None without such a stage."""
-        placement = self.table.placement
-        home = placement[action.stage] if 0 <= action.stage < len(placement) else None
-        return self.rank_of.get(action, home)

@@ -8,6 +8,7 @@ and messages take none. The tests compare every formula with the simulator over 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError
@@ -99,8 +100,8 @@ def _straight(case: Case) -> float:
     return (case.m + case.p - 1) * case.round
 
 
-def _straight_bubble(case: Case) -> float:
-    return _straight(case) - case.work  # of the first rank, which starts first and ends last
+def _bubble_of_first_rank(case: Case) -> float:
+    return _value("makespan", case) - case.work  # it starts first and ends last
 
 
 def _round_trip(case: Case, latency: float) -> float:
@@ -109,17 +110,8 @@ def _round_trip(case: Case, latency: float) -> float:
     return max(case.round, (case.p * case.round + 2 * (case.p - 1) * latency) / in_flight)
 
 
-def _rounds_of_chunks(case: Case) -> float:
-    """Return the makespan of a looped schedule, in units of one rank's work for one microbatch."""
-    return ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v
-
-
 def _looped(case: Case) -> float:
-    return _rounds_of_chunks(case) * case.round
-
-
-def _looped_bubble(case: Case) -> float:
-    return _looped(case) - case.work
+    return ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v * case.round
 
 
 def _ahead(p: int, m: int, v: int) -> int:
@@ -127,25 +119,17 @@ def _ahead(p: int, m: int, v: int) -> int:
     return (v - 1) * -(-m // max(1, m // p))
 
 
-def _h1_makespan(case: Case) -> float:
-    return case.work + (case.p - 1) * (case.forward + max(0.0, case.backward_input - case.backward_weight))
+def _zb_makespan(case: Case, weights: int = 1) -> float:
+    return case.work + (case.p - 1) * max(case.forward, _zb_span_bubble(case._replace(p=2), weights))
 
 
-def _h1_span_bubble(case: Case) -> float:
-    return (case.p - 1) * (case.forward + case.backward_input - case.backward_weight)
+def _zb_span_bubble(case: Case, weights: int = 1) -> float:
+    return (case.p - 1) * (case.forward + case.backward_input - weights * case.backward_weight)
 
 
 def _h1_period(case: Case, latency: float) -> float:
     trip = case.p * (case.forward + case.backward_input) + case.backward_weight  # no other rank waits for W
     return max(case.round, (trip + 2 * (case.p - 1) * latency) / case.p)
-
-
-def _h2_makespan(case: Case) -> float:
-    return case.work + (case.p - 1) * max(case.forward, case.forward + case.backward_input - 2 * case.backward_weight)
-
-
-def _h2_span_bubble(case: Case) -> float:
-    return (case.p - 1) * (case.forward + case.backward_input - 2 * case.backward_weight)
 
 
 def _v_makespan(case: Case) -> float:
@@ -162,22 +146,25 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
     "sequential": ClosedForms(
         lambda case: case.p * case.work, lambda case: (case.p - 1) * case.work, lambda p, m, v, r: (v, 0)
     ),
-    "gpipe": ClosedForms(_straight, _straight_bubble, lambda p, m, v, r: (v * m, 0), _round_trip),
-    "1f1b": ClosedForms(_straight, _straight_bubble, lambda p, m, v, r: (v * min(p - r, m), 0), _round_trip),
+    "gpipe": ClosedForms(_straight, _bubble_of_first_rank, lambda p, m, v, r: (v * m, 0), _round_trip),
+    "1f1b": ClosedForms(_straight, _bubble_of_first_rank, lambda p, m, v, r: (v * min(p - r, m), 0), _round_trip),
     "eager-1f1b": ClosedForms(
-        _straight, _straight_bubble, lambda p, m, v, r: (v * min(2 * (p - r) - 1, m), 0), _round_trip
+        _straight, _bubble_of_first_rank, lambda p, m, v, r: (v * min(2 * (p - r) - 1, m), 0), _round_trip
     ),
     "interleaved-1f1b": ClosedForms(
-        _looped, _looped_bubble, lambda p, m, v, r: (min(2 * (p - r - 1) + _ahead(p, m, v) + 1, m * v), 0)
+        _looped, _bubble_of_first_rank, lambda p, m, v, r: (min(2 * (p - r - 1) + _ahead(p, m, v) + 1, m * v), 0)
     ),
-    "looped-bfs": ClosedForms(_looped, _looped_bubble, lambda p, m, v, r: (m * v, 0)),
-    "zb-h1": ClosedForms(_h1_makespan, _h1_span_bubble, lambda p, m, v, r: (v * (p - r), v * r), _h1_period, _H1),
+    "looped-bfs": ClosedForms(_looped, _bubble_of_first_rank, lambda p, m, v, r: (m * v, 0)),
+    "zb-h1": ClosedForms(_zb_makespan, _zb_span_bubble, lambda p, m, v, r: (v * (p - r), v * r), _h1_period, _H1),
     "zb-h2": ClosedForms(
-        _h2_makespan, _h2_span_bubble, lambda p, m, v, r: (v * (2 * (p - r) - 1), v * 2 * r), None, _H2
+        partial(_zb_makespan, weights=2),
+        partial(_zb_span_bubble, weights=2),
+        lambda p, m, v, r: (v * (2 * (p - r) - 1), v * 2 * r),
+        conditions=_H2,
     ),
     "interleaved-zb": ClosedForms(
-        lambda case: case.work + (_h1_makespan(case) - case.work) / case.v,
-        lambda case: _h1_span_bubble(case) / case.v,
+        lambda case: case.work + (_zb_makespan(case) - case.work) / case.v,
+        lambda case: _zb_span_bubble(case) / case.v,
         lambda p, m, v, r: (_ahead(p, m, v) + p - r, r),
         conditions=_H1,
     ),
@@ -190,7 +177,7 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
         lambda p, m, v, r: (2 * p + 1, 0),
         conditions=_DUALPIPE_V,
     ),
-    "forward-only": ClosedForms(lambda case: _rounds_of_chunks(case) * case.forward, peak=lambda p, m, v, r: (1, 0)),
+    "forward-only": ClosedForms(_looped, peak=lambda p, m, v, r: (1, 0)),
 }
 
 

@@ -234,7 +234,7 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     blocked = {stuck.rank: stuck for stuck in walk(schedule).blocked}
     if not blocked:
         return []
-    cycle, as_written = _cycle(schedule, blocked), Dependencies(schedule).as_written
+    cycle, as_written = _cycle(schedule, blocked), schedule.as_written
     first = cycle[0]
     if first.awaited is None:
         return [_unexpected(schedule, first.action, first.rank, first.position)]

@@ -17,10 +17,13 @@ from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.evaluation import costs_of
 
 _FORMAT, _VERSION = "minipipe certificate", 1
-_BY_STAGE = ("forward", "backward_input", "backward_weight", "message")
-_HELD = ("activation", "weight_activation", "transient")
+# By member of the workload in a file, the attribute of Costs: a list by stage.
+_TIMES = ("forward", "backward_input", "backward_weight")
+_BY_STAGE = {name: name for name in _TIMES} | {"message": "message_size"}
+_BY_STAGE |= {name: name for name in ("activation", "weight_activation")} | {"transient": "transient_activation"}
 
 
 class Certificate(NamedTuple):
@@ -78,8 +81,7 @@ class Certificate(NamedTuple):
         >>> Certificate.from_json(found.to_json()) == found
         True
         """
-        workload = self.workload
-        stages = range(workload.num_stages)
+        workload, costs = self.workload, costs_of(self.workload)
         content = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -88,8 +90,7 @@ class Certificate(NamedTuple):
             "workload": {
                 "placement": list(workload.placement),
                 "num_microbatches": workload.num_microbatches,
-                **{name: list(map(float, getattr(workload, name))) for name in _BY_STAGE},
-                **{name: [float(held[s]) for s in stages] for name, held in zip(_HELD, workload.footprint)},
+                **{name: list(map(float, getattr(costs, attribute))) for name, attribute in _BY_STAGE.items()},
                 "memory_limit": [limit if isfinite(limit) else None for limit in workload.memory_limit],
                 "overhead": workload.overhead,
             },
@@ -189,11 +190,11 @@ def _certificate(found: dict[str, Any]) -> Certificate:
         schedule,
         workload,
         Objective(_of_kind(str, found, "objective")),
-        _number(found, "value"),
-        _number(found, "bound"),
+        _amount("value", found["value"]),
+        _amount("bound", found["bound"]),
         _of_kind(str, found, "bound_by"),
         _of_kind(str, found, "found_by"),
-        _number(found, "seconds"),
+        _amount("seconds", found["seconds"]),
     )
 
 
@@ -203,22 +204,11 @@ def _workload(told: dict[str, Any]) -> Workload:
         raise _refusal(f"its placement is {quoted(placement)}, expected a rank for each of 1 to {MOST_STAGES} stages")
     if not 0 <= min(placement) <= max(placement) < MOST_STAGES:
         raise _refusal(f"its placement is {quoted(placement)}, expected ranks from 0 to {MOST_STAGES - 1}")
-    lists = {name: _of_kind(list, told, name) for name in (*_BY_STAGE, *_HELD, "memory_limit")}
-    for name, amounts in lists.items():
-        is_limit = name == "memory_limit"
-        lists[name] = [inf if is_limit and amount is None else _amount(name, amount) for amount in amounts]
-    costs = Costs(
-        forward=lists["forward"],
-        backward_input=lists["backward_input"],
-        backward_weight=lists["backward_weight"],
-        message_size=lists["message"],
-        bandwidth=1.0,
-        activation=lists["activation"],
-        weight_activation=lists["weight_activation"],
-        transient_activation=lists["transient"],
-        overhead=_number(told, "overhead"),
-    )
-    return costs.workload(placement, _of_kind(int, told, "num_microbatches"), lists["memory_limit"])
+    lists: dict[str, Any] = {attribute: _amounts(told, name) for name, attribute in _BY_STAGE.items()}
+    name = "memory_limit"
+    limits = [inf if limit is None else _amount(name, limit) for limit in _of_kind(list, told, name)]
+    costs = Costs(**lists, bandwidth=1.0, overhead=_amount("overhead", told["overhead"]))
+    return costs.workload(placement, _of_kind(int, told, "num_microbatches"), limits)
 
 
 def _row(row: object) -> tuple[Action, ...]:
@@ -233,8 +223,8 @@ def _of_kind(kind: type, told: dict[str, Any], name: str) -> Any:
     return told[name]
 
 
-def _number(told: dict[str, Any], name: str) -> float:
-    return _amount(name, told[name])
+def _amounts(told: dict[str, Any], name: str) -> list[float]:
+    return [_amount(name, amount) for amount in _of_kind(list, told, name)]
 
 
 def _amount(name: str, value: object) -> float:

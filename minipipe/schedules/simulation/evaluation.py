@@ -7,7 +7,7 @@ The check of a certificate's claim uses the verifier, the simulator and the form
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import ActionKind
@@ -29,15 +29,16 @@ def costs_of(workload: Workload) -> Costs:
     >>> costs_of(workload).workload((0, 1), 4) == workload
     True
     """
+    held: Any = workload.footprint  # sequences by stage
     return Costs(
         forward=workload.forward,
         backward_input=workload.backward_input,
         backward_weight=workload.backward_weight,
         message_size=workload.message,
         bandwidth=1.0,
-        activation=tuple(workload.footprint.activation[s] for s in range(workload.num_stages)),
-        weight_activation=tuple(workload.footprint.weight_activation[s] for s in range(workload.num_stages)),
-        transient_activation=tuple(workload.footprint.transient[s] for s in range(workload.num_stages)),
+        activation=held.activation,
+        weight_activation=held.weight_activation,
+        transient_activation=held.transient,
         overhead=workload.overhead,
     )
 

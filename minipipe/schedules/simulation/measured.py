@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Program
-from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.simulation.span import Message, Span, StepChange
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import repeat
@@ -112,11 +112,10 @@ def _messages(program: Program, ranks: Sequence[Recorded], origin: float) -> Ite
         for source, (rank, values) in enumerate(zip(ranks, sends))
         for value, time in zip(values, rank.sent)
     }
-    as_written = Dependencies(program).as_written
     for destination, (rank, values) in enumerate(zip(ranks, receives)):
         for value, (awaited_from, arrived, size) in zip(values, rank.received):
             source, start = sent[value]
-            producer, consumer = as_written(value.producer), as_written(value.consumer)
+            producer, consumer = program.as_written(value.producer), program.as_written(value.consumer)
             was_awaited = awaited_from - origin <= start
             yield Message(producer, consumer, source, destination, start, arrived - origin, was_awaited, size)
 
