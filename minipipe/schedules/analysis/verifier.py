@@ -236,7 +236,7 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
         return []
     cycle, as_written = _cycle(schedule, blocked), schedule.as_written
     first = cycle[0]
-    if first.awaited is None:
+    if first.awaited == first.action:
         return [_unexpected(schedule, first.action, first.rank, first.position)]
     if len(cycle) == 1:
         needed = as_written(first.awaited)
@@ -248,7 +248,6 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
         f"rank {stuck.rank} cannot run {stuck.action} (position {stuck.position}) before {as_written(stuck.awaited)}, "
         f"which rank {schedule.placement[stuck.awaited.stage]} runs later"
         for stuck in cycle
-        if stuck.awaited
     ]
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
     if not walk(schedule, sends_are_buffered=True).blocked:
@@ -258,14 +257,12 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
 
 
 def _cycle(schedule: ActionTable, blocked: dict[int, Blocked]) -> list[Blocked]:
-    """Follow the waits from the lowest blocked rank until a rank repeats, or waits for nothing that there is."""
+    """Follow the waits from the lowest blocked rank until a rank repeats."""
     path: list[int] = []
     rank = min(blocked)
     while rank not in path:
         path.append(rank)
-        awaited = blocked[rank].awaited
-        if awaited is not None:
-            rank = schedule.placement[awaited.stage]
+        rank = schedule.placement[blocked[rank].awaited.stage]
     return [blocked[rank] for rank in path[path.index(rank) :]]
 
 

@@ -22,12 +22,12 @@ _NEVER = 8
 
 
 class Blocked(NamedTuple):
-    """A rank that cannot continue, and the action that it is blocked on: None for a message without a partner."""
+    """A rank that cannot continue, and the action that it is blocked on: itself, if it is a message without partner."""
 
     rank: int
     position: int
     action: Action
-    awaited: Action | None
+    awaited: Action
 
 
 class Walk(NamedTuple):
@@ -94,7 +94,7 @@ def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     found = walk(table, sends_are_buffered)
     if found.blocked:
         stuck = found.blocked[0]
-        awaited = stuck.awaited or "a partner that does not exist"
+        awaited = "a partner that does not exist" if stuck.awaited == stuck.action else stuck.awaited
         message = f"{stuck.action} on rank {stuck.rank} waits for ever for {awaited}; verify(schedule) says why."
         raise ScheduleError.of(ScheduleCode.DEADLOCK, message, stuck.rank, stuck.position)
     return found
@@ -202,9 +202,9 @@ class _Walker:
     def blocked(self, rank: int) -> Blocked:
         position = self.position[rank]
         action = self.table.actions[rank][position]
-        if action.kind.is_communication and not self.dependencies.exists(Value.carried_by(action)):
-            return Blocked(rank, position, action, None)
         event = self.rules.of[action.kind][action.stage][0]
         is_own = event >= 0 and not self.happened[event + action.microbatch]
         awaited = self.dependencies.own(action) if is_own else self.dependencies.awaited(action)
+        if awaited is None or not 0 <= awaited.stage < self.table.num_stages:
+            awaited = action
         return Blocked(rank, position, action, awaited)
