@@ -25,6 +25,7 @@ from functools import cache, partial
 from types import TracebackType
 from typing import Any, NoReturn
 
+import mpi4py
 import numpy as np
 
 from minipipe.autograd import backend
@@ -51,7 +52,11 @@ _TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
 def world_group(process: RankProcess, timeout: float) -> MPIGroup:
     """Return the group of all ranks of this MPI job. Collective."""
     if not MPI.Is_initialized():  # by the program's own import of mpi4py
-        MPI.Init_thread()
+        # As mpi4py starts MPI itself, from what the program or a variable such as MPI4PY_RC_THREAD_LEVEL has set.
+        if mpi4py.rc.threads:
+            MPI.Init_thread(getattr(MPI, f"THREAD_{mpi4py.rc.thread_level}".upper(), MPI.THREAD_MULTIPLE))
+        else:
+            MPI.Init()
     group = MPIGroup(the_job(process), MPI.COMM_WORLD.Dup(), timeout)
     group.align_clocks()
     return group

@@ -102,6 +102,30 @@ def test_mpi_starts_with_a_group_and_not_with_an_import():
 
 
 @needs_mpi
+@pytest.mark.parametrize(
+    ("setting", "variables", "level"),
+    [
+        ("", {}, "MULTIPLE"),
+        ("mpi4py.rc.thread_level = 'serialized'", {}, "SERIALIZED"),
+        slowly("mpi4py.rc.threads = False", {}, "SINGLE"),
+        slowly("", {"MPI4PY_RC_THREAD_LEVEL": "funneled"}, "FUNNELED"),
+    ],
+)
+def test_mpi_starts_with_the_thread_support_that_the_program_asks_mpi4py_for(setting, variables, level):
+    """The story: MPI was always started with the most, whatever mpi4py.rc said."""
+    program = (
+        f"import mpi4py; {setting}\n"
+        "import minipipe\n"
+        "with minipipe.init_process_group(timeout=20) as group:\n"
+        "    group.barrier()\n"
+        "    from mpi4py import MPI\n"
+        f"    print(MPI.Query_thread() == MPI.THREAD_{level})\n"
+    )
+    done = mpirun(2, "-c", program, **variables)
+    assert (done.code, done.out, done.err) == (0, "True\nTrue\n", "")
+
+
+@needs_mpi
 def test_a_thread_that_communicates_beside_another_ends_all_with_one_message():
     """The story: the rank went on without its thread, and the others waited for that one's messages."""
     program = (
