@@ -331,20 +331,7 @@ def dropout(a: Operand, probability: float) -> Tensor:
 
 
 def drawn(name: str, like: Array, probability: float) -> Callable[[Array], Array] | None:
-    """Return what dropout does here to arrays of the shape of ``like``, and to their gradients; None for nothing.
-
-    Parameters
-    ----------
-    name : str
-        Of the operation, for the error.
-    like : array of any shape
-    probability : float
-
-    Raises
-    ------
-    TensorError
-        Codes ``range`` and ``no-random-key``.
-    """
+    """Return what dropout does here to arrays of the shape of ``like``, and to their gradients; None for nothing."""
     if not 0 <= probability < 1:
         raise TensorError("range", f"{name}: the probability is {probability}; expected at least 0 and less than 1.")
     if probability == 0:

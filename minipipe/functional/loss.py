@@ -158,13 +158,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
 
 
 def check_reduction(name: str, reduction: Any) -> None:
-    """Refuse another reduction than a mean and a sum.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``.
-    """
+    """Refuse another reduction than a mean and a sum."""
     one_of(f"{name}: reduction", reduction, ("mean", "sum"))
 
 
@@ -175,15 +169,7 @@ def total_weight(weights: Array) -> float:
 
 
 def broadcast_weights(weights: Any, like: Array) -> Array:
-    """Return weights, or a mask, for each element of an array, in its dtype.
-
-    Raises
-    ------
-    TensorError
-        Code ``shape``.
-    ArgumentError
-        Code ``value``, for what is less than 0.
-    """
+    """Return weights, or a mask, for each element of an array, in its dtype."""
     xp = array_module(like)
     given = data_of(weights, like)
     try:

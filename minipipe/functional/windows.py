@@ -228,13 +228,7 @@ def conv2d(
 
 
 def check_padding(name: str, padding: Any, strides: Shape) -> Any:
-    """Return a padding for each axis, or "same".
-
-    Raises
-    ------
-    TensorError
-        Code ``range``.
-    """
+    """Return a padding for each axis, or "same"."""
     if padding != "same":
         return per_axis(name, "padding", padding, len(strides), 0, ', or "same"')
     if set(strides) != {1}:
@@ -244,13 +238,7 @@ def check_padding(name: str, padding: Any, strides: Shape) -> Any:
 
 
 def check_groups(name: str, groups: Any, in_channels: int, out_channels: int) -> int:
-    """Return the number of groups, which divides both numbers of channels.
-
-    Raises
-    ------
-    TensorError
-        Code ``range``.
-    """
+    """Return the number of groups, which divides both numbers of channels."""
     (count,) = per_axis(name, "groups", groups, 1)
     of = f"the {in_channels} input channels and of the {out_channels} output channels"
     return divisor(f"{name}: groups", count, in_channels, out_channels, of=of, error=TensorError, code="range")

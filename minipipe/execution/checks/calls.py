@@ -117,13 +117,7 @@ def _called(name: str) -> str:
 
 
 def check_loss(loss: Any) -> None:
-    """Refuse a loss that is no function, or has parameters, which no stage would own.
-
-    Raises
-    ------
-    ModelError
-        Codes ``loss`` and ``loss-with-parameters``.
-    """
+    """Refuse a loss that is no function, or has parameters, which no stage would own."""
     if not (loss is None or callable(loss)) or isinstance(loss, type):
         raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
     if isinstance(loss, Module) and loss.num_parameters:
@@ -131,13 +125,7 @@ def check_loss(loss: Any) -> None:
 
 
 def check_backward(schedule: Schedule, call: str) -> None:
-    """Refuse to train over a schedule that only predicts. Local.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``forward-only``.
-    """
+    """Refuse to train over a schedule that only predicts. Local."""
     if schedule.is_forward_only and not schedule.frozen:
         raise ScheduleError.of(
             ScheduleCode.FORWARD_ONLY,
@@ -147,13 +135,7 @@ def check_backward(schedule: Schedule, call: str) -> None:
 
 
 def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
-    """Refuse to show steps that were not taken, or are not kept. Local.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``.
-    """
+    """Refuse to show steps that were not taken, or are not kept. Local."""
     whole_number("timeline: num_steps", num_steps)
     if num_steps > taken:
         known = f"{taken} steps are known since the last error, if any; at most {kept} are kept"
@@ -161,25 +143,13 @@ def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
 
 
 def check_inputs_require_grad(is_asked: bool) -> None:
-    """Refuse to return gradients of the inputs that were not requested. Local.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``.
-    """
+    """Refuse to return gradients of the inputs that were not requested. Local."""
     if not is_asked:
         raise ArgumentError("value", "Gradients of the inputs are kept by Pipeline(…, inputs_require_grad=True) alone.")
 
 
 def check_frozen(stage: Stage) -> None:
-    """Refuse parameters that were frozen when the plan was made, and are to be trained now. Local.
-
-    Raises
-    ------
-    ModelError
-        Code ``frozen``.
-    """
+    """Refuse parameters that were frozen when the plan was made, and are to be trained now. Local."""
     if stage.is_frozen and any(parameter.requires_grad for parameter in stage.parameters.values()):
         raise ModelError(
             "frozen",

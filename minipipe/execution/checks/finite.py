@@ -1,7 +1,7 @@
 """Are the losses and gradients of a step finite? Asked at its end; all ranks know before one of them updates.
 
 Each rank checks its own gradients, and sends the result along with the loss (``intake.py``). If something is not
-finite the step is run once more, to find where that began (``culprit.py``).
+finite the step is run once more, to find where that began (``probe.py``).
 """
 
 from __future__ import annotations
@@ -32,20 +32,7 @@ WhenNotFinite = Literal["stop", "warn", "off"]
 
 
 class FiniteCheck:
-    """Looks at the gradients of this rank after every step.
-
-    Parameters
-    ----------
-    when_not_finite : {"stop", "warn", "off"}
-    plan : Plan
-    executor : Executor
-        Has run the step, with the stages of this rank.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``.
-    """
+    """Looks at the gradients of this rank after every step; the executor has run the step."""
 
     def __init__(self, when_not_finite: WhenNotFinite, plan: Plan, executor: Executor) -> None:
         one_of("check_finite", when_not_finite, ("stop", "warn", "off"))
@@ -59,15 +46,7 @@ class FiniteCheck:
         self._may_overflow = np.dtype(np.float16) in dtypes
 
     def of_step(self, batch: Batch, waits: bool) -> StepCheck | None:
-        """Look at the gradients that a step has left here. Local.
-
-        Parameters
-        ----------
-        batch : Batch
-            That of the step.
-        waits : bool
-            Whether this rank waits for the loss before its next action.
-        """
+        """Look at the gradients that a step has left here; ``waits`` is whether this rank waits for its loss. Local."""
         if self.when_not_finite == "off":
             return None
         return StepCheck(self, batch, waits, not self._may_overflow and batch.objective.scale <= 1)
@@ -159,17 +138,7 @@ def culprit_of(plan: Plan, executor: Executor, batch: Batch, with_gradients: boo
 
     Collective. It changes no parameter and no gradient, and draws the random numbers of the first run. Metrics are not
     computed again. A second run differs from the first in one thing: gradients of what passes between two layers are
-    added up there, which may change their last bits.
-
-    Parameters
-    ----------
-    plan : Plan
-    executor : Executor
-        Has run the step, with the stages of this rank.
-    batch : Batch
-        That of the step.
-    with_gradients : bool
-        Whether gradients count. They do not where a loss scale will look at them.
+    added up there, which may change their last bits. Gradients do not count where a loss scale will look at them.
     """
     probe = Probe(plan)
     probe.look_at_batch(batch)

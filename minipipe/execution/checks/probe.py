@@ -30,16 +30,7 @@ from minipipe.tensor import record
 
 
 class Probe:
-    """Notes what of a step is not finite on this rank.
-
-    Parameters
-    ----------
-    plan : Plan
-
-    Attributes
-    ----------
-    sightings : list of Seen
-    """
+    """Notes what of a step is not finite on this rank, in ``sightings``."""
 
     def __init__(self, plan: Plan) -> None:
         self.sightings: list[Seen] = []
