@@ -174,11 +174,6 @@ def microbatch_groups(num_ranks: int, num_microbatches: int, group_size: int | N
     Groups of ``num_ranks`` microbatches are large enough: when the last microbatch of a group leaves a chunk, the first
     one has reached the next chunk of the same rank.
 
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``, if the group size is smaller than the number of ranks.
-
     Examples
     --------
     >>> microbatch_groups(num_ranks=4, num_microbatches=9)

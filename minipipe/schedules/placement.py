@@ -64,11 +64,6 @@ def stages_by_rank(placement: Sequence[int], num_ranks: int) -> list[list[int]]:
 def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
     """Refuse a placement that names anything but one rank for each stage.
 
-    Raises
-    ------
-    ScheduleError
-        Code ``placement``.
-
     Examples
     --------
     >>> check_placement((0, 2), num_ranks=2)
@@ -90,11 +85,6 @@ def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
 def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:
     """Refuse counts that are not whole numbers of at least 1, as the arguments of a formula.
 
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``.
-
     Examples
     --------
     >>> check_counts(num_ranks=0, num_microbatches=8)
@@ -109,11 +99,6 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
 
 def check_sizes(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:
     """Refuse counts below 1, and schedules beyond the size limits.
-
-    Raises
-    ------
-    ScheduleError
-        Codes ``parameters`` and ``too-large``.
 
     Examples
     --------
@@ -137,11 +122,6 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
 
 def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> None:
     """Refuse any number of chunks but two, one for each arm of a V.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``.
 
     Examples
     --------

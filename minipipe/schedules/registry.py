@@ -96,10 +96,7 @@ def build(
 def builder_of(name: str) -> Callable[..., Schedule]:
     """Return the function that builds a schedule.
 
-    Raises
-    ------
-    ScheduleError
-        Code ``unknown``; the message lists the known names.
+    An unknown name is refused with the known ones.
 
     Examples
     --------

@@ -15,13 +15,6 @@ from minipipe.schedules.placement import check_size
 def cut_stages(rows: Iterable[Sequence[Action]], pieces: int) -> tuple[tuple[Action, ...], ...]:
     """Cut every stage into neighbouring stages on its rank: F runs through them upwards, B, I and W downwards.
 
-    Parameters
-    ----------
-    rows : iterable of sequence of Action
-        By rank.
-    pieces : int
-        At least 1.
-
     Examples
     --------
     >>> print(*cut_stages([[Action.parse("1F0"), Action.parse("1B0")]], pieces=2)[0])
@@ -43,13 +36,6 @@ def _on_each(action: Action, stages: range) -> Iterator[Action]:
 def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
     """Cut a schedule with one stage on each rank into more stages, as equally as can be: first ranks take one more.
 
-    Parameters
-    ----------
-    schedule : Schedule
-        Stage r is on rank r.
-    num_stages : int
-        At least as many as there are ranks.
-
     Examples
     --------
     >>> from minipipe import schedules
@@ -70,16 +56,7 @@ def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
 def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     """Return a schedule without its last stages. It stays legal: the loss then follows an earlier stage.
 
-    Parameters
-    ----------
-    schedule : Schedule
-    num_stages : int
-        From 1 to those of the schedule. Ranks that are left without a stage stay idle.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``.
+    Ranks that are left without a stage stay idle.
 
     Examples
     --------

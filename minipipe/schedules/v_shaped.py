@@ -82,21 +82,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     A backward is split only if that saves time. If F, I and W of a chunk take one unit each, the makespan is
     6m + p - 1, the same as ZB-V's. Rank r is idle for p - 1 - r units within its span and holds at most 2p + 1 chunks.
 
-    Parameters
-    ----------
-    num_ranks, num_microbatches : int
-        At least 1. For fewer than 2p microbatches, the schedule of 2p is cut.
-    chunks_per_rank : int
-        2. Rank r has stages r and 2p - 1 - r.
-
-    Returns
-    -------
-    Schedule
-
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``, for a count below 1 or a number of chunks other than 2.
+    For fewer than 2p microbatches, the schedule of 2p is cut. Parameters, result and errors are those of :func:`zb_v`.
 
     References
     ----------
@@ -145,21 +131,7 @@ def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
     If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p + 2) // 2) chunks: as much as
     (p + 2) // 2 undivided stages.
 
-    Parameters
-    ----------
-    num_ranks, num_microbatches : int
-        At least 1.
-    chunks_per_rank : int
-        2. Rank r has stages r and 2p - 1 - r.
-
-    Returns
-    -------
-    Schedule
-
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``, for a count below 1 or a number of chunks other than 2.
+    Parameters, result and errors are those of :func:`zb_v`, but any number of microbatches will do.
 
     References
     ----------
@@ -189,21 +161,7 @@ def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sc
     If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p + 4) // 3) chunks: as much as
     (p + 4) // 3 undivided stages.
 
-    Parameters
-    ----------
-    num_ranks, num_microbatches : int
-        At least 1.
-    chunks_per_rank : int
-        2. Rank r has stages r and 2p - 1 - r.
-
-    Returns
-    -------
-    Schedule
-
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``, for a count below 1 or a number of chunks other than 2.
+    Parameters, result and errors are those of :func:`zb_v`, but any number of microbatches will do.
 
     References
     ----------

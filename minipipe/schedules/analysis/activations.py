@@ -132,7 +132,12 @@ def peak_activations(table: ActionTable) -> tuple[int, ...]:
     >>> peak_activations(schedules.gpipe(4, 8))
     (8, 8, 8, 8)
     """
-    return tuple(int(max((during for during, _ in held_counts(row)), default=0)) for row in table.actions)
+    return tuple(map(int, peaks(map(held_counts, table.actions))))
+
+
+def peaks(levels: Iterable[Iterable[Level]]) -> tuple[float, ...]:
+    """Return, by rank, the most held at once."""
+    return tuple(max((during for during, _ in row), default=0.0) for row in levels)
 
 
 def held_over_time(

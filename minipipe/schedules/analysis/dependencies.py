@@ -128,11 +128,7 @@ class Value(NamedTuple):
 class Dependencies:
     """The data dependencies of a schedule or a program, legal or not.
 
-    Parameters
-    ----------
-    table : Schedule or Program
-    sends_are_buffered : bool
-        Whether a SEND completes at once instead of meeting its RECV.
+    ``sends_are_buffered`` tells whether a SEND completes at once instead of meeting its RECV.
 
     Examples
     --------

@@ -189,15 +189,13 @@ def _is_complete(schedule: ActionTable) -> bool:
 
 def _message_kinds(schedule: ActionTable, stage: int) -> list[ActionKind]:
     """Return the kinds of SEND and RECV that a stage has for each microbatch."""
-    forward, backward = Action(stage, F, 0), Action(stage, B, 0)
-    values = (
-        (Value.produced_by(forward), "send"),
-        (Value.consumed_by(forward), "receive"),
-        (Value.produced_by(backward), "send"),
-        (Value.consumed_by(backward), "receive"),
-    )[: 2 if schedule.is_forward_only else 4]
-    exists, cuts = Dependencies(schedule).exists, schedule.message_cuts
-    return [getattr(value, half).kind for value, half in values if value and exists(value) and cuts[value.cut]]
+    exists, cuts, found = Dependencies(schedule).exists, schedule.message_cuts, []
+    for kind in (F,) if schedule.is_forward_only else (F, B):
+        action = Action(stage, kind, 0)
+        for value, half in ((Value.produced_by(action), "send"), (Value.consumed_by(action), "receive")):
+            if value and exists(value) and cuts[value.cut]:
+                found.append(getattr(value, half).kind)
+    return found
 
 
 def _repeated(schedule: ActionTable) -> Iterator[Problem]:

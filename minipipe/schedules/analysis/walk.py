@@ -57,17 +57,8 @@ def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     """Walk in topological order: in each round, every rank whose next action is ready runs it, lowest rank first.
 
     Ready means ready given the rounds before. Local; no messages. Time is linear in the number of actions: each rank
-    runs as far as it can, and a blocked rank is looked at again only when it is woken. A table keeps its walks.
-
-    Parameters
-    ----------
-    table : Schedule or Program
-    sends_are_buffered : bool
-        Whether a SEND completes at once instead of meeting its RECV.
-
-    Returns
-    -------
-    Walk
+    runs as far as it can, and a blocked rank is looked at again only when it is woken. A table keeps its walks. A
+    buffered SEND completes at once instead of meeting its RECV.
 
     Raises
     ------

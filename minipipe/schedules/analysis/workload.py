@@ -115,11 +115,6 @@ def fits(amount: float, limit: float) -> bool:
 def check_footprint(memory: Footprint, num_stages: int) -> None:
     """Refuse a footprint without an amount for each stage.
 
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``.
-
     Examples
     --------
     >>> check_footprint(Footprint([1, 1], [0.5, 0.5], [0, 0]), num_stages=2)
@@ -143,11 +138,6 @@ def _is_real(value: object) -> bool:
 
 def amount_per_rank(given: float | Sequence[float], num_ranks: int) -> tuple[float, ...]:
     """Return a limit of memory for each rank: one amount for all alike, or those given.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``.
 
     Examples
     --------

@@ -41,20 +41,10 @@ NAME = "branch and bound"
 def solve_by_branch_and_bound(workload: Workload, objective: Objective, seconds: float = inf) -> Certificate:
     """Return the best schedule of a small workload, such as 4 ranks and 6 microbatches.
 
-    Parameters
-    ----------
-    workload : Workload
-    objective : Objective
-        A span only where the first stages are on as many ranks as there are, as in straight and V placements. The first
-        F of all ranks then have the same times in all schedules. Elsewhere a rank may gain by beginning late, and which
-        order makes it do so depends on more than what is placed.
-    seconds : float
-        The most that it may take. Stopped before the end, it has proved no more than its first bound.
-
-    Returns
-    -------
-    Certificate
-        Its value is the simulated one.
+    A span only where the first stages are on as many ranks as there are, as in straight and V placements: the first F
+    of all ranks then have the same times in all schedules. Elsewhere a rank may gain by beginning late, and which order
+    makes it do so depends on more than what is placed. Stopped before the end, it has proved no more than its first
+    bound. The value is the simulated one.
 
     Raises
     ------

@@ -120,10 +120,7 @@ class Certificate(NamedTuple):
 def read_certificate(text: str) -> tuple[Certificate, bool]:
     """Return a certificate, and whether its digest is that of its content.
 
-    Raises
-    ------
-    ScheduleError
-        Codes as :meth:`Certificate.from_json`, without ``certificate``.
+    Errors are those of :meth:`Certificate.from_json`, without ``certificate``.
 
     Examples
     --------

@@ -149,23 +149,10 @@ def solve(
 ) -> Certificate:
     """Return the best schedule of a workload that CP-SAT finds in some time, with what it proves about all others.
 
-    Parameters
-    ----------
-    workload : Workload
-    objective : Objective
-    seconds : float
-        The most that it may take. It ends before, once the schedule is proved optimal.
-    hint : Schedule, optional
-        An answer to the workload to begin with. The result is no worse.
-    threads : int
-        The number of threads of the solver. A single one lets its strategies take turns where the workload is large;
-        large-neighbourhood searches are among them.
-
-    Returns
-    -------
-    Certificate
-        Its value is the simulated one. Its bound is the solver's, or that of ``schedules/analysis/bounds.py`` if
-        larger.
+    It begins with the hint, an answer to the workload, if there is one, and ends before its time where the schedule is
+    proved optimal. A single thread lets the solver's strategies take turns where the workload is large; searches of
+    large neighbourhoods are among them. The value is the simulated one, the bound the solver's or that of
+    ``schedules/analysis/bounds.py``, if that is larger.
 
     Raises
     ------

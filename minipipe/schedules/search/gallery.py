@@ -47,22 +47,9 @@ Optima = dict[Exhibit, tuple[float | None, ...]]
 def proved_optimum(workload: Workload, objective: Objective) -> float | None:
     """Return the least that any schedule of a workload takes, where the gallery has it; None elsewhere.
 
-    Parameters
-    ----------
-    workload : Workload
-        The gallery has straight and V placements of up to 4 ranks and 16 microbatches, with equal stages, F:I:W of
-        1:1:1, 2:2:1 or 1:1:2 in any unit, neither messages nor overhead, and the same limit on every rank.
-    objective : Objective
-
-    Returns
-    -------
-    float or None
-        In the unit of the times.
-
-    Raises
-    ------
-    FileError
-        Code ``damaged``, where the file of the installed package is not the one that was shipped.
+    In the unit of the times. The gallery has straight and V placements of up to 4 ranks and 16 microbatches, with equal
+    stages, F:I:W of 1:1:1, 2:2:1 or 1:1:2 in any unit, neither messages nor overhead, and the same limit on every rank.
+    A ``FileError`` with code ``damaged`` says that its file is not the one that was shipped.
 
     Examples
     --------
@@ -105,11 +92,6 @@ def known_bound(workload: Workload, objective: Objective) -> Bound:
 
 def gallery_from(text: str) -> Optima:
     """Return the lines of a gallery.
-
-    Raises
-    ------
-    FileError
-        Code ``damaged``.
 
     Examples
     --------

@@ -38,10 +38,7 @@ def one_after_another(workload: Workload) -> Schedule:
     Any schedule computes F of a rank's last stage while it holds the same microbatch on all its other stages, since
     their I come later; likewise before each I. This one holds nothing else then.
 
-    Raises
-    ------
-    ScheduleError
-        Code ``parameters``, if not even one microbatch fits; then no schedule does.
+    Where not even one microbatch fits, it raises code ``parameters``: then no schedule does.
 
     Examples
     --------

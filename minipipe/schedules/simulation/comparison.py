@@ -49,14 +49,6 @@ class Gap(NamedTuple):
 def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, ...]:
     """Return the gaps of makespan and longest own span; none for several steps, or where stages have no backward.
 
-    Parameters
-    ----------
-    schedule : Schedule or Program
-        One step.
-    costs : Costs
-    timeline : Timeline
-        ``simulate(schedule, costs)``.
-
     Notes
     -----
     Each rank of the best schedule may hold as much as the rank of this one that holds most: ranks are equal machines.
@@ -82,13 +74,6 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
 
 def workload_of(schedule: ActionTable, costs: Costs, memory_limit: float = inf) -> Workload:
     """Return the workload of a schedule. A whole backward is I and W without overhead or memory between them.
-
-    Parameters
-    ----------
-    schedule : ActionTable
-    costs : Costs
-    memory_limit : float
-        Of each rank.
 
     Examples
     --------
@@ -251,11 +236,7 @@ def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs, given: 
 def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
     """Return the figures of a schedule, as in :func:`table`, under the costs of each rank's whole share.
 
-    Parameters
-    ----------
-    schedule : Schedule
-        With equally many stages on each rank.
-    costs : Costs
+    Each rank has equally many stages.
 
     Raises
     ------
@@ -400,11 +381,6 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
 
 def searched_choice(schedule: Schedule, costs: Costs) -> TradeoffPoint:
     """Return the point of a schedule that a search has found, under the costs of each rank's whole share.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``costs``, for costs of another number of stages; the verifier's codes, for a schedule that is not legal.
 
     Examples
     --------

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from sys import float_info
 from typing import Any, NamedTuple
@@ -431,7 +431,7 @@ class Costs:
         >>> Costs(latency=0.5).workload((0, 1, 1), num_microbatches=4, memory_limit=2.5).message
         (0.5, 0.0, 0.0)
         """
-        num_ranks = 1 + max(placement, default=0)
+        num_ranks = 1 + max((int(rank) for rank in placement if isinstance(rank, Integral)), default=0)
         check_sizes(num_ranks, num_microbatches)
         blank = Schedule("workload", tuple(placement), num_microbatches, ((),) * num_ranks)
         times = self.durations(blank.num_stages)
@@ -463,11 +463,6 @@ class Costs:
 
 def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
     """Return the hosts of some ranks, from the two attributes of :class:`minipipe.Costs`.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``costs``.
 
     Examples
     --------

@@ -59,18 +59,6 @@ def value_of(timeline: Timeline, objective: Objective) -> float:
 def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> float:
     """Return how long a schedule takes for a workload, simulated, after checking that it is an answer to it.
 
-    Parameters
-    ----------
-    schedule : Schedule
-        Legal, with every backward split, within the memory of every rank.
-    workload : Workload
-    objective : Objective
-
-    Returns
-    -------
-    float
-        In the unit of the times. Every action starts as early as its order allows, including the first of a rank.
-
     Raises
     ------
     ScheduleError
@@ -91,10 +79,7 @@ def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> fl
 def check_answer(schedule: Schedule, workload: Workload) -> None:
     """Refuse a schedule that does not do the work of a workload, or exceeds its memory.
 
-    Raises
-    ------
-    ScheduleError
-        Codes ``placement``, ``missing``, ``mixed-backward`` and ``memory``, and those of :func:`minipipe.verify`.
+    Codes ``placement``, ``missing``, ``mixed-backward`` and ``memory``, and those of :func:`minipipe.verify`.
 
     Examples
     --------

@@ -44,10 +44,8 @@ class Fluid(Timing):
         self.step_ended = self.num_events  # and the numbers after it: the last stage's rank ended a step
         self.happened = bytearray(self.step_ended + num_steps)  # by event
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by event, the ranks that wait for it
-        self.ready, self.num_over = (
-            deque(range(self.table.num_ranks)),
-            0,
-        )  # ranks that can run; number of those that have finished
+        self.ready = deque(range(self.table.num_ranks))  # ranks that can run
+        self.num_over = 0  # ranks that have finished
         self.timers: list[tuple[float, int, Then]] = []
         self.serial = count()  # of timers: those of one moment keep their order
 
@@ -249,15 +247,7 @@ def fair_rates(links_of: Mapping[M, Sequence[Link]]) -> dict[M, float]:
 
     Link by link, the one that leaves its messages the least is filled: they share evenly what is left of it.
 
-    Parameters
-    ----------
-    links_of : mapping of message to sequence of Link
-        What each message passes.
-
-    Returns
-    -------
-    dict of message to float
-        Parts of the bandwidth of a link.
+    A rate is a part of the bandwidth of a link.
 
     References
     ----------

@@ -41,14 +41,7 @@ class Recorded(NamedTuple):
 def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "") -> Timeline:
     """Return the timeline of all ranks, in seconds from its beginning.
 
-    Parameters
-    ----------
-    program : Program
-        Of one step.
-    ranks : sequence of Recorded
-        By rank, on one clock.
-    note : str
-        A remark on the times.
+    The program is that of one step, and the records of all ranks are on one clock.
 
     Examples
     --------

@@ -18,7 +18,7 @@ from math import inf
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
-from minipipe.schedules.analysis.activations import Level, memory_levels, peak_activations
+from minipipe.schedules.analysis.activations import memory_levels, peak_activations, peaks
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
@@ -87,7 +87,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
         f"{whole.title}, each with its loss" if wait and num_steps > 1 else whole.title,
         tuple(map(tuple, simulation.spans)),
         peak_activations(whole),
-        _peaks(levels),
+        peaks(levels),
         memory=tuple(tuple(held for _, held in row) for row in levels),
         memory_during=tuple(tuple(held for held, _ in row) for row in levels),
         unit=costs.unit,
@@ -100,13 +100,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
 
 
 def check_costs(given: object) -> None:
-    """Refuse what is neither None nor Costs.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``costs``.
-    """
+    """Refuse what is neither None nor Costs."""
     if not (given is None or isinstance(given, Costs)):
         message = (
             f"costs is {quoted(given)}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
@@ -142,11 +136,7 @@ def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
     >>> peak_memory(schedules.one_f_one_b(2, 4), Costs(activation=[10, 20]))
     (20.0, 20.0)
     """
-    return _peaks(memory_levels(schedule, costs.memory(schedule.num_stages)))
-
-
-def _peaks(levels: list[list[Level]]) -> tuple[float, ...]:
-    return tuple(max((during for during, _ in row), default=0.0) for row in levels)
+    return peaks(memory_levels(schedule, costs.memory(schedule.num_stages)))
 
 
 class _Exact(Timing):
