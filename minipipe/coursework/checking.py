@@ -185,11 +185,11 @@ class Failed(Exception):
 
 
 class Ended(Exception):
-    """The student's process has exited, or is out of time."""
+    """The student's process has exited."""
 
-    def __init__(self, reason: str, is_late: bool = False) -> None:
-        super().__init__(reason)
-        self.is_late = is_late
+
+class Late(Ended):
+    """The student's process is out of time."""
 
 
 def load(name: str, text: str, path: str | Path = "", names: Mapping[str, Any] | None = None) -> ModuleType:

@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import indent, wrap
 from typing import Any
 
-from minipipe.coursework.checking import CheckResult, Ended, Failed, Task, load, run_test
+from minipipe.coursework.checking import CheckResult, Ended, Failed, Late, Task, load, run_test
 from minipipe.coursework.exercise import Exercise, Test, exercises_in, find_source, named
 from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess
 from minipipe.coursework.sandbox import Containment, weakest
@@ -333,14 +333,13 @@ def _report(exercise: Exercise, content: bytes, time_limit: float, directory: Pa
                 for name in left:
                     results[name] = run_test(getattr(checks, name), Task(student.ask))
         except (Failed, Ended) as error:
-            is_late = isinstance(error, Ended) and error.is_late
-            reason = _LATE.format(time_limit) if is_late else str(error)
+            reason = _LATE.format(time_limit) if isinstance(error, Late) else str(error)
             if not (results or runs[-1].is_loaded):
                 problem = f"{exercise.name}.py does not load: {reason}"
                 continue
             crashed, *others = [name for name in left if name not in results]
             results[crashed] = CheckResult(False, reason)
-            if is_late:
+            if isinstance(error, Late):
                 results |= {name: CheckResult(False, _NOT_REACHED) for name in others}
     return TaskReport(
         exercise,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Self
 
-from minipipe.coursework.checking import Ended, packed, value_of
+from minipipe.coursework.checking import Ended, Late, packed, value_of
 from minipipe.coursework.exercise import Exercise
 from minipipe.coursework.imports import given_names
 from minipipe.coursework.sandbox import LAYERS, Containment
@@ -117,7 +117,7 @@ class StudentProcess:
         with contextlib.suppress(BrokenPipeError):  # it has exited; _reply finds the exit status
             while line:
                 if sys.platform != "win32" and not select.select([], [stream], [], self._seconds_left())[1]:
-                    raise Ended("", is_late=True)
+                    raise Late
                 line = line[os.write(stream, line[:_ATOMIC]) :]  # this much has room, so it does not block
 
     def _seconds_left(self) -> float:
@@ -139,7 +139,7 @@ class StudentProcess:
         try:
             return self._process.wait(self._seconds_left())
         except subprocess.TimeoutExpired:
-            raise Ended("", is_late=True) from None
+            raise Late from None
 
     def _note(self, event: dict[str, Any]) -> None:
         """Note what comes with replies. The first containment counts: it comes before the student's code has run."""
@@ -184,10 +184,10 @@ class _Reader:
             self._changed.notify()
 
     def line(self, seconds: float) -> bytes | None:
-        """Take the next line, or None at the end of the stream; raise ``Ended`` when none comes in time."""
+        """Take the next line, or None at the end of the stream; raise ``Late`` when none comes in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: b"\n" in self._kept or not self._is_open, seconds):
-                raise Ended("", is_late=True)
+                raise Late
             end = self._kept.find(b"\n") + 1
             taken = bytes(self._kept[:end])
             del self._kept[:end]
