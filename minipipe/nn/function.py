@@ -87,7 +87,9 @@ def text_of(value: Any, *outer: Any) -> str:
     if isinstance(value, FunctionType):
         return _text_of_function(value, outer)
     if isinstance(value, CodeType):
-        return text_of((value.co_code, value.co_names, value.co_consts), *outer)
+        # Neither the lines, nor where the file lies.
+        names = value.co_names, value.co_varnames, value.co_argcount
+        return text_of((value.co_code, names, value.co_consts), *outer)
     if isinstance(value, tuple | list | set | frozenset | dict):
         texts = [text_of(item, *outer) for item in (value.items() if isinstance(value, dict) else value)]
         return f"({', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)})"

@@ -17,7 +17,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.nn import Module, Parameter
-from minipipe.nn.function import closure_of, globals_of, name_of
+from minipipe.nn.function import closure_of, globals_of, name_of, text_of
 from minipipe.tensor import Tensor
 
 _LONGEST = 100  # characters of a value that are shown; of a longer one a digest follows
@@ -196,10 +196,10 @@ def _counts_though_private(item: Any) -> bool:
 
 
 def _key(value: Any) -> str:
-    """Return a text for an element of a set, a key of a dict, or a constant of a function."""
+    """Return a text for an element of a set or a key of a dict."""
     if isinstance(value, tuple | frozenset):
         texts = map(_key, value)
-        return f"({', '.join(texts)})" if isinstance(value, tuple) else f"{{{', '.join(sorted(texts))}}}"
+        return f"({', '.join(texts if isinstance(value, tuple) else sorted(texts))})"
     return _shown(value) if isinstance(value, _PLAIN) else name_of(type(value))
 
 
@@ -235,10 +235,4 @@ def _is_module_ones_own(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _digest_of_code(code: CodeType) -> int:
-    return digest(_text_of_code(code))
-
-
-def _text_of_code(code: CodeType) -> str:
-    """Return the instructions, the names and the constants; not the lines, and not where the file lies."""
-    constants = [_text_of_code(value) if isinstance(value, CodeType) else _key(value) for value in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_argcount} {' '.join(constants)}"
+    return digest(text_of(code))
