@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from inspect import signature
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankErro
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import Calls, part_of
+from minipipe.execution.checks.finite import StepCheck
 from minipipe.execution.checks.updates import batch_marks
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
@@ -138,17 +138,6 @@ class Intake:
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-class Check(Protocol):
-    """Judges a loss and the findings of all ranks: ``execution/checks/finite.py``."""
-
-    @property
-    def findings(self) -> tuple[float, ...]:
-        """The findings of this rank."""
-
-    def judge(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> None:
-        """Judge the loss and the findings of all ranks, by rank."""
-
-
 def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
     """Return the outputs of a batch on the ranks that are to have them.
 
@@ -171,7 +160,7 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
     return None if found is None else returned(found, batch.is_cut)
 
 
-def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: Check | None = None) -> PendingLoss:
+def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
     """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
 
     Collective; parameters are those of :func:`deliver_outputs`, and a check of the loss. Each rank
@@ -184,13 +173,13 @@ def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: Check | No
     tell = partial(group.ibroadcast, step=batch.step, what=part_of(batch.call))
     request = tell(numbers, root)
     others = [rank for rank in range(group.size) if rank != root] if own else []
-    told = [tell(np.array(own) if rank == group.rank else None, rank) for rank in others]
+    arriving = [tell(np.array(own) if rank == group.rank else None, rank) for rank in others]
 
     def receive() -> BatchLoss:
         numbers = request.wait().tolist()
         loss = BatchLoss.read(numbers, len(batch.slices), list(batch.objective.metrics), outputs)
         if check is not None:
-            findings = [one.wait().tolist() for one in told]
+            findings = [one.wait().tolist() for one in arriving]
             findings.insert(root, numbers[-len(own) :])
             check.judge(loss, findings)
         return loss

@@ -133,7 +133,8 @@ def keep_last(folder: Path, number: int) -> None:
 
     So a run that starts over deletes nothing of a longer one until it has reached the same step.
     """
-    found = [path for path in checkpoints(folder) if _step_of(path) <= _step_of(checkpoints(folder)[0])]
+    newest, *_ = found = checkpoints(folder)
+    found = [path for path in found if _step_of(path) <= _step_of(newest)]
     kept = [path for path in found if (path / MARKER).is_file()][:number]
     for old in found:
         if old not in kept:
