@@ -65,13 +65,11 @@ class OptimiserState:
             Code ``value``, for an optimiser of other parameters than this pipeline's.
         """
         state = optimiser.state_dict()
-        both = zip(optimiser.groups, state["groups"], state["first"] or state["groups"])
-        groups = [Group(i, now, first, names_of(pipeline, g.parameters)) for i, (g, now, first) in enumerate(both)]
-        kept = zip(names_of(pipeline, optimiser.parameters), state["states"])
-        # A scalar of NumPy's decides about dtypes as an array does, and a number of Python's does not.
-        by_name = {
-            name: {k: np.asarray(v) if isinstance(v, np.generic) else v for k, v in of.items()} for name, of in kept
-        }
+        names = [names_of(pipeline, group.parameters) for group in optimiser.groups]
+        numbers = zip(state["groups"], state["first"] or state["groups"], names)
+        groups = [Group(place, *entries) for place, entries in enumerate(numbers)]
+        kept = [{what: _entry(value) for what, value in own.items()} for own in state["states"]]
+        by_name = dict(zip((name for group in names for name in group), kept))
         return cls(type(optimiser).__qualname__, state["num_steps"], groups, by_name)
 
     @classmethod
@@ -129,18 +127,21 @@ class OptimiserState:
         groups = []
         for group in json_value(found["groups"], list, "groups"):
             names = json_value(group["parameters"], list, "the parameters of a group")
-            for name in names:
-                json_value(name, str, "a parameter of a group")
+            names = [json_value(name, str, "a parameter of a group") for name in names]
             numbers = json_value(group["numbers"], dict, "'numbers'")
             first = json_value(group.get("first", numbers), dict, "'first'")  # earlier versions lack it
             place = whole_number("the place of a group", group["place"], 0, MOST)
             groups.append(Group(place, numbers, first, names))
         kept = json_value(found["kept"], dict, "'kept'")
-        for name in kept:
-            json_value(kept[name], dict, quoted(name))
-        # Earlier versions lack it.
-        num_steps = whole_number("the number of an optimiser's steps", found.get("num_steps", 0), 0, MOST)
+        kept = {name: json_value(entries, dict, quoted(name)) for name, entries in kept.items()}
+        num_steps = found.get("num_steps", 0)  # which they lack, too
+        num_steps = whole_number("the number of an optimiser's steps", num_steps, 0, MOST)
         return cls(json_value(found["class"], str, "the class of an optimiser"), num_steps, groups, kept)
+
+
+def _entry(value: Any) -> Any:
+    # A scalar of NumPy's decides about dtypes as an array does, and a number of Python's does not.
+    return np.asarray(value) if isinstance(value, np.generic) else value
 
 
 def names_of(pipeline: Pipeline, parameters: Iterable[Parameter]) -> list[str]:
