@@ -90,7 +90,7 @@ def test_a_message_is_missing_that_its_sender_has_passed_however_short_the_wait(
     assert "is blocked on" not in last_line(reports)
 
 
-@given(waits(17, 200), st.data())
+@given(waits(17, 40), st.data())
 def test_a_table_of_many_ranks_fits_a_screen_and_shows_the_culprit(reports, data):
     silent = data.draw(st.integers(0, len(reports) - 1))
     reports[silent] = replace(reports[silent], is_silent=True)
