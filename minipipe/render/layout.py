@@ -129,15 +129,10 @@ class Axis:
         """Return the x coordinate of a time, rounded to a hundredth of a pixel: equal times have equal coordinates."""
         return round(self.left + time * self.scale, 2)
 
-    @property
-    def unit_label(self) -> str:
-        """The unit of the marks."""
-        return "ms" if self.unit == "s" else self.unit
-
     @cached_property
     def ticks(self) -> tuple[tuple[float, str], ...]:
         """The round times, as many as fit, each with its label."""
-        factor = 1000 if self.unit == "s" else 1
+        factor, _ = scale_of(self.unit)
         length = self.duration * factor
         if not self.scale:
             return ((0.0, "0"),)
@@ -145,6 +140,17 @@ class Axis:
         step = round_step(length / max(1, min(12, int(self.room / (widest + 2.5 * self.tick_size)))))
         marks = (i * step for i in range(math.floor(length / step * (1 + 1e-12)) + 1))
         return tuple((mark / factor, f"{mark:.10g}") for mark in marks)
+
+
+def scale_of(unit: str) -> tuple[float, str]:
+    """Return the factor and the name of the unit in which times are marked: milliseconds for seconds.
+
+    Examples
+    --------
+    >>> scale_of("s"), scale_of("units")
+    ((1000.0, 'ms'), (1.0, 'units'))
+    """
+    return (1000.0, "ms") if unit == "s" else (1.0, unit)
 
 
 def round_step(least: float) -> float:

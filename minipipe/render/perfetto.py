@@ -41,9 +41,8 @@ _COLOURS = {
     ActionKind.BACKWARD: "thread_state_uninterruptible",  # pink
     ActionKind.BACKWARD_INPUT: "thread_state_iowait",  # orange
     ActionKind.BACKWARD_WEIGHT: "thread_state_running",  # green
-    ActionKind.SEND_F: "generic_work",  # grey
-    ActionKind.SEND_B: "generic_work",
 }
+_OTHER_COLOUR = "generic_work"  # grey, of SEND and RECV
 _IDLE_COLOUR = "thread_state_sleeping"  # nearly white
 
 
@@ -156,7 +155,7 @@ class _Process:
         thread, names_stage = self.threads[rank][0], self.panel.names_stage(rank)
         for index, (action, start, end) in enumerate(self.timeline.spans[rank]):
             if end > start or not action.kind.is_communication:
-                name, colour = short_label(action, names_stage), _COLOURS.get(action.kind, "generic_work")
+                name, colour = short_label(action, names_stage), _COLOURS.get(action.kind, _OTHER_COLOUR)
                 about = self.about(rank, index)
                 yield self.slice_of(name, action.kind.value, colour, thread, start, end, about)
 

@@ -11,7 +11,7 @@ from typing import TextIO
 from minipipe.render import palette
 from minipipe.schedules.action import ActionKind
 
-_GREYS = (247, 243, 240, 237)
+_GREYS = (247, 243, 240, 237)  # of SEND and RECV
 # The hues of palette.py in the nearest of a terminal's 256 colours: for the first chunk of a rank, then a shade darker
 # for each further chunk. Both ground and text are set, so that labels are legible on dark and on light terminals.
 SHADES = MappingProxyType(
@@ -20,10 +20,6 @@ SHADES = MappingProxyType(
         ActionKind.BACKWARD: (218, 175, 132, 89),
         ActionKind.BACKWARD_INPUT: (220, 208, 166, 94),
         ActionKind.BACKWARD_WEIGHT: (85, 36, 29, 22),
-        ActionKind.SEND_F: _GREYS,
-        ActionKind.RECV_F: _GREYS,
-        ActionKind.SEND_B: _GREYS,
-        ActionKind.RECV_B: _GREYS,
     }
 )
 IDLE = "38;5;244"  # a grey, visible on black and on white
@@ -75,7 +71,7 @@ def ground(kind: ActionKind, chunk: int, is_label: bool = True) -> str:
 
     The fill characters after the label have the colour of the ground.
     """
-    shades = SHADES[kind]
+    shades = SHADES.get(kind, _GREYS)
     shade = shades[min(chunk, len(shades) - 1)]
     text = shade if not is_label else 16 if luminance(shade) > 0.18 else 231
     return f"38;5;{text};48;5;{shade}"

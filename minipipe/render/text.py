@@ -12,7 +12,7 @@ from typing import NamedTuple
 from minipipe.errors import ArgumentError
 from minipipe.io import MOST_CHARACTERS
 from minipipe.render.descriptions import caption, title
-from minipipe.render.layout import round_step
+from minipipe.render.layout import round_step, scale_of
 from minipipe.render.panel import Panel, panels_of
 from minipipe.render.terminal import IDLE, ground, paint
 from minipipe.schedules.action import Action, ActionKind
@@ -313,7 +313,7 @@ def paint_cells(cells: Sequence[Cell], colour: bool) -> str:
 
 def draw_axis(columns: Columns, first: int, unit: str, margin: int) -> str:
     """Return the axis above a band: ``|`` marks the column where the time next to it begins."""
-    scale, name = (1000.0, "ms") if unit == "s" else (1.0, unit)
+    scale, name = scale_of(unit)
     last = min(first + columns.band, columns.total)
     line = name[: margin - 1].ljust(margin)
     for time in _ticks(scale * columns.time(first), scale * columns.time(last), scale * columns.time(10)):

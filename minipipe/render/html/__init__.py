@@ -27,6 +27,7 @@ from minipipe.render.descriptions import (
     origin,
 )
 from minipipe.render.descriptions import title as title_of
+from minipipe.render.layout import scale_of
 from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, chunks_by_kind, shade
 from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
 from minipipe.schedules.action import Action, ActionKind
@@ -363,7 +364,7 @@ def _moment(panel: Panel, is_headed: bool) -> str:
 
 def _tables(panel: Panel) -> Iterable[str]:
     """Yield an empty table for each rank; the script fills it when it is opened."""
-    unit = "ms" if panel.timeline.unit == "s" else panel.timeline.unit
+    _, unit = scale_of(panel.timeline.unit)
     table = _table(["action", f"start ({unit})", f"end ({unit})"])
     for rank in range(panel.timeline.num_ranks):
         summary = f"<summary>{escaped(title_of(panel.timeline))}: rank {rank}</summary>"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from minipipe.render.layout import scale_of
 from minipipe.render.stepper.description import describe_verdict
 from minipipe.render.stepper.frame import LEAST_SIZE, Frame
 from minipipe.render.stepper.walkthrough import Walkthrough
@@ -266,7 +267,7 @@ class Stepper:
 
     def go(self, answer: str) -> None:
         """Go to a step, ``17``, or to a time, ``t12.5``, in the unit of the screen."""
-        scale = 1000 if self.walkthrough.timeline.unit == "s" else 1
+        scale, _ = scale_of(self.walkthrough.timeline.unit)
         try:
             if answer.startswith("t"):
                 self.number = self.walkthrough.at_time(float(answer[1:]) / scale)

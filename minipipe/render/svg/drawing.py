@@ -10,7 +10,7 @@ from minipipe.errors import ArgumentError, quoted
 from minipipe.io import MOST_PIXELS
 from minipipe.render.descriptions import caption, figures, held_words
 from minipipe.render.descriptions import title as title_of
-from minipipe.render.layout import Axis, number
+from minipipe.render.layout import Axis, number, scale_of
 from minipipe.render.panel import Panel, panels_of
 from minipipe.render.svg.labels import Labels
 from minipipe.render.svg.lanes import Lane, LaneSize, Strip, strip_of
@@ -170,16 +170,12 @@ class _TimelinePage(Page):
 
     # -- a panel ------------------------------------------------------------------------------------------------
 
-    def _caption(self, panel: Panel, y: float) -> tuple[list[str], float]:
-        """Draw the caption of a panel, and its note."""
-        lines = [("name", title_of(panel.timeline)), ("figures", figures(panel)), ("note", panel.timeline.note)]
-        parts, y = self.text(lines, y)
-        return parts, y + self.letters.scaled(8)
-
     def _panel(self, index: int, y: float) -> tuple[list[str], float]:
         """Draw a panel from ``y`` downwards; return it and its lower edge."""
         panel, size, lanes = self.panels[index], self.size, self.lanes[index]
-        parts, top = self._caption(panel, y)
+        lines = [("name", title_of(panel.timeline)), ("figures", figures(panel)), ("note", panel.timeline.note)]
+        parts, y = self.text(lines, y)
+        top = y + self.letters.scaled(8)
         tops = [top + rank * size.pitch for rank in range(len(lanes))]
         bottom = top + len(tops) * size.pitch
         parts.append(self._grid(top - 4, bottom))
@@ -215,7 +211,7 @@ class _TimelinePage(Page):
     def _ticks(self, top: float) -> Iterator[str]:
         """Yield the times under the lowest lane, and their unit to the left of them."""
         y = top + self.letters.scaled(13)
-        yield self.letters.draw("unit", self.axis.left - self.letters.scaled(12), y, self.axis.unit_label)
+        yield self.letters.draw("unit", self.axis.left - self.letters.scaled(12), y, scale_of(self.axis.unit)[1])
         for time, text in self.axis.ticks:
             yield self.letters.draw("tick", self.axis.x(time), y, text)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
-from math import dist
 from typing import NamedTuple
 
 from minipipe.errors import ArgumentError, quoted
@@ -36,12 +35,8 @@ class Box(NamedTuple):
 
     def is_inside(self, other: Box) -> bool:
         """Return whether a rectangle does not leave another one."""
-        return (
-            other.left <= self.left
-            and self.right <= other.right
-            and other.top <= self.top
-            and self.bottom <= other.bottom
-        )
+        is_within_width = other.left <= self.left and self.right <= other.right
+        return is_within_width and other.top <= self.top and self.bottom <= other.bottom
 
 
 class Callout(NamedTuple):
@@ -101,15 +96,12 @@ def place_names(
     taken = [Box(x - gap, y - gap, x + gap, y + gap) for x, y in points]
     found: list[Callout | None] = []
     for point, width in zip(points, widths):
-        places = [place for place in _places(*point, width, height, gap) if _is_free(place.box, page, taken)]
-        place = min(places, key=lambda place: _cost(place, point, points, lines), default=None)
+        places = (place for place in _places(*point, width, height, gap) if place.box.is_inside(page))
+        free = (place for place in places if not any(map(place.box.overlaps, taken)))
+        place = min(free, key=lambda place: _cost(place, point, points, lines), default=None)
         found.append(place)
         taken += [] if place is None else [place.box]
     return found
-
-
-def _is_free(box: Box, page: Box, taken: Sequence[Box]) -> bool:
-    return box.is_inside(page) and not any(map(box.overlaps, taken))
 
 
 def _cost(
@@ -117,7 +109,7 @@ def _cost(
 ) -> float:
     """Return how bad a place is, in rows away from its point."""
     is_crossed = any(map(place.box.overlaps, lines))
-    is_mistaken = any(dist(place.near_end, point) < dist(place.near_end, own) for point in points)
+    is_mistaken = any(math.dist(place.near_end, point) < math.dist(place.near_end, own) for point in points)
     return place.rows + _CROSSED * is_crossed + _MISTAKEN * is_mistaken
 
 
