@@ -87,8 +87,8 @@ def is_grad_enabled() -> bool:
     return mode().is_enabled
 
 
-class Place:
-    """The step, microbatch and layer of a computation, on which random numbers depend.
+class RandomKey:
+    """The key of the random numbers that are drawn at some place: its step, microbatch and layer.
 
     Attributes
     ----------
@@ -110,9 +110,9 @@ class Place:
         self.layer = layer
         self.sequence = self.num_draws = 0
 
-    def copy(self) -> Place:
+    def copy(self) -> RandomKey:
         """Return a copy, to return to."""
-        twin = Place(self.seed, self.step, self.microbatch, self.layer)
+        twin = RandomKey(self.seed, self.step, self.microbatch, self.layer)
         twin.sequence, twin.num_draws = self.sequence, self.num_draws
         return twin
 
@@ -131,16 +131,16 @@ class Place:
         self.sequence += 1
 
 
-_place: ContextVar[Place | None] = ContextVar("place", default=None)
+_key: ContextVar[RandomKey | None] = ContextVar("random key", default=None)
 
 
-def current_place() -> Place:
-    """Return the place of the computation: one for each thread, or that of :func:`random_key`."""
-    place = _place.get()
-    if place is None:
-        place = Place()
-        _place.set(place)
-    return place
+def current_place() -> RandomKey:
+    """Return the random key of the current computation: one for each thread, or that of :func:`random_key`."""
+    key = _key.get()
+    if key is None:
+        key = RandomKey()
+        _key.set(key)
+    return key
 
 
 def next_key() -> tuple[int, int, int, int, int]:
@@ -151,19 +151,19 @@ def next_key() -> tuple[int, int, int, int, int]:
     TensorError
         Code ``no-random-key``.
     """
-    place = current_place()
-    if place.seed is None:
+    key = current_place()
+    if key.seed is None:
         message = "Random numbers were drawn in training, for instance by Dropout, without a key. A pipeline sets one."
         example = "with minipipe.random_key(seed, step): loss = …"
         raise TensorError("no-random-key", f"{message} In a loop of your own write {example}, or call model.eval().")
-    place.num_draws += 1
-    layer = (place.sequence << 32) + (0 if place.layer is None else place.layer + 1)
-    return place.seed, layer, place.step, place.microbatch, place.num_draws
+    key.num_draws += 1
+    layer = (key.sequence << 32) + (0 if key.layer is None else key.layer + 1)
+    return key.seed, layer, key.step, key.microbatch, key.num_draws
 
 
-def at(place: Place) -> AbstractContextManager[None]:
-    """Compute at a place inside this block."""
-    return setting(_place, place)
+def at(key: RandomKey) -> AbstractContextManager[None]:
+    """Draw random numbers from a key inside this block."""
+    return setting(_key, key)
 
 
 def random_key(seed: int, step: int = 0, microbatch: int = 0) -> AbstractContextManager[None]:
@@ -193,4 +193,4 @@ def random_key(seed: int, step: int = 0, microbatch: int = 0) -> AbstractContext
     """
     for name, value in (("seed", seed), ("step", step), ("microbatch", microbatch)):
         whole_number(f"random_key: {name}", value, 0)
-    return at(Place(seed, step, microbatch))
+    return at(RandomKey(seed, step, microbatch))

@@ -4,8 +4,8 @@ File 5 of 12 on the first path through the code (README.md):
 after ``schedules/analysis/lowering.py``, before ``execution/stage.py``. Begin at ``_forward``, then return to ``run``.
 Not on the path: a ``Batch`` has this rank's inputs and targets, and the ``objective``, which is the loss with each
 microbatch's share of it; a ``Payload`` has the arrays of a value, which of them want a gradient, and the form of their
-bundle (None for one array); a ``Record`` is what a run leaves behind, a ``Place`` the key of random numbers, and
-``activity`` the position of the rank, for error messages.
+bundle (None for one array); a ``Record`` is what a run leaves behind, and ``activity`` the position of the rank, for
+error messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minipipe.autograd import backend
-from minipipe.autograd.modes import Place, at, current_place, enable_grad, no_grad
+from minipipe.autograd.modes import RandomKey, at, current_place, enable_grad, no_grad
 from minipipe.comm import ProcessGroup, Request
 from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record
@@ -105,8 +105,8 @@ class Executor:
             steps = list(map(observer.watch, self._actions, steps))
         activity.begin(self._name, self._actions, batch.step, partial(_sent_at, self.program))
         try:
-            place = Place(batch.seed, batch.training_step)
-            with no_grad() if self.program.is_forward_only else enable_grad(), at(place):
+            key = RandomKey(batch.seed, batch.training_step)
+            with no_grad() if self.program.is_forward_only else enable_grad(), at(key):
                 for step in steps:
                     step(self, batch)
                     activity.position += 1

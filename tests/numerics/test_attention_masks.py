@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor, nn
 from minipipe import functional as F
-from minipipe.autograd.modes import Place, at
+from minipipe.autograd.modes import RandomKey, at
 from minipipe.errors import TensorError
 from minipipe.testing import same_bits
 from tests.numerics.formulas import attended
@@ -99,7 +99,7 @@ def test_a_block_under_a_mask_that_hides_nothing_is_the_block_without_one(dropou
     block, found = nn.TransformerBlock(8, 2, dropout=dropout).initialise(1), []
     for mask in (None, np.ones((2, 3), bool)):
         x = Tensor(normal(0, 2, 3, 8), requires_grad=True)
-        with at(Place(seed=0, layer=0)):  # in a layer of a sequence, whose draws count on
+        with at(RandomKey(seed=0, layer=0)):  # in a layer of a sequence, whose draws count on
             block(x, mask).backward(normal(1, 2, 3, 8))
         found.append(x.grad.tobytes())
     assert found[0] == found[1]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor, nn, no_grad, random_key
 from minipipe import functional as F
-from minipipe.autograd.modes import Place, at, current_place, next_key
+from minipipe.autograd.modes import RandomKey, at, current_place, next_key
 from minipipe.errors import TensorError
 from tests.strategies import examples
 
@@ -52,7 +52,7 @@ places = st.tuples(numbers, st.none() | st.integers(0, 6), numbers, numbers, st.
 def mask_at(place: tuple[int, int | None, int, int, int]) -> bytes:
     """Return the mask of (seed, layer, step, microbatch, number of the draw)."""
     seed, layer, step, microbatch, draw = place
-    with at(Place(seed, step, microbatch, layer)):
+    with at(RandomKey(seed, step, microbatch, layer)):
         return [mask() for _ in range(draw)][-1]
 
 
@@ -93,7 +93,7 @@ def test_a_key_without_one_of_the_numbers_would_be_noticed(number, monkeypatch):
 def test_the_key_is_the_five_numbers_and_a_layer_counts_from_one():
     with random_key(3, step=7, microbatch=2):
         assert [next_key(), next_key()] == [(3, 0, 7, 2, 1), (3, 0, 7, 2, 2)]
-    with at(Place(3, 7, 2, layer=0)):
+    with at(RandomKey(3, 7, 2, layer=0)):
         assert next_key() == (3, 1, 7, 2, 1)
 
 
@@ -249,7 +249,7 @@ def test_no_grad_draws_the_same_masks():
 def test_a_layer_that_raises_leaves_the_place_clean(has_key):
     shared = nn.Linear(1, 1)
     model = nn.Sequential(nn.Identity(), shared, nn.Sequential(Fails()), shared).initialise(0)
-    with at(Place(seed=0) if has_key else Place()):
+    with at(RandomKey(seed=0) if has_key else RandomKey()):
         with pytest.raises(TensorError):
             model(Tensor(np.ones((1, 1), np.float32)))
         place = current_place()
@@ -288,7 +288,7 @@ def test_threads_that_draw_at_the_same_time_do_not_disturb_each_other():
 
 
 def test_a_thread_starts_outside_the_key_of_the_one_that_started_it():
-    found: list[Place | None] = [Place()]
+    found: list[RandomKey | None] = [RandomKey()]
     with random_key(0):
         thread = threading.Thread(target=lambda: found.append(current_place().seed))
         thread.start()
@@ -321,7 +321,7 @@ def test_masks_of_neighbouring_places_agree_in_half_of_the_elements():
     around = [(5, 1, 3, 1, 1), (6, 1, 3, 1, 1), (5, 2, 3, 1, 1), (5, 1, 4, 1, 1), (5, 1, 3, 2, 1), (5, 1, 3, 1, 2)]
     masks = []
     for seed, layer, step, microbatch, draw in around:
-        with at(Place(seed, step, microbatch, layer)):
+        with at(RandomKey(seed, step, microbatch, layer)):
             masks.append([np.frombuffer(mask(n), bool) for _ in range(draw)][-1])
     for i, one in enumerate(masks):
         for other in masks[:i]:

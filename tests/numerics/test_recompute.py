@@ -312,7 +312,7 @@ def test_a_mask_that_is_not_that_of_the_first_time_is_noticed(monkeypatch):
 
 
 def test_a_place_that_was_not_copied_is_noticed(monkeypatch):
-    monkeypatch.setattr("minipipe.autograd.modes.Place.copy", lambda self: self)
+    monkeypatch.setattr("minipipe.autograd.modes.RandomKey.copy", lambda self: self)
     with pytest.raises(TensorError) as caught:
         everything(USED_EVERYWHERE, nn.Recompute)
     assert caught.value.code == "not-repeatable"
