@@ -25,12 +25,11 @@ from functools import cache, partial
 from types import TracebackType
 from typing import Any, NoReturn
 
-import mpi4py
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm.job.host import LOCAL_RANK, launcher_number, yield_core
-from minipipe.comm.job.mpi_job import MPI, MPIJob, the_job
+from minipipe.comm.job.mpi_job import MPI, MPIJob, start_mpi, the_job
 from minipipe.comm.job.process import RankProcess
 from minipipe.comm.job.reports import Patience, exit_code_of
 from minipipe.comm.job.verdict import verdict
@@ -51,12 +50,7 @@ _TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
 
 def world_group(process: RankProcess, timeout: float) -> MPIGroup:
     """Return the group of all ranks of this MPI job. Collective."""
-    if not MPI.Is_initialized():  # by the program's own import of mpi4py
-        # As mpi4py starts MPI itself, from what the program or a variable such as MPI4PY_RC_THREAD_LEVEL has set.
-        if mpi4py.rc.threads:
-            MPI.Init_thread(getattr(MPI, f"THREAD_{mpi4py.rc.thread_level}".upper(), MPI.THREAD_MULTIPLE))
-        else:
-            MPI.Init()
+    start_mpi()
     group = MPIGroup(the_job(process), MPI.COMM_WORLD.Dup(), timeout)
     group.align_clocks()
     return group

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from enum import IntEnum
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
@@ -25,8 +26,16 @@ from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Header, Receive,
 from minipipe.errors import ArgumentError, LaunchError, MessageError
 from minipipe.hints import Familiar
 
-# Tags below zero are the library's own; those of users begin at zero.
-_BROADCAST, _GATHER, _BARRIER, _CLOCK, _IBROADCAST = -1, -2, -3, -4, -5
+
+class OwnTag(IntEnum):
+    """The tags of the library's own messages, below zero; those of users begin at zero."""
+
+    BROADCAST = -1
+    GATHER = -2
+    BARRIER = -3
+    CLOCK = -4
+    IBROADCAST = -5
+    COPY = -6  # of a rank's state, for elastic training
 
 
 class ProcessGroup(Familiar, ABC):
@@ -153,13 +162,9 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(swap, num_ranks=2)
         [1, 0]
         """
-        if tag < 0:
-            raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
-        return self._isend(array, destination, tag, step)
-
-    def _isend(self, array: Array, destination: int, tag: int, step: int = 0) -> Request:
         self._check_open()
         check_rank("destination", destination, self.size)
+        _check_tag(tag)
         if not isinstance(array, np.ndarray):
             if not (self.takes_device_arrays and backend.is_array(array)):
                 array = np.asarray(array)
@@ -208,21 +213,9 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(add, num_ranks=3)
         [30.0, None, None]
         """
-        if tag < 0:
-            raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
-        return self._irecv(source, tag, out, step, what, allocate)
-
-    def _irecv(
-        self,
-        source: int,
-        tag: int,
-        out: np.ndarray | None = None,
-        step: int | None = None,
-        what: str = "",
-        allocate: Callable[..., Array] = np.empty,
-    ) -> Receive:
         self._check_open()
         check_rank("source", source, self.size)
+        _check_tag(tag)
         expected = Expectation(self.rank, source, tag, out, step, what, allocate, self.world_ranks)
         return Receive(self._take, self._post_receive(expected))
 
@@ -341,7 +334,7 @@ class ProcessGroup(Familiar, ABC):
         place = (self.rank - root) % self.size  # in the tree, whose root is 0
         if place:
             parent = (place & (place - 1)) + root
-            array = self._irecv(parent % self.size, _BROADCAST, array, what=what).wait()
+            array = self.irecv(parent % self.size, OwnTag.BROADCAST, array, what=what).wait()
         elif array is None:
             raise ArgumentError("value", f"broadcast: rank {self.name(root)} is the root and must give an array.")
         array = np.asarray(array)
@@ -350,7 +343,7 @@ class ProcessGroup(Familiar, ABC):
         while reach > 1:
             reach >>= 1
             if place + reach < self.size:
-                sends.append(self._isend(array, (place + reach + root) % self.size, _BROADCAST))
+                sends.append(self.isend(array, (place + reach + root) % self.size, OwnTag.BROADCAST))
         self._finish(sends)
         return array
 
@@ -389,7 +382,7 @@ class ProcessGroup(Familiar, ABC):
         [(8, 7), (8, 7)]
         """
         check_rank("root", root, self.size)
-        expected = Expectation(self.rank, root, _IBROADCAST, None, step, what, names=self.world_ranks)
+        expected = Expectation(self.rank, root, OwnTag.IBROADCAST, None, step, what, names=self.world_ranks)
         if self.rank != root:
             self._check_open()
 
@@ -408,7 +401,7 @@ class ProcessGroup(Familiar, ABC):
             return request
         if array is None:
             raise ArgumentError("value", f"ibroadcast: rank {self.name(root)} is the root and must give an array.")
-        sends = [self._isend(array, other, _IBROADCAST, step) for other in range(self.size) if other != root]
+        sends = [self.isend(array, other, OwnTag.IBROADCAST, step=step) for other in range(self.size) if other != root]
 
         def sent(expected: Expectation, timeout: float | None) -> np.ndarray:
             for send in sends:
@@ -439,9 +432,9 @@ class ProcessGroup(Familiar, ABC):
         gathered = [np.array(array)] * self.size
         sends = []
         for distance in self._rounds(range(1, self.size)):
-            sends.append(self._isend(gathered[self.rank], (self.rank + distance) % self.size, _GATHER))
+            sends.append(self.isend(gathered[self.rank], (self.rank + distance) % self.size, OwnTag.GATHER))
             source = (self.rank - distance) % self.size
-            gathered[source] = self._irecv(source, _GATHER, None, what=what).wait()
+            gathered[source] = self.irecv(source, OwnTag.GATHER, what=what).wait()
         self._finish(sends)
         return gathered
 
@@ -477,7 +470,7 @@ class ProcessGroup(Familiar, ABC):
         gathered = self.all_gather(array)
         for source, other in enumerate(gathered):
             like = gathered[self.rank]
-            Expectation(self.rank, source, _GATHER, like, names=self.world_ranks).check(Header.of(other))
+            Expectation(self.rank, source, OwnTag.GATHER, like, names=self.world_ranks).check(Header.of(other))
         total = gathered[0]
         for other in gathered[1:]:
             total = combine(total, other)
@@ -502,8 +495,8 @@ class ProcessGroup(Familiar, ABC):
         """
         self._check_open()
         for distance in self._rounds([1 << k for k in range((self.size - 1).bit_length())]):
-            send = self._isend(np.zeros(0), (self.rank + distance) % self.size, _BARRIER)
-            self._irecv((self.rank - distance) % self.size, _BARRIER, None, what="a barrier").wait()
+            send = self.isend(np.zeros(0), (self.rank + distance) % self.size, OwnTag.BARRIER)
+            self.irecv((self.rank - distance) % self.size, OwnTag.BARRIER, what="a barrier").wait()
             self._finish([send])
 
     def _rounds(self, distances: Sequence[int]) -> Iterator[int]:
@@ -627,14 +620,14 @@ class ProcessGroup(Familiar, ABC):
         if self.rank == 0:
             for rank in range(1, self.size):
                 for _ in range(rounds):
-                    self._irecv(rank, _CLOCK, None, what="a question for the time").wait()
-                    self._isend(np.array(time.perf_counter()), rank, _CLOCK).wait()
+                    self.irecv(rank, OwnTag.CLOCK, what="a question for the time").wait()
+                    self.isend(np.array(time.perf_counter()), rank, OwnTag.CLOCK).wait()
             return
         best = float("inf")
         for _ in range(rounds):
             asked = time.perf_counter()
-            self._isend(nothing, 0, _CLOCK).wait()
-            answer = float(self._irecv(0, _CLOCK, None, what="the time").wait())
+            self.isend(nothing, 0, OwnTag.CLOCK).wait()
+            answer = float(self.irecv(0, OwnTag.CLOCK, what="the time").wait())
             heard = time.perf_counter()
             if heard - asked < best:
                 best = heard - asked
@@ -678,3 +671,8 @@ class ProcessGroup(Familiar, ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: rank {self.rank} of {self.size}>"
+
+
+def _check_tag(tag: int) -> None:
+    if tag < 0 and not isinstance(tag, OwnTag):
+        raise ArgumentError("value", f"tag is {tag}; expected at least 0.")

@@ -264,14 +264,14 @@ def types_control_c(group, array):
 
 def _instead_of_the_next_message(group, act):
     """Wrap the one function through which every message of this rank passes, for one message."""
-    send = group._isend
+    send = group.isend
 
-    def once(array, destination, tag, step=0):
-        del group._isend
+    def once(array, destination, tag=0, *, step=0):
+        del group.isend
         stamp(destination)
         return act(send, array, destination, tag, step)
 
-    group._isend = once
+    group.isend = once
 
 
 def loses_a_message(group, array):
@@ -282,7 +282,7 @@ def loses_a_message(group, array):
 
 def mistags_a_message(group, array):
     _instead_of_the_next_message(
-        group, lambda send, array, destination, tag, step: send(array, destination, abs(tag) + 1000, step)
+        group, lambda send, array, destination, tag, step: send(array, destination, abs(tag) + 1000, step=step)
     )
 
 

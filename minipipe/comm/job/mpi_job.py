@@ -295,6 +295,16 @@ class MPIJob:
             self.process.end("\n".join([waited, verdict(reports)]), self.process.exit_code)
 
 
+def start_mpi() -> None:
+    """Start MPI with the thread support that ``mpi4py.rc``, or a variable for it, asks for. Collective."""
+    if MPI.Is_initialized():  # by the program's own import of mpi4py
+        return
+    if mpi4py.rc.threads:
+        MPI.Init_thread(getattr(MPI, f"THREAD_{mpi4py.rc.thread_level}".upper(), MPI.THREAD_MULTIPLE))
+    else:
+        MPI.Init()
+
+
 def has_ended(is_over: Callable[[], bool]) -> bool:
     """Return whether a message is over, or has failed because a rank was lost."""
     try:

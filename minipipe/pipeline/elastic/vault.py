@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm import ProcessGroup
 from minipipe.comm.objects import gather, pack, unpack
+from minipipe.comm.process_group import OwnTag, ProcessGroup
 from minipipe.errors import ArgumentError, RankLostError
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
 from minipipe.pipeline.checkpoint.state import OptimiserState, names_of, put
-
-_COPY = -6  # a tag; those below zero are the library's own
 
 
 class Generation(NamedTuple):
@@ -59,10 +57,10 @@ class Vault:
         """Copy the current state here and to the next ranks; receive that of the ranks before. Collective."""
         mine = pack(made.state())
         distances = range(1, min(self.copies, group.size - 1) + 1)
-        sends = [group._isend(mine, (group.rank + distance) % group.size, _COPY) for distance in distances]
+        sends = [group.isend(mine, (group.rank + distance) % group.size, OwnTag.COPY) for distance in distances]
         words = "a copy of its parameters and optimiser state"
         sources = [(group.rank - distance) % group.size for distance in distances]
-        theirs = [group._irecv(source, _COPY, what=words).wait() for source in sources]
+        theirs = [group.irecv(source, OwnTag.COPY, what=words).wait() for source in sources]
         for send in sends:
             send.wait()
         plan, world_ranks = made.pipeline.plan, tuple(group.world_ranks)
@@ -103,10 +101,10 @@ def state_for(group: ProcessGroup, pipeline: Pipeline, generation: Generation) -
     for taker in others:
         if names := given(group.rank, taker):
             part = {"values": {name: values[name] for name in names}, "optimiser": own.part(names).to_dict()}
-            sends.append(group._isend(pack(part), taker, _COPY))
+            sends.append(group.isend(pack(part), taker, OwnTag.COPY))
     for source in others:
         if given(source, group.rank):
-            part = unpack(group._irecv(source, _COPY, what="its part of the copies").wait())  # [5]
+            part = unpack(group.irecv(source, OwnTag.COPY, what="its part of the copies").wait())  # [5]
             values |= part["values"]
             parts.append(OptimiserState.from_dict(part["optimiser"]))
     for send in sends:

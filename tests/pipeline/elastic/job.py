@@ -100,11 +100,11 @@ class StepCounter:
 def send_under_doom(send):
     """Count the messages of copies and barriers."""
 
-    def isend(group, array, destination, tag, step=0):
+    def isend(group, array, destination, tag=0, *, step=0):
         if DOOM.pids and tag in (-3, -6):
             DOOM.reach("message", DOOM.num_messages)
             DOOM.num_messages += 1
-        return send(group, array, destination, tag, step)
+        return send(group, array, destination, tag, step=step)
 
     return isend
 
@@ -155,7 +155,7 @@ def main(options):
     if options["mutant"] in MUTANTS:
         load = Made.load
         Made.load = lambda self, state: load(self, MUTANTS[options["mutant"]](state))
-    ProcessGroup._isend = send_under_doom(ProcessGroup._isend)
+    ProcessGroup.isend = send_under_doom(ProcessGroup.isend)
     with init_process_group(timeout=20) as group:
         DOOM.kills = Doom(options["kills"]).kills
         DOOM.learn_pids(group)
