@@ -69,10 +69,14 @@ def _array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> np.ndar
     return np.array(self.numpy(), dtype=dtype, copy=copy)
 
 
+_ARITHMETIC = {  # the operations are called as NumPy's functions are
+    **{"add": elementwise.add, "sub": elementwise.subtract, "mul": elementwise.multiply},
+    **{"truediv": elementwise.divide, "pow": elementwise.power, "matmul": contraction.matmul},
+}
 _REFLECTED = {
-    **{"add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__"},
-    **{"power": "__rpow__", "matmul": "__rmatmul__", "equal": "__eq__", "not_equal": "__ne__"},
-    **{"less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__"},
+    **{operation.__name__: f"__r{name}__" for name, operation in _ARITHMETIC.items()},
+    **{"equal": "__eq__", "less": "__gt__", "less_equal": "__ge__"},
+    **{"not_equal": "__ne__", "greater": "__lt__", "greater_equal": "__le__"},
 }
 
 
@@ -94,18 +98,8 @@ def _refused(name: str) -> ArgumentError:
 
 
 _METHODS: dict[str, Any] = {
-    "__add__": elementwise.add,
-    "__radd__": _swapped(elementwise.add),
-    "__sub__": elementwise.subtract,
-    "__rsub__": _swapped(elementwise.subtract),
-    "__mul__": elementwise.multiply,
-    "__rmul__": _swapped(elementwise.multiply),
-    "__truediv__": elementwise.divide,
-    "__rtruediv__": _swapped(elementwise.divide),
-    "__pow__": elementwise.power,
-    "__rpow__": _swapped(elementwise.power),
-    "__matmul__": contraction.matmul,
-    "__rmatmul__": _swapped(contraction.matmul),
+    **{f"__{name}__": operation for name, operation in _ARITHMETIC.items()},
+    **{f"__r{name}__": _swapped(operation) for name, operation in _ARITHMETIC.items()},
     "__neg__": elementwise.negative,
     **{f"__{name}__": _comparison(getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "__hash__": object.__hash__,

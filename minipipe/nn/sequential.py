@@ -48,7 +48,7 @@ class Sequential(Module):
     (5, 10)
     """
 
-    look: Callable[[int, Any], Any] | None = None
+    layer_hook: Callable[[int, Any], Any] | None = None
     """Where it is set: ``(number, result) -> result``, called with the result of each flat layer."""
 
     def __init__(self, *layers: Module) -> None:
@@ -73,7 +73,7 @@ class Sequential(Module):
         place = current_place()
         if place.layer is not None:  # inside a layer of another sequence: no cut divides this one
             return self._apply(x, self.layers, operator.call)
-        place.enter(self.first_place - 1)
+        place.enter(self.first_place - 1)  # the next place is that of the first layer
         try:
             x = x if isinstance(x, Tensor) else as_tensors(x)
             return self._apply(x, self.flat_layers, _at_next_place, self.first_layer)
@@ -86,8 +86,8 @@ class Sequential(Module):
         for number, layer in enumerate(layers, first):
             try:
                 x = compute(layer, x)
-                if self.look is not None:
-                    x = self.look(number, x)
+                if self.layer_hook is not None:
+                    x = self.layer_hook(number, x)
                 if not isinstance(x, Tensor):
                     x = boundary(x)
                 elif number < first + len(layers) - 1:

@@ -68,11 +68,11 @@ class Probe:
         ]
         for number, name, parameter in parameters:
             self.note(What.PARAMETER, -1, number, [parameter.data], name)
-        stage.module.look = self._look
+        stage.module.layer_hook = self._look
         try:
             yield
         finally:
-            stage.module.look = None
+            del stage.module.layer_hook
 
     def watch(self, action: Action, step: Step) -> Step:
         """Return a step after which the weight gradients of its stage are looked at, for every backward."""
