@@ -180,7 +180,7 @@ class MPIJob:
         """End the job, unless the awaited message has arrived meanwhile, or a rank is in a debugger."""
         report = self.activity.report(self.world.rank)
         reports = self.judge(lambda: self._watched is not watched) if may_answer else [report]
-        if reports is None or self._watched is not watched:
+        if reports is None:
             watched.renew()
             return
         waited = f"MessageError: Rank {report.rank} has waited {report.seconds:.1f} s for {report.awaited}."
