@@ -5,6 +5,7 @@ Without it, an uncaught exception or ``sys.exit(n)`` on one rank would leave the
 
 from __future__ import annotations
 
+import builtins
 import os
 import select
 import signal
@@ -41,7 +42,7 @@ class RankProcess:
     Attributes
     ----------
     exit_code, exit_place : int, str
-        Of the last ``sys.exit``, even if the program caught it.
+        Of the last ``sys.exit``, ``exit`` or ``quit``, even if the program caught it.
     end_all : function
         Ends every rank at once with an exit code, where this process can.
     is_consequence : function
@@ -61,6 +62,7 @@ class RankProcess:
         self.has_started = self.is_over = False
         self._python_exit, self._python_excepthook = sys.exit, sys.excepthook
         sys.exit, sys.excepthook = self._exit, self._report_and_abort
+        vars(builtins).update(exit=self._exit, quit=self._exit)
         self._python_thread_excepthook, threading.excepthook = threading.excepthook, self._end_by_a_thread
         os.register_at_fork(after_in_child=self._leave_as_a_child)
 

@@ -1,5 +1,6 @@
 """Exit codes and last words."""
 
+import builtins
 import sys
 import threading
 
@@ -87,7 +88,8 @@ class Broken:
 @pytest.fixture
 def process(monkeypatch):
     """A rank whose end is noted instead of carried out."""
-    monkeypatch.setattr(sys, "exit", sys.exit)
+    for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+        monkeypatch.setattr(module, name, getattr(module, name, None), raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     monkeypatch.setattr("os.register_at_fork", lambda **hooks: None)
@@ -124,7 +126,8 @@ def test_an_excepthook_of_the_user_s_own_is_called_and_cannot_keep_the_others_wa
         if raises is not None:
             raise raises
 
-    monkeypatch.setattr(sys, "exit", sys.exit)
+    for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+        monkeypatch.setattr(module, name, getattr(module, name, None), raising=False)
     monkeypatch.setattr(sys, "excepthook", hook)
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     for name in ("os.register_at_fork", "os._exit", "signal.signal", "time.sleep"):
@@ -136,7 +139,8 @@ def test_an_excepthook_of_the_user_s_own_is_called_and_cannot_keep_the_others_wa
     assert len(ended) == 1 and "[rank 3] " in capfd.readouterr().err
 
 
-def test_the_code_of_an_exit_is_remembered(process):
+@pytest.mark.parametrize(("module", "name"), [(sys, "exit"), (builtins, "exit"), (builtins, "quit")])
+def test_the_code_of_an_exit_is_remembered(process, module, name):
     with pytest.raises(SystemExit):
-        sys.exit(7)
-    assert process.exit_code == 7
+        getattr(module, name)(7)
+    assert process.exit_code == 7 and "test_ending.py" in process.exit_place
