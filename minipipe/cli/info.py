@@ -15,16 +15,15 @@ from threadpoolctl import threadpool_info
 from minipipe._lazy import __version__
 from minipipe.autograd import backend
 from minipipe.cli.output import ExitStatus, answer
+from minipipe.comm.job.host import num_cores
 
 # In a process of its own: a broken MPI, or another kind than mpi4py was built for, may kill the process that loads it.
 _ASK_MPI = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
-print(MPI.Get_library_version().splitlines()[0])
-"""
-_ASK_CUDA = """
-from minipipe.comm.mpi import MPI, is_cuda_aware
+print(" ".join(MPI.Get_library_version().splitlines()[0].split()), flush=True)
+from minipipe.comm.mpi import is_cuda_aware
 MPI.Init()
 print(is_cuda_aware())
 MPI.Finalize()
@@ -41,16 +40,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the libraries and devices with which this machine computes and communicates."""
     missing = "not installed"
+    library, messages = _about_mpi() or (missing, "only within one process: no mpi4py")
     facts = {
         "minipipe": __version__,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "numpy": _package_version("numpy"),
         "blas": _blas_library(),
-        "cores": _num_cores(),
+        "cores": num_cores(),
         "mpi4py": _package_version("mpi4py") or f"{missing}: pip install 'minipipe-mpi[mpi]', or thread ranks",
-        "mpi": _mpi_library() or missing,
+        "mpi": library,
         "gpu": backend.gpu_description(),
-        "gpu messages": _gpu_messages(),
+        "gpu messages": messages,
     }
     table = "\n".join(f"{name:12} {value}" for name, value in facts.items())
     return answer(options, facts, f"{table}\n\nA rank computes with one BLAS thread while its group is open.")
@@ -64,28 +64,24 @@ def _package_version(name: str) -> str | None:
         return None
 
 
-def _mpi_library() -> str | None:
-    """Return the MPI library that mpi4py loads, the error of loading it, or None without mpi4py."""
+def _about_mpi() -> tuple[str, str] | None:
+    """Return the MPI library that mpi4py loads, and the path of arrays between GPUs of its ranks; None without it.
+
+    :mod:`minipipe.comm.mpi` chooses the path at start. Where MPI fails, the error takes the place of what it hides.
+    """
     if importlib.util.find_spec("mpi4py") is None:
         return None
     said, error = _asked(_ASK_MPI)
-    return " ".join(said.split()) if error is None else f"mpi4py cannot load an MPI library: {error}"
-
-
-def _gpu_messages() -> str:
-    """Return the path of arrays between GPUs of MPI ranks; :mod:`minipipe.comm.mpi` chooses it at start."""
-    if importlib.util.find_spec("mpi4py") is None:
-        return "only within one process: no mpi4py"
-    said, error = _asked(_ASK_CUDA)
+    library, *is_cuda_aware = said.splitlines() or [f"mpi4py cannot load an MPI library: {error}"]
     if error is not None:
-        return f"unknown: {error}"
-    if said.strip() == "True":
-        return "device to device: this MPI is CUDA-aware"
-    return "through pinned host memory: this MPI is not CUDA-aware"
+        return library, f"unknown: {error}"
+    if is_cuda_aware == ["True"]:
+        return library, "device to device: this MPI is CUDA-aware"
+    return library, "through pinned host memory: this MPI is not CUDA-aware"
 
 
 def _asked(program: str) -> tuple[str, str | None]:
-    """Run a program in a process of its own; return its output and its error."""
+    """Run a program in a process of its own; return its output and its error, if it fails."""
     try:
         asked = subprocess.run(
             [sys.executable, "-c", program],
@@ -97,17 +93,11 @@ def _asked(program: str) -> tuple[str, str | None]:
         )
     except subprocess.TimeoutExpired:
         return "", "it does not answer within 60 s"
-    if asked.returncode:
-        return "", (asked.stderr.strip().splitlines() or ["it says nothing"])[-1]
-    return asked.stdout, None
+    failed = (asked.stderr.strip().splitlines() or ["it says nothing"])[-1]
+    return asked.stdout, failed if asked.returncode else None
 
 
 def _blas_library() -> str:
     """Return the BLAS that NumPy loaded, with its number of threads outside a group."""
     found = [library for library in threadpool_info() if library["user_api"] == "blas"]
     return ", ".join(f"{b['internal_api']} {b['version']}, {b['num_threads']} threads" for b in found) or "unknown"
-
-
-def _num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
