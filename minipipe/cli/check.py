@@ -5,18 +5,7 @@ from __future__ import annotations
 import argparse
 from math import inf
 
-from minipipe.cli.options import (
-    PAIRS_OR_AMOUNT,
-    add_costs,
-    add_memory_limit,
-    add_schedule,
-    add_sizes,
-    all_steps,
-    costs_of,
-    memory_of,
-    misuse,
-    schedule_of,
-)
+from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, misuse, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, figures
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_JSON, read_text
@@ -38,8 +27,6 @@ EPILOG = """examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser, is_optional=True)
-    add_sizes(parser)
-    add_costs(parser)
     add_memory_limit(parser, PAIRS_OR_AMOUNT)
     parser.add_argument("--certificate", metavar="FILE", help="check the certificate of a search instead of a schedule")
     parser.add_argument("--prove", type=float, metavar="SECONDS", help="search again for the proof of its bound")
@@ -53,8 +40,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         raise misuse("--prove takes seconds, more than 0, and needs --certificate FILE.")
     if options.certificate is not None:
         return _check_certificate(options)
-    one_step, costs = schedule_of(options.schedule, options), costs_of(options)
-    schedule = all_steps(one_step, options)
+    one_step, schedule, costs = schedule_and_costs(options)
     verify(schedule, options.memory_limit, memory_of(costs, schedule))
     timeline = simulate(one_step, costs, options.steps)
     remark = "" if schedule.is_reproducible else "; it adds gradients in another order than one process does"

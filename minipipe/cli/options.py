@@ -23,7 +23,7 @@ NUM_RANKS = 4  # of a named schedule, by default
 
 
 def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_optional: bool = False) -> None:
-    """Declare the schedule of a command, or several of them."""
+    """Declare the schedule of a command, or several of them, with sizes and costs."""
     add, count = parser.add_argument, "+" if several else "?" if is_optional else None
     which = "a name of `minipipe schedules`, a file, or - for stdin" + ("; several above each other" if several else "")
     add("schedule", nargs=count, metavar="NAME|FILE", help=which)
@@ -33,6 +33,8 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
     add("--steps", type=int, default=1, metavar="N", help="training steps, one after another")
     add("--ignore-sharding", action="store_true", help="leave out UNSHARD, RESHARD and REDUCE_GRAD")
+    add_sizes(parser)
+    add_costs(parser)
 
 
 def add_sizes(parser: argparse.ArgumentParser, several_batches: bool = False) -> None:
@@ -118,6 +120,12 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
         return freeze_stages(schedule, options.freeze)
     except ScheduleError as error:
         raise misuse(f"--freeze: {error.problems[0].message}") from None
+
+
+def schedule_and_costs(options: argparse.Namespace) -> tuple[Schedule | Program, Schedule | Program, Costs]:
+    """Return the schedule of a command for one step, the same for all its steps, and the costs; raise as the parts."""
+    one_step = schedule_of(options.schedule, options)
+    return one_step, all_steps(one_step, options), costs_of(options)
 
 
 def all_steps(schedule: T, options: argparse.Namespace) -> T:

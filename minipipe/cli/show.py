@@ -7,17 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 
-from minipipe.cli.options import (
-    add_costs,
-    add_output,
-    add_schedule,
-    add_sizes,
-    add_wait,
-    all_steps,
-    costs_of,
-    misuse,
-    schedules_of,
-)
+from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, costs_of, misuse, schedules_of
 from minipipe.cli.output import ExitStatus, check_picture, ending_of, sizes_as_data, write_file
 from minipipe.errors import ScheduleCode
 from minipipe.render.panel import shares
@@ -58,8 +48,6 @@ _FORMATS_OF_OPTION = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser, several=True)
-    add_sizes(parser)
-    add_costs(parser)
     add_wait(parser)
     parser.add_argument(
         "--format",

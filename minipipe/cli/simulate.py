@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from minipipe.cli.options import add_costs, add_schedule, add_sizes, add_wait, all_steps, costs_of, schedule_of
+from minipipe.cli.options import add_schedule, add_wait, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, figures, gaps_as_data
 from minipipe.io import text_table
 from minipipe.schedules.action import ActionKind
@@ -31,17 +31,13 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser)
-    add_sizes(parser)
-    add_costs(parser)
     add_wait(parser)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the figures of a schedule under the costs."""
-    one_step = schedule_of(options.schedule, options)
-    schedule = all_steps(one_step, options)
+    one_step, schedule, costs = schedule_and_costs(options)
     verify(schedule)
-    costs = costs_of(options)
     timeline = simulate(one_step, costs, options.steps, options.wait)
     found = tuple(
         gap._replace(bound=known_bound(gap.workload, gap.objective)) for gap in gaps(one_step, costs, timeline)

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from minipipe.cli.options import (
-    PAIRS_OR_AMOUNT,
-    add_costs,
-    add_memory_limit,
-    add_schedule,
-    add_sizes,
-    all_steps,
-    costs_of,
-    memory_of,
-    misuse,
-    schedule_of,
-)
+from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, misuse, schedule_and_costs
 from minipipe.cli.output import ExitStatus
 from minipipe.render.stepper.description import chosen_snapshots, write_snapshots
 from minipipe.render.stepper.loop import screen_of_this_terminal, step_with_keys
@@ -35,8 +24,6 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser)
-    add_sizes(parser)
-    add_costs(parser)
     parser.add_argument("--all", action="store_true", help="write every step, also in a terminal")
     parser.add_argument("--from", dest="first", type=int, metavar="N", help="write the steps from this one on")
     parser.add_argument("--to", dest="last", type=int, metavar="N", help="write the steps up to this one")
@@ -46,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Walk through a schedule, legal or not: with keys in a terminal, otherwise one step after another."""
-    schedule, costs = all_steps(schedule_of(options.schedule, options), options), costs_of(options)
+    _, schedule, costs = schedule_and_costs(options)
     if options.steps > 1 and costs.update != 0:
         raise misuse("The walk has no time between training steps: leave update out, or use simulate.")
     walkthrough = Walkthrough(schedule, costs, options.memory_limit, memory_of(costs, schedule))
