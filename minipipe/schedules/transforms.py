@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
 
@@ -20,17 +20,18 @@ def cut_stages(rows: Iterable[Sequence[Action]], pieces: int) -> tuple[tuple[Act
     >>> print(*cut_stages([[Action.parse("1F0"), Action.parse("1B0")]], pieces=2)[0])
     2F0 3F0 3B0 2B0
     """
-    return tuple(tuple(row if pieces == 1 else _cut(row, pieces)) for row in rows)
+    return tuple(
+        tuple(row) if pieces == 1 else _on_stages(row, lambda s: range(s * pieces, s * pieces + pieces)) for row in rows
+    )
 
 
-def _cut(row: Sequence[Action], pieces: int) -> Iterator[Action]:
-    for action in row:
-        yield from _on_each(action, range(action.stage * pieces, action.stage * pieces + pieces))
-
-
-def _on_each(action: Action, stages: range) -> Iterator[Action]:
-    _, kind, k = action
-    return (Action(s, kind, k) for s in (stages if kind is ActionKind.FORWARD else reversed(stages)))
+def _on_stages(row: Iterable[Action], pieces_of: Callable[[int], range]) -> tuple[Action, ...]:
+    """Run each action on the pieces of its stage: F upwards, all others downwards."""
+    return tuple(
+        Action(s, kind, k)
+        for stage, kind, k in row
+        for s in (pieces_of(stage) if kind is ActionKind.FORWARD else reversed(pieces_of(stage)))
+    )
 
 
 def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
@@ -48,7 +49,7 @@ def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
     p = schedule.num_ranks
     ends = [0, *accumulate(num_stages // p + (rank < num_stages % p) for rank in range(p))]
     own = [range(start, end) for start, end in pairwise(ends)]
-    rows = tuple(tuple(a for action in row for a in _on_each(action, own[action.stage])) for row in schedule.actions)
+    rows = tuple(_on_stages(row, own.__getitem__) for row in schedule.actions)
     placement = tuple(rank for rank, stages in enumerate(own) for _ in stages)
     return Schedule(schedule.name, placement, schedule.num_microbatches, rows)
 

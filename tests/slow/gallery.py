@@ -24,6 +24,18 @@ FILE = Path(gallery.__file__).with_name("optima.csv")
 MOST_RANKS, MOST_MICROBATCHES, MOST_LIMIT = 4, 16, 2  # the last in microbatches for each rank
 
 
+def as_text(optima):
+    """Return the text that ``gallery_from`` reads."""
+    return "".join(_line(exhibit, best) for exhibit, best in optima.items())
+
+
+def _line(exhibit, optima):
+    ranks = 1 + max(exhibit.placement)
+    name = next(name for name, placement in gallery.PLACEMENTS.items() if placement(ranks) == exhibit.placement)
+    times, best = ":".join(map(str, exhibit.times)), ["?" if value is None else f"{value:g}" for value in optima]
+    return f"{name},{ranks},{times},{exhibit.objective},{exhibit.num_microbatches},{' '.join(best)}\n"
+
+
 def exhibits():
     """Yield what the gallery shows, the easy ones first."""
     for microbatches, ranks in itertools.product(range(1, MOST_MICROBATCHES + 1), range(1, MOST_RANKS + 1)):
@@ -86,7 +98,7 @@ def main():
         known = found.get(exhibit, ())
         if is_placed and is_wanted and (not known or None in known[chunks - 1 :]):
             found[exhibit] = row(exhibit, options.seconds, known)
-            write_whole(FILE, gallery.gallery_as_text(found))
+            write_whole(FILE, as_text(found))
             print(exhibit, *found[exhibit], flush=True)
 
 

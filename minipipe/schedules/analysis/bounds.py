@@ -42,7 +42,6 @@ from math import inf
 from typing import NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
 from minipipe.schedules.placement import stages_by_rank
 
@@ -346,14 +345,11 @@ def _memory_over_time(rank: _Rank) -> Iterator[Bound]:
     I takes besides for tI. The rank never holds more than L, so the sum over all pairs is at most L times its own span.
     """
     workload, held = rank.workload, 0.0
-    for s, activation, weight_activation, transient in zip(rank.stages, *_of_stages(workload.footprint, rank.stages)):
+    for s in rank.stages:
+        activation, weight_activation, transient = (by_stage[s] for by_stage in workload.footprint)
         held += activation * rank.paths.round(s, s)
         held += weight_activation * workload.backward_weight[s] + transient * workload.backward_input[s]
     total = workload.num_microbatches * held
     if total and rank.limit < inf:
         why = f"What rank {rank.rank} holds, times how long it must, is {total:g}, and its memory is {rank.limit:g}."
         yield Bound(rank.before + total / rank.limit, Formula.MEMORY, why)
-
-
-def _of_stages(footprint: Footprint, stages: list[int]) -> list[list[float]]:
-    return [[by_stage[s] for s in stages] for by_stage in footprint]

@@ -53,23 +53,8 @@ _EXACT = Fraction(1, 10**12)
 _ROUNDING = Fraction(2, 10**9)  # `fits` of schedules/analysis/workload.py allows half of it for the rounding of sums
 
 
-class WholeWorkload(NamedTuple):
-    """A workload whose times and memory are whole numbers.
-
-    Attributes
-    ----------
-    workload : Workload
-        Rounded down.
-    scale : Fraction
-        Its times are those of the original times this.
-    """
-
-    workload: Workload
-    scale: Fraction
-
-
-def in_whole_numbers(workload: Workload) -> WholeWorkload:
-    """Return a workload of whole numbers, which a solver needs: the same question, or an easier one.
+def in_whole_numbers(workload: Workload) -> tuple[Workload, Fraction]:
+    """Return a workload of whole numbers, which a solver needs, and its scale: the same question, or an easier one.
 
     Times and memory are multiplied by a scale and rounded **down**. Every schedule of the workload is also one of the
     rounded workload, and takes no longer there, so a lower bound of the rounded workload is a lower bound of the
@@ -103,7 +88,7 @@ def in_whole_numbers(workload: Workload) -> WholeWorkload:
         footprint=Footprint(*(_floors(amounts, memory) for amounts in held)),
         memory_limit=tuple(limits),
     )
-    return WholeWorkload(whole, scale)
+    return whole, scale
 
 
 def scale_of(amounts: Iterable[float], largest: float, most: int) -> Fraction:

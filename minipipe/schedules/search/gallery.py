@@ -112,24 +112,6 @@ def _exhibit(line: str) -> tuple[Exhibit, tuple[float | None, ...]]:
     return exhibit, tuple(None if best == "?" else float(best) for best in optima.split())
 
 
-def gallery_as_text(gallery: Optima) -> str:
-    """Return the text that :func:`gallery_from` reads.
-
-    Examples
-    --------
-    >>> gallery_as_text(gallery_from("v,2,1:1:1,makespan,4,28 25 ? 24"))
-    'v,2,1:1:1,makespan,4,28 25 ? 24\\n'
-    """
-    return "".join(_line(exhibit, optima) for exhibit, optima in gallery.items())
-
-
-def _line(exhibit: Exhibit, optima: tuple[float | None, ...]) -> str:
-    ranks = 1 + max(exhibit.placement)
-    name = next(name for name, placement in PLACEMENTS.items() if placement(ranks) == exhibit.placement)
-    times, best = ":".join(map(str, exhibit.times)), ["?" if value is None else f"{value:g}" for value in optima]
-    return f"{name},{ranks},{times},{exhibit.objective},{exhibit.num_microbatches},{' '.join(best)}\n"
-
-
 @cache
 def _gallery() -> Optima:
     return gallery_from((files("minipipe.schedules.search") / "optima.csv").read_text())

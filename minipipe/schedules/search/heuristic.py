@@ -266,8 +266,8 @@ class Search:
         now = self.best
         for _ in range(number if self.windows else 0):
             assert now is not None and self.windows is not None
-            order = self.order_of(self.windows.reordered(now.run.words, self.random), range(len(now.run.words)))
-            other = None if order is None else self.candidate(order, "CP-SAT on windows")
+            words = self.windows.reordered(now.run.words, self.random)
+            other = self.order_of(words, range(len(words)), "CP-SAT on windows")
             if other is not None and other.energy <= now.energy:
                 now = other
             self.evaluations += _WINDOW - 1
@@ -286,8 +286,7 @@ class Search:
         """Yield what sweeps and the list scheduler build within the memory of some facts."""
         for decisions in product((True, False), repeat=3):
             sweeps = Sweeps(facts, *decisions)
-            order = self.order_of(sweeps.words, range(len(sweeps.words))) if sweeps.is_complete else None
-            yield None if order is None else self.candidate(order, "sweeps")
+            yield self.order_of(sweeps.words, range(len(sweeps.words)), "sweeps") if sweeps.is_complete else None
         for policies in self.grid():
             yield self.candidate(ListScheduler(facts, policies), "list scheduling", policies)
 
@@ -330,9 +329,9 @@ class Search:
                 continue
             words = words_of(schedule)
             if schedule.placement == workload.placement and schedule_of(words, workload, name) == schedule:
-                order = None if schedule.is_forward_only else self.order_of(words, range(workload.num_ranks))
-                if order is not None:
-                    yield self.candidate(order, name)
+                found = None if schedule.is_forward_only else self.order_of(words, range(workload.num_ranks), name)
+                if found is not None:
+                    yield found
 
     # -- changes -------------------------------------------------------------------------------------------------
 
@@ -366,15 +365,14 @@ class Search:
             rank = random.randrange(len(words))
             words[rank] = with_any_move(words[rank], random)
             changed.add(rank)
-        order = self.order_of(words, changed)
-        return None if order is None else self.candidate(order, "annealing of the order")
+        return self.order_of(words, changed, "annealing of the order")
 
-    def order_of(self, words: list[Word], ranks: Iterable[int]) -> TimedOrder | None:
+    def order_of(self, words: list[Word], ranks: Iterable[int], found_by: str) -> SearchState | None:
         """Time an order; None where it is not legal, or one of these ranks takes too much memory."""
         if not all(is_possible(words[rank], rank, self.facts) for rank in ranks):
             return None
         order = TimedOrder(words, self.facts)
-        return order if order.is_complete else None
+        return self.candidate(order, found_by) if order.is_complete else None
 
 
 Change = Callable[[Search, SearchState], SearchState | None]

@@ -40,7 +40,7 @@ class WindowSearch:
 
     def __init__(self, workload: Workload, objective: Objective) -> None:
         self._cp_model, self._objective = solver_module(), objective
-        self._workload = in_whole_numbers(workload).workload
+        self._workload = in_whole_numbers(workload)[0]
 
     def reordered(self, words: list[Word], random: Random) -> list[Word]:
         """Return the words with a random window in the best order for the objective and the mean over ranks.

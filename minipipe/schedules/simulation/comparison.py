@@ -376,7 +376,8 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     bounds = {
         name: tuple(_bound(costs, placed(num_ranks), num_microbatches, most)) for name, placed in PLACEMENTS.items()
     }
-    return Tradeoff(num_ranks, num_microbatches, tuple(choices), bounds, _counts_microbatches(costs))
+    counts_microbatches = (costs.activation, costs.weight_activation, costs.transient_activation) == (1.0, None, 0.0)
+    return Tradeoff(num_ranks, num_microbatches, tuple(choices), bounds, counts_microbatches)
 
 
 def searched_choice(schedule: Schedule, costs: Costs) -> TradeoffPoint:
@@ -444,7 +445,3 @@ def _bound(costs: Costs, placement: Sequence[int], num_microbatches: int, most: 
 
 def _least_bubble(work: float, workload: Workload) -> float:
     return 1 - work / lower_bound(workload, Objective.MAKESPAN).value
-
-
-def _counts_microbatches(costs: Costs) -> bool:
-    return (costs.activation, costs.weight_activation, costs.transient_activation) == (1.0, None, 0.0)

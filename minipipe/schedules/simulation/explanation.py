@@ -76,11 +76,6 @@ class Explanation:
             position = self._before(rank, index)
         return tuple(reversed(path))
 
-    def arrival_of(self, value: Value) -> float | None:
-        """Return when another rank can use a value; None for a value that no span produces."""
-        found = self._arrivals.get(value)
-        return None if found is None else found[0]
-
     # -- idle times -------------------------------------------------------------------------------------------
 
     def _idle_of(self, rank: int) -> Iterator[Idle]:

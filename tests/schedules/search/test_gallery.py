@@ -13,9 +13,10 @@ from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import v_placement
 from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
-from minipipe.schedules.search.gallery import _gallery, gallery_as_text, gallery_from, proved_optimum
+from minipipe.schedules.search.gallery import _gallery, gallery_from, proved_optimum
 from minipipe.schedules.simulation.evaluation import evaluate
 from tests.launch import slowly
+from tests.slow.gallery import as_text
 from tests.strategies import examples
 
 GALLERY = _gallery()
@@ -132,7 +133,7 @@ def test_memory_without_a_limit_is_as_good_as_the_most():
 
 
 def test_its_text_comes_back_and_a_damaged_one_is_refused():
-    assert gallery_from(gallery_as_text(GALLERY)) == GALLERY
+    assert gallery_from(as_text(GALLERY)) == GALLERY
     for text in ("straight", "zigzag,2,1:1:1,span,3,9", "straight,2,1:1,span,3,9", "straight,2,1:1:1,span,3,x"):
         with pytest.raises(FileError, match="install minipipe again"):
             gallery_from(text)
