@@ -80,8 +80,7 @@ class AuxiliaryLoss(Module):
         if not callable(function):
             raise ArgumentError("type", f"AuxiliaryLoss takes a function of its input; this is {function!r:.40}.")
         self.function, self.weight = function, weight
-        described = function.brief() if isinstance(function, Module) else text_of(function)
-        self._described = f"{described}, weight={weight}"
+        self._described = function.brief() if isinstance(function, Module) else text_of(function)
 
     def forward(self, x: Any) -> Any:
         """Return the very same tensor, or bundle."""
@@ -93,6 +92,10 @@ class AuxiliaryLoss(Module):
                 raise TensorError("not-scalar", f"An AuxiliaryLoss must be a tensor with one element; it is {found}.")
             losses.append(reshape(in_full(value), ()) * self.weight)
         return x
+
+    def describe(self) -> str:
+        """Name the function, and the weight as it is now: one may change it during training."""
+        return f"{self._described}, weight={self.weight}"
 
 
 @contextmanager

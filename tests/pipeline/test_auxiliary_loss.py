@@ -138,3 +138,9 @@ def test_outside_a_pipeline_they_are_collected_on_request():
     with nn.auxiliary_losses() as found:
         layers.eval()(Tensor([[2.0, 2.0]]))
     assert found == [] and found.added_to(outputs.mean()).item() == 2.0
+
+
+def test_its_weight_is_shown_as_it_is_now():
+    layer = nn.AuxiliaryLoss(mean_square, 0.5)
+    layer.weight = 0.25
+    assert repr(layer) == "AuxiliaryLoss(mean_square, weight=0.25)"
