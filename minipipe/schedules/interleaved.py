@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError, whole_number
@@ -105,10 +105,7 @@ def interleaved_1f1b(
     groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
     ahead = (chunks_per_rank - 1) * max(map(len, groups))
     rows = []
-    for rank in range(num_ranks):
-        stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards = order_table(F, stages, groups)
-        backwards = order_table(B, stages[::-1], groups)
+    for rank, (forwards, backwards) in enumerate(_tables(B, num_ranks, chunks_per_rank, groups)):
         warmup = min(2 * (num_ranks - rank - 1) + ahead, len(forwards))
         rows.append(warmup_then_pairs(forwards, backwards, warmup))
     placement = looped_placement(num_ranks, chunks_per_rank)
@@ -150,11 +147,18 @@ def looped_bfs(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     rank 1: 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    groups, rows = [range(num_microbatches)], []
+    tables = _tables(B, num_ranks, chunks_per_rank, [range(num_microbatches)])
+    rows = tuple((*forwards, *backwards) for forwards, backwards in tables)
+    return Schedule("looped-bfs", looped_placement(num_ranks, chunks_per_rank), num_microbatches, rows)
+
+
+def _tables(
+    backward: ActionKind, num_ranks: int, chunks_per_rank: int, groups: Sequence[range]
+) -> Iterator[tuple[list[Action], list[Action]]]:
+    """Yield, by rank, the order tables of its forwards, and of its backwards from the last chunk on."""
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        rows.append((*order_table(F, stages, groups), *order_table(B, stages[::-1], groups)))
-    return Schedule("looped-bfs", looped_placement(num_ranks, chunks_per_rank), num_microbatches, tuple(rows))
+        yield order_table(F, stages, groups), order_table(backward, stages[::-1], groups)
 
 
 def order_table(kind: ActionKind, stages: Sequence[int], groups: Sequence[range]) -> list[Action]:
@@ -224,11 +228,8 @@ def interleaved_zb(
     groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
     ahead = (chunks_per_rank - 1) * max(map(len, groups))
     rows = []
-    for rank in range(num_ranks):
-        stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        forwards = deque(order_table(F, stages, groups))
-        inputs = order_table(I, stages[::-1], groups)
-        weights = deque(action._replace(kind=W) for action in inputs)
+    for rank, (table, inputs) in enumerate(_tables(I, num_ranks, chunks_per_rank, groups)):
+        forwards, weights = deque(table), deque(action._replace(kind=W) for action in inputs)
         warmup = min(ahead + num_ranks - 1 - rank, len(forwards))
         row: list[Action] = [forwards.popleft() for _ in range(warmup)]
         for i, action in enumerate(inputs):
