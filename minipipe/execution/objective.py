@@ -14,6 +14,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
+from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Pieces, Samples
 from minipipe.hints import Familiar
 from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
@@ -47,7 +48,7 @@ class BatchObjective:
     scale : float
     losses : dict of int to float
         By microbatch.
-    outputs : dict of int to Samples
+    outputs : dict of int to Payload
         By microbatch, if they are kept.
 
     Raises
@@ -70,7 +71,7 @@ class BatchObjective:
         self.where: Where = outputs
         self.targets: Samples | Pieces | None = None
         self.losses: dict[int, float] = {}
-        self.outputs: dict[int, Samples] = {}
+        self.outputs: dict[int, Payload] = {}
         self._measured: dict[int, list[tuple[float, float | None]]] = {}
 
     @property
@@ -129,7 +130,7 @@ class BatchObjective:
     def _note(self, microbatch: int, outputs: Bundle, targets: Samples | None) -> None:
         arrays = [backend.contiguous(tensor.data) for tensor in tensors_in(outputs)]
         if self.where:
-            self.outputs[microbatch] = Samples(arrays, rebuilt(outputs, [None] * len(arrays)))
+            self.outputs[microbatch] = Payload(arrays, [True] * len(arrays), rebuilt(outputs, [None] * len(arrays)))
         given = rebuilt(outputs, list(map(_to_read, arrays)))
         wanted = None if targets is None else targets.rebuilt(list(map(_to_read, targets.arrays)))
         self._measured[microbatch] = [

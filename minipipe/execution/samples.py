@@ -16,6 +16,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, is_array
 from minipipe.errors import MicrobatchError, TensorError
 from minipipe.execution.partition import partition_evenly
+from minipipe.execution.payload import Payload
 from minipipe.pytree import flattened, rebuilt
 from minipipe.tensor import Tensor
 
@@ -272,12 +273,12 @@ _split_before = lru_cache(maxsize=64)(split_microbatches)  # batches are often a
 # -- and back ---------------------------------------------------------------------------------------------------------
 
 
-def joined(parts: Sequence[Samples], slices: Sequence[slice], is_cut: bool) -> Samples:
+def joined(parts: Sequence[Payload], slices: Sequence[slice], is_cut: bool) -> Payload:
     """Return the outputs of microbatches as those of their batch, in NumPy's memory.
 
     Parameters
     ----------
-    parts : sequence of Samples
+    parts : sequence of Payload
     slices : sequence of slice
         Where they lie in the batch.
     is_cut : bool
@@ -290,24 +291,26 @@ def joined(parts: Sequence[Samples], slices: Sequence[slice], is_cut: bool) -> S
 
     Examples
     --------
-    >>> joined([Samples([np.zeros(2)]), Samples([np.ones(1)])], [slice(0, 2), slice(2, 3)], is_cut=False).arrays
+    >>> parts = [Payload([np.zeros(2)], [True]), Payload([np.ones(1)], [True])]
+    >>> joined(parts, [slice(0, 2), slice(2, 3)], is_cut=False).arrays
     [array([0., 0., 1.])]
     """
     if is_cut:
         arrays = [np.array(backend.to_numpy(array)) for part in parts for array in part.arrays]
-        return Samples(arrays, [part.form for part in parts])
+        return Payload(arrays, [True] * len(arrays), [part.form for part in parts])
     shapes = [[array.shape for array in part.arrays] for part in parts]
     lengths = [part.stop - part.start for part in slices]
     if any((n, *first[1:]) != shape for n, row in zip(lengths, shapes) for shape, first in zip(row, shapes[0])):
         message = f"The outputs of the microbatches have shapes {shapes}, which make no array of shape (samples, ...)"
         raise TensorError("shape", f"{message}; give the batch as minipipe.Microbatches, and you get such.")
     rows = zip(*(map(backend.to_numpy, part.arrays) for part in parts))
-    return Samples([np.concatenate(row) for row in rows], parts[0].form)
+    return parts[0]._replace(arrays=[np.concatenate(row) for row in rows])
 
 
-def returned(found: Samples, is_cut: bool) -> Any:
+def returned(found: Payload, is_cut: bool) -> Any:
     """Return joined outputs in the form in which a user gets them."""
-    return Microbatches(found.rebuilt()) if is_cut else found.rebuilt()
+    outputs = found.rebuilt(found.arrays)
+    return Microbatches(outputs) if is_cut else outputs
 
 
 def joined_gradients(inputs: Samples | Pieces, slices: Sequence[slice], gradients: Sequence[list[Any]]) -> Any:

@@ -153,10 +153,9 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
     kept = batch.objective.outputs
     found = joined([kept[k] for k in sorted(kept)], batch.slices, batch.is_cut) if kept else None
     if batch.objective.where == "everywhere":
-        # As if gradients of all were wanted: then a single array of real numbers travels unpacked.
-        message = None if found is None else Payload(found.arrays, [True] * len(found.arrays), found.form).to_message()
-        payload = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
-        found = Samples([a if a.flags.writeable else a.copy() for a in payload.arrays], payload.form)
+        message = None if found is None else found.to_message()
+        found = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
+        found = found._replace(arrays=[a if a.flags.writeable else a.copy() for a in found.arrays])
     return None if found is None else returned(found, batch.is_cut)
 
 
