@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from minipipe.cli.output import complain
-from minipipe.cli.supervision.hosts import is_here, read_hosts
-from minipipe.cli.supervision.launching import PROBE, RESTART, JobSpec
+from minipipe.cli.supervision.launching import PROBE, RESTART, JobSpec, is_here, read_hosts
 from minipipe.cli.supervision.supervisor import become_supervisor, supervise
 from minipipe.comm.job.host import find_mpirun
 from minipipe.errors import ArgumentError, LaunchError, quoted, whole_number

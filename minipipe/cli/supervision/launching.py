@@ -1,20 +1,141 @@
-"""The specification of a job, and the command that starts it."""
+"""The hosts of a job, its specification, and the command that starts it."""
 
 from __future__ import annotations
 
+import os
+import re
+import socket
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
-from minipipe.cli.supervision.hosts import Host
+from minipipe.comm.job.system_calls import end_with
+from minipipe.errors import ArgumentError, quoted
+from minipipe.io import read_text
 
 RESTART = "MINIPIPE_RESTART"
 """The variable with the number of restarts so far."""
 PROBE = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", "HOST", "true")
 """The default command that probes a host."""
+_PATIENCE = 5.0  # seconds for a host to answer
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")  # never an option of ssh
+_SLOTS = re.compile(r"(?:\s*:|.*\bslots\s*=)\s*(\d+)")  # as MPICH and as Open MPI write them
+_HERE = ("localhost", "127.0.0.1")
+
+
+# -- hosts --------------------------------------------------------------------------------------------------------
+
+
+class Host(NamedTuple):
+    """A line of a hostfile.
+
+    Attributes
+    ----------
+    name : str
+    slots : int
+        The number of ranks that it may run.
+    line : str
+        Its text.
+    """
+
+    name: str
+    slots: int
+    line: str
+
+
+def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
+    """Return the hosts in the text of a hostfile, of MPICH, Intel MPI, Open MPI or PBS.
+
+    A line has the name of a host, and optionally its slots, one by default. A host may have several lines.
+
+    Parameters
+    ----------
+    text : str
+    name : str
+        Of the file, for messages.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: a line that does not begin with the name of a host, or no host at all.
+
+    Examples
+    --------
+    >>> for host in parse_hosts("# two\\nfirst:4\\nsecond slots=2\\n", "hosts"):
+    ...     print(host.name, host.slots)
+    first 4
+    second 2
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        entry = line.partition("#")[0].strip()
+        if not entry:
+            continue
+        found = _NAME.match(entry)
+        if not found:
+            where = f"Line {number} of {quoted(name, 200)}"
+            raise ArgumentError("value", f"{where} is {quoted(entry)}; expected HOST, HOST:RANKS or HOST slots=RANKS.")
+        slots = _SLOTS.match(entry, found.end())
+        hosts.append(Host(found[0], int(slots[1]) if slots else 1, entry))
+    if not hosts:
+        raise ArgumentError("value", f"{quoted(name, 200)} names no host; expected a line for each: HOST:RANKS.")
+    return tuple(hosts)
+
+
+def read_hosts(path: Path) -> tuple[Host, ...]:
+    """Return the hosts in a hostfile; raise as :func:`parse_hosts` and :func:`minipipe.io.read_text`."""
+    return parse_hosts(read_text(path), str(path))
+
+
+def silent_hosts(names: Iterable[str], probe: Sequence[str]) -> dict[str, str]:
+    """Return the hosts that do not answer, each with the reason.
+
+    All are probed at once, and have 5 s. This host is not probed.
+
+    Parameters
+    ----------
+    names : iterable of str
+    probe : sequence of str
+        A command that succeeds if the host in place of ``HOST`` answers. Its error messages go to stderr.
+
+    Examples
+    --------
+    >>> silent_hosts(["a", "b", "localhost"], ["test", "HOST", "=", "b"])
+    {'a': 'test: exit code 1'}
+    """
+    asked = {name: _asking(name, probe) for name in dict.fromkeys(names) if not is_here(name)}
+    end, silent = time.monotonic() + _PATIENCE, {}
+    for name, process in asked.items():
+        try:
+            code = process.wait(max(0.0, end - time.monotonic()))
+            if code:
+                silent[name] = f"{probe[0]}: exit code {code}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            silent[name] = f"{probe[0]}: no answer within {_PATIENCE:g} s"
+    return silent
+
+
+def _asking(name: str, probe: Sequence[str]) -> subprocess.Popen:
+    command = [word.replace("HOST", name) for word in probe]
+    tied = partial(end_with, os.getpid())
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=tied)
+
+
+def is_here(name: str) -> bool:
+    """Tell whether a host is this one, judging by its name alone."""
+    own = socket.gethostname()
+    return name in (*_HERE, own, own.partition(".")[0])
+
+
+# -- jobs ---------------------------------------------------------------------------------------------------------
 
 
 class JobSpec(NamedTuple):
@@ -35,7 +156,7 @@ class JobSpec(NamedTuple):
     min_ranks : int
         With fewer the job is not restarted.
     probe : tuple of str
-        See :func:`minipipe.cli.supervision.hosts.silent_hosts`.
+        See :func:`silent_hosts`.
 
     Examples
     --------

@@ -25,8 +25,7 @@ from itertools import takewhile
 from types import FrameType
 from typing import Any, NamedTuple
 
-from minipipe.cli.supervision.hosts import silent_hosts
-from minipipe.cli.supervision.launching import JobSpec
+from minipipe.cli.supervision.launching import JobSpec, silent_hosts
 from minipipe.comm.job.system_calls import adopt_orphans, end_descendants, end_with
 from minipipe.errors import LaunchError, quoted
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe.cli.supervision import hosts as hosts_module
-from minipipe.cli.supervision.hosts import Host, is_here, parse_hosts, read_hosts, silent_hosts
-from minipipe.cli.supervision.launching import JobSpec
+from minipipe.cli.supervision import launching
+from minipipe.cli.supervision.launching import Host, JobSpec, is_here, parse_hosts, read_hosts, silent_hosts
 from minipipe.cli.supervision.supervisor import Attempts, Ending, pause_before_restart, reason_to_stop, shell_code
 from minipipe.errors import ArgumentError, LaunchError
 
@@ -114,7 +113,7 @@ def test_ranks_of_silent_hosts_are_left_out_and_the_command_names_the_others(row
 
 
 def test_hosts_are_asked_at_once_and_one_that_hangs_counts_as_silent(monkeypatch):
-    monkeypatch.setattr(hosts_module, "_PATIENCE", 0.5)
+    monkeypatch.setattr(launching, "_PATIENCE", 0.5)
     probe = ["sh", "-c", "case $0 in a*) exec sleep 100;; b) exit 3;; esac", "HOST"]
     begun = time.perf_counter()
     silent = silent_hosts(["a1", "a2", "a1", "b", "c", "localhost"], probe)
