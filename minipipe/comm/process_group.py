@@ -82,8 +82,6 @@ class ProcessGroup(Familiar, ABC):
     _num_serials = _num_programs = 0
 
     def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:
-        if not timeout > 0:
-            raise ArgumentError("value", f"timeout is {timeout}; expected seconds, more than 0.")
         self.rank = rank
         self.size = size
         self.timeout = timeout
