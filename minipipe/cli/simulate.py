@@ -43,9 +43,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         gap._replace(bound=known_bound(gap.workload, gap.objective)) for gap in gaps(one_step, costs, timeline)
     )
     idle_by_cause = _idle_by_cause(timeline)
-    path = [str(span.action) for _, span in timeline.critical_path]
     busy = list(map(timeline.busy, range(timeline.num_ranks)))
-    details = {"busy": busy, "idle": idle_by_cause, "critical_path": path}
+    details = {"busy": busy, "idle": idle_by_cause, "critical_path": _path(timeline)}
     text = _report(schedule, timeline, idle_by_cause, options.sends_block, _compared(schedule, found))
     return answer(options, {**figures(schedule, timeline), **gaps_as_data(found), **details}, text)
 
@@ -71,7 +70,7 @@ def _report(
         lines.append("costs are of one stage; a rank that holds several pays for each")
     if timeline.num_steps > 1:
         lines.append(f"each step after the first takes {timeline.time_of_further_step:g} {timeline.unit}")
-    lines.append(f"critical path: {_path(timeline)}")
+    lines.append(f"critical path: {_shortened(_path(timeline))}")
     lines.append(
         f"bubble {100 * timeline.bubble_fraction:.1f} % of all time, "
         f"{100 * timeline.bubble_over_ideal:.1f} % over ideal, "
@@ -109,9 +108,10 @@ def _idle_by_cause(timeline: Timeline) -> list[dict[str, float]]:
     ]
 
 
-def _path(timeline: Timeline, shown: int = 6) -> str:
-    """Return the critical path, without the middle of a long one."""
-    path = [str(span.action) for _, span in timeline.critical_path]
-    if len(path) > 2 * shown:
-        path = [*path[:shown], "…", *path[-shown:]]
-    return " ".join(path)
+def _path(timeline: Timeline) -> list[str]:
+    return [str(span.action) for _, span in timeline.critical_path]
+
+
+def _shortened(path: list[str], shown: int = 6) -> str:
+    """Leave out the middle of a long path."""
+    return " ".join(path if len(path) <= 2 * shown else [*path[:shown], "…", *path[-shown:]])
