@@ -153,19 +153,17 @@ def _flat(layers: Iterable[Module]) -> list[Module]:
     return [layer for part in parts for layer in part]
 
 
-def _is_recomputed_sequence(layer: Module) -> TypeGuard[Recompute]:
-    return type(layer) is Recompute and _is_sequence(layer.module)
-
-
 def _num_places(layer: Module) -> int:
     """Return how many places a flat layer has for random numbers: a recomputed sequence those of its layers."""
-    return sum(map(_num_places, _flat([layer.module]))) if _is_recomputed_sequence(layer) else 1
+    if type(layer) is Recompute and _is_sequence(layer.module):
+        return sum(map(_num_places, layer.module.flat_layers))
+    return 1
 
 
 def _at_next_place(layer: Module, x: Any) -> Any:
     """Apply a flat layer; those of a recomputed sequence draw from places of their own."""
-    if _is_recomputed_sequence(layer):
-        inner: Any = layer.module
+    if type(layer) is Recompute and _is_sequence(layer.module):
+        inner = layer.module
         return layer.compute(lambda given: inner._apply(given, inner.flat_layers, _at_next_place), x)
     place = current_place()
     place.enter((place.layer or 0) + 1)
