@@ -64,7 +64,13 @@ def test_what_travels_between_stages_and_comes_back_is_half_and_gradients_are_fl
         layers = [layer for _ in range(3) for layer in (nn.Linear(6, 6, dtype=half), nn.Tanh())]
         pipeline = Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), num_microbatches=2)
         sent, isend = set(), group.isend
-        group.isend = lambda array, *rest, **named: sent.add(array.dtype) or isend(array, *rest, **named)
+
+        def noted(array, destination, tag=0, **options):
+            if tag >= 0:  # the library's own messages, such as the marks of a call, have others
+                sent.add(array.dtype)
+            return isend(array, destination, tag, **options)
+
+        group.isend = noted
         inputs, _ = batch(half, 4)
         pipeline.step(inputs, inputs)
         gradients = {parameter.grad.dtype for parameter in pipeline.parameters()}
