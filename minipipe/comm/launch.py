@@ -169,6 +169,7 @@ def spawn(
     results: list[Any] = [None] * num_ranks
 
     def run(rank: int) -> None:
+        switchboard.activities[rank].thread = threading.get_ident()
         try:
             with ThreadGroup(switchboard, members, rank, limit) as group:
                 switchboard.wait(rank, Wait(lambda: True, "its turn"), limit)

@@ -1,5 +1,6 @@
 """Ranks that are threads."""
 
+import gc
 import re
 import sys
 import threading
@@ -224,3 +225,14 @@ def test_a_rank_that_has_given_up_is_not_called_busy(monkeypatch):
         let_go.set()
     assert str(caught.value).startswith("Rank 1 has waited 0.5 s")
     assert str(caught.value).splitlines()[-1].startswith("Rank 2 is busy in its own code: test_thread.py, line ")
+
+
+def test_no_garbage_is_collected_while_the_frames_of_all_threads_are_read(monkeypatch):
+    """The story: a rank's first wait hung for ever in a test run, inside of CPython 3.11.7 (python/cpython#106883)."""
+    found, frames = [], sys._current_frames
+    monkeypatch.setattr(sys, "_current_frames", lambda: found.append(gc.isenabled()) or frames())
+    spawn(lambda group: group.barrier(), 2)
+    assert found == []  # nor are they read by a rank that keeps to its thread
+    with pytest.raises(MessageError, match="has waited"):
+        spawn(lambda group: group.recv(0, timeout=0.1) if group.rank else time.sleep(0.5), 2)
+    assert found and not any(found) and gc.isenabled()

@@ -5,6 +5,7 @@ Noting it costs one assignment per action. Text is made only when another rank a
 
 from __future__ import annotations
 
+import gc
 import json
 import linecache
 import os
@@ -201,7 +202,7 @@ class RankActivity:
 
     def _call_of(self, thread: int | None) -> str:
         """Describe the outermost call to a group or a pipeline of this rank that a thread is inside, if any."""
-        frames = list(_frames(sys._current_frames().get(thread or 0)))
+        frames = list(_frames(thread))
         calls = [number for number, frame in enumerate(frames) if self._serves(frame)]
         if not calls:
             return ""
@@ -237,7 +238,7 @@ class RankActivity:
 
     def report(self, rank: int) -> RankReport:
         """Return the report of this rank. Any thread may call it."""
-        frames = list(_frames(sys._current_frames().get(self.thread or 0)))
+        frames = list(_frames(self.thread))
         report = RankReport(rank, os.getpid(), socket.gethostname(), self.words(), has_ended=self.has_ended)
         report.program, _, report.step, sent_at = self._run
         report.position, report.round = self.position, self.round
@@ -254,7 +255,17 @@ class RankActivity:
 # -- places in the user's program -------------------------------------------------------------------------------
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+def _frames(thread: int | None) -> Iterator[FrameType]:
+    """Yield the frames of a thread, the innermost first.
+
+    CPython before 3.11.9 may hang for ever where a collection of garbage begins inside of ``sys._current_frames``
+    (python/cpython#106883), so none does.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    frame = sys._current_frames().get(thread or 0)
+    if was_enabled:
+        gc.enable()
     while frame is not None:
         yield frame
         frame = frame.f_back
