@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, wraps
 from numbers import Integral
 from types import ModuleType
 from typing import Any
@@ -32,6 +32,33 @@ def array_module(array: Array) -> ModuleType:
     return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
 
 
+def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that a captured step calls in one line, whatever it does inside (``replay/trace.py``).
+
+    It takes arrays by position, changes none of them, and returns a new array; or nothing, if it checks their values.
+    """
+
+    @wraps(function)
+    def call(*given: Any) -> Any:
+        for each in given:
+            if isinstance(each, np.ndarray) and hasattr(each, "note_call"):
+                return each.note_call(function, given)
+        return function(*given)
+
+    return call
+
+
+def leaves_the_lines(array: Array) -> None:
+    """Say that what follows writes the array into one that NumPy made unnoticed, so that no line can tell of it."""
+    if hasattr(array, "note_call") and array.trace is not None:
+        array.trace.spoil("writes into an array of its own")
+
+
+def plain(array: Array) -> Array:
+    """Return an array to look at: what is seen in it does not become a part of a captured step."""
+    return getattr(array, "plain", array)
+
+
 def is_array(value: object) -> bool:
     """Return whether a value is an array of some module, and no number, list or NumPy scalar."""
     return isinstance(value, np.ndarray) or (
@@ -50,7 +77,7 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
         a message would carry the bare values, so the results would depend on the number of ranks. Code
         ``several-tensors``, for a bundle of tensors: NumPy would make one array of them, without their graphs.
     """
-    if isinstance(data, np.ndarray) and type(data) not in (np.ndarray, np.memmap):
+    if isinstance(data, np.ndarray) and type(data) not in (np.ndarray, np.memmap) and not hasattr(data, "note_call"):
         raise TensorError("dtype", f"A {type(data).__name__} is no plain array; give numpy.asarray(x) or x.filled(0).")
     if is_array(data):
         return data if dtype is None or data.dtype == dtype else array_module(data).astype(data, dtype)
@@ -112,7 +139,7 @@ def contiguous(array: Array) -> Array:
         xp = array_module(array)
         return xp.reshape(xp.concat([xp.reshape(array, (-1,))]), array.shape)
     if not array.flags.c_contiguous:
-        return array_module(array).ascontiguousarray(array)
+        return array.copy()
     return array.reshape(-1).reshape(array.shape) if 1 in array.shape else array
 
 
@@ -177,7 +204,7 @@ def _ones_in_numpy(length: int, dtype: np.dtype) -> np.ndarray:
 def sum_of_rows(matrix: Array) -> Array:
     """Return the sum over the first axis, from shape (n, k) to (k,): as a product, faster than a reduction."""
     if isinstance(matrix, np.ndarray) and matrix.itemsize != 2:
-        return _ones_in_numpy(matrix.shape[0], matrix.dtype).dot(matrix)
+        return np.dot(_ones_in_numpy(matrix.shape[0], matrix.dtype), matrix)
     return matmul(ones((matrix.shape[0],), matrix), matrix)
 
 
@@ -231,6 +258,7 @@ def index_add(target: Array, index: Any, values: Array) -> None:
         target[...] = array_module(target).asarray(host)
 
 
+@one_line
 def uniform(like: Array, key: tuple[int, ...]) -> Array:
     """Return random numbers from [0, 1) in float32, of the shape and module of ``like``, that depend on ``key`` alone.
 

@@ -87,6 +87,16 @@ def is_grad_enabled() -> bool:
     return mode().is_enabled
 
 
+class Key(NamedTuple):
+    """The key and the counter of one draw of random numbers."""
+
+    seed: int | None
+    layer: int
+    step: int
+    microbatch: int
+    draw: int
+
+
 class RandomKey:
     """The key of the random numbers that are drawn at some place: its step, microbatch and layer.
 
@@ -143,7 +153,7 @@ def current_place() -> RandomKey:
     return key
 
 
-def next_key() -> tuple[int, int, int, int, int]:
+def next_key() -> Key:
     """Return (seed, layer, step, microbatch, number of the draw) here, different for each draw.
 
     Raises
@@ -158,7 +168,7 @@ def next_key() -> tuple[int, int, int, int, int]:
         raise TensorError("no-random-key", f"{message} In a loop of your own write {example}, or call model.eval().")
     key.num_draws += 1
     layer = (key.sequence << 32) + (0 if key.layer is None else key.layer + 1)
-    return key.seed, layer, key.step, key.microbatch, key.num_draws
+    return Key(key.seed, layer, key.step, key.microbatch, key.num_draws)
 
 
 def at(key: RandomKey) -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ from copy import copy
 from functools import reduce
 from math import inf, nan
 from operator import add
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 from zlib import crc32
 
 import numpy as np
@@ -25,6 +25,13 @@ Loss = Callable[[Any, Any], Tensor]
 Weight = Callable[[Any], float]
 Metric = Callable[[Any, Any], Any]
 Where = bool | Literal["everywhere"]
+
+
+class Replayable(NamedTuple):
+    """A loss, and the targets of a microbatch."""
+
+    loss: Any
+    targets: list[Any]
 
 
 class BatchObjective:
@@ -109,8 +116,16 @@ class BatchObjective:
 
     def __call__(self, microbatch: int, outputs: Bundle | WithLosses) -> tuple[Tensor | None, float]:
         """Return the loss of a microbatch, if there is one, and its seed: the gradient with which backward begins."""
+        return self.of(microbatch, outputs, None)
+
+    def of(
+        self, microbatch: int, outputs: Bundle | WithLosses, arrays: list[Any] | None
+    ) -> tuple[Tensor | None, float]:
+        """Return the loss and its seed, for these arrays as the targets if they are given."""
         outputs, auxiliary = outputs if isinstance(outputs, WithLosses) else (outputs, None)
         targets = None if self._parts is None else self._parts[microbatch]
+        if targets is not None and arrays is not None:
+            targets = targets._replace(arrays=arrays)
         if self.where or self.metrics:
             self._note(microbatch, outputs, targets)
         if self._loss is None:
@@ -124,8 +139,20 @@ class BatchObjective:
             if isinstance(self._loss, GivenGradient):  # a sum; an auxiliary loss is a mean over the batch all the same
                 auxiliary = auxiliary * (tensors_in(outputs)[0].shape[0] / self._num_samples)
             loss = AuxiliaryLosses([auxiliary]).added_to(loss)
-        self.losses[microbatch] = loss.item()
-        return loss, self._shares[microbatch] * self.scale
+        return loss, self.note(microbatch, loss.item())
+
+    def note(self, microbatch: int, loss: float) -> float:
+        """Note the loss of a microbatch; return the gradient with which its backward begins."""
+        self.losses[microbatch] = loss
+        return self._shares[microbatch] * self.scale
+
+    def replayable(self, microbatch: int) -> Replayable | None:
+        """Return the loss and its targets, if a replayed tape may compute it: one of minipipe's own, and it alone."""
+        loss = self._loss
+        own = type(loss).__module__ == "minipipe.nn.losses" or getattr(type(loss), "is_replayable", False)
+        if not own or self.where or self.metrics or self._parts is None:
+            return None
+        return Replayable(loss, self._parts[microbatch].arrays)
 
     def _note(self, microbatch: int, outputs: Bundle, targets: Samples | None) -> None:
         arrays = [backend.contiguous(tensor.data) for tensor in tensors_in(outputs)]

@@ -17,6 +17,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, ModelError, RankError, ScheduleCode, ScheduleError
 from minipipe.execution.partition import partition_of
+from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.stage import Stage
 from minipipe.io import html_table, text_table
 from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
@@ -411,7 +412,9 @@ class HalfStage(Stage):
     backward_weight = backend.quietly(Stage.backward_weight)
 
 
-def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np) -> dict[int, Stage]:
+def build_stages(
+    plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np, replay: bool = False
+) -> dict[int, Stage]:
     """Return the stages of a rank. Only their layers are copied, values too where they have them.
 
     Parameters without values are filled from the seed and their names in the whole model. A parameter that several of
@@ -427,12 +430,16 @@ def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: 
         Whether stages keep only their inputs between forward and backward, and compute their activations again.
     xp : module
         The array module that holds their parameters.
+    replay : bool
+        Whether stages replay what they captured, where the model is neither in half precision nor adds losses of its
+        own.
     """
     names = {id(parameter.owner): name for name, parameter in plan.model.named_parameters()}
     has_losses = any(isinstance(module, AuxiliaryLoss) for module in plan.model.modules())
     copies: dict = {}  # of everything that was copied, by the identity of the original
     is_half = any(backend.is_half(parameter.dtype) for parameter in plan.model.parameters())
-    kind, stages = HalfStage if is_half else Stage, {}
+    replays = replay and xp is np and not has_losses
+    kind, stages = HalfStage if is_half else ReplayingStage if replays else Stage, {}
     for index in plan.schedule.stages_of(rank):
         part = plan.part(index)
         try:

@@ -71,6 +71,8 @@ class Stage:
     array([2.], dtype=float32)
     """
 
+    is_observed = False  # whether the graphs of this step are looked at; only replaying.py asks
+
     def __init__(
         self,
         module: Sequential,

@@ -389,6 +389,7 @@ def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Arr
     return values.mT if values.ndim == 3 else values[:, :, None]
 
 
+@backend.one_line
 def _truth_values(name: str, mask: Array) -> Array:
     xp = array_module(mask)
     if not backend.is_integer(mask.dtype):

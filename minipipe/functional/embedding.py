@@ -57,12 +57,18 @@ def _check_ids(weight: Tensor, ids: Tensor) -> None:
         raise TensorError("dtype", f"embedding: ids must be whole numbers; these are {ids.dtype}.")
     if ids.size == 0:
         return
-    xp = array_module(ids.data)
-    low, high = int(xp.min(ids.data)), int(xp.max(ids.data))
-    if low < 0 or high >= weight.shape[0]:
-        raise TensorError("range", f"embedding: ids run from {low} to {high}; expected 0 to {weight.shape[0] - 1}.")
+    _check_range(ids.data, weight.shape[0])
 
 
+@backend.one_line
+def _check_range(ids: Array, count: int) -> None:
+    xp = array_module(ids)
+    low, high = int(xp.min(ids)), int(xp.max(ids))
+    if low < 0 or high >= count:
+        raise TensorError("range", f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}.")
+
+
+@backend.one_line
 def add_rows(shape: tuple[int, int], ids: Array, values: Array) -> Array:
     """Return zeros of a shape with each row of values added to the row that its id names.
 

@@ -311,13 +311,18 @@ def _check_labels(logits: Tensor, labels: Array, ignore_index: int | None) -> No
         raise TensorError("dtype", f"{message} One-hot labels become indices by labels.argmax(axis=-1).")
     if logits.ndim == 0 or labels.shape != logits.shape[:-1] or labels.size == 0:
         raise shape_error("cross_entropy", "(..., k) and (...), not empty", scores=logits.shape, labels=labels.shape)
+    _check_range_of_labels(labels, logits.shape[-1], ignore_index)
+
+
+@backend.one_line
+def _check_range_of_labels(labels: Array, count: int, ignore_index: int | None) -> None:
     xp = array_module(labels)
     if ignore_index is not None:
         labels = labels[labels != ignore_index]
         if labels.shape[0] == 0:
             return
     low, high = int(xp.min(labels)), int(xp.max(labels))
-    if low < 0 or high >= logits.shape[-1]:
+    if low < 0 or high >= count:
         hint = f" To leave out the label {low}: ignore_index={low}." if low < 0 and ignore_index is None else ""
-        message = f"cross_entropy: labels run from {low} to {high}; expected 0 to {logits.shape[-1] - 1}.{hint}"
+        message = f"cross_entropy: labels run from {low} to {high}; expected 0 to {count - 1}.{hint}"
         raise TensorError("range", message)

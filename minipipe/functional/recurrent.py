@@ -140,6 +140,7 @@ def _through_time(gates: Array, u: Array) -> tuple[Array, Array]:
     A sigmoid is a tanh of half the size: sigmoid(z) = tanh(z / 2) / 2 + 1 / 2, so one tanh gives all four parts. A gate
     is exact to the rounding of 1; functional.sigmoid is exact to the rounding of its result.
     """
+    backend.leaves_the_lines(gates)
     xp, (n, t, _, h) = array_module(gates), gates.shape
     size, middle = (xp.asarray([[a], [a], [b], [a]], dtype=gates.dtype) for a, b in ((0.5, 1.0), (0.5, 0.0)))
     hidden, cells = (xp.empty((n, t, h), dtype=gates.dtype) for _ in range(2))
@@ -160,6 +161,7 @@ def _through_time(gates: Array, u: Array) -> tuple[Array, Array]:
 
 def _back_through_time(g: Array, gates: Array, cells: Array, u: Array) -> Array:
     """Return the gradient of z at all times, (n * t, 4 * h), from that of the hidden states, (n, t, h)."""
+    backend.leaves_the_lines(g)
     xp, (n, t, _, h) = array_module(g), gates.shape
     i, f, candidate, o = (gates[:, :, part, :] for part in range(4))
     squashed = xp.tanh(cells)

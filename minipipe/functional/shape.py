@@ -108,12 +108,15 @@ def index(a: Operand, key: Any) -> Tensor:
     parts = key if isinstance(key, tuple) else (key,)
     plain = tuple(part.data if isinstance(part, Tensor) else part for part in parts)
 
-    def scatter(g: Array) -> Array:
-        result = xp.zeros(shape, dtype=dtype)
-        backend.index_add(result, plain, g)
-        return result
+    return record(a.data[plain], (a, lambda g: _scattered(g, shape, xp, dtype, plain)))
 
-    return record(a.data[plain], (a, scatter))
+
+@backend.one_line
+def _scattered(g: Array, shape: tuple[int, ...], xp: Any, dtype: Any, key: tuple[Any, ...]) -> Array:
+    """Return zeros of a shape with a gradient added at an index."""
+    result = xp.zeros(shape, dtype=dtype)
+    backend.index_add(result, key, g)
+    return result
 
 
 def identity(a: Tensor) -> Tensor:

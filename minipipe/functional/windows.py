@@ -91,6 +91,7 @@ class Windows:
     def columns(self, x: Array) -> Array:
         """Return each window of the input as a column: (c * size of the kernel, n * number of windows)."""
         xp, (n, c, *_), size = array_module(x), self.shape, backend.prod(self.kernel)
+        backend.leaves_the_lines(x)
         padded = swapped(x)
         if any(map(any, self.paddings)):
             padded = xp.zeros((c, n, *self.padded[2:]), dtype=x.dtype)
@@ -109,6 +110,7 @@ class Windows:
 
     def added(self, shape: Shape, parts: Iterable[Array], like: Array) -> Array:
         """Return zeros of a shape, in the dtype of ``like``, with each part added at its place."""
+        backend.leaves_the_lines(like)
         result = array_module(like).zeros(shape, dtype=like.dtype)
         for place, part in zip(self.places(), parts):
             result[place] += part

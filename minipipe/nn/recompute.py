@@ -143,7 +143,7 @@ class Recompute(Module):
 def _look(results: list[Tensor], is_whole: bool) -> list[tuple[Any, ...]]:
     """Return what of results is compared: a sample that meets every column, since its step is odd; or everything."""
     looks = []
-    for data in (result.data for result in results):
+    for data in (backend.plain(result.data) for result in results):
         step = 1 if is_whole else max(1, backend.prod(data.shape) // _COMPARED) | 1
         looks.append((data.shape, data.dtype, data.flat[::step].tobytes() if isinstance(data, np.ndarray) else b""))
     return looks

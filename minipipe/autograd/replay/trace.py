@@ -1,0 +1,308 @@
+"""A trace: arrays that compute as NumPy's do, and note each call as one line of a program.
+
+A :class:`Traced` array is an ``ndarray`` with a name. Its operators, methods, ufuncs and the functions of NumPy compute
+on the plain array, and the trace notes what was called::
+
+    result = a.data.dot(w)        v0 = x0.dot(p0)
+    result += bias                v0 += p1
+
+What cannot be written so, such as ``float(x)`` or a mask as an index, gives the right result, and *spoils* the trace:
+whatever follows computes on plain arrays, and the lines are thrown away. Only what is listed here is noted.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minipipe.autograd.graph import BackwardWalk, Leaf
+from minipipe.autograd.memory import buffer_of
+from minipipe.autograd.modes import Key, current_place
+
+
+class Line(NamedTuple):
+    """One line of a tape, and the variables that it makes, reads and changes in place.
+
+    Attributes
+    ----------
+    has_effect : bool
+        Whether it counts although nothing reads what it makes: a check, a contribution to a leaf.
+    layer : int or None
+        In which layer of the outermost sequence it was noted.
+    """
+
+    text: str
+    makes: tuple[str, ...]
+    reads: tuple[str, ...]
+    changes: tuple[str, ...]
+    has_effect: bool
+    layer: int | None
+
+
+class Trace:
+    """The lines of one microbatch, by section: forward and backward, or forward and the halves of the backward.
+
+    It holds no array of the microbatch: only names, and the constants that met them.
+
+    Parameters
+    ----------
+    key : Key
+        That of the random numbers of this microbatch.
+
+    Attributes
+    ----------
+    sections : dict of str to list of Line
+    results : dict of str to tuple of str
+        By section, the names of what it returns; ``"None"`` where that is nothing.
+    inputs : dict of str to tuple of str
+        By section, the names of the arrays that it is given.
+    roots : dict of str to str
+        By variable, the one whose memory it looks at: itself, unless it is a view.
+    constants : dict
+        By what they are (dtype, shape, strides, bytes): name and object.
+    functions : dict of str to object
+        What the lines call, by name.
+    reason : str or None
+        Why the trace is spoilt.
+
+    Examples
+    --------
+    >>> trace = Trace(Key(0, 0, 0, 0, 0))
+    >>> trace.begin("forward")
+    >>> x = trace.given("x0", np.ones(2))
+    >>> y = x * 2 + x
+    >>> [line.text for line in trace.sections["forward"]]
+    ['v0 = x0 * 2', 'v1 = v0 + x0']
+    >>> float(y[0]), trace.reason.partition(" (")[0]
+    (3.0, 'reads a value, by float')
+    """
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.sections: dict[str, list[Line]] = {}
+        self.results: dict[str, tuple[str, ...]] = {}
+        self.inputs: dict[str, tuple[str, ...]] = {}
+        self.roots: dict[str, str] = {}
+        self.constants: dict[Any, tuple[str, Any]] = {}
+        self.functions: dict[str, Any] = {}
+        self.reason: str | None = None
+        self._section, self._num_variables = "", 0
+
+    def begin(self, section: str) -> None:
+        """Note lines in a section from now on."""
+        self._section = section
+        self.sections[section], self.inputs[section], self.results[section] = [], (), ()
+
+    def given(self, name: str, array: Any) -> Any:
+        """Return an input of this section under a name, traced; None for None."""
+        if array is None:
+            return None
+        self.inputs[self._section] += (name,)
+        return self.named(name, array)
+
+    def named(self, name: str, array: Any, root: str | None = None) -> Traced:
+        """Return a plain array, traced under a name."""
+        self.roots[name] = name if root is None else root
+        is_number = not isinstance(array, np.ndarray)
+        plain = np.asarray(array)
+        traced = plain.view(Traced)
+        traced.trace, traced.name, traced.plain, traced.is_number = self, name, plain, is_number
+        return traced
+
+    def returned(self, array: Any) -> Any:
+        """Note that this section returns an array; return it, plain."""
+        if array is None:
+            self.results[self._section] += ("None",)
+        elif isinstance(array, Traced) and array.trace is self:
+            self.results[self._section] += (array.name,)
+        elif self.reason is None:
+            self.spoil("returns an array that does not come from its input, or came past the trace")
+        return plain_of(array)
+
+    def spoil(self, what: str) -> None:
+        """Give up, and keep the reason: what was done, in which layer, in which line of whose program."""
+        if self.reason is None:
+            layer = current_place().layer
+            where = "" if layer is None else f"layer {layer} "
+            self.reason = f"{where}{what}{_outside()}"
+            self.sections, self.constants = {}, {}
+
+    # -- lines ----------------------------------------------------------------------------------------------
+
+    def note(
+        self, text: str, made: Any, given: tuple[Any, ...], changed: tuple[Any, ...] = (), has_effect: bool = False
+    ) -> Any:
+        """Note a line, and return what it made, traced."""
+        reads = tuple(dict.fromkeys(name for each in given for name in _names_in(each)))
+        changes = tuple(each.name for each in changed)
+        if any(self.roots[name][0] not in "v" for name in changes):
+            raise Untraceable("changes its input, a parameter or a gradient in place")
+        single = not isinstance(made, tuple | list)
+        arrays = [] if made is None else [made] if single else made
+        if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
+            raise Untraceable("reads a value")
+        same = {id(each.plain): each for each in traced_in(given)}
+        results = [same[id(array)] if id(array) in same else self._new(array, given) for array in arrays]
+        makes = tuple(result.name for result in results if id(result.plain) not in same)
+        has_effect = has_effect or made is None
+        if makes or changes or has_effect:
+            left = f"{', '.join(result.name for result in results)} = " if makes else ""
+            line = Line(left + text, makes, reads, changes, has_effect, current_place().layer)
+            self.sections[self._section].append(line)
+        return None if made is None else results[0] if single else type(made)(results)
+
+    def _new(self, array: Any, given: tuple[Any, ...]) -> Traced:
+        name, self._num_variables = f"v{self._num_variables}", self._num_variables + 1
+        root = None
+        if isinstance(array, np.ndarray) and array.base is not None:
+            owner = buffer_of(array)
+            root = next((self.roots[each.name] for each in traced_in(given) if buffer_of(each.plain) is owner), None)
+        return self.named(name, array, root)
+
+    def written(self, value: Any) -> str:
+        """Return an argument as it stands in a line."""
+        if isinstance(value, Traced):
+            if value.trace is not self:
+                raise Untraceable("uses an array that came past the trace")
+            return value.name
+        if isinstance(value, Key):
+            if (value.seed, value.step, value.microbatch) != (self.key.seed, self.key.step, self.key.microbatch):
+                raise Untraceable("draws random numbers under another key")
+            return f"key._replace(layer={value.layer}, draw={value.draw})"
+        if isinstance(value, tuple | list):
+            inner = ", ".join(map(self.written, value))
+            return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
+        if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+            return repr(value)
+        if value is Ellipsis:
+            return "..."
+        if isinstance(value, slice):
+            return f"slice({', '.join(map(self.written, (value.start, value.stop, value.step)))})"
+        if value is np:
+            return "numpy"
+        if isinstance(value, type) and (issubclass(value, np.generic) or value in (bool, int, float)):
+            return self.callable(value)
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        if isinstance(value, np.ndarray):
+            key: Any = value.dtype, value.shape, value.strides, value.tobytes()
+        elif isinstance(value, np.generic | float | np.dtype):
+            key = type(value), repr(value)
+        else:
+            raise Untraceable(f"calls NumPy with a {type(value).__name__}")
+        return self.constants.setdefault(key, (f"c{len(self.constants)}", value))[0]
+
+    def callable(self, function: Any) -> str:
+        """Return the name under which lines call a function."""
+        name = function.__name__.lstrip("_")
+        if self.functions.setdefault(name, function) is not function:
+            raise Untraceable(f"calls two functions with the name {name}")
+        return name
+
+    def item(self, key: Any) -> str:
+        """Return an index as it stands between brackets."""
+        parts = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(part, list) or getattr(part, "dtype", np.dtype(int)).kind == "b" for part in parts):
+            raise Untraceable("takes elements by a mask or a list, so a shape depends on values")
+        return ", ".join(map(self._part_of_index, parts)) or "()"
+
+    def _part_of_index(self, part: Any) -> str:
+        if not isinstance(part, slice):
+            return self.written(part)
+        start, stop, step = ("" if each is None else self.written(each) for each in (part.start, part.stop, part.step))
+        return f"{start}:{stop}" + (f":{step}" if step else "")
+
+
+class Traced(np.ndarray):
+    """An array whose calls a :class:`Trace` notes (``noting.py``). One that NumPy made unnoticed has no trace."""
+
+    __array_priority__ = 1e6
+    trace: Any = None
+    name: str = ""
+    plain: Any = None
+    is_number: bool = False  # NumPy made it as a scalar, which nothing changes in place
+
+
+class Untraceable(Exception):
+    """What a line cannot say."""
+
+
+def _outside() -> str:
+    """Return where in the user's program the current call comes from, if it does."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.partition(".")[0] not in ("minipipe", "numpy", "contextlib", "threading"):
+            return f" ({frame.f_code.co_filename.rpartition('/')[2]}, line {frame.f_lineno})"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def traced_in(values: Any) -> Iterator[Traced]:
+    """Yield the traced arrays among values, also inside tuples and lists."""
+    for value in values:
+        if isinstance(value, Traced):
+            if value.trace is not None:
+                yield value
+        elif isinstance(value, tuple | list):
+            yield from traced_in(value)
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    yield from (each.name for each in traced_in((value,)))
+    if isinstance(value, Key) or (isinstance(value, tuple) and any(isinstance(part, Key) for part in value)):
+        yield "key"
+
+
+def plain_of(value: Any) -> Any:
+    """Return the plain array behind a traced one, also inside tuples and lists; anything else as it is."""
+    if isinstance(value, Traced):
+        return value.plain if value.trace is not None else np.ndarray.view(value, np.ndarray)
+    if type(value) in (tuple, list):
+        return type(value)(map(plain_of, value))
+    return value
+
+
+class NotingLeaf(Leaf):
+    """Stands in for a parameter's leaf during a capture: notes each contribution, and hands it on.
+
+    Parameters
+    ----------
+    leaf : Leaf
+    name : str
+    trace : Trace
+
+    Examples
+    --------
+    >>> trace = Trace(Key(0, 0, 0, 0, 0))
+    >>> trace.begin("backward")
+    >>> leaf = NotingLeaf(Leaf((2,)), "l0", trace)
+    >>> leaf.add(trace.given("g0", np.ones(2)) * 3, BackwardWalk())
+    >>> leaf.leaf.grad, [line.text for line in trace.sections["backward"]]
+    (array([3., 3.]), ['v0 = g0 * 3', 'l0.add(v0, walk)'])
+    """
+
+    __slots__ = ("_name", "_trace", "leaf")
+
+    def __init__(self, leaf: Leaf, name: str, trace: Trace) -> None:
+        super().__init__(leaf.shape or (), leaf.dtype)
+        self.shape, self.needs_gradient = leaf.shape, leaf.needs_gradient
+        self.leaf, self._name, self._trace = leaf, name, trace
+
+    def add(self, contribution: Any, walk: BackwardWalk) -> None:
+        """Add a contribution to the leaf itself, in the order of the walk."""
+        trace = self._trace
+        if trace.reason is None:
+            if not isinstance(contribution, Traced) or contribution.trace is not trace:
+                trace.spoil("returns a gradient that does not come from its result, or came past the trace")
+            else:
+                # The walk's own gradient may be passed to others, too: only a copy may be kept (graph.py).
+                copied = ".copy()" if contribution is walk.gradient else ""
+                text = f"{self._name}.add({contribution.name}{copied}, walk)"
+                trace.note(text, None, (contribution,), has_effect=True)
+        self.leaf.add(np.array(plain_of(contribution), order="C"), walk)
