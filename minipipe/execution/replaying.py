@@ -32,7 +32,7 @@ from minipipe.execution.replayed import (
     reason_against,
     walk_of,
 )
-from minipipe.execution.stage import SeededLoss, Stage, _Held
+from minipipe.execution.stage import Held, SeededLoss, Stage
 from minipipe.nn import Parameter, Recompute
 from minipipe.nn.sequential import parameters_of
 from minipipe.tensor import Tensor
@@ -135,23 +135,22 @@ class ReplayingStage(Stage):
             return self._replay_backward("backward_input", held, gradient)
         return self._replay_backward("backward", held, gradient, postpones=True)
 
-    def backward_weight(self, *microbatches: int) -> None:
+    def backward_weight(self, microbatch: int) -> None:
         """W: see :meth:`Stage.backward_weight`."""
-        for k in microbatches:
-            held, capture = self._weights_to_come.pop(k, None), self._captures.get(k)
-            if held is not None and "backward" in held.tape.sections:
-                walk = walk_of(held.order)
-                for leaf, contribution in held.postponed:
-                    leaf.add(contribution, walk)
-            elif held is not None:
-                held.run("backward_weight", self._leaves_of_uses())
-            elif capture is not None:
-                capture.trace.begin("backward_weight")
-                with self._traced(capture):
-                    super().backward_weight(k)
-                self._finish_capture(k)
-            else:
-                super().backward_weight(k)
+        held, capture = self._weights_to_come.pop(microbatch, None), self._captures.get(microbatch)
+        if held is not None and "backward" in held.tape.sections:
+            walk = walk_of(held.order)
+            for leaf, contribution in held.postponed:
+                leaf.add(contribution, walk)
+        elif held is not None:
+            held.run("backward_weight", self._leaves_of_uses())
+        elif capture is not None:
+            capture.trace.begin("backward_weight")
+            with self._traced(capture):
+                super().backward_weight(microbatch)
+            self._finish_capture(microbatch)
+        else:
+            super().backward_weight(microbatch)
 
     def begin(self, accumulate: bool = False) -> None:
         """Begin a step: see :meth:`Stage.begin`. What layers and parameters are like now says which tapes serve."""
@@ -248,7 +247,7 @@ class ReplayingStage(Stage):
         trace.begin(section)
         with self._traced(capture):
             if gradient is None:
-                self._held[microbatch] = _Held(held.inputs, held.results, trace.given("g0", held.seed))
+                self._held[microbatch] = Held(held.inputs, held.results, trace.given("g0", held.seed))
             elif gradient.arrays[0] is None:
                 trace.spoil("no gradient came back")
             else:
@@ -301,7 +300,7 @@ class ReplayingStage(Stage):
     ) -> Payload:
         array = held.seed
         if gradient is not None:
-            self._roots(_Held([], [(None, held.shape)], None), gradient)  # raises if the shape does not fit
+            self._roots(Held([], [(None, held.shape)], None), gradient)  # raises if the shape does not fit
             array = gradient.arrays[0]
         results: list[Any] = [None] * held.num_inputs
         if array is None:  # nothing that follows depends on the result

@@ -25,7 +25,7 @@ from minipipe.tensor import Tensor, record
 SeededLoss = Callable[[int, Any], tuple[Tensor | None, float]]
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """The graph of one microbatch from F until B or I; after I, a WeightWork holds the rest until W."""
 
     inputs: list[StageInput]
@@ -90,7 +90,7 @@ class Stage:
         self.parameters = parameters
         self._leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
         self._forward = forward or module
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
         self.weight_work: dict[int, WeightWork] = {}
 
     # -- the actions ----------------------------------------------------------------------------------------
@@ -166,9 +166,9 @@ class Stage:
     def _hold(self, microbatch: int, inputs: list[StageInput], result: Any, seed: Array | None) -> None:
         if self.has_backward and is_grad_enabled():
             results = [(tensor.node, tensor.shape) for tensor in tensors_in(result)]
-            self._held[microbatch] = _Held(inputs, results, seed)
+            self._held[microbatch] = Held(inputs, results, seed)
 
-    def _roots(self, held: _Held, gradient: Payload | None) -> dict[Node, Array]:
+    def _roots(self, held: Held, gradient: Payload | None) -> dict[Node, Array]:
         """Return where the walk begins, and with which gradients."""
         arrays = [held.seed] if gradient is None else gradient.arrays
         roots, fits = {}, len(arrays) == len(held.results)
@@ -186,7 +186,7 @@ class Stage:
         return roots
 
     @staticmethod
-    def _gradients(held: _Held) -> Payload:
+    def _gradients(held: Held) -> Payload:
         """Return the gradients in their order; the stage before knows what bundle, if any, they belong to."""
         arrays = [stage_input.grad for stage_input in held.inputs]
         return Payload(arrays, [True] * len(arrays), None if len(arrays) == 1 else ())

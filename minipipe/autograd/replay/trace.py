@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -234,12 +235,12 @@ class Untraceable(Exception):
 
 def _outside() -> str:
     """Return where in the user's program the current call comes from, if it does."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name.partition(".")[0] not in ("minipipe", "numpy", "contextlib", "threading"):
             return f" ({frame.f_code.co_filename.rpartition('/')[2]}, line {frame.f_lineno})"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 
