@@ -166,7 +166,8 @@ def reason_against(module: Sequential) -> str:
             own = type(part).__module__.partition(".")[0] == "minipipe" and not isinstance(part, Function)
             is_listed = own or getattr(type(part), "is_replayable", False)
             if not is_listed or {"forward", "compute"} & vars(part).keys():
-                return f"layer {first + i}, {type(part).__name__}, is not minipipe's own and not is_replayable"
+                name = type(part).__name__
+                return f"layer {first + i}, {name}, runs code of its own, and its class lacks is_replayable = True"
     parameters = [p for layer in module.layers for p in parameters_of(layer)]
     if any(not p.is_filled or type(p.data) is not np.ndarray or p.data.itemsize == 2 for p in parameters):
         return "its parameters are no arrays of NumPy of full precision"

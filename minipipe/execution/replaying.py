@@ -357,6 +357,9 @@ def report_of(stages: Mapping[int, Stage]) -> str:
 def source_of(stages: Mapping[int, Stage], index: int) -> str:
     """Return the straight-line NumPy that a stage of a rank replays."""
     stage = stages.get(index)
+    if stage is None:
+        raise ArgumentError("value", f"source({index}): stage {index} is not on this rank; its stages: {[*stages]}.")
     if not isinstance(stage, ReplayingStage):
-        raise ArgumentError("value", f"Stage {index} is not on this rank, or its pipeline does not replay.")
+        message = f"source({index}): replaying is off for this stage; make it with Pipeline(…, replay=True)."
+        raise ArgumentError("value", message)
     return stage.source()

@@ -48,8 +48,8 @@ REASONS = {
     "Conv1d": OWN_ARRAY,
     "Conv2d": OWN_ARRAY,
     "pooling": "writes into an array of its own",
-    "function": "layer 0, Function, is not minipipe's own",
-    "one's own": "layer 0, Taught, is not minipipe's own",
+    "function": "layer 0, Function, runs code of its own",
+    "one's own": "layer 0, Taught, runs code of its own",
 }
 
 
@@ -101,4 +101,4 @@ def test_a_stage_that_replays_may_be_followed_by_one_that_cannot():
     (first, of_first), (_, of_last) = spawn(partial(run, True), 2, take_turns=True)
     assert first == spawn(partial(run, False), 2, take_turns=True)[0][0]
     assert of_first == "stage 0: replays 1 kind of microbatch"
-    assert of_last.startswith("stage 1: layer 2, Taught, is not minipipe's own")
+    assert of_last.startswith("stage 1: layer 2, Taught, runs code of its own")
