@@ -38,8 +38,7 @@ _LOOK = 0.1  # seconds between looks at ranks that have not joined yet
 _SURE = 5  # looks that must agree before a rank counts as gone: the launcher may still be starting it
 _LONGEST_GAP = 0.5  # seconds between two looks that count; in a longer gap this process was suspended
 _RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK")
-_CRASHES = (signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGSYS)
-_CLOSED = "it closed all its files (os.closerange?), among them the launcher's socket, so the launcher ended the job"
+_FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 SHARED = "/dev/shm/mpich_shm_"
 _REQUESTS = ("limit", "free", "say", "survive", "who", "first")  # of a rank: methods of the witness
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
@@ -140,11 +139,6 @@ def returncode_of(pid: int, pidfd: int) -> int | None:
     return None
 
 
-def is_passed_on(code: int | None) -> bool:
-    """Return whether a process ended by a signal other than a crash: one sent to mpirun goes to all ranks."""
-    return code is not None and code < 0 and -code not in (*_CRASHES, signal.SIGKILL)
-
-
 def ending_of(code: int | None) -> str:
     """Describe how a process ended."""
     if code is None:
@@ -153,8 +147,7 @@ def ending_of(code: int | None) -> str:
         return f"exit code {code}, by os._exit or the like"
     if -code == signal.SIGKILL:
         return "killed by SIGKILL (kill -9 or the OOM killer)"
-    name = f"signal {-code}: {signal.strsignal(-code)}"
-    return f"ended by {name}, as sent by launchers and batch systems" if is_passed_on(code) else f"it crashed ({name})"
+    return f"ended by signal {-code}: {signal.strsignal(-code)}"
 
 
 # -- the witness ------------------------------------------------------------------------------------------------
@@ -350,18 +343,20 @@ class Witness:
         is_with_all = self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values())
         is_launcher_gone = bool(select.select([self.launcher_fd], [], [], _LOOK)[0])
         code = rank.returncode()
-        is_killed = code in (None, -signal.SIGKILL, -signal.SIGTERM)
         # MPI itself may crash where a rank of another host is lost.
-        is_elsewhere = is_with_all and (is_killed or (code or 0) < 0)
+        is_elsewhere = is_with_all and (code is None or code < 0)
+        is_killed = code in (None, -signal.SIGKILL, -signal.SIGTERM)
         is_before = len(self.joined) < self.expected and is_killed  # one that had not joined was first
         if is_launcher_gone or is_elsewhere or is_before:
             return  # mpirun has been killed, or another rank was probably first
-        others = self.lines.values() if is_passed_on(code) and not self.survives else ()
-        if any(is_passed_on(other.returncode()) for other in others):
-            rank.say(f"No rank has failed: several of them were {ending_of(code)}.")
-        else:
-            ending, where = _CLOSED if has_memory else ending_of(code), f"process {rank.pid} on {socket.gethostname()}"
-            rank.say(f"Rank {rank.rank} ({where}) exited without an error message: {ending}.")
+        who, ending = f"{rank.rank} (process {rank.pid} on {socket.gethostname()})", ending_of(code)
+        if has_memory:
+            ending = (
+                "it closed all its files (os.closerange?), also the launcher's socket, so the launcher ended the job"
+            )
+        elif -(code or 0) in _FROM_OUTSIDE:  # of the others, too, but there the launcher's SIGKILL may overtake it
+            return rank.say(f"No rank has failed: rank {who} was {ending}, as sent by launchers and batch systems.")
+        rank.say(f"Rank {who} exited without an error message: {ending}.")
 
     def end_the_late(self, seconds: float) -> None:
         """Kill a rank that has been inside MPI for too long; it cannot be interrupted there."""

@@ -82,7 +82,7 @@ def test_a_rank_that_ends_before_it_comes_is_named_at_once(rank):
     ("end", "words"),
     [
         ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),
-        slowly("os.kill(os.getpid(), 11)", "it crashed (signal 11"),
+        slowly("os.kill(os.getpid(), 11)", "ended by signal 11"),
         slowly("os._exit(5)", "exit code 5, by os._exit or the like"),
     ],
 )
@@ -90,6 +90,14 @@ def test_a_rank_that_ends_without_a_word_is_named(end, words):
     _, said = outcome(launched(then=f"time.sleep(0.2)\nif rank == 2: {end}\ntime.sleep(0.5)"))
     assert re.fullmatch(r"\[rank 2\] Rank 2 \(process \d+ on \S+\) exited without an error message: .*\.\n", said), said
     assert words in said or "killed (kill -9" in said  # where the kernel does not tell
+
+
+def test_a_signal_from_outside_is_no_failure_of_the_rank_that_it_ends_first():
+    """The story: of ranks that all got SIGQUIT, one was said to have failed: SIGKILL had overtaken it on the others."""
+    ends = "time.sleep(0.2 + 0.2 * (rank != 2))\nos.kill(os.getpid(), 3 if rank == 2 else 9)"
+    _, said = outcome(launched(then=ends))
+    words = r"No rank has failed: rank 2 \(process \d+ on \S+\) was ended by signal 3: Quit, as sent by launchers"
+    assert re.match(rf"\[rank 2\] ({words}|.* killed \(kill -9)", said) and said.count("\n") == 1, said
 
 
 def test_where_others_survive_a_loss_it_is_told_and_the_next_failure_too():
