@@ -6,7 +6,6 @@ after ``autograd/graph.py``, before ``autograd/walk.py``. Begin with ``record``,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,13 @@ from minipipe.errors import TensorError, shape_error
 __all__ = ["Operand", "Tensor", "as_tensor", "record"]
 
 
-class Tensor:
+if TYPE_CHECKING:
+    from minipipe.functional.operators import TensorMethods
+else:
+    TensorMethods = object  # functional/operators.py attaches the methods, so that imports point one way
+
+
+class Tensor(TensorMethods):
     """An array that knows how it was computed.
 
     Parameters
@@ -65,13 +70,11 @@ class Tensor:
             array = array.astype(np.float32)
         if backend.numpy_dtype(array.dtype).kind not in "fiub" and not backend.is_floating(array.dtype):
             raise TensorError("dtype", f"A tensor holds real or whole numbers; this is {array.dtype}: {data!r:.60}.")
+        if requires_grad and not backend.is_floating(array.dtype):
+            message = f"Only real numbers have gradients; this tensor is {array.dtype}. Give dtype=numpy.float32."
+            raise TensorError("dtype", message)
         self.data = array
-        self.node = None
-        if requires_grad:
-            if not backend.is_floating(array.dtype):
-                message = f"Only real numbers have gradients; this tensor is {array.dtype}. Give dtype=numpy.float32."
-                raise TensorError("dtype", message)
-            self.node = Leaf(array.shape, array.dtype)
+        self.node = Leaf(array.shape, array.dtype) if requires_grad else None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,16 +85,6 @@ class Tensor:
     def dtype(self) -> Any:
         """The type of the elements."""
         return self.data.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return backend.prod(self.shape)
 
     @property
     def requires_grad(self) -> bool:
@@ -110,40 +103,6 @@ class Tensor:
         if gradient is not None and gradient.shape != self.shape:
             raise shape_error("grad", f"the tensor's, {self.shape}", gradient=gradient.shape)
         self.node.grad = gradient
-
-    def item(self) -> float:
-        """Return the only element as a Python number.
-
-        Examples
-        --------
-        >>> Tensor([[2.0]]).item()
-        2.0
-        """
-        if self.size != 1:
-            raise shape_error("item()", "one element", tensor=self.shape)
-        return backend.to_numpy(self.data).item()
-
-    def numpy(self) -> np.ndarray:
-        """Return the values as a NumPy array, without a copy where they are in NumPy's memory already.
-
-        Examples
-        --------
-        >>> Tensor([1.0, 2.0]).numpy()
-        array([1., 2.], dtype=float32)
-        """
-        return backend.to_numpy(self.data)
-
-    def detach(self) -> Tensor:
-        """Return a tensor with the same values and no graph behind it.
-
-        Examples
-        --------
-        >>> x = Tensor([1.0, 2.0], requires_grad=True)
-        >>> (x * x.detach()).sum().backward()
-        >>> x.grad
-        array([1., 2.], dtype=float32)
-        """
-        return record(self.data)
 
     def backward(self, gradient: Array | float | None = None) -> None:
         """Add to ``grad`` of every leaf behind this tensor its gradient, and release the graph.
@@ -183,34 +142,6 @@ class Tensor:
         if array.shape != self.shape:
             raise shape_error("backward()", f"the tensor's, {self.shape}", gradient=array.shape)
         return array
-
-    def zero_grad(self) -> None:
-        """Forget the gradient."""
-        if isinstance(self.node, Leaf):
-            self.node.grad = None
-
-    if TYPE_CHECKING:  # attached by functional/operators.py, so that imports point one way
-
-        def _unary(self) -> Tensor: ...
-        def _binary(self, other: Operand) -> Tensor: ...
-        def _reduction(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor: ...
-        def _rearranged(self, *axes: int) -> Tensor: ...
-        def __getitem__(self, index: Any) -> Tensor: ...
-        def __len__(self) -> int: ...
-        def __iter__(self) -> Iterator[Tensor]: ...
-        def __float__(self) -> float: ...
-
-        T: Tensor
-
-        def astype(self, dtype: Any) -> Tensor: ...
-
-        exp = log = tanh = sqrt = relu = sigmoid = __neg__ = _unary
-        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _binary
-        __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = _binary
-        sum = mean = max = min = _reduction
-        reshape = transpose = _rearranged
-
-        def var(self, axis: Any = None, keepdims: bool = False, correction: int = 0) -> Tensor: ...
 
 
 Operand = Tensor | Array | float | int

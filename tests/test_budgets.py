@@ -56,7 +56,7 @@ def closure(*modules):
 @pytest.mark.parametrize(
     ("modules", "most_lines", "most_files"),
     [
-        pytest.param(set(FIRST_PATH), 700, 14, id="the first path", marks=OVER),
+        pytest.param(set(FIRST_PATH), 700, 14, id="the first path"),
         pytest.param(closure("execution.executor"), 3700, 40, id="the executor and what it reaches"),
         pytest.param(set(FILES), 20_000, 215, id="the whole", marks=OVER),
     ],

@@ -1,5 +1,8 @@
 """Attaches arithmetic, methods, NumPy's protocols and hints to Tensor, which knows no operation itself.
 
+Type checkers take :class:`TensorMethods` for a base of Tensor, so each method is listed once. It cannot be one: the
+operations make tensors, and imports point one way.
+
 NumPy's functions of a tensor are refused, with the method to use: they would compute without a graph. Only
 ``array * tensor`` and the like pass: NumPy then asks the tensor. ``numpy.asarray(tensor)`` returns the values.
 """
@@ -7,13 +10,14 @@ NumPy's functions of a tensor are refused, with the method to use: they would co
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from minipipe.errors import ArgumentError
+from minipipe.autograd import Leaf, backend
+from minipipe.errors import ArgumentError, shape_error
 from minipipe.functional import contraction, elementwise, operands, reduction, shape
 from minipipe.hints import Familiar
 from minipipe.tensor import Operand, Tensor, record
@@ -32,63 +36,16 @@ def _comparison(compare: Callable[[Any, Any], Any]) -> Callable[[Tensor, Operand
     return compared
 
 
-def _reshape(self: Tensor, *lengths: Any) -> Tensor:
-    """Return the same elements in another shape: ``x.reshape(2, -1)``; see :func:`minipipe.functional.reshape`."""
-    return shape.reshape(self, _unpacked(lengths))
-
-
-def _transpose(self: Tensor, *axes: Any) -> Tensor:
-    """Return the axes in another order, by default reversed; see :func:`minipipe.functional.transpose`."""
-    return shape.transpose(self, _unpacked(axes) if axes else None)
-
-
 def _unpacked(numbers: tuple[Any, ...]) -> Sequence[int]:
     """Allow both ``reshape(2, 3)`` and ``reshape((2, 3))``."""
     return numbers[0] if len(numbers) == 1 and not isinstance(numbers[0], Integral) else numbers
 
 
-# -- protocols of Python and NumPy ----------------------------------------------------------------------------
-
-
-def _len(self: Tensor) -> int:
-    if not self.shape:
-        raise TypeError("len() of a tensor without axes")
-    return self.shape[0]
-
-
-def _format(self: Tensor, spec: str) -> str:
-    return format(self.item(), spec) if spec else str(self)
-
-
-def _repr(self: Tensor) -> str:
-    name, grad = type(self).__name__, ", requires_grad=True" if self.requires_grad else ""
-    return f"{name}({np.array2string(self.numpy(), separator=', ', prefix=f'{name}(')}{grad})"
-
-
-def _array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-    return np.array(self.numpy(), dtype=dtype, copy=copy)
-
-
-_ARITHMETIC = {  # the operations are called as NumPy's functions are
-    **{"add": elementwise.add, "sub": elementwise.subtract, "mul": elementwise.multiply},
-    **{"truediv": elementwise.divide, "pow": elementwise.power, "matmul": contraction.matmul},
+_REFLECTED = {  # what NumPy calls an operator, and the method with which a tensor on its right answers
+    **{"add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__"},
+    **{"power": "__rpow__", "matmul": "__rmatmul__", "equal": "__eq__", "not_equal": "__ne__"},
+    **{"less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__"},
 }
-_REFLECTED = {
-    **{operation.__name__: f"__r{name}__" for name, operation in _ARITHMETIC.items()},
-    **{"equal": "__eq__", "less": "__gt__", "less_equal": "__ge__"},
-    **{"not_equal": "__ne__", "greater": "__lt__", "greater_equal": "__le__"},
-}
-
-
-def _array_function(self: Tensor, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    raise _refused(function.__name__)
-
-
-def _array_ufunc(self: Tensor, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    operator = _REFLECTED.get(ufunc.__name__)
-    if operator is None or method != "__call__" or kwargs or isinstance(inputs[0], Tensor):
-        raise _refused(ufunc.__name__)
-    return getattr(self, operator)(inputs[0])
 
 
 def _refused(name: str) -> ArgumentError:
@@ -97,39 +54,130 @@ def _refused(name: str) -> ArgumentError:
     return ArgumentError("name", sentence)
 
 
-_METHODS: dict[str, Any] = {
-    **{f"__{name}__": operation for name, operation in _ARITHMETIC.items()},
-    **{f"__r{name}__": _swapped(operation) for name, operation in _ARITHMETIC.items()},
-    "__neg__": elementwise.negative,
-    **{f"__{name}__": _comparison(getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    "__hash__": object.__hash__,
-    "__getitem__": shape.index,
-    "astype": operands.astype,
-    "sum": reduction.total,
-    "mean": reduction.mean,
-    "max": reduction.amax,
-    "min": reduction.amin,
-    "var": reduction.variance,
-    "exp": elementwise.exp,
-    "log": elementwise.log,
-    "tanh": elementwise.tanh,
-    "sqrt": elementwise.sqrt,
-    "relu": elementwise.relu,
-    "sigmoid": elementwise.sigmoid,
-    "reshape": _reshape,
-    "transpose": _transpose,
-    "T": property(shape.transpose),
-    "__len__": _len,
-    "__iter__": lambda self: (self[i] for i in range(len(self))),
-    "__float__": lambda self: float(self.item()),
-    "__bool__": lambda self: bool(self.item()),
-    "__format__": _format,
-    "__repr__": _repr,
-    "__array__": _array,
-    "__array_function__": _array_function,
-    "__array_ufunc__": _array_ufunc,
-    "__getattr__": vars(Familiar)["__getattr__"],  # names of other libraries
-}
+class TensorMethods:
+    """The methods of Tensor that its own file does without; ``self`` is a Tensor."""
 
-for _name, _method in _METHODS.items():
-    setattr(Tensor, _name, _method)
+    __slots__ = ()
+
+    # -- arithmetic ---------------------------------------------------------------------------------------------
+
+    __add__, __radd__ = elementwise.add, _swapped(elementwise.add)
+    __sub__, __rsub__ = elementwise.subtract, _swapped(elementwise.subtract)
+    __mul__, __rmul__ = elementwise.multiply, _swapped(elementwise.multiply)
+    __truediv__, __rtruediv__ = elementwise.divide, _swapped(elementwise.divide)
+    __pow__, __rpow__ = elementwise.power, _swapped(elementwise.power)
+    __matmul__, __rmatmul__ = contraction.matmul, _swapped(contraction.matmul)
+    __neg__ = elementwise.negative
+    __eq__, __ne__ = _comparison(operator.eq), _comparison(operator.ne)  # type: ignore[assignment]
+    __lt__, __le__ = _comparison(operator.lt), _comparison(operator.le)
+    __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
+    __hash__ = object.__hash__
+
+    # -- operations ---------------------------------------------------------------------------------------------
+
+    __getitem__ = shape.index
+    astype = operands.astype
+    sum, mean, var = reduction.total, reduction.mean, reduction.variance
+    max, min = reduction.amax, reduction.amin
+    exp, log, sqrt = elementwise.exp, elementwise.log, elementwise.sqrt
+    tanh, relu, sigmoid = elementwise.tanh, elementwise.relu, elementwise.sigmoid
+    T = property(shape.transpose)
+
+    def reshape(self: Any, *lengths: Any) -> Tensor:
+        """Return the same elements in another shape: ``x.reshape(2, -1)``; see :func:`minipipe.functional.reshape`."""
+        return shape.reshape(self, _unpacked(lengths))
+
+    def transpose(self: Any, *axes: Any) -> Tensor:
+        """Return the axes in another order, by default reversed; see :func:`minipipe.functional.transpose`."""
+        return shape.transpose(self, _unpacked(axes) if axes else None)
+
+    # -- values -------------------------------------------------------------------------------------------------
+
+    @property
+    def ndim(self: Any) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self: Any) -> int:
+        """The number of elements."""
+        return backend.prod(self.shape)
+
+    def item(self: Any) -> float:
+        """Return the only element as a Python number.
+
+        Examples
+        --------
+        >>> Tensor([[2.0]]).item()
+        2.0
+        """
+        if self.size != 1:
+            raise shape_error("item()", "one element", tensor=self.shape)
+        return backend.to_numpy(self.data).item()
+
+    def numpy(self: Any) -> np.ndarray:
+        """Return the values as a NumPy array, without a copy where they are in NumPy's memory already.
+
+        Examples
+        --------
+        >>> Tensor([1.0, 2.0]).numpy()
+        array([1., 2.], dtype=float32)
+        """
+        return backend.to_numpy(self.data)
+
+    def detach(self: Any) -> Tensor:
+        """Return a tensor with the same values and no graph behind it.
+
+        Examples
+        --------
+        >>> x = Tensor([1.0, 2.0], requires_grad=True)
+        >>> (x * x.detach()).sum().backward()
+        >>> x.grad
+        array([1., 2.], dtype=float32)
+        """
+        return record(self.data)
+
+    def zero_grad(self: Any) -> None:
+        """Forget the gradient."""
+        if isinstance(self.node, Leaf):
+            self.node.grad = None
+
+    # -- protocols of Python and NumPy --------------------------------------------------------------------------
+
+    def __len__(self: Any) -> int:
+        if not self.shape:
+            raise TypeError("len() of a tensor without axes")
+        return self.shape[0]
+
+    def __iter__(self: Any) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
+    def __repr__(self: Any) -> str:
+        name, grad = type(self).__name__, ", requires_grad=True" if self.requires_grad else ""
+        return f"{name}({np.array2string(self.numpy(), separator=', ', prefix=f'{name}(')}{grad})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        raise _refused(function.__name__)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        reflected = _REFLECTED.get(ufunc.__name__)
+        if reflected is None or method != "__call__" or kwargs or isinstance(inputs[0], Tensor):
+            raise _refused(ufunc.__name__)
+        return getattr(self, reflected)(inputs[0])
+
+
+for _name, _method in (*vars(TensorMethods).items(), ("__getattr__", vars(Familiar)["__getattr__"])):
+    if hasattr(_method, "__get__"):  # a method or a property; hints for names of other libraries come from Familiar
+        setattr(Tensor, _name, _method)
