@@ -1,12 +1,20 @@
-"""Lines of code: without docstrings, comments and blank lines."""
+"""The sources, parsed once for all tests that read them, and their lines of code: without docstrings and comments."""
 
 import ast
+import functools
 import io
 import tokenize
 
 _NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
+@functools.cache
+def parsed(path):
+    """Return the syntax tree of a file, which no test may change."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def code_lines(source):
     """Return the numbers of the lines of a module that hold code."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)

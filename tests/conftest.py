@@ -37,10 +37,15 @@ def pytest_unconfigure(config):
         shutil.rmtree(config.bytecode, ignore_errors=True)
 
 
+def pytest_collectstart():
+    gc.disable()  # nothing of what is collected is garbage, and looking for some is a quarter of the time
+
+
 def pytest_collection_finish():
     """Let no collection of garbage look at what stays until the end: thousands of tests, and their parameters."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

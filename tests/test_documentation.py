@@ -17,6 +17,8 @@ from typing import NamedTuple, get_origin
 
 import pytest
 
+from tests.code_lines import parsed
+
 PACKAGE = Path(__file__).resolve().parent.parent / "minipipe"
 
 # What README.md tells users to import from the module that defines it: errors, to catch them, and how an operation or a
@@ -65,7 +67,7 @@ def module_name(path):
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
 
 
-MODULES = {module_name(path): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {module_name(path): parsed(path) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def names_of(tree):
@@ -224,10 +226,9 @@ def test_every_method_of_a_pipeline_and_of_a_group_has_an_example(name):
     assert [method.name for method in methods if not method.has_example] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_every_docstring_has_the_form_of_numpydoc_and_fits_its_signature(module):
-    wrong = [f"{each.name} {what}" for m, each in everything() if m == module for what in problems_of(each)]
-    assert not wrong, f"minipipe.{module}: " + "; ".join(wrong)
+def test_every_docstring_has_the_form_of_numpydoc_and_fits_its_signature():
+    wrong = [f"minipipe.{module}: {each.name} {what}" for module, each in everything() for what in problems_of(each)]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_example_is_left_out():
