@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minipipe.autograd.backend import Array, dtype_name, is_floating, numpy_dtype
-from minipipe.errors import ArgumentError, MessageError, RankError
+from minipipe.errors import ArgumentError, MessageError
 
 _MAGIC = b"mnpp"
 _MAX_AXES = 8
@@ -280,22 +280,3 @@ def chosen_timeout(argument: float | None) -> float:
     except (TypeError, ValueError):
         pass
     raise ArgumentError("value", f"{name} is {chosen}; expected seconds, more than 0.")
-
-
-def check_rank(name: str, rank: int, size: int) -> None:
-    """Check that a rank exists.
-
-    Raises
-    ------
-    RankError
-        Code ``out-of-range``.
-
-    Examples
-    --------
-    >>> check_rank("source", 4, size=4)
-    Traceback (most recent call last):
-        ...
-    minipipe.errors.RankError: source is 4, but there are 4 ranks, counted from 0.
-    """
-    if not 0 <= rank < size:
-        raise RankError("out-of-range", f"{name} is {rank}, but there are {size} ranks, counted from 0.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import NoReturn
 
 import numpy as np
 
@@ -49,7 +48,3 @@ class OneRankGroup(ProcessGroup):
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         return OneRankGroup(self.timeout) if members else None
-
-    def abort(self, code: int = 1) -> NoReturn:
-        """End the process by SystemExit."""
-        raise SystemExit(code or 1)

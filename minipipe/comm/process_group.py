@@ -1,6 +1,6 @@
 """Process groups: messages between two ranks, and collective operations.
 
-A kind of group implements four primitives: ``_post_send``, ``_take``, ``_subgroup`` and ``abort``. Everything else is
+A kind of group implements three primitives: ``_post_send``, ``_take`` and ``_subgroup``. Everything else is
 built here from sends and receives, so that all kinds of groups agree to the bit, and every wait has a limit.
 """
 
@@ -22,8 +22,8 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm.job.reports import RankActivity
-from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Header, Receive, Request, check_rank
-from minipipe.errors import ArgumentError, LaunchError, MessageError
+from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Header, Receive, Request
+from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError
 from minipipe.hints import Familiar
 
 
@@ -111,20 +111,6 @@ class ProcessGroup(Familiar, ABC):
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         """Return this rank's view of a group of these ranks, or None where ``members`` is empty; all ranks call it."""
 
-    @abstractmethod
-    def abort(self, code: int = 1) -> NoReturn:
-        """End every rank at once, with an exit code that is not 0.
-
-        Examples
-        --------
-        >>> from minipipe import init_process_group
-        >>> with init_process_group() as group:
-        ...     group.abort(3)
-        Traceback (most recent call last):
-            ...
-        SystemExit: 3
-        """
-
     def _limit(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else timeout
 
@@ -160,9 +146,7 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(swap, num_ranks=2)
         [1, 0]
         """
-        self._check_open()
-        check_rank("destination", destination, self.size)
-        _check_tag(tag)
+        self._check("destination", destination, tag)
         if not isinstance(array, np.ndarray):
             if not (self.takes_device_arrays and backend.is_array(array)):
                 array = np.asarray(array)
@@ -211,9 +195,7 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(add, num_ranks=3)
         [30.0, None, None]
         """
-        self._check_open()
-        check_rank("source", source, self.size)
-        _check_tag(tag)
+        self._check("source", source, tag)
         expected = Expectation(self.rank, source, tag, out, step, what, allocate, self.world_ranks)
         return Receive(self._take, self._post_receive(expected))
 
@@ -327,8 +309,7 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(lambda group: group.broadcast(np.array([7, 8]) if group.rank == 0 else None).tolist(), num_ranks=3)
         [[7, 8], [7, 8], [7, 8]]
         """
-        self._check_open()
-        check_rank("root", root, self.size)
+        self._check("root", root)
         place = (self.rank - root) % self.size  # in the tree, whose root is 0
         if place:
             parent = (place & (place - 1)) + root
@@ -379,10 +360,9 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(share, num_ranks=2)
         [(8, 7), (8, 7)]
         """
-        check_rank("root", root, self.size)
         expected = Expectation(self.rank, root, OwnTag.IBROADCAST, None, step, what, names=self.world_ranks)
         if self.rank != root:
-            self._check_open()
+            self._check("root", root)
 
             def take(expected: Expectation, timeout: float | None) -> np.ndarray:
                 self._check_open()
@@ -633,6 +613,20 @@ class ProcessGroup(Familiar, ABC):
 
     # -- the end --------------------------------------------------------------------------------------------
 
+    def _check(self, name: str, rank: int, tag: int = 0) -> None:
+        """Check that the group is open, and that there is such a rank and such a tag.
+
+        Raises
+        ------
+        RankError
+            Code ``out-of-range``.
+        """
+        self._check_open()
+        if not 0 <= rank < self.size:
+            raise RankError("out-of-range", f"{name} is {rank}, but there are {self.size} ranks, counted from 0.")
+        if tag < 0 and not isinstance(tag, OwnTag):
+            raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
+
     def _check_open(self) -> None:
         if self._parent is not None:
             self._parent._check_open()
@@ -640,6 +634,20 @@ class ProcessGroup(Familiar, ABC):
             self.activity.claim()
         if self.is_closed:
             raise LaunchError("closed", "This group is closed: its with-block has ended, or a rank of it was lost.")
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """End every rank at once, with an exit code that is not 0.
+
+        Examples
+        --------
+        >>> from minipipe import init_process_group
+        >>> with init_process_group() as group:
+        ...     group.abort(3)
+        Traceback (most recent call last):
+            ...
+        SystemExit: 3
+        """
+        raise SystemExit(code or 1)  # which spawn() raises again, once all threads have ended
 
     def close(self) -> None:
         """Release the resources of the group, such as the limit on BLAS threads. Local; may be called twice.
@@ -669,8 +677,3 @@ class ProcessGroup(Familiar, ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: rank {self.rank} of {self.size}>"
-
-
-def _check_tag(tag: int) -> None:
-    if tag < 0 and not isinstance(tag, OwnTag):
-        raise ArgumentError("value", f"tag is {tag}; expected at least 0.")

@@ -3,7 +3,7 @@
 Threads share the interpreter lock, so two of them run small operations at less than the speed of one.
 
 ``process_group.py`` has ``isend``, ``irecv`` and everything else that a rank calls, built on the primitives of each
-kind of group: ``_post_send``, ``_take``, ``_subgroup`` and ``abort``::
+kind of group: ``_post_send``, ``_take`` and ``_subgroup``::
 
     isend -> _post_send -> the receiver's mailbox (a copy; done at once)
     irecv -> Receive; its wait -> _take (takes nothing before)
@@ -15,8 +15,6 @@ File 12 of 12 on the first path through the code (README.md): after ``autograd/s
 """
 
 from __future__ import annotations
-
-from typing import NoReturn
 
 import numpy as np
 
@@ -69,7 +67,3 @@ class ThreadGroup(ProcessGroup):
         threads = [self._members[rank] for rank in members]
         name = (*self._name, self._num_splits, color)
         return ThreadGroup(self._switchboard, threads, members.index(self.rank), self.timeout, name)
-
-    def abort(self, code: int = 1) -> NoReturn:
-        """End every rank: SystemExit here, which :func:`spawn` raises again."""
-        raise SystemExit(code or 1)
