@@ -34,7 +34,7 @@ _WELCOME = 5.0  # seconds until a witness that has just been started answers
 
 
 class Line:
-    """The connection to the witness of this host; without one, where there is no witness, every request is ignored.
+    """The connection to the witness of this host; one that leads nowhere where there is no witness.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Line:
     """
 
     def __init__(self, connection: socket.socket | None = None, num_local: int = 0) -> None:
-        self._connection = connection
+        self._connection = connection or socket.socket(socket.AF_UNIX)  # not connected: every request fails
         self._num_local = num_local
         self._asking = threading.Lock()  # the lookout asks as well
 
@@ -56,7 +56,7 @@ class Line:
         LaunchError
             Codes ``rank-lost``, when one has exited before, and ``timeout``.
         """
-        if self._connection is None or self._num_local < 2:
+        if self._num_local < 2:
             return
         patience = Patience(timeout)
         while not patience.look():
@@ -79,16 +79,14 @@ class Line:
     def _said(self, words: str) -> bool:
         """Send a request that has no answer; return whether there is a witness."""
         with suppress(OSError):
-            if self._connection is not None:
-                self._connection.sendall(words.encode())
-                return True
+            self._connection.sendall(words.encode())
+            return True
         return False
 
     def _hear(self, limit: float) -> list[str]:
         """Return the next words of the witness; none within the limit, in seconds."""
-        assert self._connection is not None
-        self._connection.settimeout(limit)
         try:
+            self._connection.settimeout(limit)
             return self._connection.recv(4096).decode().split() or ["lost"]
         except TimeoutError:
             return []
@@ -97,9 +95,8 @@ class Line:
 
     def _asked(self, question: str) -> list[str]:
         """Return the answer to a request; empty where there is no witness."""
-        if self._connection is not None:
-            with self._asking, suppress(OSError):
-                self._connection.sendall(question.encode())
+        with self._asking:
+            if self._said(question):
                 while answer := self._hear(1.0):
                     if answer[0] in ("yes", "no", "missing", "lost"):
                         return answer
@@ -136,19 +133,16 @@ class Line:
 
     def close(self) -> None:
         """Say goodbye, so that the end of this process is expected."""
-        if self._connection is not None:
-            with suppress(OSError):
-                self._connection.sendall(b"bye")
-                self._connection.settimeout(0.0)
-                while self._connection.recv(4096):  # unread data would reach the witness as a broken connection
-                    pass
-            self.forget()
+        with suppress(OSError):
+            self._connection.sendall(b"bye")
+            self._connection.settimeout(0.0)
+            while self._connection.recv(4096):  # unread data would reach the witness as a broken connection
+                pass
+        self.forget()
 
     def forget(self) -> None:
         """Close this end only; a forked child must, whose parent keeps the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection.close()
 
 
 def _shared_memory() -> set[str]:
@@ -224,12 +218,10 @@ def _socket() -> socket.socket:
 
 def _connected(address: str) -> socket.socket | None:
     connection = _socket()
-    try:
+    with suppress(ConnectionRefusedError):
         connection.connect(address)
         if witness.is_own(connection):
             return connection
-    except ConnectionRefusedError:
-        pass
     connection.close()
     return None
 
