@@ -89,7 +89,7 @@ class MPIGroup(ProcessGroup):
         words = "rank {} to take {} with tag {}".format
         request = _Send(self, parts, buffers, destination, partial(words, self.world_ranks[destination], header, tag))
         # MPI reads from the buffers until the send is done, even if the program drops the request and the group.
-        self.job.keep(request)
+        self.job.keep(request.is_over)
         request.progress(_SEND_PATIENCE * header.nbytes)
         return request
 
@@ -138,8 +138,9 @@ class MPIGroup(ProcessGroup):
     def withdraw(self) -> None:
         """Cancel the receives that are posted."""
         for request, _ in self._posted.values():
-            request.Cancel()
-            request.Wait()
+            with suppress(MPI.Exception):  # where the group is revoked
+                request.Cancel()
+                request.Wait()
         self._posted.clear()
         self._spare.clear()
 
@@ -147,11 +148,7 @@ class MPIGroup(ProcessGroup):
         """Let every call of any rank fail in this group, close it, and forget its receives. ULFM only."""
         with suppress(MPI.Exception):
             self.comm.Revoke()
-        for request, _ in self._posted.values():
-            with suppress(MPI.Exception):
-                request.Cancel()
-                request.Wait()
-        self._posted.clear()
+        self.withdraw()
         self._under_way.clear()
         self.is_closed = True
 
@@ -212,9 +209,8 @@ class MPIGroup(ProcessGroup):
         """Describe the messages that have arrived and for which no receive is posted."""
         found, status = [], MPI.Status()
         for source, world_rank in enumerate(self.world_ranks):
-            if not self.is_closed and self.comm.Iprobe(source, MPI.ANY_TAG, status):
-                tag = status.tag - _TAGS_BELOW_ZERO
-                found += [f"a message with tag {tag} from rank {world_rank}"] if tag >= 0 else []
+            if not self.is_closed and self.comm.Iprobe(source, MPI.ANY_TAG, status) and status.tag >= _TAGS_BELOW_ZERO:
+                found.append(f"a message with tag {status.tag - _TAGS_BELOW_ZERO} from rank {world_rank}")
         return found
 
     def disown(self) -> None:

@@ -61,10 +61,6 @@ class _Group(Protocol):
     def unread(self) -> list[str]: ...
 
 
-class _Sending(Protocol):
-    def is_over(self) -> bool: ...
-
-
 class MPIJob:
     """This process as one of an MPI job: how it ends, and which other ranks have finished.
 
@@ -94,7 +90,7 @@ class MPIJob:
         here = self.world.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks of this host
         self.spins = _SPINS if here.size <= _num_cores_of(here) else 0
         here.Free()
-        self._unfinished: deque[_Sending] = deque()  # of all groups
+        self._unfinished: deque[Callable[[], bool]] = deque()  # sends of all groups, each as its is_over()
         self._many = 16
         self.groups: list[_Group] = []
         self.activity = RankActivity()
@@ -120,13 +116,13 @@ class MPIJob:
 
     # -- sends ----------------------------------------------------------------------------------------------
 
-    def keep(self, send: _Sending) -> None:
-        """Hold a send until it is over. The oldest are dropped one by one; the others when they have become many."""
-        self._unfinished.append(send)
-        while self._unfinished and self._unfinished[0].is_over():
+    def keep(self, is_over: Callable[[], bool]) -> None:
+        """Hold a send, by its method, until it is over. The oldest are dropped one by one; all when they are many."""
+        self._unfinished.append(is_over)
+        while self._unfinished and self._unfinished[0]():
             self._unfinished.popleft()
         if len(self._unfinished) > self._many:
-            self._unfinished = deque(send for send in self._unfinished if not send.is_over())
+            self._unfinished = deque(is_over for is_over in self._unfinished if not is_over())
             self._many = 2 * len(self._unfinished) + 16
 
     def continue_without(self, lost: set[int], finalise: Callable[[], object]) -> None:
@@ -135,7 +131,7 @@ class MPIJob:
         self.others -= lost
         self.finalise = finalise
         self._letters = [letter for letter in self._letters if not has_ended(letter.Test)]
-        self._unfinished = deque(send for send in self._unfinished if not has_ended(send.is_over))
+        self._unfinished = deque(is_over for is_over in self._unfinished if not has_ended(is_over))
 
     # -- letters between ranks ------------------------------------------------------------------------------
 
@@ -278,7 +274,7 @@ class MPIJob:
             if patience.look():
                 self._end_if_one_is_silent(patience.limit)
                 patience.renew()
-            self._unfinished = deque(send for send in self._unfinished if not send.is_over())
+            self._unfinished = deque(is_over for is_over in self._unfinished if not is_over())
             if self._unfinished:
                 yield_core()  # their bytes may move only while this rank is inside MPI
                 continue
