@@ -13,7 +13,7 @@ import numpy as np
 from minipipe.autograd.backend import is_array
 from minipipe.comm import ProcessGroup
 from minipipe.comm.objects import broadcast
-from minipipe.errors import ArgumentError, CheckpointCode, CheckpointError, FileError, quoted, whole_number
+from minipipe.errors import ArgumentError, CheckpointError, FileError, quoted, whole_number
 from minipipe.io import json_value
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.state import MOST, OptimiserState
@@ -67,6 +67,29 @@ class Manifest:
         return encoded(found, "the optimiser's state", indent=1)
 
     @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Return the manifest of a checkpoint, after comparing it with the marker.
+
+        Raises
+        ------
+        CheckpointError
+            Codes ``damaged`` and ``version``.
+        """
+        try:
+            content, expected = storage.read_manifest(path)
+        except FileError as error:
+            raise damage(path, str(error)) from None
+        if storage.digest_of(content).sha256 != expected:
+            raise damage(path, f"{storage.MANIFEST} is not what was written there: its SHA-256 differs.")
+        try:
+            return cls.from_json(content)
+        except CheckpointError as error:
+            raise CheckpointError(error.code, f"The checkpoint {path.name} cannot be read: {error.message}.") from None
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+            raise damage(path, f"{storage.MANIFEST} cannot be understood: {reason}.") from None
+
+    @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
         """Return the manifest that a text describes, every part of the right kind.
 
@@ -82,7 +105,7 @@ class Manifest:
             raise ArgumentError("value", "it is no manifest of minipipe")
         if found.get("version") != VERSION:
             message = f"it has version {quoted(found.get('version'))} of the form; this minipipe knows {VERSION}"
-            raise CheckpointError(CheckpointCode.VERSION, message)
+            raise CheckpointError("version", message)
         names = ("step", "num_steps", "num_microbatches")
         numbers = {name: whole_number(quoted(name), found[name], 0, MOST) for name in names}
         seeds = {"seed": found["seed"], "dropout_seed": found.get("dropout_seed", found["seed"])}  # earlier: one
@@ -139,41 +162,17 @@ def _plain(value: Any) -> Any:
     raise ArgumentError("type", f"it holds a {type(value).__name__}")
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint, after comparing it with the marker.
-
-    Raises
-    ------
-    CheckpointError
-        Codes ``damaged`` and ``version``.
-    """
-    try:
-        content, expected = storage.read_manifest(path)
-    except FileError as error:
-        raise damage(path, str(error)) from None
-    if storage.digest_of(content).sha256 != expected:
-        raise damage(path, f"{storage.MANIFEST} is not what was written there: its SHA-256 differs.")
-    try:
-        return Manifest.from_json(content)
-    except CheckpointError as error:
-        raise CheckpointError(error.code, f"The checkpoint {path.name} cannot be read: {error.message}.") from None
-    except KeyError as error:
-        raise damage(path, f"{storage.MANIFEST} cannot be understood: it lacks {error}.") from None
-    except (ValueError, TypeError, RecursionError) as error:
-        raise damage(path, f"{storage.MANIFEST} cannot be understood: {str(error).rstrip('.')}.") from None
-
-
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
 def damage(path: Path, sentence: str) -> CheckpointError:
     """Return the error for a damaged checkpoint."""
-    return CheckpointError(CheckpointCode.DAMAGED, f"The checkpoint {path.name} is damaged: {sentence}")
+    return CheckpointError("damaged", f"The checkpoint {path.name} is damaged: {sentence}")
 
 
 def mismatch(sentence: str) -> CheckpointError:
     """Return the error for a checkpoint of another model, optimiser or seed."""
-    return CheckpointError(CheckpointCode.MISMATCH, f"Cannot resume from this checkpoint: {sentence}.")
+    return CheckpointError("mismatch", f"Cannot resume from this checkpoint: {sentence}.")
 
 
 def attempt(act: Callable[..., Any], *given: Any) -> list[Any]:

@@ -12,31 +12,14 @@ from typing import Any, NamedTuple
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.comm.objects import gather
-from minipipe.errors import (
-    ArgumentError,
-    CheckpointCode,
-    CheckpointError,
-    FileCode,
-    FileError,
-    ParameterError,
-    RankError,
-    quoted,
-)
+from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError, RankError, quoted
 from minipipe.execution.checks.description import digest
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
-from minipipe.pipeline.checkpoint.manifest import (
-    Manifest,
-    attempt,
-    damage,
-    encoded,
-    from_rank_0,
-    mismatch,
-    read_manifest,
-)
+from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, damage, encoded, from_rank_0, mismatch
 from minipipe.pipeline.checkpoint.state import Arrays, checked, names_of, put, with_arrays
 from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, pieces, unpacked
 
@@ -138,7 +121,7 @@ def restore(
         _check_alike(group, folder, [mark for _, mark in attempts])
         failures = [failure for failure, _ in attempts if failure]
         for code, message in failures:
-            if code != CheckpointCode.DAMAGED:
+            if code != "damaged":
                 raise CheckpointError(code, message)
         if not failures:
             return found.load(pipeline, optimisers, problems)
@@ -190,17 +173,14 @@ def newest(folder: str | Path) -> Restored:
     {'width': 5}
     """
     names, reason, _ = _candidates(Path(folder))
-    for name in names:
-        path = Path(folder) / name
-        try:
-            manifest = read_manifest(path)
-        except CheckpointError as error:
-            reason = error.message
-            if error.code != CheckpointCode.DAMAGED:
-                raise
-        else:
+    for path in (Path(folder) / name for name in names):
+        failure, manifest = attempt(Manifest.read, path)
+        if failure is None:
             return Restored(manifest.step, manifest.extra, path)
-    code = CheckpointCode.DAMAGED if names else CheckpointCode.NOT_FOUND
+        code, reason = failure
+        if code != "damaged":
+            raise CheckpointError(code, reason)
+    code = "damaged" if names else "not-found"
     raise CheckpointError(code, f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}.")
 
 
@@ -228,7 +208,7 @@ class _Found:
     @classmethod
     def read(cls, path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> _Found:
         """Read it, and check all of it. Local."""
-        manifest = read_manifest(path)
+        manifest = Manifest.read(path)
         _check_model(manifest, pipeline)
         _check_optimisers(manifest, pipeline, optimisers)
         own = {name for name, _ in pipeline.named_parameters()}
@@ -273,12 +253,11 @@ def _arrays(path: Path, file: str, manifest: Manifest, own: set[str]) -> Arrays:
     """Return the arrays of a file that belong to some parameters."""
     size, sha256 = manifest.files[file]
     try:
-        found = os.path.getsize(path / file)
-        content = storage.read(path / file, size) if found == size else b""
+        if (found := os.path.getsize(path / file)) != size:
+            raise damage(path, f"{file} has {found:,} bytes; {size:,} were written.")
+        content = storage.read(path / file, size)
     except OSError as error:
         raise damage(path, str(error)) from None
-    if found != size:
-        raise damage(path, f"{file} has {found:,} bytes; {size:,} were written.")
     if storage.digest_of(content) != (size, sha256):
         raise damage(path, f"{file} was changed after it was written: its SHA-256 differs.")
     try:
@@ -457,7 +436,7 @@ def load_weights(path: str | Path, model: Module) -> None:
         most = MOST_OF_A_HEADER + _MOST_OF_A_NUMBER * model.num_parameters
         state = unpacked(read_bytes(path, most, pipes=False))
     except FileError as error:
-        why = f" This model has {model.num_parameters:,} numbers." if error.code == FileCode.TOO_LARGE else ""
+        why = f" This model has {model.num_parameters:,} numbers." if error.code == "too-large" else ""
         raise FileError(error.code, error.message + why) from None
     except CheckpointError as error:
         raise CheckpointError(error.code, f"{path} cannot be taken: {error.message}") from None

@@ -34,17 +34,16 @@ _POLL = 0.02  # seconds between looks for the other ranks' files, in the backgro
 
 @dataclass(frozen=True)
 class _Part:
-    """One rank's part of a checkpoint: its arrays and a manifest of its own, or the error in their place."""
+    """One rank's part of a checkpoint: the attempt to take its arrays, and a manifest of them."""
 
     partial: Path
     group: ProcessGroup
-    own: tuple[Arrays, Manifest] | CheckpointError
+    own: list[Any]
 
     def write(self) -> str:
         """Write the file; return the manifest of it."""
-        if isinstance(self.own, CheckpointError):
-            raise self.own
-        (arrays, manifest), path = self.own, self.partial / storage.name_of_file(self.group.rank)
+        ((arrays, manifest),) = results([self.own])
+        path = self.partial / storage.name_of_file(self.group.rank)
         try:
             content = pieces(arrays)
             storage.write(path, *content)
@@ -272,22 +271,18 @@ def _begin(
         raise ArgumentError("type", f"extra is {quoted(extra)}; expected a mapping, such as {{'epoch': 3}}.")
     pipeline.wait()  # values that came of a step that was not finite are not to be kept
     group, folder = pipeline.group, Path(folder)
-    own: tuple[Arrays, Manifest] | CheckpointError
-    try:
-        own = _own_part(pipeline, optimisers, step, extra)
-    except CheckpointError as error:
-        own = error  # of which the others learn when all have written
+    own = attempt(_own_part, pipeline, optimisers, step, extra)  # of an error the others learn when all have written
     name, first_step = from_rank_0(group, _CALL, _made, group, folder, step)
     if first_step != step:
         message = f"checkpoint.save: step is {step} on rank {group.name()}, and {first_step} on rank {group.name(0)}."
         raise RankError("disagreement", f"{message} Every rank must save at the same step.")
     partial = folder / name
-    if not (isinstance(own, CheckpointError) or partial.is_dir()):
+    if not (own[0] or partial.is_dir()):
         message = (
             f"Rank {group.name()} does not see {partial}, which rank {group.name(0)} has made. Every rank must be "
             "given the same folder, on a file system that all hosts share. Or something else has deleted it: "
         )
-        own = CheckpointError("unwritable", message + _who_else(group))
+        own = [("unwritable", message + _who_else(group)), None]
     return _Part(partial, group, own)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minipipe import spawn
 from minipipe.pipeline.checkpoint import restoring, state
-from minipipe.pipeline.checkpoint.manifest import read_manifest
+from minipipe.pipeline.checkpoint.manifest import Manifest
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.pipeline.checkpoint.recipes import RECIPES, train
 from tests.strategies import examples
@@ -96,7 +96,8 @@ def test_what_is_not_restored_is_found(monkeypatch, recipe, what):
     check(recipe, (2, "1f1b"), (3, "1f1b"), 2, 1)
     monkeypatch.setattr(restoring, "put", without(what))
     if what == "num_steps":
-        monkeypatch.setattr(restoring, "read_manifest", lambda path: replace(read_manifest(path), num_steps=0))
+        read = Manifest.read
+        monkeypatch.setattr(Manifest, "read", lambda path: replace(read(path), num_steps=0))
     with pytest.raises(AssertionError):
         check(recipe, (2, "1f1b"), (3, "1f1b"), 2, 1)
 
