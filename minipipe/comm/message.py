@@ -11,7 +11,7 @@ import math
 import os
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -257,6 +257,12 @@ class Done(Request):
     def wait(self, timeout: float | None = None) -> None:
         """Return at once."""
         return None
+
+
+def finish(requests: Iterable[Request], timeout: float | None = None) -> None:
+    """Wait until each is done."""
+    for request in requests:
+        request.wait(timeout)
 
 
 # -- arguments --------------------------------------------------------------------------------------------------

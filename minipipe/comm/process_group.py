@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from enum import IntEnum
 from numbers import Integral
@@ -22,7 +22,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm.job.reports import RankActivity
-from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Header, Receive, Request
+from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Header, Receive, Request, finish
 from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError
 from minipipe.hints import Familiar
 
@@ -270,11 +270,6 @@ class ProcessGroup(Familiar, ABC):
         """
         return self.irecv(source, tag, out).wait(timeout)
 
-    @staticmethod
-    def _finish(sends: list[Request]) -> None:
-        for send in sends:
-            send.wait()
-
     # -- all ranks -----------------------------------------------------------------------------------------
 
     def broadcast(
@@ -323,7 +318,7 @@ class ProcessGroup(Familiar, ABC):
             reach >>= 1
             if place + reach < self.size:
                 sends.append(self.isend(array, (place + reach + root) % self.size, OwnTag.BROADCAST))
-        self._finish(sends)
+        finish(sends)
         return array
 
     def ibroadcast(
@@ -382,8 +377,7 @@ class ProcessGroup(Familiar, ABC):
         sends = [self.isend(array, other, OwnTag.IBROADCAST, step=step) for other in range(self.size) if other != root]
 
         def sent(expected: Expectation, timeout: float | None) -> np.ndarray:
-            for send in sends:
-                send.wait(timeout)
+            finish(sends, timeout)
             return array
 
         return Receive(sent, expected)
@@ -407,14 +401,9 @@ class ProcessGroup(Familiar, ABC):
         [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
         """
         self._check_open()
-        gathered = [np.array(array)] * self.size
-        sends = []
-        for distance in self._rounds(range(1, self.size)):
-            sends.append(self.isend(gathered[self.rank], (self.rank + distance) % self.size, OwnTag.GATHER))
-            source = (self.rank - distance) % self.size
-            gathered[source] = self.irecv(source, OwnTag.GATHER, what=what).wait()
-        self._finish(sends)
-        return gathered
+        own = np.array(array)
+        behind = [own, *exchange(self, own, range(1, self.size), OwnTag.GATHER, what)]  # the nearest first
+        return [behind[(self.rank - rank) % self.size] for rank in range(self.size)]
 
     def all_reduce(self, array: np.ndarray, operation: str = "sum") -> np.ndarray:
         """Return the sum (or the elementwise largest) of the arrays of all ranks, on every rank.
@@ -472,19 +461,8 @@ class ProcessGroup(Familiar, ABC):
         ['before', 'before', 'before', 'after', 'after', 'after']
         """
         self._check_open()
-        for distance in self._rounds([1 << k for k in range((self.size - 1).bit_length())]):
-            send = self.isend(np.zeros(0), (self.rank + distance) % self.size, OwnTag.BARRIER)
-            self.irecv((self.rank - distance) % self.size, OwnTag.BARRIER, what="a barrier").wait()
-            self._finish([send])
-
-    def _rounds(self, distances: Sequence[int]) -> Iterator[int]:
-        """Yield the distances of a collective operation's rounds, and note the round in the activity."""
-        try:
-            for number, distance in enumerate(distances, 1):
-                self.activity.round = number
-                yield distance
-        finally:
-            self.activity.round = 0
+        distances = [1 << k for k in range((self.size - 1).bit_length())]
+        exchange(self, np.zeros(0), distances, OwnTag.BARRIER, "a barrier")
 
     def split(self, color: int | None, key: int = 0) -> ProcessGroup | None:
         """Divide the ranks: those that give the same color form a group of their own.
@@ -677,3 +655,22 @@ class ProcessGroup(Familiar, ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: rank {self.rank} of {self.size}>"
+
+
+def exchange(
+    group: ProcessGroup, array: np.ndarray, distances: Iterable[int], tag: OwnTag, what: str
+) -> list[np.ndarray]:
+    """Send an array to the ranks at some distances ahead, and return those of the ranks as far behind, cyclically.
+
+    Collective, a round for each distance: a rank sends in the next one when it has received in this one.
+    """
+    sends, received = [], []
+    try:
+        for number, distance in enumerate(distances, 1):
+            group.activity.round = number
+            sends.append(group.isend(array, (group.rank + distance) % group.size, tag))
+            received.append(group.irecv((group.rank - distance) % group.size, tag, what=what).wait())
+        finish(sends)
+    finally:
+        group.activity.round = 0
+    return received

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minipipe.comm.message import finish
 from minipipe.comm.objects import gather, pack, unpack
-from minipipe.comm.process_group import OwnTag, ProcessGroup
+from minipipe.comm.process_group import OwnTag, ProcessGroup, exchange
 from minipipe.errors import ArgumentError, RankLostError
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
@@ -57,12 +58,7 @@ class Vault:
         """Copy the current state here and to the next ranks; receive that of the ranks before. Collective."""
         mine = pack(made.state())
         distances = range(1, min(self.copies, group.size - 1) + 1)
-        sends = [group.isend(mine, (group.rank + distance) % group.size, OwnTag.COPY) for distance in distances]
-        words = "a copy of its parameters and optimiser state"
-        sources = [(group.rank - distance) % group.size for distance in distances]
-        theirs = [group.irecv(source, OwnTag.COPY, what=words).wait() for source in sources]
-        for send in sends:
-            send.wait()
+        theirs = exchange(group, mine, distances, OwnTag.COPY, "a copy of its parameters and optimiser state")
         plan, world_ranks = made.pipeline.plan, tuple(group.world_ranks)
         self._generations.append(Generation(step, [mine, *theirs], plan, world_ranks))
         group.barrier()  # [1]
@@ -107,8 +103,7 @@ def state_for(group: ProcessGroup, pipeline: Pipeline, generation: Generation) -
             part = unpack(group.irecv(source, OwnTag.COPY, what="its part of the copies").wait())  # [5]
             values |= part["values"]
             parts.append(OptimiserState.from_dict(part["optimiser"]))
-    for send in sends:
-        send.wait()
+    finish(sends)
     return {**copies[0], "values": values, "optimiser": OptimiserState.merged(parts).to_dict()}
 
 
