@@ -81,8 +81,6 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
         raise LaunchError("no-mpi4py", f"A launcher started {several}; on Windows use spawn, whose ranks are threads.")
     process = _this_process(started or 0)
     timeout = chosen_timeout(given_timeout)  # not earlier: from now on one rank reports an error of all
-    if not process.has_started:  # for the first group of this program
-        process.line.wait_for_all(max(timeout, _START))
     try:
         with process.starting(max(timeout, _START)):
             from minipipe.comm import mpi

@@ -30,7 +30,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import mpi4py
 
@@ -44,6 +44,9 @@ from minipipe.comm.job.process import DEFERENCE, RankProcess
 from minipipe.comm.job.reports import Patience, RankActivity, RankReport
 from minipipe.comm.job.verdict import STOPPED, is_debugged, state_of, verdict, waits_for_a_person
 
+if TYPE_CHECKING:
+    from minipipe.comm.mpi import MPIGroup
+
 _MOST_CORES = 4096  # of a host
 _SPINS = 50  # looks that do not even yield, if every rank of this host has a core of its own
 _LOOK = 0.1  # seconds between the lookout's looks
@@ -53,12 +56,6 @@ _GOODBYE, _COMPLAINT, _QUESTION, _ANSWER = range(4)  # tags on the job's own com
 _PROCESS = struct.Struct("q?63s")  # process, whether its lookout may use MPI, and host
 _FINALISING = 5.0  # seconds that finalising may take, however short the timeout
 _LOOKS = 100  # at the others during a timeout, by a rank that has finished
-
-
-class _Group(Protocol):
-    def withdraw(self) -> None: ...
-    def disown(self) -> None: ...
-    def unread(self) -> list[str]: ...
 
 
 class MPIJob:
@@ -92,7 +89,7 @@ class MPIJob:
         here.Free()
         self._unfinished: deque[Callable[[], bool]] = deque()  # sends of all groups, each as its is_over()
         self._many = 16
-        self.groups: list[_Group] = []
+        self.groups: list[MPIGroup] = []
         self.activity = RankActivity()
         self.activity.unread = lambda: [words for group in self.groups for words in group.unread()]
         self._processes = _processes(self.world)

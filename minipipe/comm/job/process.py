@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -47,8 +47,6 @@ class RankProcess:
         Ends every rank at once with an exit code, where this process can.
     is_consequence : function
         From an error to whether it only shows that another rank has ended.
-    has_started : bool
-        Whether MPI has started.
     is_over : bool
         Whether this process no longer belongs to the job: it has left, or it is a forked child.
     """
@@ -59,7 +57,7 @@ class RankProcess:
         self.exit_code, self.exit_place = 0, ""
         self.end_all: Callable[[int], object] = _end_by_process_manager
         self.is_consequence: Callable[[BaseException], bool] = lambda error: False
-        self.has_started = self.is_over = False
+        self._has_started = self.is_over = False
         self._python_exit, self._python_excepthook = sys.exit, sys.excepthook
         sys.exit, sys.excepthook = self._exit, self._report_and_abort
         vars(builtins).update(exit=self._exit, quit=self._exit)
@@ -68,15 +66,14 @@ class RankProcess:
 
     @contextmanager
     def starting(self, timeout: float) -> Iterator[None]:
-        """Limit the time of this block, in which MPI starts, unless it has started already."""
+        """Wait for the other ranks of this host, and limit the time of this block, in which MPI starts. Once only."""
         if self.is_over:
             raise not_a_rank(f"This process was forked by rank {self.rank}")
-        if self.has_started:
+        if not self._has_started:
+            self.line.wait_for_all(timeout)
+        with nullcontext() if self._has_started else self.line.limited(timeout, STARTING):
             yield
-            return
-        with self.line.limited(timeout, STARTING):
-            yield
-        self.has_started = True
+        self._has_started = True
 
     def leave(self) -> None:
         """Leave the job: from now on Python ends this process like any other."""

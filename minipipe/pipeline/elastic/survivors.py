@@ -13,7 +13,6 @@ Bland, Bouteiller, Herault, Bosilca, Dongarra 2013, "Post-failure recovery of MP
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 from minipipe.comm.job.mpi_job import MPI, MPIJob
 from minipipe.comm.mpi import MPIGroup
@@ -81,7 +80,7 @@ class SurvivorGroup(MPIGroup):
 
     def _revoke_all(self) -> None:
         """Let every call fail, in every group of this job, and forget what was under way there."""
-        for group in cast(list[MPIGroup], self.job.groups):
+        for group in self.job.groups:
             group.revoke()
 
     def _count_as_lost(self, lost: set[int]) -> None:
