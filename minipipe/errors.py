@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -60,7 +60,7 @@ class MinipipeError(Exception):
     too-few-layers
     """
 
-    is_self_explaining = False
+    is_self_explaining = True
     codes: type[StrEnum] | None = None
 
     def __init__(self, code: str, message: str) -> None:
@@ -97,6 +97,7 @@ class ArgumentError(MinipipeError, ValueError, TypeError):
     """
 
     codes = ArgumentCode
+    is_self_explaining = False
 
 
 class TensorCode(StrEnum):
@@ -130,6 +131,7 @@ class TensorError(MinipipeError, ValueError):
     """
 
     codes = TensorCode
+    is_self_explaining = False
 
 
 class ParameterCode(StrEnum):
@@ -157,6 +159,7 @@ class ParameterError(MinipipeError, ValueError):
     """
 
     codes = ParameterCode
+    is_self_explaining = False
 
 
 class NotFiniteCode(StrEnum):
@@ -188,7 +191,6 @@ class NotFiniteError(MinipipeError, ArithmeticError):
     """
 
     codes = NotFiniteCode
-    is_self_explaining = True
 
 
 class ModelCode(StrEnum):
@@ -216,6 +218,7 @@ class ModelError(MinipipeError, TypeError):
     """
 
     codes = ModelCode
+    is_self_explaining = False
 
 
 class PartitionCode(StrEnum):
@@ -241,7 +244,6 @@ class PartitionError(MinipipeError, ValueError):
     """
 
     codes = PartitionCode
-    is_self_explaining = True
 
 
 class MicrobatchCode(StrEnum):
@@ -268,7 +270,6 @@ class MicrobatchError(MinipipeError, ValueError):
     """
 
     codes = MicrobatchCode
-    is_self_explaining = True
 
 
 class RankCode(StrEnum):
@@ -294,7 +295,6 @@ class RankError(MinipipeError, ValueError):
     """
 
     codes = RankCode
-    is_self_explaining = True
 
 
 class MessageCode(StrEnum):
@@ -323,7 +323,6 @@ class MessageError(MinipipeError, RuntimeError):
     """
 
     codes = MessageCode
-    is_self_explaining = True
 
 
 class LaunchCode(StrEnum):
@@ -358,7 +357,6 @@ class LaunchError(MinipipeError, RuntimeError):
     """
 
     codes = LaunchCode
-    is_self_explaining = True
 
 
 class RankLostCode(StrEnum):
@@ -377,7 +375,6 @@ class RankLostError(MinipipeError, RuntimeError):
     """
 
     codes = RankLostCode
-    is_self_explaining = True
 
 
 class FileCode(StrEnum):
@@ -405,7 +402,6 @@ class FileError(MinipipeError, OSError):
     """
 
     codes = FileCode
-    is_self_explaining = True
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
@@ -439,7 +435,6 @@ class CheckpointError(MinipipeError, RuntimeError):
     """
 
     codes = CheckpointCode
-    is_self_explaining = True
 
 
 class CourseworkCode(StrEnum):
@@ -468,7 +463,6 @@ class CourseworkError(MinipipeError, ValueError):
     """
 
     codes = CourseworkCode
-    is_self_explaining = True
 
 
 class ScheduleCode(StrEnum):
@@ -565,7 +559,6 @@ class ScheduleError(MinipipeError, ValueError):
     """
 
     codes = ScheduleCode
-    is_self_explaining = True
 
     def __init__(self, problems: Sequence[Problem], grid: str = "") -> None:
         self.problems = tuple(problem._replace(code=ScheduleCode(problem.code)) for problem in problems)
@@ -666,6 +659,48 @@ def divisor(name: str, value: Any, *numbers: int, of: str, error: Refusal = Argu
     if isinstance(value, Integral) and int(value) >= 1 and not any(number % int(value) for number in numbers):
         return int(value)
     raise error(code, f"{name} is {quoted(value)}; expected a divisor of {of}.")
+
+
+def real_number(
+    name: str, value: Any, interval: str, *, advice: str = "", error: Refusal = ArgumentError, code: str = "value"
+) -> float:
+    """Return an argument as a float; refuse what is no number, and what lies outside of an interval.
+
+    Parameters other than ``interval`` are those of :func:`whole_number`.
+
+    Parameters
+    ----------
+    interval : str
+        Two bounds, each included next to a square bracket: ``"[0, 1)"``.
+
+    Examples
+    --------
+    >>> real_number("momentum", 0, "[0, 1)")
+    0.0
+    >>> real_number("momentum", 1, "[0, 1)")
+    Traceback (most recent call last):
+    minipipe.errors.ArgumentError: momentum is 1; expected a number in [0, 1).
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = float(value)
+        if low < number < high or (number == low and interval[0] == "[") or (number == high and interval[-1] == "]"):
+            return number
+    raise error(code, f"{name} is {quoted(value)}; expected a number in {interval}.{advice and f' {advice}'}")
+
+
+def of_kind(taker: str, value: Any, kind: Any, expected: str, advice: str = "") -> None:
+    """Refuse an argument of another class than a function or a class takes.
+
+    Examples
+    --------
+    >>> of_kind("Recompute", 4, type, "a class")
+    Traceback (most recent call last):
+    minipipe.errors.ArgumentError: Recompute takes a class; this is of type int.
+    """
+    if not isinstance(value, kind):
+        message = f"{taker} takes {expected}; this is of type {type(value).__name__}.{advice and f' {advice}'}"
+        raise ArgumentError("type", message)
 
 
 def one_of(

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
-from minipipe.errors import ArgumentError, FileError, whole_number
+from minipipe.errors import ArgumentError, FileError, real_number, whole_number
 from minipipe.pytree import flattened, rebuilt
 
 __all__ = ["Alphabet", "batches", "load_digits", "load_text", "num_batches", "split_examples", "text_windows"]
@@ -49,8 +49,7 @@ def split_examples(
     if len(inputs) != len(targets) or not len(inputs):
         found = f"There are {len(inputs)} inputs and {len(targets)} targets"
         raise ArgumentError("value", f"{found}; expected one for each, at least one.")
-    if not 0 <= test_fraction <= 1:
-        raise ArgumentError("value", f"test_fraction is {test_fraction}; expected 0 to 1.")
+    real_number("test_fraction", test_fraction, "[0, 1]")
     whole_number("split_examples: seed", seed, 0)
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
     num_test = round(len(inputs) * test_fraction)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, shape_error
+from minipipe.errors import ArgumentError, of_kind, shape_error
 from minipipe.functional.elementwise import multiply, unbroadcast
 from minipipe.functional.operands import operands
 from minipipe.functional.reduction import total
@@ -68,9 +68,7 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
     >>> functional.einsum("i,ij,j", b, a, b).item()
     451.0
     """
-    if not isinstance(subscripts, str):
-        message = f"einsum: the subscripts come first, such as 'ij,jk->ik'; this is {type(subscripts).__name__}."
-        raise ArgumentError("type", message)
+    of_kind("einsum", subscripts, str, "subscripts first, such as 'ij,jk->ik'")
     known = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
     given = [as_tensor(tensor) if known is None else operands(tensor, known)[0] for tensor in tensors]
     terms, output = _parsed(subscripts, [tensor.shape for tensor in given])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.autograd.modes import setting
-from minipipe.errors import ArgumentError, TensorError
+from minipipe.errors import TensorError, of_kind
 from minipipe.functional.operands import in_full
 from minipipe.functional.shape import reshape
 from minipipe.nn.function import text_of
@@ -77,8 +77,7 @@ class AuxiliaryLoss(Module):
     """
 
     def __init__(self, function: Callable[[Any], Tensor], weight: float = 1.0) -> None:
-        if not callable(function):
-            raise ArgumentError("type", f"AuxiliaryLoss takes a function of its input; this is {function!r:.40}.")
+        of_kind("AuxiliaryLoss", function, Callable, "a function of its input")
         self.function, self.weight = function, weight
         self._described = function.brief() if isinstance(function, Module) else text_of(function)
 

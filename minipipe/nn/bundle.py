@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, of_kind
 from minipipe.nn.module import Module
 from minipipe.pytree import Bundle
 
@@ -56,10 +56,7 @@ class On(Module):
     def __init__(
         self, entries: Entry | Sequence[Entry] | Mapping[str, Entry], layer: Module, to: Entry | None = None
     ) -> None:
-        if not isinstance(layer, Module):
-            raise ArgumentError(
-                "type", f'On takes entries and a module, such as On("x", nn.Tanh()); this is {type(layer).__name__}.'
-            )
+        of_kind("On", layer, Module, 'entries and a module, such as On("x", nn.Tanh())')
         self.parameter_names = list(map(str, entries)) if isinstance(entries, Mapping) else None
         self.entries = _listed("On", list(entries.values()) if isinstance(entries, Mapping) else entries)
         self.destination = self.entries[0] if to is None else _listed("On", [to])[0]

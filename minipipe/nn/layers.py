@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from minipipe import functional
-from minipipe.errors import ArgumentError, TensorError, divisor, shape_error
+from minipipe.errors import TensorError, divisor, of_kind, real_number, shape_error
 from minipipe.nn.initialisers import Initialiser, constant, he_uniform, normal, uniform
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
@@ -140,11 +140,10 @@ def check_probability(layer: str, **probabilities: float) -> None:
     >>> check_probability("Dropout", probability=1)
     Traceback (most recent call last):
         ...
-    minipipe.errors.ArgumentError: Dropout: probability is 1; expected at least 0 and less than 1.
+    minipipe.errors.ArgumentError: Dropout: probability is 1; expected a number in [0, 1).
     """
     for name, value in probabilities.items():
-        if not 0 <= value < 1:
-            raise ArgumentError("value", f"{layer}: {name} is {value}; expected at least 0 and less than 1.")
+        real_number(f"{layer}: {name}", value, "[0, 1)")
 
 
 class ReLU(Module):
@@ -488,10 +487,7 @@ class Unembedding(Module):
     """
 
     def __init__(self, embedding: Embedding) -> None:
-        if not isinstance(embedding, Embedding):
-            raise ArgumentError(
-                "type", f"Unembedding takes the nn.Embedding to share; this is {type(embedding).__name__}."
-            )
+        of_kind("Unembedding", embedding, Embedding, "the nn.Embedding to share")
         self.weight = embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 from minipipe.autograd import Node, backend
 from minipipe.autograd.modes import at, current_place, mode, next_order, no_grad, record_again
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
-from minipipe.errors import ArgumentError, TensorError
+from minipipe.errors import TensorError, of_kind
 from minipipe.nn.auxiliary_loss import auxiliary_losses, losses_so_far
 from minipipe.nn.module import Module, in_modes
 from minipipe.pytree import rebuilt, tensors_in
@@ -58,10 +58,7 @@ class Recompute(Module):
     """
 
     def __init__(self, module: Module) -> None:
-        if not isinstance(module, Module):
-            raise ArgumentError(
-                "type", f"Recompute takes a module, such as nn.Linear(4, 4); this is {type(module).__name__}."
-            )
+        of_kind("Recompute", module, Module, "a module, such as nn.Linear(4, 4)")
         self.module = module
 
     # Parameters keep the names that they have in the module, and so their first values.

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, overload
 
 from minipipe import functional
 from minipipe.autograd.modes import current_place
-from minipipe.errors import ArgumentError
+from minipipe.errors import of_kind
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
@@ -53,12 +53,8 @@ class Sequential(Module):
 
     def __init__(self, *layers: Module) -> None:
         for i, layer in enumerate(layers):
-            if not isinstance(layer, Module):
-                raise ArgumentError(
-                    "type",
-                    f"Sequential takes modules, one argument each; number {i} is {type(layer).__name__}. "
-                    "Write Sequential(*layers) to give a list, nn.Function(f) to give a function.",
-                )
+            advice = "Write Sequential(*layers) to give a list, nn.Function(f) to give a function."
+            of_kind(f"Sequential, as argument {i},", layer, Module, "a module", advice)
         self.layers = _tied(layers)
         # Of a part of a longer sequence: the number of its first layer there, for messages, and that layer's place, for
         # random numbers. They differ after a recomputed sequence: one layer, and a place for each of the layers in it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe import functional
-from minipipe.errors import ArgumentError, divisor, shape_error
+from minipipe.errors import ArgumentError, divisor, real_number, shape_error
 from minipipe.nn.initialisers import glorot_uniform
 from minipipe.nn.layers import GELU, Dropout, LayerNorm, Linear, Residual, check_probability
 from minipipe.nn.module import Module, check_lengths
@@ -220,8 +220,7 @@ def _width_of_keys(layer: str, width: int, num_heads: int, num_key_value_heads: 
 def _check_rotary(layer: str, width_of_head: int, rotary_base: float | None) -> None:
     if rotary_base is None:
         return
-    if not rotary_base > 0:
-        raise ArgumentError("value", f"{layer}: rotary_base is {rotary_base}; expected a number above 0, often 10000.")
+    real_number(f"{layer}: rotary_base", rotary_base, "(0, inf)", advice="It is often 10000.")
     if width_of_head % 2:
         raise ArgumentError(
             "value", f"{layer}: heads {width_of_head} wide cannot be turned, two by two; expected an even width."

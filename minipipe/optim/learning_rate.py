@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from math import cos, pi
 from typing import Any
 
-from minipipe.errors import ArgumentError, whole_number
+from minipipe.errors import ArgumentError, of_kind, real_number, whole_number
 from minipipe.optim.optimiser import Optimiser, checked
 
 Factor = Callable[[int], float]
@@ -48,10 +48,7 @@ class LearningRateSchedule:
     __slots__ = ("_factor", "_first_rates", "_last_step", "_optimiser")
 
     def __init__(self, optimiser: Optimiser, factor: Factor) -> None:
-        if not callable(factor):
-            raise ArgumentError(
-                "type", f"The factor is {factor!r}; expected a function of the step, such as optim.cosine(1000)."
-            )
+        of_kind("LearningRateSchedule", factor, Callable, "a function of the step, such as optim.cosine(1000)")
         self._optimiser = optimiser
         self._factor = factor
         self._first_rates = [group.learning_rate for group in optimiser.groups]
@@ -134,9 +131,8 @@ def step_decay(every: int, factor: float) -> Factor:
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
     whole_number("every", every)
-    if not 0 < factor <= 1:
-        raise ArgumentError("value", f"factor is {factor}; expected more than 0 and at most 1.")
-    return lambda step: float(factor) ** (step // every)
+    factor = real_number("factor", factor, "(0, 1]")
+    return lambda step: factor ** (step // every)
 
 
 def linear(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
@@ -187,16 +183,13 @@ def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int,
     """Return the factor that warms up, follows ``fall`` from progress 0 to progress 1, and stays at ``final``."""
     whole_number("num_steps", num_steps)
     whole_number("warmup_steps", warmup_steps, 0, num_steps, advice="The warm-up is a part of num_steps.")
-    if not 0 <= final <= 1:
-        raise ArgumentError(
-            "value", f"final is {final}; expected at least 0 and at most 1, a share of the learning rate."
-        )
+    final = real_number("final", final, "[0, 1]", advice="It is a share of the learning rate.")
 
     def factor(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / warmup_steps
         if step >= num_steps:
-            return float(final)
+            return final
         return final + (1 - final) * fall((step - warmup_steps) / (num_steps - warmup_steps))
 
     return factor

@@ -6,8 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from math import inf, nan
-from numbers import Real
+from math import inf
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
@@ -16,7 +15,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import next_order
-from minipipe.errors import ArgumentError, ParameterError
+from minipipe.errors import ArgumentError, ParameterError, of_kind, quoted, real_number
 from minipipe.hints import Familiar, check_keywords
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
@@ -74,11 +73,8 @@ class ParameterGroup(SimpleNamespace):
 
 
 _RANGES = {
-    "learning_rate": (lambda x: 0 <= x < inf, "a finite number, at least 0"),
-    "momentum": (lambda x: 0 <= x < 1, "at least 0 and less than 1"),
-    "weight_decay": (lambda x: 0 <= x < inf, "a finite number, at least 0"),
-    "betas": (lambda x: 0 <= x < 1, "two numbers, each at least 0 and less than 1"),
-    "epsilon": (lambda x: 0 < x < inf, "a finite number, more than 0"),  # at 0, a gradient of 0 would be 0 / 0
+    **{"learning_rate": "[0, inf)", "momentum": "[0, 1)", "weight_decay": "[0, inf)", "betas": "[0, 1)"},
+    "epsilon": "(0, inf)",  # at 0, a gradient of 0 would be 0 / 0
 }
 
 
@@ -92,19 +88,15 @@ def checked(name: str, value: Any) -> Any:
     """Return a hyper-parameter as a Python float, or as a pair of them. Names without a range pass as they are."""
     if name not in _RANGES:
         return value
-    is_in_range, expected = _RANGES[name]
-    is_pair = name == "betas"
-    given = value if is_pair and isinstance(value, Sequence) else (value,)
-    # True is no number here, and nan lies in no range.
-    numbers = tuple(float(x) if isinstance(x, Real) and not isinstance(x, bool) else nan for x in given)
-    if len(numbers) != (2 if is_pair else 1) or not all(map(is_in_range, numbers)):
-        raise ArgumentError("value", f"{name} is {value!r}; expected {expected}.")
-    return numbers if is_pair else numbers[0]
+    if name != "betas":
+        return real_number(name, value, _RANGES[name])
+    if not isinstance(value, Sequence) or len(value) != 2:
+        raise ArgumentError("value", f"betas is {quoted(value)}; expected two numbers.")
+    return tuple(real_number(f"betas[{i}]", beta, _RANGES[name]) for i, beta in enumerate(value))
 
 
 def _as_parameter(item: Any) -> Parameter:
-    if not isinstance(item, Parameter):
-        raise ArgumentError("type", f"An optimiser takes parameters; {type(item).__name__} is none. {_EXPECTED}")
+    of_kind("An optimiser", item, Parameter, "parameters", _EXPECTED)
     return item
 
 

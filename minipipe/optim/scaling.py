@@ -7,7 +7,7 @@ from math import fsum, inf, isfinite, sqrt
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.errors import ArgumentError, ParameterError, RankError, whole_number
+from minipipe.errors import ArgumentError, ParameterError, RankError, real_number, whole_number
 from minipipe.nn.parameter import Parameter
 from minipipe.tensor import Tensor
 
@@ -174,8 +174,7 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
     >>> p.grad
     array([1.5])
     """
-    if not max_norm > 0:
-        raise ArgumentError("value", f"max_norm is {max_norm}; expected more than 0.")
+    max_norm = real_number("max_norm", max_norm, "(0, inf]")
     if not isfinite(norm):
         raise ParameterError(
             "not-finite",
@@ -183,7 +182,7 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
             "this error and leave the step out.",
         )
     if norm > max_norm:
-        scale = float(max_norm) / norm
+        scale = max_norm / norm
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is not None:
@@ -254,14 +253,10 @@ class LossScale:
     def __init__(
         self, initial: float = 2.0**15, factor: float = 2.0, growth_interval: int = 2000, minimum: float = 1.0
     ) -> None:
-        if not 0 < minimum <= initial < inf:
-            given = f"minimum is {minimum} and initial {initial}"
-            raise ArgumentError("value", f"LossScale: {given}; expected finite numbers, 0 < minimum <= initial.")
-        if not 1 < factor < inf:
-            raise ArgumentError("value", f"LossScale: factor is {factor}; expected a finite number above 1.")
-        growth_interval = whole_number("LossScale: growth_interval", growth_interval)
-        self.value, self.num_good_steps = float(initial), 0
-        self._factor, self._growth_interval, self._minimum = float(factor), growth_interval, float(minimum)
+        self._minimum = real_number("LossScale: minimum", minimum, "(0, inf)")
+        self.value, self.num_good_steps = real_number("LossScale: initial", initial, f"[{minimum}, inf)"), 0
+        self._factor = real_number("LossScale: factor", factor, "(1, inf)")
+        self._growth_interval = whole_number("LossScale: growth_interval", growth_interval)
 
     def backward(self, loss: Tensor) -> None:
         """Call ``loss.backward(self.value)``, without a warning of NumPy's where a gradient overflows. Local.

@@ -127,7 +127,7 @@ def test_wrong_subscripts_are_refused_with_their_position(subscripts, message, c
 
 
 def test_operands_before_the_subscripts_are_refused():
-    with pytest.raises(ArgumentError, match="the subscripts come first, .* this is ndarray") as caught:
+    with pytest.raises(ArgumentError, match="takes subscripts first, .* this is of type ndarray") as caught:
         F.einsum(X, "ij->ji")
     assert caught.value.code == "type"
 

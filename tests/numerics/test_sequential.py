@@ -41,7 +41,7 @@ def test_an_empty_sequence_returns_its_input():
 
 @pytest.mark.parametrize("arguments", [([nn.ReLU()],), (nn.ReLU(), functional.relu), (nn.ReLU,)])
 def test_a_sequence_takes_modules_only(arguments):
-    with pytest.raises(TypeError, match="Sequential takes modules"):
+    with pytest.raises(TypeError, match="Sequential, as argument [01], takes a module"):
         nn.Sequential(*arguments)
 
 
