@@ -661,9 +661,7 @@ def divisor(name: str, value: Any, *numbers: int, of: str, error: Refusal = Argu
     raise error(code, f"{name} is {quoted(value)}; expected a divisor of {of}.")
 
 
-def real_number(
-    name: str, value: Any, interval: str, *, advice: str = "", error: Refusal = ArgumentError, code: str = "value"
-) -> float:
+def real_number(name: str, value: Any, interval: str, advice: str = "") -> float:
     """Return an argument as a float; refuse what is no number, and what lies outside of an interval.
 
     Parameters other than ``interval`` are those of :func:`whole_number`.
@@ -686,7 +684,9 @@ def real_number(
         number = float(value)
         if low < number < high or (number == low and interval[0] == "[") or (number == high and interval[-1] == "]"):
             return number
-    raise error(code, f"{name} is {quoted(value)}; expected a number in {interval}.{advice and f' {advice}'}")
+    raise ArgumentError(
+        "value", f"{name} is {quoted(value)}; expected a number in {interval}.{advice and f' {advice}'}"
+    )
 
 
 def of_kind(taker: str, value: Any, kind: Any, expected: str, advice: str = "") -> None:
@@ -703,18 +703,8 @@ def of_kind(taker: str, value: Any, kind: Any, expected: str, advice: str = "") 
         raise ArgumentError("type", message)
 
 
-def one_of(
-    name: str,
-    value: Any,
-    names: Iterable[str],
-    *,
-    advice: str = "",
-    error: Refusal = ArgumentError,
-    code: str = "value",
-) -> str:
+def one_of(name: str, value: Any, names: Iterable[str]) -> str:
     """Return an argument that is one of several names; refuse anything else.
-
-    Parameters other than ``names`` are those of :func:`whole_number`.
 
     Examples
     --------
@@ -727,7 +717,7 @@ def one_of(
         return value
     *others, last = map(repr, known)
     expected = f"{', '.join(others)} or {last}" if others else last
-    raise error(code, f"{name} is {quoted(value)}; expected {expected}.{advice and f' {advice}'}")
+    raise ArgumentError("value", f"{name} is {quoted(value)}; expected {expected}.")
 
 
 def shape_error(operation: str, expected: str, **shapes: tuple[int, ...]) -> TensorError:

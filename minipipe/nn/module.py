@@ -189,10 +189,10 @@ class Module(Familiar):
         """Return the arguments of the repr."""
         return self._described
 
-    def brief(self, width: int = 48) -> str:
-        """Return the repr on one line; without the inner modules if it would be longer than ``width``."""
+    def brief(self) -> str:
+        """Return the repr on one line; without the inner modules if it has more than 48 characters."""
         whole = " ".join(repr(self).split())
-        return whole if len(whole) <= width else f"{type(self).__name__}({self.describe() or '…'})"
+        return whole if len(whole) <= 48 else f"{type(self).__name__}({self.describe() or '…'})"
 
     def __repr__(self) -> str:
         modules = [(name, part) for name, part in self._parts() if isinstance(part, Module)]
