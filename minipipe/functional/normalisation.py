@@ -47,30 +47,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     array([[-1.,  1.],
            [-1.,  1.]], dtype=float32)
     """
-    x, weight = _checked("layer_norm", "weight", x, weight)
-    x, bias = _checked("layer_norm", "bias", x, bias)
-    if backend.is_half(x.dtype):
-        return in_float32(layer_norm, x, weight, bias, epsilon=epsilon)
-    shape, width, w = x.shape, x.shape[-1], weight.data
-    rows = backend.reshape(x.data, (-1, width))
-    normalised, scale = _normalised(rows, epsilon)
-    result = normalised * w
-    result += bias.data
-
-    def vjp(g: Array) -> Array:
-        g = backend.reshape(g, (-1, width))
-        gradient = g * w
-        gradient -= (backend.product(g, w) / width)[:, None]
-        gradient -= normalised * (backend.product(g * normalised, w) / width)[:, None]
-        gradient *= scale
-        return backend.reshape(gradient, shape)
-
-    return record(
-        backend.reshape(result, shape),
-        (x, vjp),
-        (weight, lambda g: backend.sum_of_rows(backend.reshape(g, (-1, width)) * normalised)),
-        (bias, lambda g: backend.sum_of_rows(backend.reshape(g, (-1, width)))),
-    )
+    return _norm_of_rows("layer_norm", x, weight, bias, epsilon)
 
 
 def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
@@ -108,8 +85,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon
     >>> functional.group_norm(x, 2, ones, zeros).numpy().round(3).ravel()
     array([-1.,  1., -1.,  1.], dtype=float32)
     """
-    x, weight = _as_real_operands(x, weight)
-    x, bias = _as_real_operands(x, bias)
+    x, weight, bias = _real_operands(x, weight, bias)
     if backend.is_half(x.dtype):
         return in_float32(lambda x, w, b: group_norm(x, num_groups, w, b, epsilon), x, weight, bias)
     _check_groups(x.shape, num_groups, weight.shape, bias.shape)
@@ -170,35 +146,51 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     >>> functional.rms_norm(Tensor([[1.0, 7.0]]), Tensor([1.0, 1.0])).numpy().round(3)
     array([[0.2, 1.4]], dtype=float32)
     """
-    x, weight = _checked("rms_norm", "weight", x, weight)
+    return _norm_of_rows("rms_norm", x, weight, None, epsilon)
+
+
+def _norm_of_rows(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """Normalise rows, with a bias after their mean is taken away: as in layer_norm; without, as in rms_norm."""
+    given = _real_operands(x, weight, *(() if bias is None else (bias,)))
+    x, weight, *biases = given
+    shape, shapes = x.shape, {what: vector.shape for what, vector in zip(("weight", "bias"), given[1:])}
+    if shape[-1:] in ((), (0,)) or set(shapes.values()) != {shape[-1:]}:
+        raise shape_error(name, "(..., k) and (k,), k above 0", input=shape, **shapes)
     if backend.is_half(x.dtype):
-        return in_float32(rms_norm, x, weight, epsilon=epsilon)
-    shape, width, w = x.shape, x.shape[-1], weight.data
-    rows = backend.reshape(x.data, (-1, width))
-    scale = _inverse_root(rows, epsilon)
-    normalised = rows * scale
+        return in_float32(lambda x, w, b=None: _norm_of_rows(name, x, w, b, epsilon), *given)
+    width, w = shape[-1], weight.data
+    normalised, scale = (_normalised if biases else _scaled)(backend.reshape(x.data, (-1, width)), epsilon)
+    result = normalised * w
 
     def vjp(g: Array) -> Array:
         g = backend.reshape(g, (-1, width))
         gradient = g * w
+        if biases:
+            gradient -= (backend.product(g, w) / width)[:, None]
         gradient -= normalised * (backend.product(g * normalised, w) / width)[:, None]
         gradient *= scale
         return backend.reshape(gradient, shape)
 
-    return record(
-        backend.reshape(normalised * w, shape),
-        (x, vjp),
-        (weight, lambda g: backend.sum_of_rows(backend.reshape(g, (-1, width)) * normalised)),
-    )
+    inputs = [(x, vjp), (weight, lambda g: backend.sum_of_rows(backend.reshape(g, (-1, width)) * normalised))]
+    for bias in biases:
+        result += bias.data
+        inputs.append((bias, lambda g: backend.sum_of_rows(backend.reshape(g, (-1, width)))))
+    return record(backend.reshape(result, shape), *inputs)
 
 
 def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
     """Return each row with mean 0 and variance 1, and what it was multiplied by: shapes (n, k) and (n, 1)."""
-    normalised = rows - _row_means(rows)
-    normalised -= _row_means(normalised)  # what rounding left of a mean that is large beside the differences
-    scale = _inverse_root(normalised, epsilon)
-    normalised *= scale
-    return normalised, scale
+    centred = rows - _row_means(rows)
+    centred -= _row_means(centred)  # what rounding left of a mean that is large beside the differences
+    scale = _inverse_root(centred, epsilon)
+    centred *= scale
+    return centred, scale
+
+
+def _scaled(rows: Array, epsilon: float) -> tuple[Array, Array]:
+    """Return each row with mean square 1, and what it was multiplied by: shapes (n, k) and (n, 1)."""
+    scale = _inverse_root(rows, epsilon)
+    return rows * scale, scale
 
 
 def _row_sums(rows: Array) -> Array:
@@ -216,17 +208,13 @@ def _inverse_root(rows: Array, epsilon: float) -> Array:
     return 1 / array_module(rows).sqrt(_row_means(rows * rows) + epsilon)
 
 
-def _checked(operation: str, name: str, x: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the input and its weight or bias in one dtype."""
-    x, vector = _as_real_operands(x, vector)
-    if x.ndim == 0 or x.shape[-1] == 0 or vector.shape != x.shape[-1:]:
-        raise shape_error(operation, "(..., k) and (k,), k above 0", input=x.shape, **{name: vector.shape})
-    return x, vector
-
-
-def _as_real_operands(x: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
-    x, vector = operands(x, vector)
-    return as_real(x), as_real(vector)
+def _real_operands(x: Tensor, *vectors: Tensor) -> list[Tensor]:
+    """Return the input, and its weight and bias, in one dtype."""
+    found = []
+    for vector in vectors:
+        x, vector = operands(x, vector)
+        found.append(as_real(vector))
+    return [as_real(x), *found]
 
 
 def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> None:
