@@ -271,9 +271,7 @@ def uniform(like: Array, key: tuple[int, ...]) -> Array:
     return moved(drawn, array_module(like))
 
 
-def prod(shape: tuple[int, ...]) -> int:
-    """Return the number of elements of a shape as a Python integer, which leaves float32 alone."""
-    return math.prod(shape)
+prod = math.prod  # the number of elements of a shape, as a Python integer, which leaves float32 alone
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -85,7 +85,7 @@ class Parameter(Tensor):
                [0.5, 0.5, 0.5]], requires_grad=True)
     """
 
-    __slots__ = ("declared_dtype", "declared_shape", "initialiser", "is_placed", "leaves", "num_uses", "updates", "xp")
+    __slots__ = ("dtype", "initialiser", "is_placed", "leaves", "num_uses", "shape", "updates", "xp")
 
     def __init__(
         self, shape: tuple[int, ...] | Array, initialiser: Initialiser | None = None, dtype: Any = None
@@ -101,11 +101,12 @@ class Parameter(Tensor):
                 f"Give one: nn.Parameter({shape}, nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
             )
         values = None if isinstance(shape, tuple) else Tensor(shape, requires_grad=True, dtype=dtype).data
-        self.declared_shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
-        self.declared_dtype = np.dtype(dtype or np.float32) if values is None else values.dtype
+        # Known before there are values, unlike those of other tensors.
+        self.shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
+        self.dtype: Any = np.dtype(dtype or np.float32) if values is None else values.dtype
         self.initialiser = initialiser
         self.xp = np if values is None else backend.array_module(values)
-        self.node: Leaf = _leaf(self.declared_shape, self.declared_dtype)
+        self.node: Leaf = _leaf(self.shape, self.dtype)
         self.leaves: MutableMapping[int, Leaf] = {0: self.node}  # by use
         self.num_uses = 1
         self.is_placed = False  # whether a module holds it; every further attribute becomes an alias
@@ -118,25 +119,15 @@ class Parameter(Tensor):
         if name == "data":
             raise ParameterError(
                 "uninitialised",
-                f"This parameter of shape {self.declared_shape} has no values yet. Call model.initialise(seed), "
+                f"This parameter of shape {self.shape} has no values yet. Call model.initialise(seed), "
                 "call the model once, or give the model to a Pipeline and read pipeline.parameters().",
             )
         return super().__getattr__(name)  # type: ignore[misc]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The length of each axis, known before there are values."""
-        return self.declared_shape
-
-    @property
-    def dtype(self) -> Any:
-        """The type of the elements, known before there are values."""
-        return self.declared_dtype
-
-    @property
     def nbytes(self) -> int:
         """How many bytes the values take, or will take."""
-        return self.size * backend.numpy_dtype(self.declared_dtype).itemsize
+        return self.size * backend.numpy_dtype(self.dtype).itemsize
 
     @property
     def is_filled(self) -> bool:
@@ -253,7 +244,7 @@ class Parameter(Tensor):
         """
         if values.shape != self.shape:
             raise ParameterError("shape", f"{name} has shape {self.shape}; the values given have {values.shape}.")
-        self.data = backend.copy(backend.moved(values, self.xp, self.declared_dtype))
+        self.data = backend.copy(backend.moved(values, self.xp, self.dtype))
         self._drop_grad()
         self.note_change()
 
@@ -265,7 +256,7 @@ class Parameter(Tensor):
             self._drop_grad()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        twin = Parameter(self.declared_shape, self.initialiser or constant(0.0), self.declared_dtype)
+        twin = Parameter(self.shape, self.initialiser or constant(0.0), self.dtype)
         twin.initialiser = self.initialiser
         twin.xp, twin.node.needs_gradient = self.xp, self.requires_grad
         twin.num_uses, twin.is_placed = self.num_uses, self.is_placed
@@ -298,7 +289,7 @@ class Alias(Parameter):
 
     def __init__(self, owner: Parameter, use: int) -> None:
         self.owner, self.use = owner, use
-        self.node = _leaf(owner.declared_shape, owner.declared_dtype)
+        self.node = _leaf(owner.shape, owner.dtype)
         self.node.needs_gradient = owner.requires_grad
         if isinstance(owner.leaves, dict):
             owner.leaves = WeakValueDictionary(owner.leaves)  # the leaf of an alias goes with it
