@@ -314,14 +314,7 @@ class _Head(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        query: Array,
-        key: Array,
-        value: Array,
-        is_causal: bool,
-        mask: Operand | None,
-        dropout: float,
+        cls, name: str, query: Array, key: Array, value: Array, is_causal: bool, mask: Operand | None, dropout: float
     ) -> _Head:
         shape, visible = query.shape, _visible(name, mask, query, key.shape[-2])
         query = _beside(query * (1 / math.sqrt(shape[-1])), key)

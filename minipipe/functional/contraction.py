@@ -12,6 +12,7 @@ the first made one. An index that only one term has and nothing needs is summed 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 Index = str | int  # a letter, or an axis of "...", counted from the last one, -1
 _ELLIPSIS = "..."
+_SIGN = re.compile(r"\.\.\.|\S")
 
 
 def einsum(subscripts: str, *tensors: Operand) -> Tensor:
@@ -194,8 +196,7 @@ def _parsed(subscripts: str, shapes: list[tuple[int, ...]]) -> tuple[list[list[I
     parts = [_letters(subscripts, start + 1, stop) for start, stop in zip([-1, *commas], [*commas, end])]
     if len(parts) != len(shapes):
         raise ArgumentError(
-            "value",
-            f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} operands; expected one for each.",
+            "value", f"einsum: {subscripts!r} has {len(parts)} terms for {len(shapes)} operands; expected one for each."
         )
     terms = [_indices(subscripts, number, part, shape) for number, (part, shape) in enumerate(zip(parts, shapes))]
     num_axes = max((sum(isinstance(index, int) for index in term) for term in terms), default=0)
@@ -215,18 +216,14 @@ def _parsed(subscripts: str, shapes: list[tuple[int, ...]]) -> tuple[list[list[I
 def _letters(subscripts: str, start: int, stop: int) -> list[str]:
     """Return the letters of one term, and ``...`` where it stands."""
     found: list[str] = []
-    position = start
-    while position < stop:
-        sign = subscripts[position]
-        if subscripts.startswith(_ELLIPSIS, position, stop):
-            sign = _ELLIPSIS
-        elif not (sign.isascii() and sign.isalpha()) and not sign.isspace():
+    for match in _SIGN.finditer(subscripts, start, stop):
+        sign, position = match[0], match.start()
+        if sign != _ELLIPSIS and not (sign.isascii() and sign.isalpha()):
             raise _wrong(subscripts, position, f"{sign!r} is neither a letter nor '...'")
         if sign in found:
             kind = "a diagonal, which is not supported" if sign != _ELLIPSIS else "two of them"
             raise _wrong(subscripts, position, f"{sign!r} occurs twice in one term ({kind})")
-        found += [sign] * (not sign.isspace())
-        position += len(sign)
+        found.append(sign)
     return found
 
 

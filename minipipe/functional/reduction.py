@@ -6,8 +6,6 @@ methods have NumPy's names: ``x.sum()``, ``x.max()``, ``x.min()``, ``x.var()``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
@@ -143,8 +141,7 @@ def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     >>> x.grad
     array([0. , 0.5, 0.5], dtype=float32)
     """
-    a = as_tensor(a)
-    return _extreme(a, array_module(a.data).max, axis, keepdims)
+    return _extreme("max", a, axis, keepdims)
 
 
 def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -160,13 +157,13 @@ def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     >>> functional.amin(Tensor([[2.0, 5.0], [4.0, 3.0]]), axis=0)
     Tensor([2., 3.])
     """
+    return _extreme("min", a, axis, keepdims)
+
+
+def _extreme(name: str, a: Operand, axis: Axis, keepdims: bool) -> Tensor:
     a = as_tensor(a)
-    return _extreme(a, array_module(a.data).min, axis, keepdims)
-
-
-def _extreme(a: Tensor, choose: Callable[..., Array], axis: Axis, keepdims: bool) -> Tensor:
     x, (axes, kept) = a.data, axes_of(a, axis)
-    result = choose(x, axis=axes, keepdims=True)
+    result = getattr(array_module(x), name)(x, axis=axes, keepdims=True)
 
     def share(g: Array) -> Array:
         chosen = array_module(x).astype(x == result, x.dtype)

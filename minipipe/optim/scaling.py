@@ -120,8 +120,8 @@ def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
     >>> optim.squared_norms([p, q])
     [25.0]
     """
-    sums = [_sum_of_squares(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    return [float(one) for one in sums]
+    sums = list(map(_sum_of_squares, _gradients(parameters).values()))
+    return list(map(float, sums))
 
 
 def _sum_of_squares(gradient: Array) -> Array:
@@ -182,12 +182,7 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
             "this error and leave the step out.",
         )
     if norm > max_norm:
-        scale = max_norm / norm
-        for parameter in parameters:
-            gradient = parameter.grad
-            if gradient is not None:
-                gradient *= scale
-                parameter.grad = gradient  # where layers share it, `grad` was a new sum
+        _scale(_gradients(parameters), max_norm / norm)
 
 
 class LossScale:
@@ -314,9 +309,7 @@ class LossScale:
         if not are_finite:
             self._shrink()
             return False
-        for parameter, gradient in gradients.items():
-            gradient *= 1 / self.value
-            parameter.grad = gradient  # where layers share it, `grad` was a new sum
+        _scale(gradients, 1 / self.value)
         self._grow()
         return True
 
@@ -382,6 +375,12 @@ def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:
     """Return the gradients that are there, each read once: those of shared parameters are new sums every time."""
     found = ((parameter, parameter.grad) for parameter in parameters)
     return {parameter: gradient for parameter, gradient in found if gradient is not None}
+
+
+def _scale(gradients: Mapping[Parameter, Array], factor: float) -> None:
+    for parameter, gradient in gradients.items():
+        gradient *= factor
+        parameter.grad = gradient  # where layers share it, `grad` was a new sum
 
 
 def _are_finite(gradients: Iterable[Array]) -> bool:
