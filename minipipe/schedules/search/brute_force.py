@@ -25,14 +25,21 @@ from __future__ import annotations
 from collections import defaultdict
 from math import inf, isinf
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.schedules.action import Action, F, I, W
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
+from minipipe.schedules.action import F, I, W
+from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.schedules.search.certificate import Certificate
-from minipipe.schedules.search.list_scheduling import Cell, Facts, one_after_another
+from minipipe.schedules.search.list_scheduling import (
+    Cell,
+    Facts,
+    PartialSchedule,
+    Word,
+    one_after_another,
+    schedule_of,
+    words_of,
+)
 from minipipe.schedules.simulation.evaluation import evaluate
 
 NAME = "branch and bound"
@@ -75,44 +82,28 @@ def solve_by_branch_and_bound(workload: Workload, objective: Objective, seconds:
     search.best = evaluate(first, workload, objective)
     least = search.bound()
     search.explore()
-    schedule = first if search.rows is None else first.with_rows(Schedule, search.rows)
-    name = NAME if search.rows else first.name
-    schedule = Schedule(f"found by {name}", schedule.placement, schedule.num_microbatches, schedule.actions)
+    name = NAME if search.best_words else first.name
+    schedule = schedule_of(search.best_words or words_of(first), workload, f"found by {name}")
     value = evaluate(schedule, workload, objective)
     bound = min(least, value) if search.is_late else value
     return Certificate(schedule, workload, objective, value, bound, NAME, name, perf_counter() - began)
 
 
-class _Placed(NamedTuple):
-    """What is restored when an action is taken back."""
-
-    action: Action
-    free: float
-    held: float
-    refused: frozenset[Cell]
-
-
-class _Search:
+class _Search(PartialSchedule):
     """The actions placed so far, and the best schedule found."""
 
     def __init__(self, workload: Workload, objective: Objective, deadline: float) -> None:
+        super().__init__(Facts(workload))
         self.workload, self.objective, self.deadline = workload, objective, deadline
         self.best, self.is_late = inf, False
-        self.rows: list[list[Action]] | None = None
-        self.facts, ranks = Facts(workload), range(workload.num_ranks)
-        self.own = self.facts.own
+        self.best_words: list[Word] | None = None
         stages = range(workload.num_stages)
-        # Each after those that it needs.
+        # Each after the one whose value it needs.
         self.cells = [*((F, s) for s in stages), *((kind, s) for s in reversed(stages) for kind in (I, W))]
         self.shortest = min(self.facts.times[cell] for cell in self.cells)
-        # By cell, the one on a neighbouring stage whose value it needs, and the time in flight.
-        values = ((cell, *use) for cell, use in self.facts.consumer.items())
-        self.source = {user: (cell, in_flight) for cell, user, in_flight in values if cell[1] != user[1]}
-        self.ends: dict[Cell, list[float]] = {cell: [] for cell in self.cells}  # of what is placed
-        self.placed: list[list[Action]] = [[] for _ in ranks]
-        self.first_start = [0.0 for _ in ranks]
-        self.free, self.held = [0.0 for _ in ranks], [0.0 for _ in ranks]
-        self.refused: list[frozenset[Cell]] = [frozenset() for _ in ranks]
+        self.source = {user: (cell, in_flight) for cell, (user, in_flight) in self.facts.consumer.items()}
+        self.source |= {(W, s): ((I, s), 0.0) for s in stages}
+        self.refused: list[frozenset[Cell]] = [frozenset() for _ in self.words]
         self.seen: defaultdict[tuple, list[list[float]]] = defaultdict(list)
 
     # -- branches -----------------------------------------------------------------------------------------------------
@@ -123,12 +114,12 @@ class _Search:
         bound = self.bound()
         if self.is_late or bound >= self.best * (1 - ROUNDING):  # [1]
             return
-        if all(len(ends) == self.workload.num_microbatches for ends in self.ends.values()):
-            self.best, self.rows = bound, [list(row) for row in self.placed]  # nothing is left: the bound is the value
+        if all(self.done[cell] == self.workload.num_microbatches for cell in self.cells):
+            self.best, self.best_words = bound, [word[:] for word in self.words]  # nothing is left: that is the value
             return
         if self._is_dominated():
             return
-        options = [self._options(rank) for rank in range(len(self.own))]
+        options = [self._options(rank) for rank in range(len(self.words))]
         soonest = [min((start for start, _, _ in choices), default=inf) for choices in options]
         rank = min(range(len(soonest)), key=soonest.__getitem__)
         if isinf(soonest[rank]):  # all wait for what was refused
@@ -137,9 +128,7 @@ class _Search:
         over, soonest_over = min(harmless, default=(inf, None))
         for start, _, cell in sorted(options[rank], key=lambda option: (option[0], "IFW".index(option[2][0]))):
             if start < over or cell == soonest_over:  # [2]; it may take no time
-                taken_back = self._place(rank, cell, start)
-                self.explore()
-                self._take_back(rank, cell, taken_back)
+                self._branch(rank, cell, start)
         others = min((start for other, start in enumerate(soonest) if other != rank), default=inf)
         if others + self.shortest < over:  # [2]
             refused = self.refused[rank]
@@ -149,43 +138,30 @@ class _Search:
 
     def _options(self, rank: int) -> list[tuple[float, float, Cell]]:
         """Return (start, end and overhead, cell) of the ready actions of a rank that are not refused."""
-        found, limit = [], self.workload.memory_limit[rank]
-        for cell in ((kind, stage) for stage in self.own[rank] for kind in (F, I, W)):
-            k, needs = len(self.ends[cell]), self._needs(cell)
-            is_ready = k < self.workload.num_microbatches and all(len(self.ends[need]) > k for need, _ in needs)
-            if is_ready and cell not in self.refused[rank] and fits(self.held[rank] + self.facts.during[cell], limit):
-                start = max([self._next_start(rank), *(self.ends[need][k] + delay for need, delay in needs)])
-                found.append((start, start + self.facts.times[cell] + self.workload.overhead, cell))
+        found, facts = [], self.facts
+        for cell in ((kind, stage) for stage in facts.own[rank] for kind in (F, I, W)):
+            start = max(self.free[rank], self.next_at(cell))
+            if start < inf and cell not in self.refused[rank] and self.fits(rank, facts.during[cell]):
+                found.append((start, start + facts.times[cell] + self.workload.overhead, cell))
         return found
-
-    def _needs(self, cell: Cell) -> list[tuple[Cell, float]]:
-        """Return the cells whose values a cell needs, and for how long those are in flight."""
-        own = self.facts.before[cell]
-        return [*([(own, 0.0)] if own else []), *([self.source[cell]] if cell in self.source else [])]
-
-    def _next_start(self, rank: int) -> float:
-        return self.free[rank] + (self.workload.overhead if self.placed[rank] else 0.0)
 
     def _gives_back(self, rank: int, cell: Cell) -> bool:
         """Tell whether an action may come sooner for all that memory says."""
         return isinf(self.workload.memory_limit[rank]) or (cell[0] is not F and self.facts.change[cell] <= 0)
 
-    def _place(self, rank: int, cell: Cell, start: float) -> _Placed:
-        action = Action(cell[1], cell[0], len(self.ends[cell]))
-        before = _Placed(action, self.free[rank], self.held[rank], self.refused[rank])
-        if not self.placed[rank]:
-            self.first_start[rank] = start
-        self.held[rank] += self.facts.change[cell]
-        self.free[rank] = start + self.facts.times[cell]
-        self.ends[cell].append(self.free[rank])
-        self.placed[rank].append(action)
+    def _branch(self, rank: int, cell: Cell, start: float) -> None:
+        """Place an action, go on from there, and take it back."""
+        by_rank: list[list[Any]] = [self.held, self.begins, self.ends, self.free, self.refused]
+        before = [state[rank] for state in by_rank]
+        self.add(cell, start)
         self.refused[rank] = frozenset()
-        return before
-
-    def _take_back(self, rank: int, cell: Cell, before: _Placed) -> None:
-        self.ends[cell].pop()
-        self.placed[rank].pop()
-        _, self.free[rank], self.held[rank], self.refused[rank] = before
+        self.explore()
+        self.done[cell] -= 1
+        self.words[rank].pop()
+        if cell in self.facts.consumer:
+            self.arrivals[self.facts.consumer[cell][0]].pop()
+        for state, value in zip(by_rank, before):
+            state[rank] = value
 
     # -- what cannot be the best --------------------------------------------------------------------------------------
 
@@ -193,14 +169,14 @@ class _Search:
         """Return a time below which the objective cannot be: of a complete schedule its value."""
         heads = self._heads()
         longest = 0.0
-        for rank, own in enumerate(self.own):
+        for rank, own in enumerate(self.facts.own):
             own_cells = [cell for cell in self.cells if cell[1] in own]
             left = sorted((head, self.facts.times[cell]) for cell in own_cells for head in heads[cell])
-            end, is_first = self.free[rank], not self.placed[rank]
-            begin = left[0][0] if left and is_first else self.first_start[rank]
+            begin = min([self.begins[rank], *(head for head, _ in left[:1])])
+            end, free = self.ends[rank], self.free[rank]
             for head, time in left:
-                end = max(end + (0.0 if is_first else self.workload.overhead), head) + time
-                is_first = False
+                end = max(free, head) + time
+                free = end + self.workload.overhead
             longest = max(longest, end - (begin if self.objective is Objective.SPAN else 0.0))
         return longest
 
@@ -208,25 +184,28 @@ class _Search:
         """Return by cell the times before which its actions that are left cannot start."""
         heads: dict[Cell, list[float]] = {}
         for cell in self.cells:
-            soonest = self._next_start(self.workload.placement[cell[1]])
-            found: list[float] = []
-            for k in range(len(self.ends[cell]), self.workload.num_microbatches):
-                for need, delay in self._needs(cell):
-                    placed = self.ends[need]
-                    end = placed[k] if k < len(placed) else heads[need][k - len(placed)] + self.facts.times[need]
-                    soonest = max(soonest, end + delay)
-                found.append(soonest)
-                soonest += self.facts.times[cell] + self.workload.overhead
-            heads[cell] = found
+            soonest, values = self.free[self.facts.rank_of[cell[1]]], self._values_there(cell)
+            if cell in self.source:
+                source, in_flight = self.source[cell]
+                values += [head + self.facts.times[source] + in_flight for head in heads[source]]
+            heads[cell] = []
+            for value in values:
+                heads[cell].append(max(soonest, value))
+                soonest = heads[cell][-1] + self.facts.times[cell] + self.workload.overhead
         return heads
+
+    def _values_there(self, cell: Cell) -> list[float]:
+        """Return the times of the values that a cell has not consumed yet; those of a W are on its rank."""
+        kind, stage = cell
+        return [0.0] * (self.done[I, stage] - self.done[cell]) if kind is W else self.arrivals[cell][self.done[cell] :]
 
     def _is_dominated(self) -> bool:  # [3]
         """Tell whether the same actions were placed and refused before, and all ranks and values there no later."""
-        done = tuple(map(len, self.ends.values()))
         state = list(self.free)
-        for cell, (source, _) in self.source.items():
-            state += self.ends[source][len(self.ends[cell]) :]
-        known = self.seen[done, tuple(self.refused)]
+        for stage, rank in enumerate(self.facts.rank_of):
+            for kind in (F, I):
+                state += [max(self.free[rank], time) for time in self._values_there((kind, stage))]
+        known = self.seen[tuple(self.done.values()), tuple(self.refused)]
         if any(all(a <= b for a, b in zip(other, state)) for other in known):
             return True
         known[:] = [other for other in known if not all(b <= a for a, b in zip(other, state))]

@@ -191,6 +191,14 @@ class PartialSchedule:
         """Tell whether a rank may hold so much more."""
         return fits(self.held[rank] + amount, self.facts.workload.memory_limit[rank])
 
+    def next_at(self, cell: Cell) -> float:
+        """Return when the next value for a cell is there, as far as is known; that of a W is on its rank."""
+        k = self.done[cell]
+        if cell[0] is W:
+            return 0.0 if k < self.done[I, cell[1]] else inf
+        times = self.arrivals[cell]
+        return times[k] if k < len(times) else inf
+
     def oldest_weight(self, rank: int) -> int | None:
         """Return the stage of a rank whose W is of the lowest microbatch that waits for it, or None."""
         pending = (s for s in self.facts.own[rank] if self.done[W, s] < self.done[I, s])
@@ -219,11 +227,6 @@ class EventScheduler(PartialSchedule):
     @abstractmethod
     def choose(self, rank: int, now: float) -> Cell | None:
         """Return what a free rank begins now; None, if it waits for the next event."""
-
-    def next_at(self, cell: Cell) -> float:
-        """Return when the next value for a cell is there, as far as is known."""
-        k, times = self.done[cell], self.arrivals[cell]
-        return times[k] if k < len(times) else inf
 
     def forwards_left(self, rank: int) -> tuple[int, int]:
         """Return the oldest microbatch of a rank that has not passed all its F, and how many of them are left."""
@@ -410,12 +413,9 @@ class _Greedy(EventScheduler):
     def choose(self, rank: int, now: float) -> Cell | None:
         oldest, left = self.forwards_left(rank)
         for kind in self.kinds:
-            there = [(self.done[kind, s], s) for s in self.facts.own[rank] if self._is_there(kind, s, now)]
+            there = [(self.done[kind, s], s) for s in self.facts.own[rank] if self.next_at((kind, s)) <= now]
             if there:
                 k, stage = min(there)
                 if kind is not F or self.fits(rank, 1 if k == oldest else 1 + left):
                     return kind, stage
         return None
-
-    def _is_there(self, kind: ActionKind, stage: int, now: float) -> bool:
-        return self.done[W, stage] < self.done[I, stage] if kind is W else self.next_at((kind, stage)) <= now
