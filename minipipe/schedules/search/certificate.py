@@ -20,6 +20,7 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import costs_of
 
 _FORMAT, _VERSION = "minipipe certificate", 1
+_FIGURES = {"value": float, "bound": float, "bound_by": str, "found_by": str, "seconds": float}
 # By member of the workload in a file, the attribute of Costs: a list by stage.
 _TIMES = ("forward", "backward_input", "backward_weight")
 _BY_STAGE = {name: name for name in _TIMES} | {"message": "message_size"}
@@ -86,7 +87,7 @@ class Certificate(NamedTuple):
             "format": _FORMAT,
             "version": _VERSION,
             "objective": self.objective.value,
-            **{name: getattr(self, name) for name in ("value", "bound", "bound_by", "found_by", "seconds")},
+            **{name: getattr(self, name) for name in _FIGURES},
             "workload": {
                 "placement": list(workload.placement),
                 "num_microbatches": workload.num_microbatches,
@@ -183,16 +184,8 @@ def _certificate(found: dict[str, Any]) -> Certificate:
     told = _of_kind(dict, found, "schedule")
     rows = [_row(row) for row in _of_kind(list, told, "rows")[: workload.num_ranks + 1]]
     schedule = Schedule(_of_kind(str, told, "name"), workload.placement, workload.num_microbatches, tuple(rows))
-    return Certificate(
-        schedule,
-        workload,
-        Objective(_of_kind(str, found, "objective")),
-        _amount("value", found["value"]),
-        _amount("bound", found["bound"]),
-        _of_kind(str, found, "bound_by"),
-        _of_kind(str, found, "found_by"),
-        _amount("seconds", found["seconds"]),
-    )
+    figures: dict[str, Any] = {name: _of_kind(kind, found, name) for name, kind in _FIGURES.items()}
+    return Certificate(schedule, workload, Objective(_of_kind(str, found, "objective")), **figures)
 
 
 def _workload(told: dict[str, Any]) -> Workload:
@@ -201,10 +194,13 @@ def _workload(told: dict[str, Any]) -> Workload:
         raise _refusal(f"its placement is {quoted(placement)}, expected a rank for each of 1 to {MOST_STAGES} stages")
     if not 0 <= min(placement) <= max(placement) < MOST_STAGES:
         raise _refusal(f"its placement is {quoted(placement)}, expected ranks from 0 to {MOST_STAGES - 1}")
-    lists: dict[str, Any] = {attribute: _amounts(told, name) for name, attribute in _BY_STAGE.items()}
+    lists: dict[str, Any] = {
+        attribute: [_amount(name, amount) for amount in _of_kind(list, told, name)]
+        for name, attribute in _BY_STAGE.items()
+    }
     name = "memory_limit"
     limits = [inf if limit is None else _amount(name, limit) for limit in _of_kind(list, told, name)]
-    costs = Costs(**lists, bandwidth=1.0, overhead=_amount("overhead", told["overhead"]))
+    costs = Costs(**lists, bandwidth=1.0, overhead=_of_kind(float, told, "overhead"))
     return costs.workload(placement, _of_kind(int, told, "num_microbatches"), limits)
 
 
@@ -215,13 +211,12 @@ def _row(row: object) -> tuple[Action, ...]:
 
 
 def _of_kind(kind: type, told: dict[str, Any], name: str) -> Any:
+    """Return a member of an object; a float is any number that is finite and at least 0."""
+    if kind is float:
+        return _amount(name, told[name])
     if type(told[name]) is not kind:
         raise _refusal(f"its {name} is {quoted(told[name])}, expected {kind.__name__}")
     return told[name]
-
-
-def _amounts(told: dict[str, Any], name: str) -> list[float]:
-    return [_amount(name, amount) for amount in _of_kind(list, told, name)]
 
 
 def _amount(name: str, value: object) -> float:

@@ -34,7 +34,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleError
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.bounds import lower_bound
@@ -44,7 +44,9 @@ from minipipe.schedules.search.certificate import Certificate
 from minipipe.schedules.search.list_scheduling import in_microbatch_order, one_after_another
 from minipipe.schedules.simulation.evaluation import costs_of, evaluate, value_of
 from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.timeline import Timeline
 
+_TIMES = "forward", "backward_input", "backward_weight", "message"
 _MOST_TIME = 2**52  # of all actions and messages together: the solver tells its bound as a float
 _MOST_MEMORY = 10**6
 _MOST_PRODUCT = 2**62  # of the two: the solver multiplies them in 64 bits
@@ -72,23 +74,16 @@ def in_whole_numbers(workload: Workload) -> tuple[Workload, Fraction]:
     amounts = [*chain(*held), *(limit for limit in workload.memory_limit if not isinf(limit))]
     most_held = max(amounts)
     memory = scale_of(amounts, most_held, _MOST_MEMORY)
-    times = (workload.forward, workload.backward_input, workload.backward_weight, workload.message)
+    times: list[tuple[float, ...]] = [getattr(workload, name) for name in _TIMES]
     overheads = 3 * workload.num_stages * workload.overhead
     whole_time = workload.num_microbatches * (sum(chain(*times)) + sum(workload.message) + overheads)
     most_time = min(_MOST_TIME, _MOST_PRODUCT / (1 + most_held * memory))
     scale = scale_of([*chain(*times), workload.overhead], whole_time, floor(most_time))
-    forward, backward_input, backward_weight, message = (_floors(by_stage, scale) for by_stage in times)
     limits = (inf if isinf(limit) else _floor(limit, memory * (1 + _ROUNDING)) for limit in workload.memory_limit)
-    whole = workload._replace(
-        forward=forward,
-        backward_input=backward_input,
-        backward_weight=backward_weight,
-        message=message,
-        overhead=_floor(workload.overhead, scale),
-        footprint=Footprint(*(_floors(amounts, memory) for amounts in held)),
-        memory_limit=tuple(limits),
-    )
-    return whole, scale
+    whole: dict[str, Any] = {name: _floors(amounts, scale) for name, amounts in zip(_TIMES, times)}
+    whole["overhead"] = _floor(workload.overhead, scale)
+    whole["footprint"] = Footprint(*(_floors(amounts, memory) for amounts in held))
+    return workload._replace(**whole, memory_limit=tuple(limits)), scale
 
 
 def scale_of(amounts: Iterable[float], largest: float, most: int) -> Fraction:
@@ -124,7 +119,6 @@ def _floors(amounts: Sequence[float], scale: Fraction) -> tuple[int, ...]:
     return tuple(_floor(amount, scale) for amount in amounts)
 
 
-F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _MANY = 1000  # actions: up to here one strategy proves sooner, and more surely, than several in turns
 _FEW = 120  # actions: up to here which of two comes first is a variable, so that no long times have to be tried
 
@@ -167,7 +161,7 @@ def solve(
         return Certificate(best, workload, objective, value, value, formula_name, found_by, perf_counter() - began)
     whole, scale = in_whole_numbers(workload)
     model = Model(cp_model, whole, objective)
-    model.begin_with(in_microbatch_order(best), least=floor(formula * scale))
+    model.begin_with(simulate(in_microbatch_order(best), costs_of(whole)), least=floor(formula * scale))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(seconds - (perf_counter() - began), 0.01)
     solver.parameters.num_workers = threads
@@ -313,9 +307,8 @@ class Model:
                 self.cp.add(self.objective_variable >= last - first)
         self.cp.minimize(self.objective_variable)
 
-    def begin_with(self, schedule: Schedule, least: int) -> None:
+    def begin_with(self, timeline: Timeline, least: int = 0) -> None:
         """Give the solver a solution, and look below its value, above a bound."""
-        timeline = simulate(schedule, costs_of(self.workload))
         value = int(value_of(timeline, self.objective))
         self.cp.add(self.objective_variable <= value)
         self.cp.add(self.objective_variable >= min(least, value))

@@ -21,7 +21,7 @@ from typing import Any
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.search.exact import Model, in_whole_numbers, solver_module
 from minipipe.schedules.search.list_scheduling import Word, schedule_of, words_of
-from minipipe.schedules.simulation.evaluation import costs_of, value_of
+from minipipe.schedules.simulation.evaluation import costs_of
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
 
@@ -49,17 +49,14 @@ class WindowSearch:
         """
         timeline = simulate(schedule_of(words, self._workload, "window"), costs_of(self._workload))
         model, ranks = Model(self._cp_model, self._workload, self._objective), range(len(words))
-        near = self._near(timeline, random)
-        times = []
+        model.begin_with(timeline)
+        near, times = self._near(timeline, random), []
         for rank, row in enumerate(timeline.spans):
             places = [place for owner, place in near if owner == rank]
             self._keep_order(model, [span.action for span in row], places)
-            for action, start, _ in row:
-                model.cp.add_hint(model.spans[action].start, int(start))
             if row:
                 first = model.spans[row[0].action].start if self._objective is Objective.SPAN else 0
                 times.append(model.spans[row[-1].action].end - first)
-        model.cp.add(model.objective_variable <= int(value_of(timeline, self._objective)))
         model.cp.minimize(2 * len(ranks) * model.objective_variable + sum(times))
         solver = self._cp_model.CpSolver()
         solver.parameters.num_workers, solver.parameters.max_deterministic_time = 1, _EFFORT

@@ -133,8 +133,8 @@ def test_a_v_is_found_without_the_named_schedules(monkeypatch):
         ({"memory_limit": [4, 4]}, r"memory_limit is \[4, 4\]; expected an amount above 0, or one for each of 4 ranks"),
         ({"seconds": 0}, "seconds is 0; expected a time above 0"),
         ({"seconds": "long"}, "seconds is 'long'; expected a time above 0"),
-        ({"evaluations": 0}, "evaluations is 0; expected a whole number above 0"),
-        ({"evaluations": 2.5}, "evaluations is 2.5; expected a whole number above 0"),
+        ({"evaluations": 0}, "evaluations is 0; expected a whole number, at least 1"),
+        ({"evaluations": 2.5}, "evaluations is 2.5; expected a whole number, at least 1"),
         ({"objective": "speed"}, "objective is 'speed'; expected 'makespan' or 'span'"),
     ],
 )
