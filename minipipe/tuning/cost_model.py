@@ -113,14 +113,9 @@ class CostModel(NamedTuple):
         plan : Plan
         recompute : bool
         """
-        layers, messages = self.layers[plan.schedule.num_microbatches], self.messages
-        return replace(
-            layers.costs(plan.partition, plan.placement, recompute),
-            latency=messages.latency,
-            bandwidth=messages.bandwidth,
-            overhead=messages.overhead,
-            cores=messages.cores,
-        )
+        layers, messages = self.layers[plan.schedule.num_microbatches], self.messages._asdict()
+        del messages["measured_on"]
+        return replace(layers.costs(plan.partition, plan.placement, recompute), **messages)
 
 
 # -- measuring messages ------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.memory import buffer_of, held_buffers
 from minipipe.autograd.modes import current_place, enable_grad, random_key
 from minipipe.comm import ProcessGroup, objects, spawn
-from minipipe.errors import ArgumentError, MicrobatchError
+from minipipe.errors import ArgumentError, MicrobatchError, whole_number
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.objective import BatchObjective, Loss
@@ -32,14 +32,13 @@ from minipipe.execution.plan import Plan, build_stages, check_model
 from minipipe.execution.samples import Samples, divided, samples
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.tuning.layers import Buffers, Holding, LayerProfile, MakeOptimiser, MeasuredLayers, Passed
 
 REPEATS = 5  # runs of each layer, of which the time is the median
-F, I, W = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 _NOTHING = Payload([], [], ())
 
 
@@ -109,11 +108,8 @@ def measure_layers(
     True
     """
     check_question("measure_layers", model, targets, loss)
-    if not isinstance(repeats, int) or repeats < 1:
-        raise ArgumentError("value", f"repeats is {repeats!r}; expected a whole number, at least 1.")
-    xp = backend.module_for(device)
-    measure = partial(measure_on_this_rank, model, inputs, targets, loss, num_microbatches, repeats, seed, xp)
-    return spawn(lambda group: measure(), num_ranks=1)[0]
+    how = num_microbatches, whole_number("repeats", repeats), seed, backend.module_for(device)
+    return spawn(lambda group: measure_on_this_rank(model, inputs, targets, loss, *how), num_ranks=1)[0]
 
 
 def check_question(call: str, model: Sequential, targets: Any, loss: Loss | None) -> None:
@@ -161,8 +157,8 @@ def measure_on_this_rank(
         found = []
         for index in reversed(range(len(layers) + (loss is not None))):
             passing = _Passing(values[index], values[index + 1] if index < len(layers) else None, gradients)
-            times, holding, gradient = _measure(stage_of(index), passing, batch, repeats, xp)
-            found.append(LayerProfile(times, holding, passing.size))
+            profile, gradient = _measure(stage_of(index), passing, batch, repeats, xp)
+            found.append(profile)
             gradients.append(gradient)
     return MeasuredLayers(layers, found[::-1], loss)
 
@@ -210,7 +206,7 @@ def _copied(given: Samples) -> Samples:
 
 def _measure(
     stage: Stage, passing: _Passing, batch: Batch, repeats: int, xp: ModuleType
-) -> tuple[tuple[float, float, float], Holding, Payload]:
+) -> tuple[LayerProfile, Payload]:
     """Run F, I and W of a stage, once for its memory and then for the times; also return the gradient of its inputs."""
     gradient = passing.gradients[-1]
     actions: dict[ActionKind, Callable[[], Any]] = {F: partial(_forward, stage, passing.received, batch)}
@@ -226,8 +222,8 @@ def _measure(
             act()
             backend.synchronise(xp)
             times[kind].append(perf_counter() - start)
-    forward, backward_input, backward_weight = (median(spent) if spent else 0.0 for spent in times.values())
-    return (forward, backward_input, backward_weight), holding, returned
+    medians: Any = (median(spent) if spent else 0.0 for spent in times.values())
+    return LayerProfile(tuple(medians), holding, passing.size), returned
 
 
 def _held(

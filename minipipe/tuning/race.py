@@ -17,7 +17,7 @@ from math import inf
 from random import Random
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 from minipipe.comm import ProcessGroup, objects
@@ -169,10 +169,9 @@ def chosen(
     time = RACE_SECONDS + advising.SECONDS
     announce(f'schedule="auto" measures and races choices on the ranks: about {time:.2g} s, more for a large model')
     advice = advice_on_ranks(question, group, make, "the ranks of this job", tell=teller(group, progress))
-    choice = choices_of_rank_0(group, None if advice is None else [advice.best])[0]
+    (choice,) = choices_of_rank_0(group, None if advice is None else [advice.best])
     own = None if advice is None else AdviceReport.of(advice)._asdict()
-    report = AdviceReport(**objects.broadcast(group, 0, own, _CALL))
-    recompute = choice.pop("recompute")
+    report, recompute = AdviceReport(**objects.broadcast(group, 0, own, _CALL)), choice.pop("recompute")
     grad = others.get("inputs_require_grad", False)
     plan = ChosenPlan(report, model, num_ranks=group.size, inputs_require_grad=grad, **choice)
     announce(plan.sentence)
@@ -225,17 +224,13 @@ def advice_on_ranks(
     field, num_kept = ([], 0) if advice is None else field_of(advice)
     tell(f"the best {len(field)} choices race, for {seconds:g} s")
     options = choices_of_rank_0(group, None if advice is None else field)
-    runs = race.run(options, seconds, range(num_kept), tell, [described(choice.candidate) for choice in field])
+    times = race.run(options, seconds, range(num_kept), tell, [described(choice.candidate) for choice in field])
     if advice is None:
         return None
-    by_program = {choice.program: runs.get(number) for number, choice in enumerate(field)}
-
-    def with_run(choice: Choice) -> Choice:
-        run = by_program.get(choice.program)
-        return choice if run is None else choice._replace(**run._asdict())
-
-    own = None if advice.own is None else with_run(advice.own)
-    return Advice(list(map(with_run, advice.choices)), advice.measured, advice.memory_limit, own)
+    by_program = {choice.program: times.get(number) for number, choice in enumerate(field)}
+    ran = [choice.ran(by_program.get(choice.program)) for choice in advice.choices]
+    own = None if advice.own is None else advice.own.ran(by_program.get(advice.own.program))
+    return Advice(ran, advice.measured, advice.memory_limit, own)
 
 
 def field_of(advice: Advice) -> tuple[list[Choice], int]:
@@ -260,36 +255,6 @@ def _allowed(choices: Iterable[Choice]) -> list[Choice]:
 
 
 # -- choices that run -------------------------------------------------------------------------------------------------
-
-
-class RaceTime(NamedTuple):
-    """The times of a choice in the race.
-
-    Attributes
-    ----------
-    measured : float
-        The median step, in seconds: forward and backward, from the first start to the last end on any rank.
-    num_steps : int
-        The number of steps: the more, the longer the choice stayed in the race.
-    spread : float
-        The interquartile range of the steps, relative to the median.
-
-    Examples
-    --------
-    >>> RaceTime.of([2.0, 9.0, 2.25, 1.75, 2.0])
-    RaceTime(measured=2.0, num_steps=5, spread=0.125)
-    """
-
-    measured: float
-    num_steps: int
-    spread: float
-
-    @classmethod
-    def of(cls, times: Sequence[float]) -> RaceTime:
-        """Return the median and the spread of some steps."""
-        ordered, middle = sorted(times), median(times)
-        spread = (ordered[3 * len(times) // 4] - ordered[len(times) // 4]) / middle
-        return cls(middle, len(times), spread)
 
 
 class Race:
@@ -344,8 +309,8 @@ class Race:
         kept: Collection[int] = (),
         tell: Tell = silent,
         names: Sequence[str] = (),
-    ) -> dict[int, RaceTime]:
-        """Run choices in turns; return the times of those that ran, by number. The winner has the most steps.
+    ) -> dict[int, list[float]]:
+        """Run choices in turns; return the seconds of the steps of those that ran, by number. The winner has most.
 
         Collective.
 
@@ -368,7 +333,7 @@ class Race:
             own = next(coming, None) if self.group.rank == 0 else None
             number = objects.broadcast(self.group, 0, own, _CALL)
             if number is None:
-                return {number: RaceTime.of(found) for number, found in times.items()}
+                return times
             times.setdefault(number, []).extend(self.turn(choices[number]))
             num_turns = sum(map(len, times.values())) // _STEPS
             if names and num_turns >= 8 and num_turns.bit_count() == 1:

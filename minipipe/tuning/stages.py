@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import socket
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
@@ -24,14 +25,14 @@ import numpy as np
 
 from minipipe.comm import ProcessGroup, Request, objects
 from minipipe.comm.job.host import core_times, cores
-from minipipe.errors import ArgumentError
+from minipipe.errors import whole_number
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.executor import Executor, Observer, Step
 from minipipe.execution.observers import MemoryMeter
 from minipipe.execution.record import Record
 from minipipe.execution.timeline import gather_timeline
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind, F, I, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
@@ -84,8 +85,8 @@ class CoreWatch:
             )
 
 
-_KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
-_ROUNDS = 30  # of bisection: more than the times are worth
+_KINDS = F, I, W
+_PARTS = 2**20  # of the cores: finer than the times are worth
 # This part of the core time of waits counts as overhead: ranks poll for messages on cores that other ranks need, and on
 # idle ones. Worked out from one run of all schedules, the median error of the
 # predicted makespans was 3 and 11 % for 4 and 8 ranks on two cores with none of it, 6 and 7 % with half, 8 and 9 % with
@@ -209,14 +210,8 @@ def costs_on_shared_cores(
     crowd = max(hosts.of_rank.count(host) / number for host, number in enumerate(hosts.cores))  # ranks for each core
     if _fastest(timelines, actions.shape[1]).sum() > 2 * crowd * actions.sum():
         return costs
-    forward, backward_input, backward_weight = actions.tolist()
-    alone = replace(
-        costs,
-        forward=forward,
-        backward_input=backward_input,
-        backward_weight=backward_weight,
-        overhead=median(step.overhead for step in times),
-    )
+    of_stages: dict[str, Any] = dict(zip(("forward", "backward_input", "backward_weight"), actions.tolist()))
+    alone = replace(costs, **of_stages, overhead=median(step.overhead for step in times))
     return _with_cores(alone, hosts, program, median(timeline.makespan for timeline in timelines))
 
 
@@ -237,16 +232,10 @@ def _with_cores(costs: Costs, hosts: Hosts, program: Program, makespan: float) -
             return replace(costs, cores=part * hosts.cores[0])
         return replace(costs, cores=tuple(part * number for number in hosts.cores), hosts=hosts.of_rank)
 
-    low, high = 0.0, 1.0
-    if simulate(program, with_part(high)).makespan >= makespan:
-        return with_part(high)
-    for _ in range(_ROUNDS):
-        middle = (low + high) / 2
-        if simulate(program, with_part(middle)).makespan > makespan:
-            low = middle
-        else:
-            high = middle
-    return with_part(high)
+    def is_enough(parts: int) -> bool:
+        return simulate(program, with_part(parts / _PARTS)).makespan <= makespan
+
+    return with_part((1 + bisect_left(range(1, _PARTS), True, key=is_enough)) / _PARTS)
 
 
 MakeExecutor = Callable[[Program], Executor]
@@ -297,10 +286,10 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     _run_without_trace(executor, alone_batch, meter)
     mine = np.zeros((3, program.num_stages), np.int64)
     for action, (after, recomputed) in meter.held_bytes.items():
-        if action.kind is ActionKind.FORWARD:
+        if action.kind is F:
             mine[0, action.stage] = after
-        elif action.kind is ActionKind.BACKWARD_INPUT:
-            mine[1, action.stage], mine[2, action.stage] = after, recomputed
+        elif action.kind is I:
+            mine[1:, action.stage] = after, recomputed
     held = np.add.reduce(executor.group.all_gather(mine, what=part_of("measure_memory")))
     held[2] = np.maximum(held[2] - held[0], 0)  # beyond what is held after F
     return MemoryPerMicrobatch(*map(tuple, held.tolist()))
@@ -319,8 +308,7 @@ def measure_costs(
     ArgumentError
         Code ``value``.
     """
-    if not isinstance(num_steps, int) or num_steps < 1:
-        raise ArgumentError("value", f"num_steps is {num_steps!r}; expected a whole number, at least 1.")
+    num_steps = whole_number("num_steps", num_steps)
     executor, timelines, times = make_executor(lower(split_backward(program.schedule))), [], []
     hosts = crowded_hosts(executor.group, executor.xp)
     watch = CoreWatch()

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from numbers import Real
+from statistics import median
 from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted
@@ -341,6 +342,24 @@ class Choice(NamedTuple):
     def program(self) -> Hashable:
         """Equal for choices that run the same: with one microbatch, for example, 1F1B is GPipe."""
         return self.schedule.actions, self.schedule.placement, self.partition, self.candidate.recompute
+
+    def ran(self, times: Sequence[float] | None) -> Choice:
+        """Return it with the seconds of its steps in a race; as it is, where it did not run.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import advise, nn
+        >>> x = np.ones((4, 2), np.float32)
+        >>> best = advise(nn.Sequential(nn.Linear(2, 2)), x, num_ranks=1, messages="assumed", seconds=0).best
+        >>> best.ran([2.0, 9.0, 2.25, 1.75, 2.0])[-3:]
+        (2.0, 5, 0.125)
+        """
+        if not times:
+            return self
+        ordered, middle = sorted(times), median(times)
+        spread = (ordered[3 * len(times) // 4] - ordered[len(times) // 4]) / middle
+        return self._replace(measured=middle, num_steps=len(times), spread=spread)
 
     def row(self) -> dict[str, Any]:
         """Return it as plain data: strings, numbers and lists."""

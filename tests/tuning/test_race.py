@@ -126,7 +126,7 @@ def test_choices_run_on_the_ranks_at_hand():
     found, other = spawn(run, 2)
     assert other == found
     assert 0 in found and set(found) <= {0, 1}  # a slow machine has no time for both
-    assert all(run.measured > 0 and run.num_steps >= 2 for run in found.values())
+    assert all(min(times) > 0 and len(times) >= 2 for times in found.values())
 
 
 class KnowsItself(nn.Linear):
