@@ -79,16 +79,14 @@ def begin(folder: Path, step: int) -> Path:
         reason = f"it is a checkpoint itself; give the folder that holds it, {str(folder.parent)!r}"
         raise FileError("unwritable", reason)
     for entry in entries:
-        if found := _NAME.fullmatch(entry):
+        partial = _PARTIAL.fullmatch(entry)
+        if partial and partial[2] != _THIS_JOB:
+            shutil.rmtree(folder / entry, ignore_errors=True)
+        elif found := partial or _NAME.fullmatch(entry):  # this job's is being written in the background
             serial = max(serial, int(found[1]) + 1)
-        elif found := _PARTIAL.fullmatch(entry):
-            if found[2] != _THIS_JOB:
-                shutil.rmtree(folder / entry, ignore_errors=True)
-            else:  # it is being written in the background
-                serial = max(serial, int(found[1]) + 1)
-    partial = folder / f".{serial:06d}-step-{step}.partial-{_THIS_JOB}"
-    partial.mkdir()
-    return partial
+    path = folder / f".{serial:06d}-step-{step}.partial-{_THIS_JOB}"
+    path.mkdir()
+    return path
 
 
 def write(path: Path, *pieces: bytes | memoryview) -> None:
