@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minipipe.comm.job.reports import RankReport
+from minipipe.io import text_table
 
 _MOST_ROWS = 16
 STOPPED = "stopped by a signal"
@@ -45,9 +46,8 @@ def verdict(reports: Sequence[RankReport]) -> str:
     culprits = _culprits(reports)
     rows = [("rank", "process", "action", "doing")]
     shown = sorted([*culprits, *(r for r in reports if r not in culprits)][:_MOST_ROWS], key=lambda r: r.rank)
-    rows += [(f"{r.rank:4}", f"{r.pid} {r.host}", r.action, _doing(r)) for r in shown]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
+    rows += [(str(r.rank), f"{r.pid} {r.host}", r.action, _doing(r)) for r in shown]
+    lines = [text_table(rows, right={0})]
     if len(shown) < len(reports):
         lines.append(f"      and {len(reports) - len(shown)} more ranks")
     works = culprits and (culprits[0].place == _COMPILED if culprits[0].is_silent else not culprits[0].awaited)
