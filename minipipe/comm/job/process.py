@@ -89,8 +89,7 @@ class RankProcess:
         if threading.current_thread() is not threading.main_thread():
             self._python_exit(code)  # ends that thread only
         self.exit_code = exit_code_of(SystemExit(code))
-        frames = traceback.walk_stack(sys._getframe().f_back)
-        self.exit_place = f" by sys.exit({code}) at {place_of([(frame.f_code, line) for frame, line in frames])}"
+        self.exit_place = f" by sys.exit({code}) at {place_of(list(traceback.walk_stack(sys._getframe().f_back)))}"
         self._python_exit(code)
 
     def _report_and_abort(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

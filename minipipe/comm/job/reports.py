@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from minipipe.errors import LaunchError, MinipipeError
@@ -202,13 +202,13 @@ class RankActivity:
 
     def _call_of(self, thread: int | None) -> str:
         """Describe the outermost call to a group or a pipeline of this rank that a thread is inside, if any."""
-        frames = list(_frames(thread))
-        calls = [number for number, frame in enumerate(frames) if self._serves(frame)]
+        frames = _frames(thread)
+        calls = [number for number, (frame, _) in enumerate(frames) if self._serves(frame)]
         if not calls:
             return ""
-        stack = [(frame.f_code, frame.f_lineno) for frame in frames[calls[-1] :]]
+        stack = frames[calls[-1] :]
         name = next((each.name for each in threading.enumerate() if each.ident == thread), "a thread")
-        return f"{name} is in {stack[0][0].co_qualname}() at {place_of(stack)}"
+        return f"{name} is in {stack[0][0].f_code.co_qualname}() at {place_of(stack)}"
 
     def _serves(self, frame: FrameType) -> bool:
         if not str(frame.f_globals.get("__name__")).startswith(("minipipe.comm.", "minipipe.pipeline.")):
@@ -238,12 +238,12 @@ class RankActivity:
 
     def report(self, rank: int) -> RankReport:
         """Return the report of this rank. Any thread may call it."""
-        frames = list(_frames(self.thread))
+        frames = _frames(self.thread)
         report = RankReport(rank, os.getpid(), socket.gethostname(), self.words(), has_ended=self.has_ended)
         report.program, _, report.step, sent_at = self._run
         report.position, report.round = self.position, self.round
-        report.place = place_of([(frame.f_code, frame.f_lineno) for frame in frames])
-        report.is_debugged = any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f in frames)
+        report.place = place_of(frames)
+        report.is_debugged = any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f, _ in frames)
         if (wait := self._wait) is not None:
             patience, report.peer, words = wait
             report.awaited, report.seconds, report.unread = words(), patience.spent, self.unread()
@@ -255,8 +255,8 @@ class RankActivity:
 # -- places in the user's program -------------------------------------------------------------------------------
 
 
-def _frames(thread: int | None) -> Iterator[FrameType]:
-    """Yield the frames of a thread, the innermost first.
+def _frames(thread: int | None) -> list[tuple[FrameType, int]]:
+    """Return the frames of a thread with their lines, the innermost first.
 
     CPython before 3.11.9 may hang for ever where a collection of garbage begins inside of ``sys._current_frames``
     (python/cpython#106883), so none does.
@@ -266,17 +266,15 @@ def _frames(thread: int | None) -> Iterator[FrameType]:
     frame = sys._current_frames().get(thread or 0)
     if was_enabled:
         gc.enable()
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return list(traceback.walk_stack(frame)) if frame else []
 
 
-def place_of(stack: Sequence[tuple[CodeType, int]]) -> str:
+def place_of(stack: Sequence[tuple[FrameType, int]]) -> str:
     """Return the innermost line of the user's own code: not of minipipe, the standard library or a package.
 
     Parameters
     ----------
-    stack : sequence of (code, line number)
+    stack : sequence of (frame, line number)
         The innermost first.
 
     Examples
@@ -284,11 +282,11 @@ def place_of(stack: Sequence[tuple[CodeType, int]]) -> str:
     >>> place_of([])
     ''
     """
-    own = (entry for entry in stack if not _is_library(entry[0].co_filename))
-    found = next(own, stack[0] if stack else None)
-    if found is None:
+    if not stack:
         return ""
-    code, line = found
+    own = (entry for entry in stack if not _is_library(entry[0].f_code.co_filename))
+    frame, line = next(own, stack[0])
+    code = frame.f_code
     source = linecache.getline(code.co_filename, line).strip()
     return f"{os.path.basename(code.co_filename)}, line {line}, in {code.co_name}" + (
         f": {source[:60]}" if source else ""
@@ -334,7 +332,7 @@ def last_words(error: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    stack = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    stack = list(traceback.walk_tb(error.__traceback__))
     place = f" at {place_of(stack[::-1])}" if stack else ""
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted{place}."
