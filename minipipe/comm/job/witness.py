@@ -170,10 +170,6 @@ class Rank:
         self.output = pipes_of(self.pid, "12")
         self.limited: tuple[float, float, str] | None = None
 
-    def returncode(self) -> int | None:
-        """Return how its process ended, as :func:`returncode_of`."""
-        return returncode_of(self.pid, self.pidfd)
-
     def say(self, words: str) -> None:
         """Write lines to stderr in the name of this rank."""
         sys.stderr.write("".join(f"[rank {self.rank}] {line}\n" for line in words.splitlines()))
@@ -231,18 +227,12 @@ class Witness:
                     self.hear(fd)
             if self.joined and not self.lines:
                 return
-            seconds, self.looked_at = self.since_last_look(is_quiet)
-            if seconds and not is_complete and self.joined:
-                self.look_for_the_missing()
-            if seconds:
-                self.end_the_late(seconds)
-
-    def since_last_look(self, is_quiet: bool) -> tuple[float, float]:
-        """Return the seconds to count, 0 if it is too early for another look, and the time of the last look."""
-        now = time.monotonic()
-        if is_quiet or now < self.looked_at + _LOOK:
-            return 0.0, now if is_quiet else self.looked_at
-        return min(now - self.looked_at, _LONGEST_GAP), now
+            gap = time.monotonic() - self.looked_at
+            if is_quiet or gap >= _LOOK:
+                self.looked_at += gap
+                if self.joined and not is_complete:
+                    self.look_for_the_missing()
+                self.end_the_late(0.0 if is_quiet else min(gap, _LONGEST_GAP))  # none was inside MPI while it was quiet
 
     def accept(self) -> None:
         """Accept a connection from a process of the same user."""
@@ -342,7 +332,7 @@ class Witness:
         self.is_explained, has_memory = not self.survives, "VmSize" in status_of(rank.pid)
         is_with_all = self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values())
         is_launcher_gone = bool(select.select([self.launcher_fd], [], [], _LOOK)[0])
-        code = rank.returncode()
+        code = returncode_of(rank.pid, rank.pidfd)
         # MPI itself may crash where a rank of another host is lost.
         is_elsewhere = is_with_all and (code is None or code < 0)
         is_killed = code in (None, -signal.SIGKILL, -signal.SIGTERM)
@@ -370,7 +360,7 @@ class Witness:
     def end_children(self, rank: Rank) -> None:
         """Kill the process group of a lost rank; other processes that hold its output open end with the job."""
         self.left_open |= {(rank.rank, pipe) for pipe in rank.output - pipes_of(self.launcher, "12")}
-        rank.returncode()  # waits: it may still be ending
+        returncode_of(rank.pid, rank.pidfd)  # waits: it may still be ending
         if rank.group not in {self.launcher_group, *(other.group for other in self.lines.values())}:
             with suppress(OSError):
                 os.killpg(rank.group, signal.SIGKILL)
