@@ -12,6 +12,7 @@ import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -276,13 +277,9 @@ def chosen_timeout(argument: float | None) -> float:
     ArgumentError
         Code ``value``: when it is not above 0.
     """
-    variable, name = os.environ.get("MINIPIPE_TIMEOUT"), "timeout"
-    chosen: float | str = DEFAULT_TIMEOUT if argument is None else argument
-    if argument is None and variable:
-        chosen, name = variable, "MINIPIPE_TIMEOUT"
-    try:
+    chosen = (os.environ.get("MINIPIPE_TIMEOUT") or DEFAULT_TIMEOUT) if argument is None else argument
+    with suppress(TypeError, ValueError):
         if (seconds := float(chosen)) > 0:
             return seconds
-    except (TypeError, ValueError):
-        pass
+    name = "MINIPIPE_TIMEOUT" if argument is None else "timeout"
     raise ArgumentError("value", f"{name} is {chosen}; expected seconds, more than 0.")

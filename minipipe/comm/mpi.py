@@ -21,7 +21,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -86,8 +86,8 @@ class MPIGroup(ProcessGroup):
         parts = [self.comm.Isend(buffer, destination, mpi_tag) for buffer in buffers]
         if len(parts) == 1 and parts[0].Test():
             return _DONE
-        words = "rank {} to take {} with tag {}".format
-        request = _Send(self, parts, buffers, destination, partial(words, self.world_ranks[destination], header, tag))
+        words = lambda: f"rank {self.world_ranks[destination]} to take {header} with tag {tag}"  # noqa: E731
+        request = _Send(self, parts, buffers, destination, words)
         # MPI reads from the buffers until the send is done, even if the program drops the request and the group.
         self.job.keep(request.is_over)
         request.progress(_SEND_PATIENCE * header.nbytes)
@@ -176,15 +176,15 @@ class MPIGroup(ProcessGroup):
                 return
             if look >= self.job.spins:
                 yield_core()
-        began, patience, pause, next_look = time.time(), Patience(self._limit(timeout)), _SLEEPS[0], 0.0
+        began, patience, pause, next_look = time.localtime(), Patience(self._limit(timeout)), _SLEEPS[0], 0.0
         world_peer, peer_is_gone = self.world_ranks[peer], False
         with self.activity.waiting(patience, world_peer, words):
             while not is_over():
                 is_late = patience.look()
                 if is_late or patience.spent > next_look:
                     next_look = patience.spent + _LOOK_AROUND
-                    waited = f"Rank {self.name()} has waited {patience.spent:.1f} s, since "
-                    waited += f"{_clock(began)}, for {words()}"
+                    since = time.strftime("%H:%M:%S", began)
+                    waited = f"Rank {self.name()} has waited {patience.spent:.1f} s, since {since}, for {words()}"
                     if is_late:
                         self._give_up(waited, is_over, timeout)
                         patience.renew()
@@ -270,7 +270,3 @@ def is_cuda_aware() -> bool:
         return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())
     except (OSError, AttributeError):
         return False
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds))

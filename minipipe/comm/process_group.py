@@ -273,11 +273,7 @@ class ProcessGroup(Familiar, ABC):
     # -- all ranks -----------------------------------------------------------------------------------------
 
     def broadcast(
-        self,
-        array: np.ndarray | None = None,
-        root: int = 0,
-        *,
-        what: str = "the broadcast array",
+        self, array: np.ndarray | None = None, root: int = 0, *, what: str = "the broadcast array"
     ) -> np.ndarray:
         """Return the root's array on every rank.
 
@@ -322,12 +318,7 @@ class ProcessGroup(Familiar, ABC):
         return array
 
     def ibroadcast(
-        self,
-        array: np.ndarray | None = None,
-        root: int = 0,
-        *,
-        step: int = 0,
-        what: str = "the broadcast array",
+        self, array: np.ndarray | None = None, root: int = 0, *, step: int = 0, what: str = "the broadcast array"
     ) -> Receive:
         """Start to broadcast the root's array, and return at once; ``wait()`` of the result returns the array.
 

@@ -160,11 +160,9 @@ def _named(ranks: list[str]) -> str:
 
 def _launcher_is_gone(environment: Mapping[str, str]) -> bool:
     """Return whether the other end of the socket that MPICH's and Slurm's launchers give each rank is closed."""
-    number = launcher_socket(environment)
-    if number is None:
-        return False
-    poll = select.poll()
-    poll.register(number, 0)  # errors are reported in any case
+    number, poll = launcher_socket(environment), select.poll()
+    if number is not None:
+        poll.register(number, 0)  # errors are reported in any case
     return bool(poll.poll(0))
 
 

@@ -195,8 +195,10 @@ class MPIJob:
         If several ranks ask at once, the lowest one that may end the job proceeds, and the others wait for that.
         """
         reports = [] if self._was_asked() else self._ask_all(may_end)
-        if self._was_asked() and self._defer(is_over):
-            return None
+        if self._was_asked():
+            self._attend_until(is_over, _PRECEDENCE)
+            if is_over():
+                return None
         reports = reports or self._ask_all(may_end)
         if is_debugged(reports) and not self._has_mentioned_debugger:
             self._has_mentioned_debugger = True
@@ -206,21 +208,17 @@ class MPIJob:
     def _was_asked(self) -> bool:
         return time.perf_counter() < self._asked_at + _PRECEDENCE
 
-    def _defer(self, is_over: Callable[[], bool]) -> bool:
-        patience = Patience(_PRECEDENCE)
+    def _attend_until(self, is_over: Callable[[], bool], seconds: float) -> None:
+        patience = Patience(seconds)
         while not is_over() and not patience.look():
             self.attend()
-            time.sleep(0.01)
-        return is_over()
+            time.sleep(0.005)
 
     def _ask_all(self, may_end: bool) -> list[RankReport]:
         self._answers = {}
         for rank in self.others:
             self._send(rank, b"may end" if may_end else b"", _QUESTION)
-        patience = Patience(_ANSWERS)
-        while len(self._answers) < len(self.others) and not patience.look():
-            self.attend()
-            time.sleep(0.005)
+        self._attend_until(lambda: len(self._answers) >= len(self.others), _ANSWERS)
         answers = {self.world.rank: self.activity.report(self.world.rank), **self._answers}
         return [answers.get(rank) or self._silent(rank) for rank in sorted({self.world.rank, *self.others})]
 
