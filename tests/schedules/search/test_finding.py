@@ -10,7 +10,7 @@ from minipipe.schedules.search import finding, heuristic
 from minipipe.schedules.search.finding import find_schedule
 from minipipe.schedules.simulation.evaluation import evaluate
 
-UNEVEN = Costs([3, 4, 5, 3], [4, 4, 6, 5], [2, 3, 3, 2], latency=0.5).workload(range(4), 6, 4)
+UNEVEN = Costs([3, 4, 5], [4, 4, 6], [2, 3, 3], latency=0.5).workload(range(3), 5, 2)  # its best: evaluation 2318
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def clock(monkeypatch):
 def test_a_slow_machine_finds_what_a_fast_one_finds(clock):
     """Its phases ended with parts of the time, so a busy machine went another way, and came less far."""
     clock(1e-9)
-    fast = find_schedule(UNEVEN, evaluations=3000)
+    fast = find_schedule(UNEVEN, evaluations=2400)
     clock(1e3)
-    slow = find_schedule(UNEVEN, evaluations=3000)
+    slow = find_schedule(UNEVEN, evaluations=2400)
     assert fast._replace(seconds=0) == slow._replace(seconds=0)
 
 
@@ -43,15 +43,15 @@ def test_a_clock_only_ends_a_search(clock):
 
 
 def test_more_evaluations_never_find_less():
-    values = [find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=number).value for number in (1, 8, 60, 500, 4000)]
-    assert values == sorted(values, reverse=True) and values[0] > values[-1]
+    values = [find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=number).value for number in (1, 8, 60, 500, 2400)]
+    assert values == sorted(values, reverse=True) and len(set(values)) == 3
 
 
 def test_the_evaluation_it_names_finds_the_same():
-    found = find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=4000)
+    found = find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=2400)
     number = int(found.found_by.rsplit(", evaluation ", 1)[1])
     again = find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=number)
-    assert (again.schedule, again.found_by) == (found.schedule, found.found_by)
+    assert number > 2000 and (again.schedule, again.found_by) == (found.schedule, found.found_by)
     assert find_schedule(UNEVEN, Objective.MAKESPAN, evaluations=number - 1).schedule != found.schedule
 
 
@@ -73,7 +73,7 @@ def test_a_search_of_no_given_length_counts_actions(monkeypatch):
     find_schedule(UNEVEN)
     find_schedule(UNEVEN, seconds=3)
     find_schedule(UNEVEN, seconds=3, evaluations=5)
-    assert tried == [(7250 // 72, float("inf")), (float("inf"), 3), (5, 3)]
+    assert tried == [(7250 // 45, float("inf")), (float("inf"), 3), (5, 3)]
 
 
 def test_it_stops_where_the_gallery_proves_the_optimum():
