@@ -34,6 +34,19 @@ def slowly(*values, **options):
     return pytest.param(*values, marks=pytest.mark.slow, **options)
 
 
+# One of each kind: whole backwards in a line and in a loop, backwards in halves in a line and over a V.
+OF_EACH_KIND = ("1f1b", "interleaved-1f1b", "zb-h1", "dualpipe-v")
+
+
+def of_each_kind(names):
+    """Return names of schedules as parameters: outside of ``.ci/run`` one of each kind stands for the others.
+
+    For what an executor does with any schedule. That all have the bits of one process, and that the simulator knows
+    what each does and holds, the suite asks of every name (test_same_bits, test_executor).
+    """
+    return [name if name in OF_EACH_KIND else slowly(name) for name in names]
+
+
 def environment(**changes):
     """Return this process' environment without traces of a launcher, and with the project importable."""
     kept = {

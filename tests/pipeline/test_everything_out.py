@@ -13,7 +13,7 @@ from minipipe import BatchLoss, Microbatches, Pipeline, Replicated, Tensor, func
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, TensorError
 from minipipe.testing import one_process_step, same_bits
-from tests.launch import mpirun, needs_mpi, slowly
+from tests.launch import mpirun, needs_mpi, of_each_kind, slowly
 from tests.strategies import NAMES, build, examples
 
 WIDTH = 4
@@ -255,7 +255,7 @@ def test_a_gradient_from_outside_leaves_the_gradients_of_one_process(name, num_r
     assert [same_bits(own, np.concatenate(outputs)) for own, _, _ in results if own is not None] == [True]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", of_each_kind(NAMES))
 def test_the_gradients_of_the_inputs_are_there_for_every_schedule_frozen_stages_or_not(name):
     x, y = batch(6)
 

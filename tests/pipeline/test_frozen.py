@@ -7,6 +7,7 @@ from minipipe import Pipeline, Plan, Tensor, nn, optim, simulate, spawn
 from minipipe.errors import ArgumentError, ModelError, RankError
 from minipipe.schedules import freeze_stages, lower
 from minipipe.testing import check_same_as_one_process, same_bits
+from tests.launch import of_each_kind
 from tests.strategies import NAMES, batch, build, split_backward, v_shaped
 
 WIDTH = 6
@@ -30,7 +31,7 @@ def fine_tuned():
     return nn.Sequential(*frozen, *(LowRank(WIDTH) for _ in range(4)), nn.Linear(WIDTH, 2))
 
 
-@pytest.mark.parametrize("name", [*NAMES, "v-shaped", "split"])
+@pytest.mark.parametrize("name", of_each_kind([*NAMES, "v-shaped", "split"]))
 @pytest.mark.parametrize("wrap", [lambda layer: layer, nn.Recompute], ids=["", "recompute"])
 def test_fine_tuning_has_the_bits_of_one_process_over_every_schedule(name, wrap):
     if name == "v-shaped":

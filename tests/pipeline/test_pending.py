@@ -11,7 +11,7 @@ from minipipe import Pipeline, checkpoint, nn, optim, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, MessageError, NotFiniteError
 from minipipe.testing import same_bits
-from tests.launch import mpirun, needs_mpi, slowly
+from tests.launch import mpirun, needs_mpi, of_each_kind, slowly
 from tests.strategies import NAMES, batch, build
 
 WIDTH = 6
@@ -40,7 +40,7 @@ def check_alike(group, name):
     assert all(same_bits(state[key], expected_state[key]) for key in expected_state)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", of_each_kind(NAMES))
 def test_without_waiting_every_schedule_trains_to_the_same_bits(name):
     spawn(lambda group: check_alike(group, name), 3)
 
@@ -62,7 +62,7 @@ def test_a_loss_says_that_it_is_pending_until_somebody_asks_for_it():
 
 
 @pytest.mark.parametrize("wait", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", of_each_kind(NAMES))
 def test_a_waited_step_waits_for_its_sends_too(name, wait):
     """Else their arrays stay, and MPI's requests, until a next step that may never come. Without waiting some do."""
 

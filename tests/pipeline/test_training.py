@@ -11,7 +11,7 @@ from minipipe.autograd import backend
 from minipipe.comm.job.host import limit_blas_threads
 from minipipe.errors import LaunchError, ParameterError
 from minipipe.testing import one_process_step, same_bits
-from tests.launch import slowly
+from tests.launch import OF_EACH_KIND, of_each_kind, slowly
 from tests.strategies import build
 
 SEED, STEPS, MICROBATCHES = 3, 4, 4
@@ -66,7 +66,7 @@ def train_on_ranks(group, model, max_norm, schedule, device="cpu"):
 
 
 @pytest.mark.parametrize("max_norm", [0.05, float("inf")])
-@pytest.mark.parametrize("name", ["sequential", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize("name", of_each_kind(["sequential", "gpipe", "zb-v", *OF_EACH_KIND]))
 @pytest.mark.parametrize("num_ranks", [slowly(1), 2, slowly(3)])
 def test_losses_norms_and_weights_are_those_of_one_process(name, num_ranks, max_norm):
     model = language_model()
