@@ -8,6 +8,7 @@ import pytest
 
 from minipipe import Pipeline, render, schedules
 from minipipe.cli.main import VERBS, main
+from minipipe.schedules.search import finding
 from tests.launch import ROOT, mpirun, needs_mpi, run
 
 README = (ROOT / "README.md").read_text()
@@ -57,11 +58,18 @@ def test_the_smallest_program_prints_the_same_loss_on_one_rank_and_on_three(smal
     assert float(alone.out.split()[-1]) < 0.05
 
 
-def test_the_other_programs_run(capsys):
-    for block in all_blocks("python"):
-        if "init_process_group" not in block:
-            exec(compile(block, "README.md", "exec"), {})
-    assert "\ntext: makespan" in capsys.readouterr().out
+OTHER_PROGRAMS = [
+    pytest.param(block, id=str(folder), marks=[pytest.mark.slow] * ("advise(" in block))  # which races for seconds
+    for folder, text in {Path(): README, **ROOMS}.items()
+    for block in blocks("python", text)
+    if "init_process_group" not in block
+]
+
+
+@pytest.mark.parametrize("program", OTHER_PROGRAMS)
+def test_the_other_programs_run(program, capsys):
+    exec(compile(program, "README.md", "exec"), {})
+    assert "from_text" not in program or "text: makespan" in capsys.readouterr().out
 
 
 def test_the_picture_is_what_is_drawn():
@@ -84,6 +92,7 @@ def test_the_table_of_schedules_is_what_is_printed(capsys):
 
 def test_every_command_of_minipipe_that_it_shows_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(finding, "_ACTIONS", 10**6)
     lines = [line.split("#")[0].split() for block in all_blocks("sh") for line in block.splitlines()]
     commands = {tuple(words[1:]): None for words in lines if words[:1] == ["minipipe"]}
     assert {command[0] for command in commands} == set(VERBS)
