@@ -1,6 +1,6 @@
 """For all tests: what hypothesis draws, and what keeps the suite quick without making a test weaker.
 
-The profile ``quick``, the default, draws a quarter of the examples that a test names; ``.ci/run`` draws all of them,
+The profile ``quick``, the default, draws an eighth of the examples that a test names; ``.ci/run`` draws all of them,
 with ``--hypothesis-profile=thorough``. Both repeat themselves, and measure no time.
 """
 
@@ -17,7 +17,7 @@ from minipipe.errors import ScheduleError
 from tests.strategies import ANY_CHUNKS
 
 COMMON = {"derandomize": True, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("quick", max_examples=25, **COMMON)
+settings.register_profile("quick", max_examples=12, **COMMON)
 settings.register_profile("thorough", max_examples=100, **COMMON)
 settings.load_profile("quick")
 

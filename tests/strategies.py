@@ -12,7 +12,7 @@ from minipipe.autograd.backend import array_module
 
 def examples(number):
     """Return settings for a test that draws ``number`` examples, or as many per cent of them as the profile says."""
-    return settings(max_examples=max(min(number, 10), number * settings.default.max_examples // 100))
+    return settings(max_examples=max(min(number, 6), number * settings.default.max_examples // 100))
 
 
 # -- layers that are awkward on purpose ---------------------------------------------------------------------
