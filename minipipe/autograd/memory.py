@@ -55,20 +55,15 @@ def observe_recomputation(roots: Iterable[Node], observe: Callable[[list[Node]],
     for node in _behind(list(roots)):
         recomputation = node.recomputation if isinstance(node, RecomputedNode) else None
         if recomputation is not None and recomputation.compute_again is not None:
-            recomputation.compute_again = _observed(recomputation.compute_again, observe)
+            recomputation.compute_again = partial(_observed, recomputation.compute_again, observe)
 
 
-def _observed(
-    compute: Callable[[], list[Node | None]], observe: Callable[[list[Node]], None]
-) -> Callable[[], list[Node | None]]:
-    def compute_and_observe() -> list[Node | None]:
-        roots = compute()
-        computed = [root for root in roots if root is not None]
-        observe_recomputation(computed, observe)  # one recomputation may lie inside another
-        observe(computed)
-        return roots
-
-    return compute_and_observe
+def _observed(compute: Callable[[], list[Node | None]], observe: Callable[[list[Node]], None]) -> list[Node | None]:
+    roots = compute()
+    computed = [root for root in roots if root is not None]
+    observe_recomputation(computed, observe)  # one recomputation may lie inside another
+    observe(computed)
+    return roots
 
 
 def _arrays_of(item: Node | WeightWork) -> Iterator[Array]:

@@ -172,13 +172,12 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     """Return weights, or a mask, for each element of an array, in its dtype."""
     xp = array_module(like)
     given = data_of(weights, like)
-    try:
-        if given.ndim not in (0, like.ndim):  # it might fit by chance
-            raise ValueError
-        each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
-    except ValueError:
+    # With fewer axes they might fit by chance.
+    fits = given.ndim in (0, like.ndim) and all(one in (1, length) for one, length in zip(given.shape, like.shape))
+    if not fits:
         message = f"Weights of shape {given.shape} do not fit a target of shape {like.shape}"
-        raise TensorError("shape", f"{message}; expected one for each element, or axes of length 1.") from None
+        raise TensorError("shape", f"{message}; expected one for each element, or axes of length 1.")
+    each = xp.broadcast_to(xp.astype(given, like.dtype), like.shape)
     if each.size and not float(xp.min(each)) >= 0:
         raise ArgumentError("value", "Weights of a loss are at least 0; some of these are less, or not a number.")
     return each
