@@ -11,7 +11,7 @@ from typing import Any
 
 from minipipe import functional
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, of_kind
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.tensor import Tensor
@@ -49,11 +49,9 @@ class Function(Module):
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        if isinstance(function, Module) or not callable(function):
-            what = "a layer already; use it as it is" if isinstance(function, Module) else "not a function"
-            raise ArgumentError(
-                "type", f"Function takes a function, such as functional.relu; {type(function).__name__} is {what}."
-            )
+        of_kind("Function", function, Callable, "a function, such as functional.relu")
+        if isinstance(function, Module):
+            raise ArgumentError("type", f"{type(function).__name__} is a layer already: use it as it is.")
         self._described = text_of(function)
         self.function = function
 

@@ -456,11 +456,8 @@ class PositionalEmbedding(Module):
         if x.ndim != 3 or x.shape[2] != width:
             raise shape_error("PositionalEmbedding", f"(n, t, {width})", input=x.shape)
         if x.shape[1] > length:
-            raise TensorError(
-                "range",
-                f"PositionalEmbedding: the sequence has {x.shape[1]} positions, and there are vectors for {length}. "
-                "Cut the sequence, or make the layer longer.",
-            )
+            message = f"PositionalEmbedding: the sequence has {x.shape[1]} positions; expected at most {length}."
+            raise TensorError("range", f"{message} Cut the sequence, or make the layer longer.")
         return functional.add(x, functional.index(self.weight, (slice(0, x.shape[1]), ...)))
 
 
@@ -615,10 +612,6 @@ class Residual(Module):
         x = as_tensor(x)
         change = self.layers(x)
         if change.shape != x.shape:  # the sum would broadcast some shapes without an error
-            raise TensorError(
-                "shape",
-                f"Residual: the layers turn shape {x.shape} into {change.shape}, which cannot be added to the input. "
-                "Make them keep the shape (as many channels or features out as in; padding = kernel_size // 2), and "
-                "change it in a layer between the residual ones.",
-            )
+            kept = "layers that keep the shape (as many features or channels out as in, padding = kernel_size // 2)"
+            raise shape_error("Residual", kept, input=x.shape, result=change.shape)
         return x + change

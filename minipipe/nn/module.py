@@ -66,11 +66,8 @@ class Module(Familiar):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. A parameter that another module holds is tied: this attribute becomes an alias of it."""
         if name == "requires_grad":
-            raise ArgumentError(
-                "name",
-                f"{type(self).__name__} is a module and has no requires_grad of its own: freeze() trains none of its "
-                "parameters, freeze(False) all of them.",
-            )
+            message = f"{type(self).__name__} is a module and has no requires_grad of its own: freeze() trains none"
+            raise ArgumentError("name", f"{message} of its parameters, freeze(False) all of them.")
         if isinstance(value, Parameter) and vars(self).get(name) is not value and value.is_placed:
             value = value.alias()
         for _, part in _parts_in(name, value):

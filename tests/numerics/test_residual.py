@@ -27,7 +27,7 @@ def test_residual_without_layers_doubles_value_and_gradient():
 @pytest.mark.parametrize("width", [1, 4])
 def test_residual_refuses_layers_that_change_the_shape_even_where_it_could_be_broadcast(width):
     model = nn.Sequential(nn.Residual(nn.Linear(3, width)))
-    with pytest.raises(TensorError, match=rf"^Residual: .*\(2, 3\) into \(2, {width}\)") as caught:
+    with pytest.raises(TensorError, match=rf"^Residual: input has shape \(2, 3\), result \(2, {width}\)") as caught:
         model(np.ones((2, 3), np.float32))
     assert caught.value.code == "shape"
     assert caught.value.__notes__[-1].startswith("in layer 0, Residual(")
