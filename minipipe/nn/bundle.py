@@ -155,28 +155,24 @@ def _listed(layer: str, entries: Any) -> list[Entry]:
     """Return entries as a list, after checking that they are names or positions."""
     names = [entries] if isinstance(entries, str | int) else list(entries) if isinstance(entries, Sequence) else []
     if not names or not all(type(name) in (str, int) for name in names):
-        raise ArgumentError(
-            "type",
-            f"{layer}: the entries are {entries!r}; expected a name or a position, or several of them: ('x', 'mask').",
-        )
+        expected = "a name or a position, or several of them: ('x', 'mask')"
+        raise ArgumentError("type", f"{layer}: the entries are {entries!r}; expected {expected}.")
     return names
 
 
 def _entry(layer: str, bundle: Any, name: Entry) -> Any:
     kind = type(bundle)
-    if isinstance(bundle, dict):
-        exists, there = name in bundle, f"the names are {', '.join(map(repr, bundle))}"
-    elif kind in (tuple, list):
-        count = len(bundle)
-        exists, there = isinstance(name, int) and -count <= name < count, f"the positions are 0 to {count - 1}"
-    else:
+    if kind not in (tuple, list) and not isinstance(bundle, dict):
+        message = f"{layer}: the entry {name!r} is wanted from a {kind.__name__}"
+        raise ArgumentError("type", f"{message}; expected a dict, tuple or list of tensors.")
+    try:
+        return bundle[name]
+    except (KeyError, IndexError, TypeError):  # TypeError: a name where there are positions
+        is_named = isinstance(bundle, dict)
+        there = f"names are {', '.join(map(repr, bundle))}" if is_named else f"positions are 0 to {len(bundle) - 1}"
         raise ArgumentError(
-            "type",
-            f"{layer}: the entry {name!r} is wanted from a {kind.__name__}; expected a dict, tuple or list of tensors.",
-        )
-    if not exists:
-        raise ArgumentError("name", f"{layer}: there is no entry {name!r} in the {kind.__name__}; {there}.")
-    return bundle[name]
+            "name", f"{layer}: there is no entry {name!r} in the {kind.__name__}; the {there}."
+        ) from None
 
 
 def _replaced(bundle: Any, name: Any, item: Any) -> Any:
