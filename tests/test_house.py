@@ -270,6 +270,15 @@ def test_the_readme_leads_along_the_first_path_and_each_file_says_where_it_stand
         assert f"File {number} of {len(FIRST_PATH)} on the first path" in ast.get_docstring(TREES[module]), module
 
 
+def test_whatever_needs_pytorch_says_so_by_its_name():
+    """``.ci/run`` chooses by the name what it runs again where there is PyTorch."""
+    for path in (PACKAGE.parent / "tests" / "numerics").glob("test_*.py"):
+        asks = {"importorskip('torch'", "check_against_torch(", "_of_torch("}
+        for node in parsed(path).body:
+            if "torch" not in path.name and isinstance(node, ast.FunctionDef | ast.ClassDef):
+                assert "torch" in node.name or not any(words in ast.unparse(node) for words in asks), node.name
+
+
 # -- doors of the whole house -------------------------------------------------------------------------------------
 
 
