@@ -51,7 +51,7 @@ def test_a_child_ends_with_a_rank_that_has_come_to_its_end():
     check("leaves_a_child_behind", "between steps", 2)
 
 
-@pytest.mark.parametrize("name", ["closes_all_files", "closes_the_socket_to_the_launcher"])
+@pytest.mark.parametrize("name", [slowly("closes_all_files"), "closes_the_socket_to_the_launcher"])
 def test_a_rank_that_closes_its_descriptors_blames_nobody_else(name):
     """The story: the launcher killed all at once, and the first to be gone was "killed by SIGKILL"."""
     check(name, "between steps", 2)

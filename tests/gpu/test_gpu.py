@@ -26,7 +26,9 @@ def find_gpu():
 
 
 cupy = find_gpu()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cupy is None, reason="needs a GPU and CuPy: pip install '.[gpu]'")]
+if cupy is None:
+    pytest.skip("needs a GPU and CuPy: pip install '.[gpu]'", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

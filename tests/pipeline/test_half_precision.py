@@ -289,7 +289,7 @@ def test_overflows_are_warned_of_in_the_backward_of_float32_and_in_the_forward_o
 @needs_mpi
 @pytest.mark.parametrize(
     ("num_ranks", "half"),
-    [(2, np.float16), slowly(2, ml_dtypes.bfloat16), slowly(4, np.float16), slowly(4, ml_dtypes.bfloat16)],
+    [slowly(2, np.float16), slowly(2, ml_dtypes.bfloat16), slowly(4, np.float16), slowly(4, ml_dtypes.bfloat16)],
 )
 def test_so_it_is_through_mpirun(num_ranks, half):
     printed = [mpirun(n, "-m", "tests.pipeline.half_over_mpi", half.__name__) for n in (1, num_ranks)]

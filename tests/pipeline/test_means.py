@@ -261,7 +261,7 @@ def test_mistakes_with_cross_entropy_are_told():
 
 
 @needs_mpi
-@pytest.mark.parametrize("num_ranks", [2, slowly(3), slowly(4)])
+@pytest.mark.parametrize("num_ranks", [slowly(2), slowly(3), slowly(4)])
 def test_so_it_is_through_mpirun(num_ranks):
     done = mpirun(num_ranks, "-m", "tests.pipeline.token_means", limit=60)
     assert done.code == 0, done.err

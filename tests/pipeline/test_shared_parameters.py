@@ -88,6 +88,7 @@ def test_so_it_does_with_each_backward_in_halves(name):
     check_trained(spawn(lambda group: train_on(group, schedule), 3), alone(schedule.num_microbatches))
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_so_it_does_over_mpirun():
     done = mpirun(3, "-m", "tests.pipeline.tied_models", limit=120)

@@ -185,6 +185,7 @@ def test_a_pipeline_that_cannot_measure_says_so(model, options, error, words):
         Pipeline(model, OneRankGroup(), loss=nn.MSELoss(), **options)
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_all_ranks_of_mpirun_take_the_partition_of_rank_0():
     done = mpirun(3, "-m", "tests.tuning.measured_over_mpi", limit=60)
