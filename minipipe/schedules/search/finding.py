@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import inf
 from numbers import Real
 from time import perf_counter
-from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError, one_of, quoted, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.search.certificate import Certificate
 from minipipe.schedules.search.exact import solve, solver_module
@@ -99,10 +98,12 @@ def usual_evaluations(workload: Workload) -> int:
 
 def _checked(objective: Objective, seconds: float | None, evaluations: int | None) -> Objective:
     """Return the objective; refuse an unknown one, and limits that leave no search."""
-    refusal: Any = {"error": ScheduleError.of, "code": ScheduleCode.PARAMETERS}
     if seconds is not None and (not isinstance(seconds, Real) or not seconds > 0):
         message = f"seconds is {quoted(seconds)}; expected a time above 0."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     if evaluations is not None:
-        whole_number("evaluations", evaluations, **refusal)
-    return Objective(one_of("objective", objective, Objective, **refusal))
+        whole_number("evaluations", evaluations, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    if objective not in list(Objective):
+        message = f"objective is {quoted(objective)}; expected {' or '.join(repr(str(known)) for known in Objective)}."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    return Objective(objective)
