@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.placement import check_sizes, neighbouring_placement
-from minipipe.schedules.transforms import cut_stages
+from minipipe.schedules.placement import check_sizes
+from minipipe.schedules.transforms import straight
 
 
 def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -43,5 +43,4 @@ def gpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     rows = [[Action(rank, kind, k) for kind in (F, B) for k in range(num_microbatches)] for rank in range(num_ranks)]
-    placement = neighbouring_placement(num_ranks, chunks_per_rank)
-    return Schedule("gpipe", placement, num_microbatches, cut_stages(rows, chunks_per_rank))
+    return straight("gpipe", rows, num_microbatches, chunks_per_rank)

@@ -10,8 +10,8 @@ from minipipe.errors import ScheduleCode, ScheduleError, whole_number
 from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
-from minipipe.schedules.placement import check_sizes, looped_placement, neighbouring_placement
-from minipipe.schedules.transforms import cut_stages
+from minipipe.schedules.placement import check_sizes, looped_placement
+from minipipe.schedules.transforms import straight
 
 
 def eager_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -52,12 +52,9 @@ def eager_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     rows = []
-    for rank in range(num_ranks):
-        forwards = [Action(rank, F, k) for k in range(num_microbatches)]
-        backwards = [Action(rank, B, k) for k in range(num_microbatches)]
+    for rank, (forwards, backwards) in enumerate(_tables(B, num_ranks, 1, [range(num_microbatches)])):
         rows.append(warmup_then_pairs(forwards, backwards, warmup=min(2 * (num_ranks - 1 - rank), num_microbatches)))
-    placement = neighbouring_placement(num_ranks, chunks_per_rank)
-    return Schedule("eager-1f1b", placement, num_microbatches, cut_stages(rows, chunks_per_rank))
+    return straight("eager-1f1b", rows, num_microbatches, chunks_per_rank)
 
 
 def interleaved_1f1b(

@@ -1,15 +1,15 @@
 """1F1B: after a warm-up, forwards and backwards alternate.
 
 File 1 of 12 on the first path through the code (README.md): next comes ``schedules/action.py``. With one chunk per
-rank, ``cut_stages(rows, 1)`` is ``rows``; a placement says which rank holds which stage.
+rank, ``straight`` makes a schedule of the rows as they are: rank r holds stage r.
 """
 
 from __future__ import annotations
 
 from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.placement import check_sizes, neighbouring_placement
-from minipipe.schedules.transforms import cut_stages
+from minipipe.schedules.placement import check_sizes
+from minipipe.schedules.transforms import straight
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -54,8 +54,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1)
         forwards = [Action(rank, F, k) for k in range(num_microbatches)]
         backwards = [Action(rank, B, k) for k in range(num_microbatches)]
         rows.append(warmup_then_pairs(forwards, backwards, warmup=min(num_ranks - 1 - rank, num_microbatches)))
-    placement = neighbouring_placement(num_ranks, chunks_per_rank)
-    return Schedule("1f1b", placement, num_microbatches, cut_stages(rows, chunks_per_rank))
+    return straight("1f1b", rows, num_microbatches, chunks_per_rank)
 
 
 def warmup_then_pairs(forwards: list[Action], backwards: list[Action], warmup: int) -> tuple[Action, ...]:

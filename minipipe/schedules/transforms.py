@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
-from minipipe.schedules.placement import check_size
+from minipipe.schedules.action import RECV_B, SEND_B, Action, ActionKind, B, F, I, W
+from minipipe.schedules.action_table import Schedule, T, check_table
+from minipipe.schedules.placement import check_size, neighbouring_placement
+
+
+def straight(name: str, rows: Sequence[Sequence[Action]], num_microbatches: int, chunks_per_rank: int) -> Schedule:
+    """Return the schedule in which rank r runs row r, its stage cut into as many neighbouring stages as it has chunks.
+
+    Examples
+    --------
+    >>> print(straight("mine", [[Action.parse("0F0"), Action.parse("0B0")]], num_microbatches=1, chunks_per_rank=2))
+    # mine: 1 rank, 2 stages, 1 microbatch
+    rank 0: 0F0 1F0 1B0 0B0
+    """
+    placement = neighbouring_placement(len(rows), chunks_per_rank)
+    return Schedule(name, placement, num_microbatches, cut_stages(rows, chunks_per_rank))
 
 
 def cut_stages(rows: Iterable[Sequence[Action]], pieces: int) -> tuple[tuple[Action, ...], ...]:
@@ -30,7 +43,7 @@ def _on_stages(row: Iterable[Action], pieces_of: Callable[[int], range]) -> tupl
     return tuple(
         Action(s, kind, k)
         for stage, kind, k in row
-        for s in (pieces_of(stage) if kind is ActionKind.FORWARD else reversed(pieces_of(stage)))
+        for s in (pieces_of(stage) if kind is F else reversed(pieces_of(stage)))
     )
 
 
@@ -95,16 +108,13 @@ def split_backward(schedule: Schedule) -> Schedule:
     rank 0: 0F0 0I0 0W0
     """
     check_table(schedule, Schedule)
-    return schedule.with_rows(Schedule, map(_halves, schedule.actions))
+    return _with_kinds(schedule, lambda stage, kind: (I, W) if kind is B else (kind,))
 
 
-def _halves(row: tuple[Action, ...]) -> Iterator[Action]:
-    for action in row:
-        if action.kind is ActionKind.BACKWARD:
-            yield action._replace(kind=ActionKind.BACKWARD_INPUT)
-            yield action._replace(kind=ActionKind.BACKWARD_WEIGHT)
-        else:
-            yield action
+def _with_kinds(table: T, kinds_of: Callable[[int, ActionKind], tuple[ActionKind, ...]]) -> T:
+    """Return the table with other actions of the same stage and microbatch, or none, in the place of each action."""
+    rows = ([Action(s, new, k) for s, kind, k in row for new in kinds_of(s, kind)] for row in table.actions)
+    return table.with_rows(type(table), rows)
 
 
 def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
@@ -120,7 +130,7 @@ def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
     """
     computations = (action for action in row if not action.kind.is_communication)
     runs = (list(run) for _, run in groupby(computations, key=lambda action: (action.kind, action.stage)))
-    of_weights = (run for run in runs if run[0].kind is ActionKind.BACKWARD_WEIGHT)
+    of_weights = (run for run in runs if run[0].kind is W)
     return {w: [other.microbatch for other in run] if w is run[-1] else [] for run in of_weights for w in run}
 
 
@@ -163,22 +173,15 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     marked = replace(table, frozen=table.frozen | frozenset(stages))
     if table.is_forward_only or not marked.frozen:
         return table
-    return marked.with_rows(type(table), (_needed(row, marked) for row in table.actions))
+    first = marked.first_backward_stage
 
+    def needed(stage: int, kind: ActionKind) -> tuple[ActionKind, ...]:
+        is_gradient = kind.is_backward or kind in (SEND_B, RECV_B)
+        if is_gradient and (stage < first or (stage == first and kind is SEND_B)):
+            return ()
+        return {B: (I,), W: ()}.get(kind, (kind,)) if stage in marked.frozen else (kind,)
 
-def _needed(row: Iterable[Action], table: ActionTable) -> Iterator[Action]:
-    first = table.first_backward_stage
-    for action in row:
-        stage, kind, microbatch = action
-        is_gradient = kind.is_backward or kind in (ActionKind.SEND_B, ActionKind.RECV_B)
-        if is_gradient and (stage < first or (stage == first and kind is ActionKind.SEND_B)):
-            continue
-        if stage not in table.frozen:
-            yield action
-        elif kind is ActionKind.BACKWARD:
-            yield Action(stage, ActionKind.BACKWARD_INPUT, microbatch)
-        elif kind is not ActionKind.BACKWARD_WEIGHT:
-            yield action
+    return _with_kinds(marked, needed)
 
 
 def repeat(table: T, num_steps: int) -> T:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.placement import check_sizes, neighbouring_placement
-from minipipe.schedules.transforms import cut_stages
+from minipipe.schedules.placement import check_sizes
+from minipipe.schedules.transforms import straight
 
 
 class Row:
@@ -119,8 +119,7 @@ def zb_h1(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
         row.repeat(m - p, "I W F")
         row.repeat(p - r, "I W")
         row.repeat(r, "W")
-    actions = cut_stages(first_microbatches(rows, num_microbatches), chunks_per_rank)
-    return Schedule("zb-h1", neighbouring_placement(p, chunks_per_rank), num_microbatches, actions)
+    return straight("zb-h1", first_microbatches(rows, num_microbatches), num_microbatches, chunks_per_rank)
 
 
 def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -168,5 +167,4 @@ def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
         row.repeat(m - 2 * p + 1, "I W F")
         row.repeat(ahead, "I W")
         row.repeat(2 * r, "W")
-    actions = cut_stages(first_microbatches(rows, num_microbatches), chunks_per_rank)
-    return Schedule("zb-h2", neighbouring_placement(p, chunks_per_rank), num_microbatches, actions)
+    return straight("zb-h2", first_microbatches(rows, num_microbatches), num_microbatches, chunks_per_rank)
