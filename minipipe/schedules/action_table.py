@@ -154,14 +154,9 @@ class ActionTable(ShownInNotebooks):
 
         Floating-point sums depend on their order; where the orders agree, the bits agree.
         """
-        for row in self.actions:
-            latest: dict[int, int] = {}
-            for action in row:
-                if action.kind in _GRADIENT_KINDS:
-                    if action.microbatch < latest.get(action.stage, -1):
-                        return False
-                    latest[action.stage] = action.microbatch
-        return True
+        rows = ([(stage, k) for stage, kind, k in row if kind in _GRADIENT_KINDS] for row in self.actions)
+        # By stage alone, a sort keeps the order of each stage's microbatches.
+        return all(sorted(row, key=itemgetter(0)) == sorted(row) for row in rows)
 
     def with_rows(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
         """Return a table over the same stages with other rows. Their actions come from a table and need no check."""
@@ -204,11 +199,6 @@ class ActionTable(ShownInNotebooks):
         return "".join((",".join(map(str, row)) or ",") + "\n" for row in self.actions)
 
     @classmethod
-    def of_cells(cls, name: str, cells: Cells) -> Self:
-        """Return the table of the cells of a text."""
-        return cls(name, *cells)
-
-    @classmethod
     def from_text(cls, text: str, name: str = "text", ignore_sharding: bool = False) -> Self:
         """Read the output of :meth:`to_text`; ``#`` starts a comment, ``rank N:`` at a line's start may be left out.
 
@@ -227,7 +217,7 @@ class ActionTable(ShownInNotebooks):
         ScheduleError
             Code ``syntax``, with line and cell, for anything that is not an action.
         """
-        return cls.of_cells(name, _read("text", text, ignore_sharding))
+        return cls(name, *_read("text", text, ignore_sharding))
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv", ignore_sharding: bool = False) -> Self:
@@ -255,7 +245,7 @@ class ActionTable(ShownInNotebooks):
         >>> Schedule.from_csv("0F0,0B0,,\\n").actions[0][1]
         Action(stage=0, kind=<ActionKind.BACKWARD: 'B'>, microbatch=0)
         """
-        return cls.of_cells(name, _read("csv", text, ignore_sharding))
+        return cls(name, *_read("csv", text, ignore_sharding))
 
     @classmethod
     def from_file(cls, path: str | Path, ignore_sharding: bool = False) -> Self:
@@ -272,7 +262,7 @@ class ActionTable(ShownInNotebooks):
         ScheduleError
             Code ``file``, when there is no such file or it is no text; ``syntax``, with line and cell.
         """
-        return cls.of_cells(Path(path).stem, _read("file", path, ignore_sharding))
+        return cls(Path(path).stem, *_read("file", path, ignore_sharding))
 
 
 def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
@@ -350,10 +340,10 @@ def _as_action(cell: Action | str) -> Action:
 
 
 def _read(form: str, given: Any, ignore_sharding: bool) -> Cells:
-    from minipipe.schedules.text import READERS  # on demand: most tables are built, not read
+    from minipipe.schedules.text import read  # on demand: most tables are built, not read
 
     with collector_paused():
-        return READERS[form](given, ignore_sharding)
+        return read(form, given, ignore_sharding)
 
 
 @contextmanager
@@ -511,4 +501,4 @@ def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = Fals
 
 def _of_its_kind(name: str, cells: Cells) -> Schedule | Program:
     is_program = any(action.kind.is_communication for row in cells.actions for action in row)
-    return (Program if is_program else Schedule).of_cells(name, cells)
+    return (Program if is_program else Schedule)(name, *cells)

@@ -48,12 +48,32 @@ class Cells(NamedTuple):
 _Row = tuple[int, Iterable[str]]
 
 
-def read_text(text: str, ignore_sharding: bool = False) -> Cells:
+def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
+    """Read a schedule from ``"text"``, ``"csv"``, the one that it is of ``"either"``, or the path of a ``"file"``.
+
+    Errors have code ``syntax``, and code ``file`` for a file that cannot be read, is too large or is no text.
+    """
+    text = _text_of_file(given) if form == "file" else given
+    if form in _READERS and (not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))):
+        message = f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file reads a file."
+        raise ScheduleError.of(ScheduleCode.SYNTAX, message)
+    _check_length(text)
+    is_csv = form not in _READERS and any("," in line.split("#", 1)[0] for line in text.splitlines())
+    return _READERS.get(form, _read_csv if is_csv else _read_text)(text, ignore_sharding)
+
+
+def _text_of_file(path: str | Path) -> str:
+    try:
+        return io.read_text(path)
+    except FileError as error:
+        raise ScheduleError.of(ScheduleCode.FILE, f"The schedule {error}") from None
+
+
+def _read_text(text: str, ignore_sharding: bool) -> Cells:
     """Read the output of ``Schedule.to_text``. ``#`` starts a comment, and the label ``rank N:`` is optional.
 
     Of comments, only the frozen stages of the first line are read: ``# 1f1b (frozen: 0, 1): …``.
     """
-    _check_length(text)
     frozen = _FROZEN.match(text)
     stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
     return _from_rows(partial(_rows_of_text, text), ignore_sharding)._replace(frozen=stages)
@@ -81,9 +101,8 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
         rank += 1
 
 
-def read_csv(text: str, ignore_sharding: bool = False) -> Cells:
+def _read_csv(text: str, ignore_sharding: bool) -> Cells:
     """Read PyTorch's CSV format. Empty cells are idle time."""
-    _check_length(text)
     try:
         return _from_rows(partial(_rows_of_csv, text), ignore_sharding)
     except csv.Error as error:
@@ -95,38 +114,7 @@ def _rows_of_csv(text: str) -> Iterator[_Row]:
     return ((number, line) for number, line in enumerate(lines, 1) if line)
 
 
-def read_either(text: str, ignore_sharding: bool = False) -> Cells:
-    """Read CSV if there is a comma outside comments, otherwise text."""
-    _check_length(text)
-    is_csv = any("," in line.split("#", 1)[0] for line in text.splitlines())
-    return (read_csv if is_csv else read_text)(text, ignore_sharding)
-
-
-def read_file(path: str | Path, ignore_sharding: bool = False) -> Cells:
-    """Read a file of text or CSV; code ``file``, if it cannot be read, is too large, or is no text."""
-    try:
-        text = io.read_text(path)
-    except FileError as error:
-        raise ScheduleError.of(ScheduleCode.FILE, f"The schedule {error}") from None
-    return read_either(text, ignore_sharding)
-
-
-READERS: dict[str, Callable[[Any, bool], Cells]] = {
-    "text": lambda text, ignore_sharding: read_text(_checked_text(text), ignore_sharding),
-    "csv": lambda text, ignore_sharding: read_csv(_checked_text(text), ignore_sharding),
-    "either": read_either,
-    "file": read_file,
-}
-
-
-def _checked_text(text: object) -> str:
-    is_path = isinstance(text, Path) or (isinstance(text, str) and text.strip().endswith((".csv", ".txt")))
-    if is_path or not isinstance(text, str):
-        raise ScheduleError.of(
-            ScheduleCode.SYNTAX,
-            f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file reads a file.",
-        )
-    return text
+_READERS = {"text": _read_text, "csv": _read_csv}
 
 
 def _check_length(text: str) -> None:
