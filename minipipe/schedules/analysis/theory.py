@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError
@@ -182,14 +183,7 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
 
 
 def makespan(
-    name: str,
-    num_ranks: int,
-    num_microbatches: int,
-    chunks_per_rank: int | None = None,
-    *,
-    forward: float = 1.0,
-    backward_input: float = 1.0,
-    backward_weight: float = 1.0,
+    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None, **times: float
 ) -> float:
     """Return the time from the first start to the last end of all ranks.
 
@@ -203,8 +197,9 @@ def makespan(
     num_ranks, num_microbatches : int
     chunks_per_rank : int, optional
         The default depends on the schedule.
-    forward, backward_input, backward_weight : float
-        tF, tI and tW: the times of one microbatch over all chunks of a rank. A chunk takes 1/v of them.
+    **times : float
+        ``forward``, ``backward_input`` and ``backward_weight``, each 1 by default: the times tF, tI and tW of one
+        microbatch over all chunks of a rank. A chunk takes 1/v of them.
 
     Returns
     -------
@@ -221,8 +216,7 @@ def makespan(
     >>> makespan("1f1b", 4, 8), makespan("interleaved-1f1b", 4, 8, 2), makespan("zb-h1", 4, 8)
     (33.0, 28.5, 27.0)
     """
-    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, forward, backward_input, backward_weight)
-    return _value("makespan", case)
+    return _value("makespan", _case(name, num_ranks, num_microbatches, chunks_per_rank, **times))
 
 
 def bubble_fraction(
@@ -272,8 +266,7 @@ def span_bubble(
     >>> span_bubble("1f1b", 4, 8), span_bubble("zb-h1", 4, 8), span_bubble("zb-h2", 4, 8)
     (9.0, 3.0, 0.0)
     """
-    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, **times)
-    return _value("span_bubble", case)
+    return _value("span_bubble", _case(name, num_ranks, num_microbatches, chunks_per_rank, **times))
 
 
 def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: float = 0.0, **times: float) -> float:
@@ -308,8 +301,7 @@ def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: 
     >>> [steady_period(name, 4, 8, **times) for name in ("1f1b", "eager-1f1b", "gpipe")]
     [7.5, 6, 6]
     """
-    case = _case(name, num_ranks, num_microbatches, None, **times)
-    return _value("period", case, latency)
+    return _value("period", _case(name, num_ranks, num_microbatches, None, **times), latency)
 
 
 def peak_memory(
@@ -468,11 +460,10 @@ def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
     0F0 0F1 --- --- 0B0 0B1
     --- 1F0 1F1 1B0 1B1 ---
     """
-    schedule = schedule.schedule
-    rounds = complete_walk(schedule).rounds
-    grid: list[list[Action | None]] = [[None] * len(rounds) for _ in schedule.actions]
-    heads = [iter(row) for row in schedule.actions]
-    for tick, ranks in enumerate(rounds):
-        for rank in ranks:
-            grid[rank][tick] = next(heads[rank])
+    found = complete_walk(schedule.schedule)
+    grid: list[list[Action | None]] = [[None] * len(found.rounds) for _ in schedule.actions]
+    order = found.order()
+    for tick, ranks in enumerate(found.rounds):
+        for rank, action in islice(order, len(ranks)):
+            grid[rank][tick] = action
     return tuple(map(tuple, grid))

@@ -229,10 +229,9 @@ def _unexpected(schedule: ActionTable, action: Action, rank: int, position: int)
 
 def _order_problems(schedule: ActionTable) -> list[Problem]:
     """Walk in topological order; if ranks remain blocked, report the cycle in which they wait."""
-    blocked = {stuck.rank: stuck for stuck in walk(schedule).blocked}
-    if not blocked:
+    if not walk(schedule).blocked:
         return []
-    cycle, as_written = _cycle(schedule, blocked), schedule.as_written
+    cycle, as_written = _cycle(schedule), schedule.as_written
     first = cycle[0]
     if first.awaited == first.action:
         return [_unexpected(schedule, first.action, first.rank, first.position)]
@@ -254,8 +253,9 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     return [Problem(ScheduleCode.DEADLOCK, sentence, first.rank, first.position)]
 
 
-def _cycle(schedule: ActionTable, blocked: dict[int, Blocked]) -> list[Blocked]:
-    """Follow the waits from the lowest blocked rank until a rank repeats."""
+def _cycle(schedule: ActionTable) -> list[Blocked]:
+    """Follow the waits from the lowest blocked rank of a schedule that cannot end, until a rank repeats."""
+    blocked = {stuck.rank: stuck for stuck in walk(schedule).blocked}
     path: list[int] = []
     rank = min(blocked)
     while rank not in path:
@@ -302,8 +302,7 @@ def _grid(schedule: ActionTable, problem: Problem, reach: int = 5) -> str:
         return _draw_row(schedule, problem.rank, reach, reach, is_marked=False)
     marks = {problem.rank: problem.step}
     if problem.code in (ScheduleCode.DEADLOCK, ScheduleCode.RENDEZVOUS_DEADLOCK):
-        blocked = {stuck.rank: stuck for stuck in walk(schedule).blocked}
-        marks = {stuck.rank: stuck.position for stuck in _cycle(schedule, blocked)}
+        marks = {stuck.rank: stuck.position for stuck in _cycle(schedule)}
     return "\n".join(
         _draw_row(schedule, rank, marks.get(rank, problem.step), reach, is_marked=rank in marks)
         for rank in range(schedule.num_ranks)

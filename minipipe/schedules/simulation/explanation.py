@@ -93,7 +93,7 @@ class Explanation:
             has_begun = has_begun or not action.kind.is_communication
             if action.kind in _SENDS and end > start:
                 receive = Value.carried_by(action).receive
-                receiver = self._receives.get(receive)
+                receiver = self._positions.get(receive)
                 yield Idle(start, end, IdleCause.SENDING, receiver[0] if receiver else None, receive)
             free = end
         if self._timeline.end > free:
@@ -178,22 +178,13 @@ class Explanation:
         arrived, source, at = found
         last = self._spans[source][at]
         sent = last.start if last.action.kind.is_communication else last.end
-        return Message(self._producers[value], action, source, rank, sent, arrived, was_awaited=free <= sent)
+        whole = value.producer
+        producer = whole if whole in self._positions else whole._replace(kind=ActionKind.BACKWARD_INPUT)
+        return Message(producer, action, source, rank, sent, arrived, was_awaited=free <= sent)
 
     @cached_property
-    def _producers(self) -> dict[Value, Action]:
-        """By value, the action that computes it: a B, or an I."""
-        actions = (span.action for row in self._spans for span in row)
-        return {value: action for action in actions if (value := Value.produced_by(action)) is not None}
-
-    @cached_property
-    def _receives(self) -> dict[Action, Position]:
-        return {
-            span.action: (rank, index)
-            for rank, row in enumerate(self._spans)
-            for index, span in enumerate(row)
-            if span.action.kind in _RECEIVES
-        }
+    def _positions(self) -> dict[Action, Position]:
+        return {span.action: (r, index) for r, row in enumerate(self._spans) for index, span in enumerate(row)}
 
     def _before(self, rank: int, index: int) -> Position | None:
         """Return the position of the span that ended last among all that a span had to wait for."""
@@ -206,7 +197,7 @@ class Explanation:
             step = index // (len(self._spans[rank]) // self._timeline.num_steps)
             previous = change.after, step * num_before - 1
         if span.action.kind in _SENDS:
-            receiver = self._receives.get(Value.carried_by(span.action).receive)
+            receiver = self._positions.get(Value.carried_by(span.action).receive)
             return receiver if receiver and self._spans[receiver[0]][receiver[1]].start > span.start else previous
         source = self._source(rank, span.action)
         if source and (previous is None or source[0] > free):

@@ -83,27 +83,22 @@ def fit_messages(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def _check_alike(timelines: Sequence[Timeline]) -> None:
     """Refuse timelines whose times cannot be compared."""
     if not timelines:
-        raise ScheduleError.of(
-            ScheduleCode.COSTS,
-            "There is no timeline to fit costs to; expected at least one, such as pipeline.timeline().",
-        )
+        raise _refusal("There is no timeline to fit costs to; expected at least one, such as pipeline.timeline().")
     for item in timelines:
         if not isinstance(item, Timeline):
-            raise ScheduleError.of(
-                ScheduleCode.COSTS,
-                f"{quoted(item)} is not a Timeline; expected timelines, such as Costs.measured(first, second).",
-            )
+            expected = "expected timelines, such as Costs.measured(first, second)"
+            raise _refusal(f"{quoted(item)} is not a Timeline; {expected}.")
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
-        raise ScheduleError.of(
-            ScheduleCode.COSTS, f"These timelines are in {' and in '.join(units)}; expected all in one unit."
-        )
+        raise _refusal(f"These timelines are in {' and in '.join(units)}; expected all in one unit.")
     counts = sorted({len(_stages_of(timeline)) for timeline in timelines})
     if len(counts) > 1:
         stages = " and ".join(map(str, counts))
-        raise ScheduleError.of(
-            ScheduleCode.COSTS, f"These timelines have {stages} stages; expected one model over the same stages."
-        )
+        raise _refusal(f"These timelines have {stages} stages; expected one model over the same stages.")
+
+
+def _refusal(message: str) -> ScheduleError:
+    return ScheduleError.of(ScheduleCode.COSTS, message)
 
 
 def _stages_of(timeline: Timeline) -> range:
