@@ -47,7 +47,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     array([[-1.,  1.],
            [-1.,  1.]], dtype=float32)
     """
-    return _norm_of_rows("layer_norm", x, weight, bias, epsilon)
+    return _norm_of_rows("layer_norm", x, (weight, bias), epsilon)
 
 
 def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
@@ -146,26 +146,26 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     >>> functional.rms_norm(Tensor([[1.0, 7.0]]), Tensor([1.0, 1.0])).numpy().round(3)
     array([[0.2, 1.4]], dtype=float32)
     """
-    return _norm_of_rows("rms_norm", x, weight, None, epsilon)
+    return _norm_of_rows("rms_norm", x, (weight,), epsilon)
 
 
-def _norm_of_rows(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """Normalise rows, with a bias after their mean is taken away: as in layer_norm; without, as in rms_norm."""
-    given = _real_operands(x, weight, *(() if bias is None else (bias,)))
+def _norm_of_rows(name: str, x: Tensor, vectors: tuple[Tensor, ...], epsilon: float) -> Tensor:
+    """Normalise rows: centred, with a weight and a bias, as layer_norm does, or with a weight alone, as rms_norm."""
+    given = _real_operands(x, *vectors)
     x, weight, *biases = given
     shape, shapes = x.shape, {what: vector.shape for what, vector in zip(("weight", "bias"), given[1:])}
     if shape[-1:] in ((), (0,)) or set(shapes.values()) != {shape[-1:]}:
         raise shape_error(name, "(..., k) and (k,), k above 0", input=shape, **shapes)
     if backend.is_half(x.dtype):
-        return in_float32(lambda x, w, b=None: _norm_of_rows(name, x, w, b, epsilon), *given)
-    width, w = shape[-1], weight.data
-    normalised, scale = (_normalised if biases else _scaled)(backend.reshape(x.data, (-1, width)), epsilon)
+        return in_float32(lambda x, *vectors: _norm_of_rows(name, x, vectors, epsilon), *given)
+    width, w, is_centred = shape[-1], weight.data, bool(biases)
+    normalised, scale = (_normalised if is_centred else _scaled)(backend.reshape(x.data, (-1, width)), epsilon)
     result = normalised * w
 
     def vjp(g: Array) -> Array:
         g = backend.reshape(g, (-1, width))
         gradient = g * w
-        if biases:
+        if is_centred:
             gradient -= (backend.product(g, w) / width)[:, None]
         gradient -= normalised * (backend.product(g * normalised, w) / width)[:, None]
         gradient *= scale

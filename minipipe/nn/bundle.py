@@ -170,9 +170,8 @@ def _entry(layer: str, bundle: Any, name: Entry) -> Any:
     except (KeyError, IndexError, TypeError):  # TypeError: a name where there are positions
         is_named = isinstance(bundle, dict)
         there = f"names are {', '.join(map(repr, bundle))}" if is_named else f"positions are 0 to {len(bundle) - 1}"
-        raise ArgumentError(
-            "name", f"{layer}: there is no entry {name!r} in the {kind.__name__}; the {there}."
-        ) from None
+        message = f"{layer}: there is no entry {name!r} in the {kind.__name__}; the {there}."
+        raise ArgumentError("name", message) from None
 
 
 def _replaced(bundle: Any, name: Any, item: Any) -> Any:

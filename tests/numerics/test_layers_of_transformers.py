@@ -256,3 +256,9 @@ def test_he_keeps_the_variance_through_relus_and_lecun_through_plain_products():
         for _ in range(8):
             y = activation(y) @ draw(generator, (256, 256))
         assert 0.5 < y.var() / x.var() < 2
+
+
+def test_a_layer_norm_without_a_bias_is_refused_and_no_rms_norm():
+    ones = Tensor(np.ones(3))
+    with pytest.raises(TensorError, match=r"layer_norm: input has shape \(2, 3\), weight \(3,\), bias \(\)"):
+        functional.layer_norm(Tensor(np.ones((2, 3))), ones, None)
