@@ -132,7 +132,7 @@ class Tensor(TensorMethods):
     def seed_gradient(self, gradient: Array | float | None = None) -> Array:
         """Return ``gradient`` as an array of this tensor's shape and dtype; by default 1 for a single element."""
         if gradient is None:
-            if self.size != 1:
+            if backend.prod(self.shape) != 1:
                 message = f"backward() of a tensor of shape {self.shape} needs a gradient of that shape."
                 raise TensorError("not-scalar", f"{message} Take .sum() or .mean() first?")
             gradient = 1.0

@@ -113,7 +113,7 @@ def test_a_loss_that_lost_its_gradient_is_caught(monkeypatch):
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ArgumentError, match="AuxiliaryLoss takes a function of its input; this is 0.1"):
+    with pytest.raises(ArgumentError, match="AuxiliaryLoss takes a function of its input; this is of type float"):
         nn.AuxiliaryLoss(0.1)
     layers = nn.Sequential(nn.AuxiliaryLoss(lambda x: x * x))
     with pytest.raises(TensorError, match=r"must be a tensor with one element; it is a tensor of shape \(1, 4\)"):
