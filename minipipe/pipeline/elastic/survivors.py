@@ -63,8 +63,7 @@ class SurvivorGroup(MPIGroup):
         except MPI.Exception as error:
             if error.Get_error_class() not in _LOST:
                 raise
-            self._revoke_all()
-            self._count_as_lost(_world_ranks(self.comm.Get_failed()))
+            self._continue_without(_world_ranks(self.comm.Get_failed()))
         with self.job.watching(self.timeout, None, lambda: "every rank that is left to say how far it is"):
             return _vote(self.comm, is_done)
 
@@ -72,19 +71,15 @@ class SurvivorGroup(MPIGroup):
         """Return the group of the ranks that are left, in their order. Collective among them; ends this group."""
         with self.job.watching(self.timeout, None, lambda: "the ranks that are left to form a group"):
             comm = self.comm.Shrink()
-        self._revoke_all()  # those that the vote told of the loss have not yet
-        found = SurvivorGroup(self.job, comm, self.timeout, self._outer)
-        self._count_as_lost(set(self.world_ranks) - set(found.world_ranks))
+        # Those that the vote told of the loss have not revoked their groups yet.
+        self._continue_without(set(self.world_ranks) - _world_ranks(comm.group))
         self.close()
-        return found
+        return SurvivorGroup(self.job, comm, self.timeout, self._outer)
 
-    def _revoke_all(self) -> None:
-        """Let every call fail, in every group of this job, and forget what was under way there."""
+    def _continue_without(self, lost: set[int]) -> None:
+        """Let every call fail in every group of this job, and the job expect nothing of the lost ranks."""
         for group in self.job.groups:
             group.revoke()
-
-    def _count_as_lost(self, lost: set[int]) -> None:
-        """Let the job expect nothing of these ranks, and forget what was sent in groups that are revoked."""
         self.job.continue_without(lost, finalise=lambda: _vote(self.job.control))
 
     def say(self, text: str) -> None:
