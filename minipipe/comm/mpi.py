@@ -226,8 +226,7 @@ class MPIGroup(ProcessGroup):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_failure = error is not None and not (isinstance(error, SystemExit) and exit_code_of(error) == 0)
-        if error is not None and is_failure and not self.job.process.is_over:
+        if error is not None and exit_code_of(error) and not self.job.process.is_over:
             self.job.process.end_by(error)  # [1]
         super().__exit__(kind, error, trace)
 

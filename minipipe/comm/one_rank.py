@@ -39,8 +39,7 @@ class OneRankGroup(ProcessGroup):
         letters = self._mailbox[expected.tag]
         if not letters:
             raise MessageError(
-                "deadlock",
-                f"Rank 0 is blocked on {expected} from itself, which was not sent. Send before you receive.",
+                "deadlock", f"Rank 0 is blocked on {expected} from itself, which was not sent. Send before you receive."
             )
         header, array = letters.popleft()
         expected.check(header)

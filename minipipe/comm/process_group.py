@@ -563,7 +563,6 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(differs, num_ranks=3)
         [False, False, False]
         """
-        nothing = np.zeros(0)
         if self.rank == 0:
             for rank in range(1, self.size):
                 for _ in range(rounds):
@@ -573,7 +572,7 @@ class ProcessGroup(Familiar, ABC):
         best = float("inf")
         for _ in range(rounds):
             asked = time.perf_counter()
-            self.isend(nothing, 0, OwnTag.CLOCK).wait()
+            self.isend(np.zeros(0), 0, OwnTag.CLOCK).wait()
             answer = float(self.irecv(0, OwnTag.CLOCK, what="the time").wait())
             heard = time.perf_counter()
             if heard - asked < best:

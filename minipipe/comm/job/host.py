@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import thread_time
-from typing import Any
+from types import SimpleNamespace
 
 from threadpoolctl import threadpool_limits
 
@@ -106,16 +106,8 @@ def limit_blas_threads(count: int) -> Iterator[None]:
                 _blas.before.restore_original_limits()
 
 
-class _BlasLimits:
-    """The limits in force. A process has one BLAS, and so one of these."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.counts: dict[object, int] = {}
-        self.before: Any = None
-
-
-_blas = _BlasLimits()
+# The limits in force, by block, and those before. A process has one BLAS, and so one of these.
+_blas = SimpleNamespace(lock=threading.Lock(), counts={}, before=None)
 
 
 def keep_freed_memory() -> None:
