@@ -108,9 +108,8 @@ class Manifest:
             raise CheckpointError("version", message)
         names = ("step", "num_steps", "num_microbatches")
         numbers = {name: whole_number(quoted(name), found[name], 0, MOST) for name in names}
-        seeds = {"seed": found["seed"], "dropout_seed": found.get("dropout_seed", found["seed"])}  # earlier: one
-        for name, seed in seeds.items():
-            json_value(seed, int, repr(name))  # which may be below 0
+        seed = found["seed"]  # which may be below 0; earlier versions had one
+        seeds = {name: json_value(found.get(name, seed), int, repr(name)) for name in ("seed", "dropout_seed")}
         files = {}
         for name, (size, sha256) in json_value(found["files"], dict, "'files'").items():
             if not is_name_of_file(name):

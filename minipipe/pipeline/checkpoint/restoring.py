@@ -240,9 +240,8 @@ class _Found:
         if saved.num_microbatches != now:
             message = f"{name} was trained with {saved.num_microbatches} microbatches, and this pipeline has {now}"
             warned.append(f"{message}: its gradients will have other last bits.")
-        replaced = " ".join(_replaced(optimisers, self.states))
-        for warning in [*warned, *([replaced] if replaced else [])]:
-            if pipeline.group.rank == 0:
+        if pipeline.group.rank == 0:
+            for warning in filter(None, [*warned, " ".join(_replaced(optimisers, self.states))]):
                 warnings.warn(warning, stacklevel=3)
         put(pipeline, optimisers, self.values, self.states)
         pipeline.num_steps = saved.num_steps

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -347,12 +347,9 @@ def _who_else(group: ProcessGroup) -> str:
     """Say who else may write to the folder of a group: the rest of its job, where it was split off."""
     if group.size == group.world_size:
         return "does another job write to the same one?"
-    own, others = set(group.world_ranks), set(range(group.world_size)) - set(group.world_ranks)
+    every = set(range(group.world_size))
+    own, others = (", ".join(map(str, sorted(ranks))) for ranks in (group.world_ranks, every - {*group.world_ranks}))
     return (
-        f"this pipeline runs on ranks {_listed(own)} of the job; do ranks {_listed(others)} save to the same folder? "
+        f"this pipeline runs on ranks {own} of the job; do ranks {others} save to the same folder? "
         "Let one of the replicas save, or give each a folder of its own."
     )
-
-
-def _listed(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))
