@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from enum import IntEnum
+from functools import reduce
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
@@ -23,7 +24,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm.job.reports import RankActivity
 from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Header, Receive, Request, finish
-from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError
+from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, one_of
 from minipipe.hints import Familiar
 
 
@@ -422,17 +423,13 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(lambda group: int(group.all_reduce(np.array(10 * group.rank), "max")), num_ranks=4)
         [30, 30, 30, 30]
         """
-        combine = {"sum": np.add, "max": np.maximum}.get(operation)
-        if combine is None:
-            raise ArgumentError("value", f"operation is {operation!r}; expected 'sum' or 'max'.")
+        operations = {"sum": np.add, "max": np.maximum}
+        combine = operations[one_of("operation", operation, operations)]
         gathered = self.all_gather(array)
         for source, other in enumerate(gathered):
             like = gathered[self.rank]
             Expectation(self.rank, source, OwnTag.GATHER, like, names=self.world_ranks).check(Header.of(other))
-        total = gathered[0]
-        for other in gathered[1:]:
-            total = combine(total, other)
-        return np.asarray(total)
+        return np.asarray(reduce(combine, gathered))
 
     def barrier(self) -> None:
         """Return once every rank has called this.
@@ -491,8 +488,7 @@ class ProcessGroup(Familiar, ABC):
         members.sort(key=lambda rank: (given[rank][1], rank))
         group = self._subgroup(members, mine)
         if group is not None:
-            group._parent, group.clock_offset = self, self.clock_offset
-            group.world_size = self.world_size
+            group._parent, group.clock_offset, group.world_size = self, self.clock_offset, self.world_size
         return group
 
     def name(self, rank: int | None = None) -> int:
