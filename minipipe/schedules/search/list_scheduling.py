@@ -48,13 +48,18 @@ def one_after_another(workload: Workload) -> Schedule:
     rank 0: 0F0 0I0 0W0 0F1 0I1 0W1
     rank 1: 1F0 1I0 1W0 1F1 1I1 1W1
     """
+    check_memory(workload)
+    whole = repeat(one_microbatch(workload.placement, workload.num_ranks), workload.num_microbatches)
+    return Schedule("one after another", whole.placement, whole.num_microbatches, whole.actions)
+
+
+def check_memory(workload: Workload) -> None:
+    """Refuse memory that is too small for one microbatch alone, with code ``parameters``."""
     for rank, limit in enumerate(workload.memory_limit):
         needed = workload.least_memory(rank)
         if not fits(needed, limit):
             message = f"memory_limit is {limit:g} on rank {rank}, but one microbatch alone takes {needed:g} there"
             raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}; expected at least that.", rank)
-    whole = repeat(one_microbatch(workload.placement, workload.num_ranks), workload.num_microbatches)
-    return Schedule("one after another", whole.placement, whole.num_microbatches, whole.actions)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -393,14 +398,8 @@ def greedy(
     limits = workload.memory_limit if memory_limit is None else amount_per_rank(memory_limit, workload.num_ranks)
     pairs = Footprint((1,) * workload.num_stages, (1,) * workload.num_stages, (0,) * workload.num_stages)
     workload = workload._replace(overhead=0.0, footprint=pairs, memory_limit=limits)
+    check_memory(workload)
     facts = Facts(workload, gradient=B if "B" in priority else I)
-    for rank, (own, limit) in enumerate(zip(facts.own, limits)):
-        if limit < len(own):
-            raise ScheduleError.of(
-                ScheduleCode.PARAMETERS,
-                f"memory_limit is {limit:g} on rank {rank}, but one microbatch takes {len(own)} pairs on its "
-                f"{len(own)} stages; expected at least {len(own)}.",
-            )
     return schedule_of(_Greedy(facts, priority).words, workload, "greedy")
 
 

@@ -100,7 +100,7 @@ def test_it_beats_1f1b_where_stages_are_uneven():
         ((4, Costs(), ()), "placement is ()"),
         (
             (4, Costs(), (0, 1, 0), 1),
-            "memory_limit is 1 on rank 0, but one microbatch takes 2 pairs on its 2 stages; expected at least 2",
+            "memory_limit is 1 on rank 0, but one microbatch alone takes 2 there; expected at least that",
         ),
         (
             (4, Costs(), (0, 1), [1]),
