@@ -12,15 +12,14 @@ from minipipe.comm.job.host import core_times, num_cores
 from minipipe.errors import ArgumentError
 from minipipe.execution.objective import Loss
 from minipipe.execution.partition import partition_evenly
-from minipipe.execution.plan import Plan, check_model
-from minipipe.execution.samples import Pieces, samples
+from minipipe.execution.plan import check_model
+from minipipe.execution.samples import samples
 from minipipe.nn import Sequential
-from minipipe.schedules.registry import NUM_MICROBATCHES
-from minipipe.tuning.cost_model import CostModel, Messages, messages_of_this_machine
 from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.measuring import REPEATS, check_question, measure_on_this_rank
 from minipipe.tuning.report import Advice
-from minipipe.tuning.weighing import Candidate, Question, Weighing, candidates, memory_size, numbers_of_microbatches
+from minipipe.tuning.stages import Messages, messages_of_this_machine
+from minipipe.tuning.weighing import Candidate, CostModel, Question, Weighing, candidates, memory_size
 
 SECONDS = 4.0
 
@@ -168,28 +167,10 @@ def measure(question: Question, num_ranks: int, messages: Messages, rank: int = 
     xp = backend.module_for(options.get("device", "cpu"), rank)
     batch, seed = (question.model, question.inputs, question.targets, options.get("loss")), options.get("seed", 0)
     before = core_times()
-    counts = counts_of(question, num_ranks)
-    layers = {count: measure_on_this_rank(*batch, count, repeats, seed, xp) for count in counts}
+    layers = {count: measure_on_this_rank(*batch, count, repeats, seed, xp) for count in question.counts(num_ranks)}
     had, waited = (after - begun for after, begun in zip(core_times(), before))
     share = waited / (had + waited) if waited else 0.0
     return CostModel(layers, given.num_samples, messages, share)
-
-
-def counts_of(question: Question, num_ranks: int) -> list[int]:
-    """Return the numbers of microbatches to measure: the one asked for, that of a divided batch, or several."""
-    given = samples(question.inputs, "inputs")
-    if question.num_microbatches is not None:
-        return [question.num_microbatches]
-    if isinstance(given, Pieces):
-        return [len(given.parts)]
-    own = own_plan(question, num_ranks)
-    usual = NUM_MICROBATCHES if own is None else own.schedule.num_microbatches
-    return numbers_of_microbatches(given.num_samples, num_ranks, usual)
-
-
-def own_plan(question: Question, num_ranks: int) -> Plan | None:
-    """Return the plan of the program's own choice, if there is one."""
-    return None if question.own is None else question.plan(num_ranks=num_ranks, **question.own)
 
 
 def weigh(question: Question, num_ranks: int, cost_model: CostModel, seconds: float | None = None) -> Advice:
@@ -222,7 +203,7 @@ def weigh(question: Question, num_ranks: int, cost_model: CostModel, seconds: fl
         sizes = f"{num_layers} layers on {num_ranks} rank{'s' * (num_ranks > 1)}"
         given = f"chunks_per_rank={chunks} and partition={question.partition}"
         raise ArgumentError("value", f"No schedule fits {sizes} with {given}; leave one of these out.")
-    own = own_plan(question, num_ranks)
+    own = question.own_plan(num_ranks)
     if own is None or own.schedule.num_microbatches not in cost_model.layers:
         return Advice(choices, cost_model, limit)
     cut = "given" if {"partition", "layer_costs"} & {*(question.own or ())} else "parameters"

@@ -30,10 +30,10 @@ from minipipe.nn import Parameter
 from minipipe.schedules.action_table import Schedule
 from minipipe.tuning import advising
 from minipipe.tuning.advising import check_num_layers, checked_seconds, measure, weigh
-from minipipe.tuning.cost_model import measure_messages
 from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.measuring import batch_of, measured_partition
 from minipipe.tuning.report import Advice, AdviceReport, ChosenPlan
+from minipipe.tuning.stages import measure_messages
 from minipipe.tuning.weighing import Choice, Question, described, memory_size
 
 RACE_SECONDS = 40.0  # with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at most 1.00

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from minipipe.execution.plan import Plan
 from minipipe.io import html_table, text_table
 from minipipe.render.descriptions import format_memory
-from minipipe.tuning.cost_model import CostModel
-from minipipe.tuning.weighing import Choice, best_of, by_worth, described
+from minipipe.tuning.weighing import Choice, CostModel, best_of, by_worth, described
 
 _IDLE = {"fill": ("warm-up",), "wait": ("waiting", "sending", "overhead"), "drain": ("drain",)}
 _TIMES = ("predicted ms", "measured ms")

@@ -1,4 +1,4 @@
-"""The costs of the stages of a pipeline, measured on their ranks: the times of actions, and the memory they hold.
+"""Costs measured on ranks: the times of a pipeline's actions, the memory of its stages, and messages.
 
 If ranks outnumber cores, the wall time of an action includes the time in which its rank had no core. Its cost is the
 time for which its thread had a core instead, which sharing does not stretch. The same clock measures the overhead
@@ -7,15 +7,26 @@ between two actions.
 Ranks do not get all of the cores: waiting ranks poll for messages, the system moves a rank to an idle core late, and
 other programs run. The number of cores is therefore fitted, such that the simulation of the measured steps takes as
 long as they did. A watch warns if other programs had the cores.
+
+Messages are measured between the ranks at hand or between ranks that mpirun starts. Ping-pong gives the bandwidth.
+Latency, overhead and cores are those of a small pipeline over all ranks, because working ranks poll for messages
+between actions and may share cores.
+
+``mpirun -n 4 python -m minipipe.tuning.stages`` prints the costs of messages as JSON.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import subprocess
+import sys
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from time import perf_counter, thread_time
 from types import ModuleType
@@ -23,21 +34,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm import ProcessGroup, Request, objects
-from minipipe.comm.job.host import core_times, cores
-from minipipe.errors import whole_number
+from minipipe.comm import ProcessGroup, Request, init_process_group, objects, spawn
+from minipipe.comm.job.host import core_times, cores, find_mpirun
+from minipipe.comm.job.host import num_ranks as ranks_of_launcher
+from minipipe.errors import LaunchError, whole_number
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.executor import Executor, Observer, Step
+from minipipe.execution.objective import BatchObjective
 from minipipe.execution.observers import MemoryMeter
+from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
+from minipipe.execution.samples import Samples, split_microbatches
 from minipipe.execution.timeline import gather_timeline
+from minipipe.nn import Linear, MSELoss, Sequential
 from minipipe.schedules.action import Action, ActionKind, F, I, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.simulation.costs import Costs, Hosts
+from minipipe.schedules.simulation.fitting import fit_messages
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import freeze_stages, split_backward
@@ -334,3 +351,131 @@ def _run_without_trace(executor: Executor, batch: Batch, *observers: Observer) -
     for stage in executor.stages.values():
         stage.begin()
     return record
+
+
+# -- messages -------------------------------------------------------------------------------------------------------
+
+_SIZES, _REPEATS = (1 << 10, 1 << 18), 40  # bytes; the cost is a line through these two
+_WIDTH, _SAMPLES, _MICROBATCHES, _STEPS = 64, 16, 16, 10  # of the small pipeline: a layer on each rank
+_THREADS, _MPI = "thread ranks", "MPI ranks"
+
+
+class Messages(NamedTuple):
+    """The costs of messages, and of the bookkeeping between two actions.
+
+    Attributes
+    ----------
+    latency : float
+        Seconds of an empty message, from the send until it is received.
+    bandwidth : float
+        Bytes per second.
+    overhead : float
+        Seconds of a rank between two actions.
+    cores : float, optional
+        Where ranks outnumber the cores of one host, the share of the cores that they get.
+    measured_on : str
+        Which ranks were measured.
+
+    Examples
+    --------
+    >>> Messages(latency=2e-5, bandwidth=1e9).overhead
+    0.0
+    """
+
+    latency: float = 0.0
+    bandwidth: float = float("inf")
+    overhead: float = 0.0
+    cores: float | None = None
+    measured_on: str = "assumed"
+
+
+def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
+    """Measure messages between neighbours, one pair after another, and then in a small pipeline over all ranks.
+
+    Collective. Rank 0 returns the result of all pairs, the others an empty one.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    measured_on : str
+        For the result.
+    """
+    samples = np.array([sample for rank in range(group.size - 1) for sample in _pair(group, rank)]).reshape(-1, 2)
+    gathered = group.all_gather(samples, what="the times of messages, which are measured for schedule='auto',")
+    at_work, hosts = _costs_at_work(group), crowded_hosts(group, np)
+    if group.rank:
+        return Messages()
+    latency, bandwidth = fit_messages([(size, time) for own in gathered for size, time in own.tolist()])
+    all_cores = hosts.cores[0] if hosts is not None and len(hosts.cores) == 1 else None
+    cores = at_work.cores if isinstance(at_work.cores, float) else all_cores
+    return Messages(max(latency, at_work.latency), bandwidth, at_work.overhead, cores, measured_on)
+
+
+def _pair(group: ProcessGroup, first: int) -> list[tuple[float, float]]:
+    """Send arrays to the next rank and back; return, on the first rank of the pair, (bytes, seconds of one message)."""
+    group.barrier()
+    second, found = first + 1, []
+    for size in _SIZES if group.rank in (first, second) else ():
+        array, times = np.zeros(size, np.uint8), []
+        for _ in range(_REPEATS):
+            start = perf_counter()
+            if group.rank == first:
+                group.send(array, second)
+                group.recv(second)
+            else:
+                group.send(group.recv(first), first)
+            times.append((perf_counter() - start) / 2)
+        # The lower quartile: another program on the core makes some messages late.
+        found += [(float(size), sorted(times)[_REPEATS // 4])] if group.rank == first else []
+    group.barrier()
+    return found
+
+
+def _costs_at_work(group: ProcessGroup) -> Costs:
+    """Return the costs of a pipeline with small layers, one on each rank. Collective."""
+    model = Sequential(*(Linear(_WIDTH, _WIDTH) for _ in range(group.size)))
+    plan = Plan(model, num_ranks=group.size, num_microbatches=_MICROBATCHES)
+    stages = build_stages(plan, group.rank, seed=0)
+    ones = Samples([np.ones((_MICROBATCHES * _SAMPLES, _WIDTH), np.float32)])
+    slices, objective = split_microbatches(ones.num_samples, _MICROBATCHES), BatchObjective(MSELoss())
+    objective.begin(slices, ones)
+    batch = Batch("measure_costs", slices, ones, objective, 0, 0, 0, is_cut=False, inputs_require_grad=False)
+    make_executor = partial(Executor, stages=stages, group=group, xp=np)
+    return measure_costs(make_executor, plan.program, batch, _STEPS, warns=False)  # advice says how busy it was
+
+
+def messages_of_this_machine(num_ranks: int) -> Messages:
+    """Measure messages between ranks that mpirun starts or, where there is no mpirun, between thread ranks.
+
+    Local; starts processes. The result says which ranks were measured.
+
+    Parameters
+    ----------
+    num_ranks : int
+
+    Raises
+    ------
+    LaunchError
+        Code ``no-launcher``, when mpirun cannot start the ranks.
+    """
+    command = find_mpirun()
+    if command is None or ranks_of_launcher(os.environ) != 1:  # or this process is a rank, which cannot start others
+        return spawn(lambda group: measure_messages(group, _THREADS), num_ranks)[0]
+    program = [command, "-n", str(num_ranks), sys.executable, "-m", "minipipe.tuning.stages"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no error message"])[-1]
+        raise LaunchError("no-launcher", f"{command} -n {num_ranks} cannot start ranks to measure messages: {said}")
+    return Messages(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Measure as one rank of a job; rank 0 prints."""
+    with init_process_group() as group:
+        found = measure_messages(group, _MPI)
+        if group.rank == 0:
+            print(json.dumps(found._asdict()))
+
+
+if __name__ == "__main__":
+    main()

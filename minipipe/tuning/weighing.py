@@ -1,10 +1,14 @@
-"""What to weigh, as data; and the predicted time, idle time and memory of each candidate. Nothing is timed here."""
+"""What to weigh, as data; and the predicted time, idle time and memory of each candidate. Nothing is timed here.
+
+No time of a layer is interpolated: each number of microbatches that is weighed is measured. A batch is measured in
+microbatches of 1, 1/2, 1/4 … of it, one of each size, which takes little longer than the whole batch.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from numbers import Real
 from statistics import median
@@ -12,17 +16,19 @@ from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted
 from minipipe.execution.plan import Plan
+from minipipe.execution.samples import Pieces, samples
 from minipipe.nn import Sequential
 from minipipe.render.descriptions import format_memory
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import Objective, Workload, fits
-from minipipe.schedules.registry import REGISTRY, build, default_chunks
+from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, default_chunks
 from minipipe.schedules.search.finding import find_schedule
 from minipipe.schedules.simulation.comparison import workload_of
+from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.tuning.cost_model import CostModel
-from minipipe.tuning.layers import MakeOptimiser, MemoryPrediction
+from minipipe.tuning.layers import MakeOptimiser, MeasuredLayers, MemoryPrediction
+from minipipe.tuning.stages import Messages
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
@@ -56,6 +62,51 @@ def memory_size(given: Any) -> float:
         message = f"memory_limit is {quoted(given)}; expected an amount above 0, such as '500 MB', '2 GiB' or bytes."
         raise ArgumentError("value", message)
     return amount
+
+
+class CostModel(NamedTuple):
+    """The measured costs of a model and of messages, from which the costs of any plan follow.
+
+    Attributes
+    ----------
+    layers : mapping of int to MeasuredLayers
+        By the number of microbatches.
+    num_samples : int
+        In the batch.
+    messages : Messages
+    waited : float
+        The share of the time that the process wanted a core and had none, because of other programs, while the layers
+        were measured. Known on Linux only; elsewhere 0.
+
+    Examples
+    --------
+    >>> CostModel({}, num_samples=64, messages=Messages()).samples_of(microbatches=5)
+    13
+    """
+
+    layers: Mapping[int, MeasuredLayers]
+    num_samples: int
+    messages: Messages
+    waited: float = 0.0
+
+    def samples_of(self, microbatches: int) -> int:
+        """Return the samples of the largest microbatch."""
+        return -(-self.num_samples // microbatches)
+
+    def costs(self, plan: Plan, recompute: bool) -> Costs:
+        """Return the costs of a plan's stages: sums over layers, and messages.
+
+        Each layer was measured as a stage of its own, so the sum counts the bookkeeping of a stage, some 30 µs for F, I
+        and W, for each of its layers. The ranks race the best choices, which do not depend on it.
+
+        Parameters
+        ----------
+        plan : Plan
+        recompute : bool
+        """
+        layers, messages = self.layers[plan.schedule.num_microbatches], self.messages._asdict()
+        del messages["measured_on"]
+        return replace(layers.costs(plan.partition, plan.placement, recompute), **messages)
 
 
 # The options of a pipeline that make its plan.
@@ -98,6 +149,21 @@ class Question:
     def plan(self, **options: Any) -> Plan:
         """Return a plan of the model, with these options."""
         return Plan(self.model, inputs_require_grad=self.options.get("inputs_require_grad", False), **options)
+
+    def own_plan(self, num_ranks: int) -> Plan | None:
+        """Return the plan of the program's own choice, if there is one."""
+        return None if self.own is None else self.plan(num_ranks=num_ranks, **self.own)
+
+    def counts(self, num_ranks: int) -> list[int]:
+        """Return the numbers of microbatches to measure: the one asked for, that of a divided batch, or several."""
+        given = samples(self.inputs, "inputs")
+        if self.num_microbatches is not None:
+            return [self.num_microbatches]
+        if isinstance(given, Pieces):
+            return [len(given.parts)]
+        own = self.own_plan(num_ranks)
+        usual = NUM_MICROBATCHES if own is None else own.schedule.num_microbatches
+        return numbers_of_microbatches(given.num_samples, num_ranks, usual)
 
 
 SEARCHED = "searched"
@@ -381,8 +447,6 @@ class Weighing:
 
     def __init__(self, question: Question, num_ranks: int, cost_model: CostModel) -> None:
         self.question, self.num_ranks, self.cost_model = question, num_ranks, cost_model
-        self.memory_limit, self.optimiser = question.memory_limit, question.optimiser
-        self.partition = question.partition
 
     def named(self, candidates: Iterable[Candidate], forms: Sequence[Form] = (("time", False),)) -> Iterator[Choice]:
         """Yield candidates with named schedules, weighed, each in the first form that is within the limit.
@@ -427,28 +491,29 @@ class Weighing:
         """Yield a schedule searched for the stages of another one, if there is one within the limit."""
         like = self._cut(candidate, model)
         costs = self.cost_model.costs(like, candidate.recompute)
-        free = [self.memory_limit - own.total + own.activations for own in self._memory(like, candidate.recompute)]
+        memory, most = self._memory(like, candidate.recompute), self.question.memory_limit
+        free = [most - own.total + own.activations for own in memory]
         if like.schedule.frozen or min(free) <= 0:  # the search does not support frozen stages
             return
-        limit = None if self.memory_limit == inf else free
+        limit = None if most == inf else free
         found = searched_schedule(costs.workload(model.placement, candidate.num_microbatches, limit), seconds)
         if found is not None and found.is_reproducible:
             yield self.plan(candidate, self.question.plan(schedule=found, partition=like.partition), found)
 
     def _fits(self, schedule: Schedule) -> bool:
-        return self.partition is None or len(self.partition) == schedule.num_stages
+        return self.question.partition is None or len(self.question.partition) == schedule.num_stages
 
     def _cut(self, candidate: Candidate, schedule: Schedule) -> Plan:
         """Return the plan of a schedule, cut as the candidate says."""
-        if self.partition is not None:
-            return self.question.plan(schedule=schedule, partition=self.partition)
+        if self.question.partition is not None:
+            return self.question.plan(schedule=schedule, partition=self.question.partition)
         layers, again = self.cost_model.layers[candidate.num_microbatches], candidate.recompute
-        cut = layers.balance(by=candidate.cut, schedule=schedule, optimiser=self.optimiser, recompute=again)
+        cut = layers.balance(by=candidate.cut, schedule=schedule, optimiser=self.question.optimiser, recompute=again)
         return self.question.plan(schedule=schedule, partition=cut)
 
     def _memory(self, plan: Plan, recompute: bool) -> MemoryPrediction:
         layers = self.cost_model.layers[plan.schedule.num_microbatches]
-        return layers.memory(plan, optimiser=self.optimiser, recompute=recompute)
+        return layers.memory(plan, optimiser=self.question.optimiser, recompute=recompute)
 
     def plan(self, candidate: Candidate, plan: Plan, schedule: Schedule) -> Choice:
         """Return a plan, weighed.
@@ -469,7 +534,7 @@ class Weighing:
             idle[slot.cause.value] = idle.get(slot.cause.value, 0.0) + share
         memory = tuple(own.total for own in self._memory(plan, candidate.recompute))
         bound, bound_by = least_makespan(workload_of(plan.schedule, costs), self.cost_model.messages.cores)
-        is_within_limit = all(fits(own, self.memory_limit) for own in memory)
+        is_within_limit = all(fits(own, self.question.memory_limit) for own in memory)
         time, bubble = timeline.makespan, timeline.bubble_fraction
         return Choice(candidate, schedule, plan.partition, time, bubble, idle, memory, bound, bound_by, is_within_limit)
 

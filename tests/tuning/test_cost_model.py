@@ -8,7 +8,7 @@ import pytest
 from minipipe import Microbatches, advise, nn, spawn
 from minipipe.errors import ArgumentError, LaunchError, MicrobatchError, ModelError, PartitionError
 from minipipe.tuning import Messages
-from minipipe.tuning.cost_model import measure_messages, messages_of_this_machine
+from minipipe.tuning.stages import measure_messages, messages_of_this_machine
 from tests.launch import needs_mpi
 
 X = np.ones((16, 4), np.float32)
@@ -109,7 +109,7 @@ def test_one_rank_has_no_messages():
 
 
 def test_a_launcher_that_starts_nothing_is_reported(monkeypatch):
-    monkeypatch.setattr("minipipe.tuning.cost_model.find_mpirun", lambda: "false")
+    monkeypatch.setattr("minipipe.tuning.stages.find_mpirun", lambda: "false")
     words = "false -n 2 cannot start ranks to measure messages: no error message"
     with pytest.raises(LaunchError, match=words) as caught:
         messages_of_this_machine(2)
