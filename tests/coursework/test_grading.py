@@ -102,12 +102,12 @@ def test_a_file_that_does_not_load_is_said_once(course, text, words):
     [
         (b"\xff\xfe", "it is not valid Python: invalid or missing encoding declaration"),
         (b"# coding: rot13\n", "it is not valid Python: 'rot13' is not a text encoding; use codecs.decode()"),
-        (b"# coding: nothing\n", "it is not valid Python: unknown encoding: nothing"),
-        (b"# coding: latin-1\n# \xe9\nx = (\n", "it is not valid Python: '(' was never closed (line 3: x = ()"),
+        slowly(b"# coding: nothing\n", "it is not valid Python: unknown encoding: nothing"),
+        slowly(b"# coding: latin-1\n# \xe9\nx = (\n", "it is not valid Python: '(' was never closed (line 3: x = ()"),
         (b"x = 1\0\n", "it "),
         (b"x = " + b"(" * 500_000, "it is not valid Python: too many nested parentheses (line 1: x = ((("),
-        (b"x = " + b"-" * 500_000 + b"1", "it "),
-        (b"x = 1 +" + b" 1 +" * 100_000 + b"\n", "it "),
+        slowly(b"x = " + b"-" * 500_000 + b"1", "it "),
+        slowly(b"x = 1 +" + b" 1 +" * 100_000 + b"\n", "it "),
     ],
     ids=lambda value: value[:20] if isinstance(value, bytes) else "",
 )
@@ -119,7 +119,7 @@ def test_a_file_that_python_cannot_read_is_said(course, content, reason):
     assert len(task.problem) < 500 and str(task).count("\n") == 0
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-8-sig", "utf-16-le"])
+@pytest.mark.parametrize("encoding", ["latin-1", slowly("cp1252"), slowly("utf-8-sig"), "utf-16-le"])
 def test_a_file_is_read_in_the_encoding_that_python_would_take(course, encoding):
     text = f"# coding: {encoding}\n# Zoë\n" + double("raise ValueError('Zoë')")
     task = course(text.encode(encoding))

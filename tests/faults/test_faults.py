@@ -103,7 +103,7 @@ def test_abort_ends_all_with_its_code():
     [
         slowly("catches_an_exit_and_goes_on", ""),
         slowly("exits_with_zero_at_the_end", ""),
-        ("forks_and_the_child_exits", "between steps"),
+        slowly("forks_and_the_child_exits", "between steps"),
         slowly("works_on_alone_after_the_others", ""),
     ],
 )

@@ -185,8 +185,13 @@ def trained(group, half=np.float16, initial=2.0**15, num_steps=9, wait=True, **o
     return scales, taken, list(map(float, losses)), pipeline.state_dict()
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved-1f1b"])
-@pytest.mark.parametrize("wait", [True, False], ids=["wait", "without waiting"])
+@pytest.mark.parametrize(
+    ("schedule", "wait"),
+    [
+        *(("1f1b", True), ("zb-h1", False), slowly("1f1b", False), slowly("zb-h1", True)),
+        *(slowly("interleaved-1f1b", True), ("interleaved-1f1b", False)),
+    ],
+)
 def test_all_ranks_leave_out_the_same_updates_and_end_with_the_values_of_one(schedule, wait):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # an overflow of gradients is nothing to warn of

@@ -100,6 +100,7 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(ending, tmp_path, t
         assert float(re.search('"duration":([0-9.e-]+)', drawn)[1]) == max(makespans) / 1000
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system takes no cores from a process")
 def test_where_ranks_share_a_core_the_order_of_the_step_is_drawn_with_the_times_of_a_core(tmp_path):

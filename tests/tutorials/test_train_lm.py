@@ -40,7 +40,7 @@ def test_on_one_rank_it_trains_and_writes(alone):
 @needs_mpi
 @pytest.mark.parametrize(
     ("num_ranks", "schedule"),
-    [(2, "1f1b"), slowly(4, "zb-h1"), slowly(4, "interleaved-1f1b"), slowly(2, "zb-v"), slowly(3, "gpipe")],
+    [slowly(2, "1f1b"), slowly(4, "zb-h1"), slowly(4, "interleaved-1f1b"), slowly(2, "zb-v"), slowly(3, "gpipe")],
 )
 def test_any_ranks_and_schedule_end_with_the_same_loss_and_text(num_ranks, schedule, alone):
     many = result(on_ranks(num_ranks, "--schedule", schedule))
@@ -62,6 +62,7 @@ def test_so_they_do_with_dropout_tied_embeddings_and_recomputation(num_ranks, sc
     assert many["loss"] == one["loss"] and many["text"] == one["text"]
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_it_shows_progress_the_result_and_a_timeline():
     done = on_ranks(2, "--schedule", "1f1b")

@@ -250,6 +250,7 @@ def sizes_of(done):
     return [int(size) for size in re.findall(r"^(\d) ranks$", done.out, re.MULTILINE)]
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_answer_is_left_out_with_its_ranks(on_hosts):
     done = on_hosts("--restarts", 3)
     assert done.code == 0 and sizes_of(done) == [4, 2]

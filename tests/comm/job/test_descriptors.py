@@ -147,16 +147,17 @@ RUN = (
 )
 
 
+PROCESS = "child = multiprocessing.get_context('{}').Process(target=joins); child.start(); child.join()"
+
+
 @needs_mpi
 @pytest.mark.parametrize(
     "how",
     [
         RUN.format(""),
         slowly(RUN.format(", close_fds=False")),
-        *(
-            f"child = multiprocessing.get_context('{method}').Process(target=joins); child.start(); child.join()"
-            for method in ("fork", "spawn")
-        ),
+        PROCESS.format("fork"),
+        slowly(PROCESS.format("spawn")),
     ],
     ids=["subprocess", "subprocess with all files", "fork", "spawn"],
 )
