@@ -18,6 +18,7 @@ from minipipe.schedules.analysis.workload import Objective, Workload, fits
 from minipipe.schedules.placement import check_sizes, looped_placement, neighbouring_placement, v_placement
 from minipipe.schedules.registry import REGISTRY, TRADES, build, builder_of
 from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.evaluation import value_of
 from minipipe.schedules.simulation.simulator import check_costs, simulate
 from minipipe.schedules.simulation.timeline import Timeline
 
@@ -66,10 +67,7 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
         return ()
     memory = max(timeline.peak_memory or (inf,))
     workload = workload_of(schedule, costs, memory)
-    values = {Objective.MAKESPAN: timeline.makespan, Objective.SPAN: timeline.cost}
-    return tuple(
-        Gap(objective, workload, value, lower_bound(workload, objective)) for objective, value in values.items()
-    )
+    return tuple(Gap(it, workload, value_of(timeline, it), lower_bound(workload, it)) for it in Objective)
 
 
 def workload_of(schedule: ActionTable, costs: Costs, memory_limit: float = inf) -> Workload:

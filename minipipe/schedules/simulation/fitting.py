@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from statistics import mean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.simulation.span import IdleCause
 from minipipe.schedules.simulation.timeline import Timeline
+
+K = TypeVar("K")
 
 
 def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
@@ -59,9 +61,7 @@ def fit_messages(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
     >>> fit_messages([(0, 1.0), (100, 3.0), (100, 3.0), (100, 9.0)])
     (1.0, 50.0)
     """
-    by_size: defaultdict[float, list[float]] = defaultdict(list)
-    for size, time in samples:
-        by_size[size].append(time)
+    by_size = _grouped(samples)
     points = [(size, median(times), len(times)) for size, times in by_size.items()]
     total = sum(count for _, _, count in points)
     if not points:
@@ -106,9 +106,8 @@ def _stages_of(timeline: Timeline) -> range:
 
 
 def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
-    times: defaultdict[tuple[ActionKind, int], list[float]] = defaultdict(list)
-    for action, start, end in (span for row in timeline.spans for span in row):
-        times[action.kind, action.stage].append(end - start)
+    spans = (span for row in timeline.spans for span in row)
+    times = _grouped(((action.kind, action.stage), end - start) for action, start, end in spans)
     return {key: mean(found) for key, found in times.items()}
 
 
@@ -134,20 +133,24 @@ def _updates(timelines: Sequence[Timeline]) -> float | list[float]:
 def _message_samples(timelines: Iterable[Timeline]) -> Iterator[tuple[float, float]]:
     """Yield (size, mean time) of the awaited messages, for each timeline and each size."""
     for timeline in timelines:
-        times: defaultdict[float, list[float]] = defaultdict(list)
-        for message in timeline.messages:
-            if message.was_awaited:
-                times[message.size or 0.0].append(max(0.0, message.arrived - message.sent))
+        awaited = (message for message in timeline.messages if message.was_awaited)
+        times = _grouped((it.size or 0.0, max(0.0, it.arrived - it.sent)) for it in awaited)
         yield from ((size, mean(found)) for size, found in times.items())
 
 
 def _message_sizes(timelines: Iterable[Timeline], num_stages: int) -> list[float]:
     """Return, by stage, the mean size of its activations in messages, or 0 if no size is known."""
-    sizes: defaultdict[int, list[float]] = defaultdict(list)
-    for message in (message for timeline in timelines for message in timeline.messages):
-        if message.value.kind is F and message.size is not None:
-            sizes[message.value.stage].append(message.size)
-    return [mean(sizes[stage]) if sizes[stage] else 0.0 for stage in range(num_stages)]
+    messages = (message for timeline in timelines for message in timeline.messages)
+    sizes = _grouped((it.value.stage, it.size) for it in messages if it.value.kind is F and it.size is not None)
+    return [mean(sizes[stage]) if stage in sizes else 0.0 for stage in range(num_stages)]
+
+
+def _grouped(pairs: Iterable[tuple[K, float]]) -> dict[K, list[float]]:
+    """Return, by key, the numbers of the pairs that have it, in their order."""
+    found: defaultdict[K, list[float]] = defaultdict(list)
+    for key, number in pairs:
+        found[key].append(number)
+    return found
 
 
 def _median(times: Iterable[float]) -> float:
