@@ -28,7 +28,7 @@ from tests.strategies import (
 )
 
 
-@examples(120)
+@examples(240)
 @given(steps(), st.booleans())
 def test_gradients_of_a_pipelined_step_are_those_of_one_process_bit_for_bit(step, recompute):
     model, inputs, targets, schedule, partition = step
