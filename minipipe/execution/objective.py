@@ -7,7 +7,7 @@ from copy import copy
 from functools import reduce
 from math import inf, nan
 from operator import add
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 from zlib import crc32
 
 import numpy as np
@@ -25,13 +25,6 @@ Loss = Callable[[Any, Any], Tensor]
 Weight = Callable[[Any], float]
 Metric = Callable[[Any, Any], Any]
 Where = bool | Literal["everywhere"]
-
-
-class Replayable(NamedTuple):
-    """A loss, and the targets of a microbatch."""
-
-    loss: Any
-    targets: list[Any]
 
 
 class BatchObjective:
@@ -111,8 +104,8 @@ class BatchObjective:
     def begin(self, slices: Sequence[slice], targets: Samples | Pieces | None) -> None:
         """Take the microbatches of a batch, and its targets."""
         self.targets, self._num_samples = targets, slices[-1].stop
-        self._parts = None if targets is None else [targets.cut(part) for part in slices]
-        self._shares = [] if self._loss is None else shares(slices, self._loss, self._loss_weight, self._parts)
+        self.parts = None if targets is None else [targets.cut(part) for part in slices]
+        self._shares = [] if self._loss is None else shares(slices, self._loss, self._loss_weight, self.parts)
 
     def __call__(self, microbatch: int, outputs: Bundle | WithLosses) -> tuple[Tensor | None, float]:
         """Return the loss of a microbatch, if there is one, and its seed: the gradient with which backward begins."""
@@ -123,7 +116,7 @@ class BatchObjective:
     ) -> tuple[Tensor | None, float]:
         """Return the loss and its seed, for these arrays as the targets if they are given."""
         outputs, auxiliary = outputs if isinstance(outputs, WithLosses) else (outputs, None)
-        targets = None if self._parts is None else self._parts[microbatch]
+        targets = None if self.parts is None else self.parts[microbatch]
         if targets is not None and arrays is not None:
             targets = targets._replace(arrays=arrays)
         if self.where or self.metrics:
@@ -146,13 +139,12 @@ class BatchObjective:
         self.losses[microbatch] = loss
         return self._shares[microbatch] * self.scale
 
-    def replayable(self, microbatch: int) -> Replayable | None:
-        """Return the loss and its targets, if a replayed tape may compute it: one of minipipe's own, and it alone."""
+    @property
+    def replayable_loss(self) -> Any:
+        """The loss, if a replayed tape may compute it: one of minipipe's own, and it alone was asked for; or None."""
         loss = self._loss
         own = type(loss).__module__ == "minipipe.nn.losses" or getattr(type(loss), "is_replayable", False)
-        if not own or self.where or self.metrics or self._parts is None:
-            return None
-        return Replayable(loss, self._parts[microbatch].arrays)
+        return None if not own or self.where or self.metrics or self.parts is None else loss
 
     def _note(self, microbatch: int, outputs: Bundle, targets: Samples | None) -> None:
         arrays = [backend.contiguous(tensor.data) for tensor in tensors_in(outputs)]

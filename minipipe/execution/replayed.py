@@ -1,99 +1,75 @@
-"""What a replaying stage knows of its kinds of microbatch, and keeps of a microbatch between its actions."""
+"""What makes a tape of a stage valid: what its layers are like, and of which kind a microbatch is."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import BackwardWalk, Leaf, Node, unchanged
 from minipipe.autograd.replay import NotingLeaf, Tape, Trace
-from minipipe.execution.payload import Payload
-from minipipe.execution.stage import Stage
 from minipipe.nn import Function, Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 
-_DEEPEST = 6  # nesting of attributes that is looked into
+_DEEPEST = 9  # nesting of attributes that is looked into
+_VALUES = bool | int | float | complex | str | bytes | np.generic | np.dtype | None
+_THEMSELVES = Module | Parameter | type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType
 
 
 @dataclass
-class TapeEntry:
-    """What is known of one kind of microbatch: seen, captured once, confirmed (``tape``) or refused (``reason``)."""
+class Kind:
+    """What is known of one kind of microbatch: seen, captured once (``first``), confirmed (``tape``) or refused."""
 
+    reason: str = ""  # why it is refused
     first: Tape | None = None
     first_step: int = -1
     first_inputs: bytes = b""
     is_captured_now: bool = False
     tape: Tape | None = None
-    reason: str = ""
+    result: tuple[tuple[int, ...], Any] = ((), None)  # shape and dtype of what its forward returns
+    used: int = 0  # the last step in which it came
+
+    def keep(self, tape: Tape, step: int, inputs: bytes) -> None:
+        """Compare a capture with the first one, or keep it for that."""
+        if self.first is None:
+            self.first, self.first_step, self.first_inputs = tape, step, inputs
+        elif self.first.is_like(tape):
+            self.tape, self.first = tape, None
+        else:
+            self.reason, self.first = "two microbatches left different lines or constants", None
 
 
 @dataclass
-class StageCapture:
+class Capture:
     """A microbatch that is captured now."""
 
     trace: Trace
-    entry: TapeEntry
+    kind: Kind
     inputs: bytes
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)  # by the identity of the parameter
 
 
-@dataclass
-class ReplayedMicrobatch:
-    """A microbatch between its actions: its tape, what that keeps, and the parameters' arrays."""
+@dataclass(slots=True)
+class Replayed:
+    """A microbatch between its actions: its tape, what that keeps, and with which gradient its backward begins."""
 
+    kind: Kind
     tape: Tape
-    kept: list[Any]
-    parameters: list[Array]
-    shape: tuple[int, ...]
-    dtype: Any
-    num_inputs: int
+    kept: list[Any] | None  # None once no gradient has come back, so that W has nothing to do
     order: int
+    num_inputs: int
     seed: Array | None = None
-    postponed: list[tuple[Leaf, Array]] = field(default_factory=list)
-    is_over: bool = False  # no gradient came back, so W has nothing to do
-
-    def run(self, section: str, leaves: list[Any], *gradient: Array) -> tuple[Any, ...]:
-        """Run a section of the tape; return its results, the gradients of the inputs."""
-        if self.is_over:
-            return ()
-        function = self.tape.sections[section]
-        results, self.kept = function(self.parameters, leaves, walk_of(self.order), self.kept, *gradient)
-        self.seed = None
-        return results
 
 
-class LaterLeaf:
-    """A leaf that keeps contributions for later: I was asked of a tape with a whole backward."""
-
-    def __init__(self, leaf: Leaf, into: list[tuple[Leaf, Array]]) -> None:
-        self.leaf, self.into = leaf, into
-
-    def add(self, contribution: Array, walk: BackwardWalk) -> None:
-        """Keep a contribution."""
-        self.into.append((self.leaf, contribution))
-
-
-def walk_of(order: int) -> BackwardWalk:
-    """Return the walk of a node's backward, for leaves that ask whether they were changed since."""
-    walk = BackwardWalk()
-    walk.order = order
-    return walk
-
-
-def as_node(held: ReplayedMicrobatch) -> Node:
-    """Return a node that holds what a tape keeps of a microbatch."""
-    arrays = [each for each in held.kept if isinstance(each, np.ndarray)]
-    arrays += [array for _, array in held.postponed]
-    return Node([(Node([], -1), partial(unchanged, *arrays))], held.order)  # memory.py looks into a partial
+# -- what layers are like ---------------------------------------------------------------------------------------------
 
 
 class Undescribed(Exception):
@@ -115,47 +91,72 @@ class Same:
         return id(self.value)
 
 
-def described(value: Any, depth: int) -> Any:
-    """Return an attribute so that it can be compared and hashed: values by value, and what has a state by both.
+class Attributes:
+    """The attributes of modules, as they are now, with those of the objects that they hold.
 
-    Functions, modules and parameters are themselves; the attributes of modules are described on their own. Of any other
-    object the attributes count, too.
+    Attributes
+    ----------
+    key : tuple
+        Equal for equal attributes: values by value, functions, modules and parameters by identity, any other object by
+        its identity and its attributes.
+    reason : str
+        Why they cannot be compared, if so.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> layer = nn.Dropout(0.5)
+    >>> attributes = Attributes([layer])
+    >>> layer.probability = 0.25
+    >>> attributes.still_hold(), attributes.key == Attributes([layer]).key
+    (False, False)
     """
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic | np.dtype):
-        return type(value), repr(value)
-    if isinstance(value, np.ndarray):
-        return Same(value), value.dtype, value.shape, value.strides, blake2b(value.tobytes()).digest()
-    if isinstance(value, Module | Parameter | type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType):
-        return Same(value)
-    if isinstance(value, tuple | list | set | frozenset | deque):
-        return type(value), *(described(part, depth + 1) for part in value)
-    if isinstance(value, dict):
-        return type(value), *((described(name, depth + 1), described(part, depth + 1)) for name, part in value.items())
-    if isinstance(value, partial):
-        return Same(value), described((value.func, value.args, value.keywords), depth + 1)
-    slots = [name for each in type(value).__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)]
-    if depth == _DEEPEST or not (slots or hasattr(value, "__dict__")):
-        raise Undescribed(f"holds a {type(value).__name__}, which may change unnoticed")
-    own = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots if name[:2] != "__"}}
-    return Same(value), described(own, depth + 1)
 
+    def __init__(self, modules: Iterable[Module]) -> None:
+        self._modules, self.key, self.reason = list(modules), (), ""
+        self._types = list(map(type, self._modules))
+        self._looks: list[Collection[Any]] = []  # names and values of every container, live
+        self._is_quick = True
+        try:
+            self.key = tuple((Same(type(module)), self._described(vars(module), 0)) for module in self._modules)
+        except Undescribed as error:
+            self.reason = str(error)
+        self._lengths, self._items = list(map(len, self._looks)), list(chain.from_iterable(self._looks))
 
-def attributes_of(*parts: Any) -> tuple[Any, ...] | str:
-    """Return the described attributes of modules and losses; or why they cannot be compared."""
-    try:
-        return tuple(described(vars(part), 0) for part in parts)
-    except Undescribed as error:
-        return str(error)
+    def still_hold(self) -> bool:
+        """Return whether everything is the same object as before. False, too, where only a longer look can tell."""
+        return (
+            self._is_quick
+            and list(map(len, self._looks)) == self._lengths
+            and all(map(is_, chain.from_iterable(self._looks), self._items))
+            and all(map(is_, map(type, self._modules), self._types))
+        )
 
-
-def kind_of(arrays: list[Array], received: Payload, loss: Any) -> tuple[Any, ...] | str:
-    """Return in what microbatches of one kind are alike, but for the layers; or why the loss cannot be compared."""
-    attributes = () if loss is None else attributes_of(loss)
-    if isinstance(attributes, str):
-        return f"the loss {attributes}"
-    shapes = tuple((array.shape, array.strides, array.dtype) for array in arrays)
-    form = None if received.form is None else repr(received.form)
-    return shapes, tuple(received.wanted), form, Same(loss), attributes
+    def _described(self, value: Any, depth: int) -> Any:
+        if isinstance(value, _VALUES):
+            return type(value), repr(value)
+        if isinstance(value, _THEMSELVES):
+            return Same(value)
+        if isinstance(value, dict):
+            self._looks += [value, value.values()]
+            return type(value), *(self._described(item, depth + 1) for item in value.items())
+        if isinstance(value, tuple | frozenset | list):
+            self._looks += [value] if isinstance(value, list) else []
+            return type(value), *(self._described(part, depth + 1) for part in value)
+        if isinstance(value, partial):
+            return Same(value), self._described((value.func, value.args, value.keywords), depth + 1)
+        named = (name for each in type(value).__mro__ for name in getattr(each, "__slots__", ()))
+        slots = [name for name in named if hasattr(value, name)]
+        if slots or isinstance(value, np.ndarray | set | deque):
+            self._is_quick = False  # their items are no live view of names and values
+        if isinstance(value, np.ndarray):
+            return Same(value), value.dtype, value.shape, value.strides, blake2b(value.tobytes()).digest()
+        if isinstance(value, set | deque):
+            return type(value), *(self._described(part, depth + 1) for part in value)
+        if depth == _DEEPEST or not (slots or hasattr(value, "__dict__")):
+            raise Undescribed(f"holds a {type(value).__name__}, which may change unnoticed")
+        of_slots = [(name, getattr(value, name)) for name in slots if name[:2] != "__"]
+        return Same(value), self._described((getattr(value, "__dict__", {}), *of_slots), depth + 1)
 
 
 def reason_against(module: Sequential) -> str:
@@ -172,15 +173,3 @@ def reason_against(module: Sequential) -> str:
     if any(not p.is_filled or type(p.data) is not np.ndarray or p.data.itemsize == 2 for p in parameters):
         return "its parameters are no arrays of NumPy of full precision"
     return ""
-
-
-@contextmanager
-def observed(stages: Mapping[int, Stage], is_observed: bool = True) -> Iterator[None]:
-    """Compute without replaying inside this block, where graphs are looked at."""
-    for stage in stages.values():
-        stage.is_observed = is_observed
-    try:
-        yield
-    finally:
-        for stage in stages.values():
-            stage.is_observed = False

@@ -6,345 +6,346 @@ replayed. Whatever is not captured is computed as by any stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import chain, count
+from operator import is_
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import Leaf
+from minipipe.autograd.graph import BackwardWalk
 from minipipe.autograd.modes import current_place, mode, next_order
 from minipipe.autograd.replay import NotingLeaf, Tape, Trace, have_changed, key_of
 from minipipe.errors import ArgumentError, MessageError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
-from minipipe.execution.replayed import (
-    LaterLeaf,
-    ReplayedMicrobatch,
-    StageCapture,
-    TapeEntry,
-    as_node,
-    attributes_of,
-    kind_of,
-    reason_against,
-    walk_of,
-)
+from minipipe.execution.replayed import Attributes, Capture, Kind, Replayed, Same, reason_against
 from minipipe.execution.stage import Held, SeededLoss, Stage
-from minipipe.nn import Parameter, Recompute
+from minipipe.nn import Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
+from minipipe.schedules.action import I
+from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor
 
 _MOST_TAPES = 16  # of one stage; the one that was not used for longest goes
+_OTHER_LOSS = "the loss is not minipipe's own, or more than the loss was asked for"
 
 
 class ReplayingStage(Stage):
     """A :class:`Stage` that replays a tape where it has one; results, gradients and bits are the same."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._recomputes = isinstance(self._forward, Recompute)
-        self._entries: dict[Any, TapeEntry] = {}
-        self._captures: dict[int, StageCapture] = {}
-        self._replayed: dict[int, ReplayedMicrobatch] = {}
-        self._weights_to_come: dict[int, ReplayedMicrobatch] = {}
-        self._attributes = -1
-        self._numbers: dict[Any, int] = {}  # of what layers and parameters were like
-        self._step, self._splits, self._why_not, self._eager_loss = 0, False, "has not run yet", ""
-        self._uses: list[Parameter] = []
-        self._owners: list[Parameter] = []
+    def __init__(self, module: Sequential, index: int, schedule: Schedule, *given: Any, **options: Any) -> None:
+        super().__init__(module, index, schedule, *given, **options)
+        actions = chain.from_iterable(schedule.actions)
+        self._halved = {action.microbatch for action in actions if action.stage == index and action.kind is I}
+        self._kinds: dict[Any, Kind] = {}
+        self._captures: dict[int, Capture] = {}
+        self._numbers: dict[Any, int] = {}  # of what layers, parameters and losses were like; none is used again
+        self._next_number = count()
+        self._step, self._why_not, self._eager_loss = 0, reason_against(self.module), ""
+        uses = {id(p): p for layer in self.module.layers for p in parameters_of(layer)}
+        owners = {id(p.owner): p.owner for p in uses.values()}
+        self._uses, self._owners = list(uses.values()), list(owners.values())
+        self._leaves_of_uses, self._arrays = [p.node for p in self._uses], list[Array]()
+        self._trained, self._number, self._attributes = list[bool](), 0, Attributes(())
+        self._objective, self._loss, self._loss_attributes = ref(self), None, Attributes(())
+        self._loss_number, self._seed = 0, (None, None, None)
+        self._walk = BackwardWalk()
 
     # -- the actions ----------------------------------------------------------------------------------------
 
     def forward(self, microbatch: int, received: Payload) -> Payload:
         """F: see :meth:`Stage.forward`."""
-        entry = self._entry(received, ())
-        if entry is not None and entry.tape is not None:
-            result = self._replay_forward(microbatch, entry, received.arrays)
-            if result is not None:
-                return Payload([result], [True], None)
-        capture = self._begin_capture(microbatch, entry, received.arrays)
-        if capture is None:
+        kind = self._kind_of(microbatch, received, received.arrays)
+        if kind is None:
             return super().forward(microbatch, received)
-        trace = capture.trace
-        with self._traced(capture):
-            given = [trace.given(f"x{i}", array) for i, array in enumerate(received.arrays)]
+        if kind.tape is not None and (result := self._replay(microbatch, kind, received.arrays)) is not None:
+            return Payload([result], [True])
+        self._begin_capture(microbatch, kind, received.arrays)
+        with self._capturing(microbatch, "forward", received.arrays, "x") as (trace, given):
             payload = super().forward(microbatch, received._replace(arrays=given))
-        arrays = [trace.returned(array) for array in payload.arrays]
+        if trace is None:
+            return payload
         if payload.form is not None or not payload.wanted[0]:
             trace.spoil("the stage hands on a bundle, or what needs no gradient")
-        if microbatch not in self._held:
-            self._finish_capture(microbatch)
-        return payload._replace(arrays=arrays)
+        return payload._replace(arrays=self._returned(microbatch, payload.arrays))
 
     def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> None:
         """F and the loss: see :meth:`Stage.forward_with_loss`."""
-        loss = objective.replayable(microbatch) if isinstance(objective, BatchObjective) else None
-        if loss is None or not isinstance(objective, BatchObjective):
-            self._eager_loss = "the loss is not minipipe's own, or more than the loss was asked for"
+        targets = self._targets(microbatch, objective)
+        arrays = received.arrays if targets is None else [*received.arrays, *targets]
+        kind = None if targets is None else self._kind_of(microbatch, received, arrays, self._loss_number)
+        if kind is None or not isinstance(objective, BatchObjective):
             return super().forward_with_loss(microbatch, received, objective)
-        entry = self._entry(received, loss.targets, loss.loss)
-        if entry is not None and entry.tape is not None:
-            value = self._replay_forward(microbatch, entry, [*received.arrays, *loss.targets])
-            if value is not None:
-                share = objective.note(microbatch, value.item())
-                self._replayed[microbatch].seed = np.full(np.shape(value), share, value.dtype)
-                return
-        capture = self._begin_capture(microbatch, entry, [*received.arrays, *loss.targets])
-        if capture is None:
-            return super().forward_with_loss(microbatch, received, objective)
-        trace, count = capture.trace, len(received.arrays)
+        if kind.tape is not None and (value := self._replay(microbatch, kind, arrays)) is not None:
+            share = objective.note(microbatch, value.item())
+            if microbatch in self._held:
+                self._held[microbatch].seed = self._seed_of(share, *kind.result)
+            return None
+        self._begin_capture(microbatch, kind, arrays)
+        with self._capturing(microbatch, "forward", arrays, "x") as (trace, given):
+            num_inputs, found = len(received.arrays), list[Array]()
 
-        def noting(k: int, outputs: Any) -> tuple[Tensor | None, float]:
-            result, share = objective.of(k, outputs, targets)
-            if result is not None:
-                trace.returned(result.data)
-            return result, share
+            def noting(k: int, outputs: Any) -> tuple[Tensor | None, float]:
+                loss, share = objective.of(k, outputs, given[num_inputs:])
+                found.extend([] if loss is None else [loss.data])
+                return loss, share
 
-        with self._traced(capture):
-            given = [trace.given(f"x{i}", array) for i, array in enumerate(received.arrays)]
-            targets = [trace.given(f"x{count + i}", array) for i, array in enumerate(loss.targets)]
-            super().forward_with_loss(microbatch, received._replace(arrays=given), noting)
-        if microbatch not in self._held:
-            self._finish_capture(microbatch)
+            super().forward_with_loss(microbatch, received._replace(arrays=given[:num_inputs]), noting)
+        if trace is not None:
+            self._returned(microbatch, found)
+        return None
 
     def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
         """B: see :meth:`Stage.backward`."""
-        self._splits = self._splits and self.is_frozen
-        held = self._replayed.pop(microbatch, None)
-        if held is None:
-            return self._capture_backward("backward", super().backward, microbatch, gradient)
-        if "backward" in held.tape.sections:
-            return self._replay_backward("backward", held, gradient)
-        result = self._replay_backward("backward_input", held, gradient)
-        held.run("backward_weight", self._leaves_of_uses())
-        return result
+        if isinstance(self._held[microbatch], Replayed):
+            return self._replay_backward("backward", self._held.pop(microbatch), gradient)
+        return self._capture_backward("backward", super().backward, microbatch, gradient)
 
     def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
         """I: see :meth:`Stage.backward_input`."""
         if self.is_frozen:
             return self.backward(microbatch, gradient)
-        self._splits = True
-        held = self._replayed.pop(microbatch, None)
-        if held is None:
-            return self._capture_backward("backward_input", super().backward_input, microbatch, gradient)
-        self._weights_to_come[microbatch] = held
-        if "backward" not in held.tape.sections:
+        if isinstance(self._held[microbatch], Replayed):
+            held = self.weight_work[microbatch] = self._held.pop(microbatch)
             return self._replay_backward("backward_input", held, gradient)
-        return self._replay_backward("backward", held, gradient, postpones=True)
+        return self._capture_backward("backward_input", super().backward_input, microbatch, gradient)
 
     def backward_weight(self, microbatch: int) -> None:
         """W: see :meth:`Stage.backward_weight`."""
-        held, capture = self._weights_to_come.pop(microbatch, None), self._captures.get(microbatch)
-        if held is not None and "backward" in held.tape.sections:
-            walk = walk_of(held.order)
-            for leaf, contribution in held.postponed:
-                leaf.add(contribution, walk)
-        elif held is not None:
-            held.run("backward_weight", self._leaves_of_uses())
-        elif capture is not None:
-            capture.trace.begin("backward_weight")
-            with self._traced(capture):
-                super().backward_weight(microbatch)
-            self._finish_capture(microbatch)
-        else:
+        work = self.weight_work[microbatch]
+        if isinstance(work, Replayed):
+            del self.weight_work[microbatch]
+            self._run("backward_weight", work)
+            return
+        with self._capturing(microbatch, "backward_weight", [], ""):
             super().backward_weight(microbatch)
+        self._returned(microbatch, [])
 
     def begin(self, accumulate: bool = False) -> None:
         """Begin a step: see :meth:`Stage.begin`. What layers and parameters are like now says which tapes serve."""
         super().begin(accumulate)
-        for entry in self._entries.values():
-            entry.is_captured_now = False
-        self._captures.clear()
-        self._replayed.clear()
-        self._weights_to_come.clear()
         self._step += 1
-        parts = attributes_of(*self.module.modules())
-        self._why_not = reason_against(self.module) or (parts if isinstance(parts, str) else "")
-        if not self._why_not:
-            uses = {id(p): p for layer in self.module.layers for p in parameters_of(layer)}
-            self._uses, owners = list(uses.values()), {id(p.owner): p.owner for p in uses.values()}
-            self._owners = list(owners.values())
-            arrays = [(p.data.shape, p.data.strides, p.data.dtype) for p in self._owners]
-            attributes = tuple(arrays), tuple(p.requires_grad for p in self._uses), parts
-            if attributes not in self._numbers and len(self._numbers) >= _MOST_TAPES:
-                self._numbers.clear()
-                self._entries.clear()  # whose keys have the numbers
-            self._attributes = self._numbers.setdefault(attributes, len(self._numbers))
+        for capture in self._captures.values():
+            capture.kind.is_captured_now = False
+        self._captures.clear()
+        if self._why_not:
+            return
+        arrays, trained = [p.data for p in self._owners], [leaf.needs_gradient for leaf in self._leaves_of_uses]
+        is_as_before = trained == self._trained and all(map(is_, arrays, self._arrays))
+        if is_as_before and self._attributes.still_hold():
+            return
+        self._arrays, self._trained, self._attributes = arrays, trained, Attributes(self.module.modules())
+        self._why_not = self._attributes.reason or reason_against(self.module)
+        looks = tuple((array.shape, array.strides, array.dtype) for array in arrays)
+        self._number = self._number_of(looks, tuple(trained), self._attributes.key)
 
     # -- what is known --------------------------------------------------------------------------------------
 
-    def _entry(self, received: Payload, targets: tuple[Array, ...] | list[Array], loss: Any = None) -> TapeEntry | None:
-        """Return what is known of such microbatches; None if this one is none of replaying's business."""
+    def _number_of(self, *what: Any) -> int:
+        """Return a number for what layers, parameters or a loss are like: the same for the same."""
+        if what not in self._numbers:
+            if len(self._numbers) >= 2 * _MOST_TAPES:
+                self._numbers.clear()
+            self._numbers[what] = next(self._next_number)
+        return self._numbers[what]
+
+    def _targets(self, microbatch: int, objective: SeededLoss) -> list[Array] | None:
+        """Return the targets of a microbatch, if the loss may be replayed."""
+        if objective is not self._objective():
+            if not isinstance(objective, BatchObjective):
+                return None
+            loss, self._objective = objective.replayable_loss, ref(objective)
+            if loss is None:
+                self._eager_loss = _OTHER_LOSS
+            elif loss is not self._loss or not self._loss_attributes.still_hold():
+                self._loss_attributes = Attributes([loss])
+                self._loss_number = self._number_of(Same(loss), self._loss_attributes.key)
+                if self._loss_attributes.reason:
+                    loss, self._eager_loss = None, f"the loss {self._loss_attributes.reason}"
+            self._loss = loss
+        return None if self._loss is None else objective.parts[microbatch].arrays
+
+    def _kind_of(self, microbatch: int, received: Payload, arrays: Sequence[Array], loss: int = 0) -> Kind | None:
+        """Return what is known of such microbatches; None if this one is to be computed without a tape."""
         here = mode()
         is_looked_at = self.is_observed or here.watch is not None or self.module.layer_hook is not None
         if self._why_not or is_looked_at or not here.is_enabled:
             return None
-        arrays = [*received.arrays, *targets]
-        if any(type(array) is not np.ndarray or array.itemsize == 2 for array in arrays):
-            return None
-        key = kind_of(arrays, received, loss), self._splits, self._attributes
-        if isinstance(key[0], str):
-            self._eager_loss = key[0]
-            return None
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            entry = TapeEntry()
-            if len(self._entries) >= _MOST_TAPES:
-                self._entries.pop(next(iter(self._entries)))
-            self._entries[key] = entry
-            return None  # a kind of microbatch that comes once is not worth a capture
-        self._entries[key] = entry  # used last
-        return entry
+        how = self._number, loss, self.is_halved or microbatch in self._halved, *received.wanted
+        key = how, received.form and repr(received.form), *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
+        kind = self._kinds.get(key)
+        if kind is not None:
+            kind.used = self._step
+            return None if kind.reason else kind
+        if len(self._kinds) >= _MOST_TAPES:
+            del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].used)]
+        is_plain = all(type(array) is np.ndarray and array.itemsize != 2 for array in arrays)
+        self._kinds[key] = Kind("" if is_plain else "gets arrays that are not NumPy's own, or in half precision")
+        return None  # a kind of microbatch that comes once is not worth a capture
 
     # -- capture --------------------------------------------------------------------------------------------
 
-    def _begin_capture(self, microbatch: int, entry: TapeEntry | None, arrays: list[Array]) -> StageCapture | None:
-        if entry is None or entry.is_captured_now or entry.reason or entry.tape is not None:
-            return None
+    def _begin_capture(self, microbatch: int, kind: Kind, arrays: Sequence[Array]) -> None:
+        """Begin to capture a microbatch, unless one of its kind is captured now, or it tells nothing new."""
+        if kind.is_captured_now or kind.tape is not None:
+            return
         inputs = blake2b(b"".join(array.tobytes() for array in arrays)).digest()
-        if entry.first is not None and (entry.first_step == self._step or entry.first_inputs == inputs):
-            return None
+        if kind.first is not None and (kind.first_step == self._step or kind.first_inputs == inputs):
+            return
         place = current_place()
         trace = Trace(key_of(place.seed, place.step, place.microbatch))
-        capture = self._captures[microbatch] = StageCapture(trace, entry, inputs)
-        entry.is_captured_now = True
-        for i, parameter in enumerate(self._uses):
-            capture.leaves[id(parameter)] = NotingLeaf(parameter.node, f"l{i}", trace)
-        trace.begin("forward")
-        return capture
+        leaves = {id(use): NotingLeaf(use.node, f"l{i}", trace) for i, use in enumerate(self._uses)}
+        self._captures[microbatch] = Capture(trace, kind, inputs, leaves)
+        kind.is_captured_now = True
 
     @contextmanager
-    def _traced(self, capture: StageCapture) -> Iterator[None]:
-        """Compute with traced parameters inside this block."""
+    def _capturing(
+        self, microbatch: int, section: str, arrays: Sequence[Array | None], letter: str
+    ) -> Iterator[tuple[Trace | None, list[Any]]]:
+        """Compute with traced parameters inside this block, and with these arrays traced; or nothing of the kind."""
+        capture = self._captures.get(microbatch)
+        if capture is None:
+            yield None, list(arrays)
+            return
         trace = capture.trace
-        before = [(owner, owner.data) for owner in self._owners]
-        nodes = [(parameter, parameter.node) for parameter in self._uses]
-        attributes = attributes_of(*self.module.modules())
-        for i, (owner, data) in enumerate(before):
+        trace.begin(section)
+        nodes: list[tuple[Parameter, Any]] = [(use, use.node) for use in self._uses]
+        attributes = Attributes(self.module.modules()).key
+        for i, (owner, data) in enumerate(zip(self._owners, self._arrays)):
             owner.data = trace.named(f"p{i}", data)
-        for parameter in self._uses:
-            parameter.node = capture.leaves[id(parameter)]
+        for use in self._uses:
+            use.node = capture.leaves[id(use)]
         try:
-            yield
+            yield trace, [trace.given(f"{letter}{i}", array) for i, array in enumerate(arrays)]
         finally:
-            for owner, data in before:
+            for owner, data in zip(self._owners, self._arrays):
                 owner.data = data
-            for parameter, node in nodes:
-                parameter.node = node
-        if attributes != attributes_of(*self.module.modules()):
+            for use, node in nodes:
+                use.node = node
+        if attributes != Attributes(self.module.modules()).key:
             trace.spoil("a module sets an attribute during its forward")
 
     def _capture_backward(
         self, section: str, compute: Callable[..., Payload], microbatch: int, gradient: Payload | None
     ) -> Payload:
-        capture = self._captures.get(microbatch)
-        if capture is None:
+        if microbatch not in self._captures:
             return compute(microbatch, gradient)
-        trace, held = capture.trace, self._held[microbatch]
-        trace.begin(section)
-        with self._traced(capture):
+        held = self._held[microbatch]
+        array = held.seed if gradient is None else backend.contiguous(gradient.arrays[0])
+        with self._capturing(microbatch, section, [array], "g") as (trace, given):
             if gradient is None:
-                self._held[microbatch] = Held(held.inputs, held.results, trace.given("g0", held.seed))
-            elif gradient.arrays[0] is None:
+                self._held[microbatch] = Held(held.inputs, held.results, given[0])
+            elif array is None:
                 trace.spoil("no gradient came back")
             else:
-                given = [trace.given("g0", backend.contiguous(gradient.arrays[0])), *gradient.arrays[1:]]
                 gradient = gradient._replace(arrays=given)
             payload = compute(microbatch, gradient)
-        arrays = [trace.returned(array) for array in payload.arrays]
-        if section == "backward":
-            self._finish_capture(microbatch)
-        return payload._replace(arrays=arrays)
+        return payload._replace(arrays=self._returned(microbatch, payload.arrays))
 
-    def _finish_capture(self, microbatch: int) -> None:
-        """Compare with an earlier capture, or keep this one for that."""
-        capture = self._captures.pop(microbatch)
-        entry, trace = capture.entry, capture.trace
-        entry.is_captured_now = False
-        if trace.reason is None and have_changed(trace):
-            trace.spoil("a constant was changed")
-        if trace.reason is not None:
-            entry.reason, entry.first = trace.reason, None
-            return
-        tape = Tape(trace, f"tape of stage {self.index}")
-        if entry.first is None:
-            entry.first, entry.first_step, entry.first_inputs = tape, self._step, capture.inputs
-        elif entry.first.is_like(tape):
-            entry.tape, entry.first = tape, None
-        else:
-            entry.reason, entry.first = "two microbatches left different lines or constants", None
+    def _returned(self, microbatch: int, arrays: Sequence[Array | None]) -> list[Any]:
+        """Return the results of a section, plain; after the last section keep or compare the capture."""
+        capture = self._captures.get(microbatch)
+        if capture is None:
+            return list(arrays)
+        plain = [capture.trace.returned(array) for array in arrays]
+        if "forward" in capture.trace.sections and len(capture.trace.sections) == 1:
+            capture.kind.result = (np.shape(plain[0]), plain[0].dtype) if plain else ((), None)
+        if microbatch not in self._held and microbatch not in self.weight_work:
+            del self._captures[microbatch]
+            capture.kind.is_captured_now = False
+            trace, kind = capture.trace, capture.kind
+            if trace.reason is None and have_changed(trace):
+                trace.spoil("a constant was changed")
+            if trace.reason is not None:
+                kind.reason, kind.first = trace.reason, None
+            else:
+                kind.keep(Tape(trace, f"tape of stage {self.index}"), self._step, capture.inputs)
+        return plain
 
     # -- replay ---------------------------------------------------------------------------------------------
 
-    def _replay_forward(self, microbatch: int, entry: TapeEntry, arrays: list[Array]) -> Any:
+    def _replay(self, microbatch: int, kind: Kind, arrays: Sequence[Array]) -> Any:
         """Return the result; None after an error, which computing without the tape raises as well, with its layer."""
-        place, tape = current_place(), entry.tape
+        tape, key = kind.tape, None
         assert tape is not None
-        parameters = [owner.data for owner in self._owners]
-        key = key_of(place.seed, place.step, place.microbatch)
+        if tape.draws:
+            place = current_place()
+            key = key_of(place.seed, place.step, place.microbatch)
         try:
-            (result,), kept = tape.sections["forward"](parameters, key, *arrays)
-        except Exception as error:
-            entry.tape, entry.reason = None, f"replaying raised {type(error).__name__}"
+            (result,), kept = tape.sections["forward"](self._arrays, key, *arrays)
+        except Exception:
             return None
         if len(tape.sections) > 1:
-            like = np.shape(result), result.dtype, len(arrays)
-            self._replayed[microbatch] = ReplayedMicrobatch(tape, kept, parameters, *like, next_order())
+            self._held[microbatch] = Replayed(kind, tape, kept, next_order(), len(arrays))
         return result
 
-    def _replay_backward(
-        self, section: str, held: ReplayedMicrobatch, gradient: Payload | None, postpones: bool = False
-    ) -> Payload:
-        array = held.seed
+    def _replay_backward(self, section: str, held: Replayed, gradient: Payload | None) -> Payload:
+        array, (shape, dtype) = held.seed, held.kind.result
         if gradient is not None:
-            self._roots(Held([], [(None, held.shape)], None), gradient)  # raises if the shape does not fit
             array = gradient.arrays[0]
-        results: list[Any] = [None] * held.num_inputs
-        if array is None:  # nothing that follows depends on the result
-            held.is_over = True
-        elif array.dtype != held.dtype:
-            given = f"a gradient of {array.dtype} came back"
-            raise MessageError("dtype", f"Stage {self.index} passed on a tensor of {held.dtype}; {given}.")
-        else:
-            leaves: list[Any] = self._leaves_of_uses()
-            if postpones:
-                leaves = [LaterLeaf(leaf, held.postponed) for leaf in leaves]
-            results = list(held.run(section, leaves, backend.contiguous(array)))
-        return Payload(results, [True] * len(results), None if len(results) == 1 else ())
+            if array is None:  # nothing that follows depends on the result
+                held.kept = None
+                return Payload([None] * held.num_inputs, [True] * held.num_inputs)
+            if array.shape != shape or len(gradient.arrays) != 1:
+                self._roots(Held([], [(None, shape)], None), gradient)  # raises
+            if array.dtype != dtype:
+                given = f"a gradient of {array.dtype} came back"
+                raise MessageError("dtype", f"Stage {self.index} passed on a tensor of {dtype}; {given}.")
+            array = backend.contiguous(array)
+        results = self._run(section, held, array)
+        return Payload(list(results), [True] * len(results), None if len(results) == 1 else ())
 
-    def _leaves_of_uses(self) -> list[Leaf]:
-        return [parameter.node for parameter in self._uses]
+    def _run(self, section: str, held: Replayed, *gradient: Array | None) -> tuple[Any, ...]:
+        """Run a section of the backward; return the gradients of the inputs."""
+        if held.kept is None:
+            return ()
+        self._walk.order = held.order
+        function = held.tape.sections[section]
+        results, held.kept = function(self._arrays, self._leaves_of_uses, self._walk, held.kept, *gradient)
+        return results
 
-    # -- memory and report ----------------------------------------------------------------------------------
+    def _seed_of(self, share: float, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return the gradient with which the backward begins; the last one again, where it is the same."""
+        like, seed = self._seed[:-1], self._seed[-1]
+        if like != (share, shape, dtype):
+            seed = np.full(shape, share, dtype)
+            self._seed = share, shape, dtype, seed
+        return seed
 
-    @property
-    def num_held(self) -> int:
-        """How many microbatches hold activations: see :attr:`Stage.num_held`."""
-        return super().num_held + len(self._replayed) + len(self._weights_to_come)
-
-    @property
-    def held(self) -> list[Any]:
-        """The graphs that are kept for backwards to come; for a tape a node that holds what the tape keeps."""
-        replayed = [*self._replayed.values(), *self._weights_to_come.values()]
-        return [*super().held, *map(as_node, replayed)]
+    # -- report ---------------------------------------------------------------------------------------------
 
     def source(self) -> str:
         """Return the source of the tape that was used last."""
-        for entry in reversed(self._entries.values()):
-            if entry.tape is not None:
-                return entry.tape.source
-        raise ArgumentError("value", f"Stage {self.index} replays nothing: {self.report()}.")
+        tapes = [kind for kind in self._kinds.values() if kind.tape is not None]
+        if not tapes:
+            raise ArgumentError("value", f"Stage {self.index} replays nothing: {self.report()}.")
+        return max(tapes, key=lambda kind: kind.used).tape.source
 
     def report(self) -> str:
         """Return in words whether the stage replays, or why it does not."""
-        count = sum(entry.tape is not None for entry in self._entries.values())
-        reasons = dict.fromkeys(entry.reason for entry in self._entries.values() if entry.reason)
+        count = sum(kind.tape is not None for kind in self._kinds.values())
+        reasons = dict.fromkeys(kind.reason for kind in self._kinds.values() if kind.reason)
         words = [f"replays {count} kind{'s' * (count > 1)} of microbatch"] if count else []
         words += [self._why_not] if self._why_not else [*reasons, *([self._eager_loss] if self._eager_loss else [])]
         return "; ".join(words) or "nothing captured twice yet"
+
+
+@contextmanager
+def observed(stages: Mapping[int, Stage], is_observed: bool = True, is_halved: bool = False) -> Iterator[None]:
+    """Compute without replaying inside this block, where graphs are looked at; or with every backward in halves."""
+    for stage in stages.values():
+        stage.is_observed, stage.is_halved = is_observed, is_halved
+    try:
+        yield
+    finally:
+        for stage in stages.values():
+            stage.is_observed = stage.is_halved = False
 
 
 def report_of(stages: Mapping[int, Stage]) -> str:

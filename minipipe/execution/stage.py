@@ -71,7 +71,7 @@ class Stage:
     array([2.], dtype=float32)
     """
 
-    is_observed = False  # whether the graphs of this step are looked at; only replaying.py asks
+    is_observed = is_halved = False  # what replaying.py asks: are graphs looked at, and all backwards in halves?
 
     def __init__(
         self,

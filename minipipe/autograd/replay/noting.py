@@ -88,6 +88,8 @@ class _Noting:
         def write(trace: Trace) -> str:
             if function not in _FUNCTIONS or "out" in options or (function is np.where and len(given) != 3):
                 raise Untraceable(f"calls numpy.{function.__name__}")
+            if function is np.dot and len(given) == 2 and isinstance(given[0], np.ndarray):
+                return f"{trace.written(given[0])}.dot({trace.written(given[1])})"  # a call less, the same product
             return f"{trace.callable(function)}({_arguments(trace, given, options)})"
 
         def compute() -> Any:

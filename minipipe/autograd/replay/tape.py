@@ -20,7 +20,7 @@ from minipipe.autograd.modes import Key
 from minipipe.autograd.replay.trace import Line, Trace
 
 Section = Callable[..., tuple[tuple[Any, ...], list[Any]]]
-"""``(parameters, leaves, walk, kept, *inputs) -> (results, kept)``; the forward has the key in place of ``kept``."""
+"""``(parameters, leaves, walk, kept, *inputs) -> (results, kept)``; the forward takes ``parameters, key, *inputs``."""
 
 
 _numbers = count()  # of tapes, so that each has a file of its own
@@ -42,6 +42,8 @@ class Tape:
         That of all functions.
     constants : dict
         As in the trace.
+    draws : bool
+        Whether it reads the key.
     sections : dict of str to function
 
     Examples
@@ -62,7 +64,7 @@ class Tape:
 
     def __init__(self, trace: Trace, name: str) -> None:
         self.source = written(trace)
-        self.constants = trace.constants
+        self.constants, self.draws = trace.constants, trace.draws
         namespace: dict[str, Any] = {**trace.functions, "numpy": np}
         namespace |= dict(trace.constants.values())
         file = f"<{name}, {next(_numbers)}>"

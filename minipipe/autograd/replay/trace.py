@@ -67,6 +67,8 @@ class Trace:
         By what they are (dtype, shape, strides, bytes): name and object.
     functions : dict of str to object
         What the lines call, by name.
+    draws : bool
+        Whether a line draws random numbers.
     reason : str or None
         Why the trace is spoilt.
 
@@ -90,6 +92,7 @@ class Trace:
         self.roots: dict[str, str] = {}
         self.constants: dict[Any, tuple[str, Any]] = {}
         self.functions: dict[str, Any] = {}
+        self.draws = False
         self.reason: str | None = None
         self._section, self._num_variables = "", 0
 
@@ -173,6 +176,7 @@ class Trace:
         if isinstance(value, Key):
             if (value.seed, value.step, value.microbatch) != (self.key.seed, self.key.step, self.key.microbatch):
                 raise Untraceable("draws random numbers under another key")
+            self.draws = True
             return f"key._replace(layer={value.layer}, draw={value.draw})"
         if isinstance(value, tuple | list):
             inner = ", ".join(map(self.written, value))

@@ -78,7 +78,7 @@ def parts_of(pipeline, kind):
 
 
 def tapes_of(pipeline):
-    return [entry.tape for stage in stages_of(pipeline) for entry in stage._entries.values() if entry.tape]
+    return [entry.tape for stage in stages_of(pipeline) for entry in stage._kinds.values() if entry.tape]
 
 
 def trained(replay, change=None, model=layers, group=None, num_samples=lambda step: 12, **options):
@@ -251,7 +251,7 @@ def test_a_mutant_has_other_bits(mutant):
 def test_a_tape_of_another_shape_fails():
     def take_the_other(pipeline):
         (stage,) = stages_of(pipeline)
-        first, last = [entry for entry in stage._entries.values() if entry.tape][:2]
+        first, last = [entry for entry in stage._kinds.values() if entry.tape][:2]
         first.tape, last.tape = last.tape, first.tape
 
     options = {"num_samples": lambda step: (12, 16)[step % 2 if step < CHANGED + 3 else 0], "model": layers}
