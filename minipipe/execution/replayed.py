@@ -36,6 +36,7 @@ class Kind:
     tape: Tape | None = None
     result: tuple[tuple[int, ...], Any] = ((), None)  # shape and dtype of what its forward returns
     used: int = 0  # the last step in which it came
+    num_steps: int = 0  # in which it came
 
     def keep(self, tape: Tape, step: int, inputs: bytes) -> None:
         """Compare a capture with the first one, or keep it for that."""

@@ -33,6 +33,7 @@ from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor
 
 _MOST_TAPES = 16  # of one stage; the one that was not used for longest goes
+_PATIENCE = 3  # a capture takes as long as some ten steps: not in the first steps in which its kind comes
 _OTHER_LOSS = "the loss is not minipipe's own, or more than the loss was asked for"
 
 
@@ -181,13 +182,14 @@ class ReplayingStage(Stage):
         key = how, received.form and repr(received.form), *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
         kind = self._kinds.get(key)
         if kind is not None:
-            kind.used = self._step
-            return None if kind.reason else kind
+            if kind.used != self._step:
+                kind.used, kind.num_steps = self._step, kind.num_steps + 1
+            return None if kind.reason or kind.num_steps < _PATIENCE else kind
         if len(self._kinds) >= _MOST_TAPES:
             del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].used)]
         is_plain = all(type(array) is np.ndarray and array.itemsize != 2 for array in arrays)
         self._kinds[key] = Kind("" if is_plain else "gets arrays that are not NumPy's own, or in half precision")
-        return None  # a kind of microbatch that comes once is not worth a capture
+        return None
 
     # -- capture --------------------------------------------------------------------------------------------
 

@@ -182,6 +182,8 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
     MicrobatchError
         Code ``unequal-lengths``.
     """
+    if type(given) is np.ndarray and xp is np and given.ndim and (given.dtype is dtype or given.dtype.kind in "iu"):
+        return Samples([given])  # as it is, like most batches
     if isinstance(given, Samples | Pieces):
         return given
     if isinstance(given, Microbatches):

@@ -196,7 +196,7 @@ class Pipeline(FamiliarPipeline):
         device: str | ModuleType = "cpu",
         check_finite: Literal["stop", "warn", "off"] = "stop",
         check_agreement: bool = True,
-        replay: bool = False,
+        replay: bool = True,
         **options: Any,
     ) -> None:
         dropout_seed = seed if dropout_seed is None else dropout_seed
