@@ -239,7 +239,8 @@ class ReplayingStage(Stage):
         if microbatch not in self._captures:
             return compute(microbatch, gradient)
         held = self._held[microbatch]
-        array = held.seed if gradient is None else backend.contiguous(gradient.arrays[0])
+        array = held.seed if gradient is None else gradient.arrays[0]
+        array = None if array is None else backend.contiguous(array)
         with self._capturing(microbatch, section, [array], "g") as (trace, given):
             if gradient is None:
                 self._held[microbatch] = Held(held.inputs, held.results, given[0])

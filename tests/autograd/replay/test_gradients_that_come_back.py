@@ -13,11 +13,6 @@ from minipipe.execution.stage import Stage
 WIDTH = 4
 
 
-@pytest.fixture(autouse=True)
-def watching():
-    """Watch nothing, unlike other tests: what is watched is computed without tapes."""
-
-
 def stepped(kind, gradient, is_split):
     """Return what the backward of a seventh step returns for a gradient, and the weight's gradient."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).initialise()

@@ -16,11 +16,6 @@ from minipipe.execution.objective import BatchObjective
 WIDTH, NUM_STEPS, CHANGED = 4, 9, 5
 
 
-@pytest.fixture(autouse=True)
-def watching():
-    """Watch nothing, unlike other tests: what is watched is computed without tapes."""
-
-
 class Factor:
     __slots__ = ("value",)
 

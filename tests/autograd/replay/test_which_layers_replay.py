@@ -10,11 +10,6 @@ from minipipe import Pipeline, functional, init_process_group, nn, optim, spawn
 WIDTH, CLASSES = 8, 5
 
 
-@pytest.fixture(autouse=True)
-def watching():
-    """Watch nothing, unlike other tests: what is watched is computed without tapes."""
-
-
 class Taught(nn.Module):
     def forward(self, x):
         return x * 2
