@@ -114,7 +114,8 @@ class Attributes:
     """
 
     def __init__(self, modules: Iterable[Module]) -> None:
-        self._modules, self.key, self.reason = list(modules), (), ""
+        self._modules, self.reason = list(modules), ""
+        self.key: tuple[Any, ...] = ()
         self._types = list(map(type, self._modules))
         self._looks: list[Collection[Any]] = []  # names and values of every container, live
         self._is_quick = True

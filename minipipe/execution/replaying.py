@@ -54,8 +54,9 @@ class ReplayingStage(Stage):
         self._uses, self._owners = list(uses.values()), list(owners.values())
         self._leaves_of_uses, self._arrays = [p.node for p in self._uses], list[Array]()
         self._trained, self._number, self._attributes = list[bool](), 0, Attributes(())
-        self._objective, self._loss, self._loss_attributes = ref(self), None, Attributes(())
-        self._loss_number, self._seed = 0, (None, None, None)
+        self._objective: Callable[[], Any] = lambda: None
+        self._loss, self._loss_attributes, self._loss_number = None, Attributes(()), 0
+        self._seed: tuple[Any, ...] = (None,)
         self._walk = BackwardWalk()
 
     # -- the actions ----------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class ReplayingStage(Stage):
         if kind is not None:
             if kind.used != self._step:
                 kind.used, kind.num_steps = self._step, kind.num_steps + 1
-            return None if kind.reason or kind.num_steps < _PATIENCE else kind
+            return None if kind.reason or not (self.is_halved or kind.num_steps >= _PATIENCE) else kind
         if len(self._kinds) >= _MOST_TAPES:
             del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].used)]
         is_plain = all(type(array) is np.ndarray and array.itemsize != 2 for array in arrays)
@@ -244,7 +245,7 @@ class ReplayingStage(Stage):
         with self._capturing(microbatch, section, [array], "g") as (trace, given):
             if gradient is None:
                 self._held[microbatch] = Held(held.inputs, held.results, given[0])
-            elif array is None:
+            elif trace is not None and array is None:
                 trace.spoil("no gradient came back")
             else:
                 gradient = gradient._replace(arrays=given)
@@ -325,10 +326,10 @@ class ReplayingStage(Stage):
 
     def source(self) -> str:
         """Return the source of the tape that was used last."""
-        tapes = [kind for kind in self._kinds.values() if kind.tape is not None]
+        tapes = [kind.tape for kind in sorted(self._kinds.values(), key=lambda kind: kind.used) if kind.tape]
         if not tapes:
             raise ArgumentError("value", f"Stage {self.index} replays nothing: {self.report()}.")
-        return max(tapes, key=lambda kind: kind.used).tape.source
+        return tapes[-1].source
 
     def report(self) -> str:
         """Return in words whether the stage replays, or why it does not."""
@@ -336,7 +337,7 @@ class ReplayingStage(Stage):
         reasons = dict.fromkeys(kind.reason for kind in self._kinds.values() if kind.reason)
         words = [f"replays {count} kind{'s' * (count > 1)} of microbatch"] if count else []
         words += [self._why_not] if self._why_not else [*reasons, *([self._eager_loss] if self._eager_loss else [])]
-        return "; ".join(words) or "nothing captured twice yet"
+        return "; ".join(words) or ("has captured no two microbatches yet" if self._step else "has not run yet")
 
 
 @contextmanager

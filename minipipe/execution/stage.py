@@ -90,8 +90,8 @@ class Stage:
         self.parameters = parameters
         self._leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
         self._forward = forward or module
-        self._held: dict[int, Held] = {}
-        self.weight_work: dict[int, WeightWork] = {}
+        self._held: dict[int, Any] = {}  # a Held, or what replaying.py keeps in place of it
+        self.weight_work: dict[int, Any] = {}
 
     # -- the actions ----------------------------------------------------------------------------------------
 

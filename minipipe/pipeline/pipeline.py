@@ -105,9 +105,9 @@ class Pipeline(FamiliarPipeline):
         ranks make the same calls, in the same mode, for the same metrics, is checked in any case.
     replay : bool
         Whether a stage of minipipe's own layers notes what NumPy computes for a microbatch, and replays these lines for
-        those that follow: the same bits, with less work in Python. Off by default until it is measured faster in every
-        case. A module of one's own takes part with ``is_replayable = True``: its forward depends on its input,
-        parameters and attributes alone. Anything else is computed as without; :meth:`replay_report` says why.
+        those that follow: the same bits, with less work in Python. A module of one's own takes part with
+        ``is_replayable = True``: its forward depends on its input, parameters and attributes alone. Anything else is
+        computed as without; :meth:`replay_report` says why, :meth:`source` shows the lines.
     **options
         Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``,
         ``partition``, ``layer_costs`` and ``inputs_require_grad``. With ``partition="measured"`` rank 0 first measures
@@ -805,7 +805,7 @@ class Pipeline(FamiliarPipeline):
         --------
         >>> from minipipe import Pipeline, init_process_group, nn
         >>> with init_process_group() as group:
-        ...     print(Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss(), replay=True).replay_report())
+        ...     print(Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss()).replay_report())
         stage 0: has not run yet
         """
         return report_of(self._stages)
@@ -822,10 +822,10 @@ class Pipeline(FamiliarPipeline):
         --------
         >>> import numpy as np
         >>> from minipipe import Pipeline, init_process_group, nn
-        >>> x = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
+        >>> x = np.random.default_rng(0).normal(size=(5, 4, 2)).astype(np.float32)
         >>> with init_process_group() as group:
         ...     model = nn.Sequential(nn.Linear(2, 1))
-        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss("sum"), num_microbatches=2, replay=True)
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss("sum"), num_microbatches=2)
         ...     for batch in x:
         ...         _ = pipeline.step(batch, batch[:, :1])
         ...     pipeline.source(0).splitlines()[3:5]
@@ -894,8 +894,7 @@ class Pipeline(FamiliarPipeline):
         from minipipe.tuning import stages  # here, because most programs measure nothing
 
         batch = self._batch("measure_memory", inputs, targets, self._objective(), self._is_training)
-        with observed(self._stages):  # what is measured walks graphs
-            return stages.measure_memory(self._executor, self._plan.program, batch)
+        return stages.measure_memory(self._executor, self._plan.program, batch)
 
     def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
         """Return the times and the memory of each stage's actions, and the times of messages, measured over some steps.
@@ -915,7 +914,7 @@ class Pipeline(FamiliarPipeline):
         inputs : array of shape (samples, ...)
         targets : array of shape (samples, ...)
         num_steps : int
-            How many steps to measure, after one that is not; at least 1.
+            How many steps to measure, after two that are not; at least 1.
 
         Returns
         -------
@@ -941,8 +940,7 @@ class Pipeline(FamiliarPipeline):
         from minipipe.tuning import stages
 
         batch = self._batch("measure_costs", inputs, targets, self._objective(), self._is_training)
-        with observed(self._stages):  # what is measured walks graphs
-            return stages.measure_costs(self._executor, self._plan.program, batch, num_steps)
+        return stages.measure_costs(self._executor, self._plan.program, batch, num_steps)
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.schedule.describe()}; rank {self._group.rank}>"

@@ -45,6 +45,7 @@ from minipipe.execution.objective import BatchObjective
 from minipipe.execution.observers import MemoryMeter
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
+from minipipe.execution.replaying import observed
 from minipipe.execution.samples import Samples, split_microbatches
 from minipipe.execution.timeline import gather_timeline
 from minipipe.nn import Linear, MSELoss, Sequential
@@ -300,7 +301,8 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     executor = make_executor(lower(alone))
     alone_batch = replace(batch, slices=batch.slices[:1])
     meter = MemoryMeter(alone_batch.arrays)
-    _run_without_trace(executor, alone_batch, meter)
+    with observed(executor.stages):  # its graphs
+        _run_without_trace(executor, alone_batch, meter)
     mine = np.zeros((3, program.num_stages), np.int64)
     for action, (after, recomputed) in meter.held_bytes.items():
         if action.kind is F:
@@ -318,7 +320,8 @@ def measure_costs(
     """Run a batch several times, with each backward in halves; return the costs that were measured.
 
     Collective; leaves no gradients, and changes no parameter. Parameters are those of :func:`measure_memory`, the
-    number of steps after one that is not measured, and whether rank 0 warns where other programs had the cores.
+    number of steps after two that are not measured, in which stages capture their halves of a backward, and whether
+    rank 0 warns where other programs had the cores.
 
     Raises
     ------
@@ -329,17 +332,18 @@ def measure_costs(
     executor, timelines, times = make_executor(lower(split_backward(program.schedule))), [], []
     hosts = crowded_hosts(executor.group, executor.xp)
     watch = CoreWatch()
-    for _ in range(num_steps + 1):
+    for _ in range(num_steps + 2):
         executor.group.barrier()
         clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
-        record = _run_without_trace(executor, batch, *clocks)
+        with observed(executor.stages, is_observed=False, is_halved=True):
+            record = _run_without_trace(executor, batch, *clocks)
         times += [clock.gather(executor.group) for clock in clocks]  # first: what comes between is counted as overhead
         timelines.append(gather_timeline(executor.group, [record], executor.program))
     if warns:
         watch.warn(executor.group, hosts)
-    costs = Costs.measured(*timelines[1:])
+    costs = Costs.measured(*timelines[2:])
     if hosts is not None:
-        costs = costs_on_shared_cores(costs, hosts, executor.program, timelines[1:], times[1:])
+        costs = costs_on_shared_cores(costs, hosts, executor.program, timelines[2:], times[2:])
     memory = measure_memory(make_executor, program, batch)
     return replace(costs, **memory._asdict(), memory_unit="bytes")
 
