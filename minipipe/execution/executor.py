@@ -86,7 +86,7 @@ class Executor:
         self.stages = stages
         self.group = group
         self.xp = xp
-        self._name = group.name_of_program()
+        self._name, self._sent_at = group.name_of_program(), partial(_sent_at, program)
         self._allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self._actions = program.actions[group.rank]
         self._steps = [_METHODS[action.kind](self, action) for action in self._actions]
@@ -103,7 +103,7 @@ class Executor:
         steps, num_earlier, activity = self._steps, len(self._sends), self.group.activity
         for observer in observers:
             steps = list(map(observer.watch, self._actions, steps))
-        activity.begin(self._name, self._actions, batch.step, partial(_sent_at, self.program))
+        activity.begin(self._name, self._actions, batch.step, self._sent_at)
         try:
             key = RandomKey(batch.seed, batch.training_step)
             with no_grad() if self.program.is_forward_only else enable_grad(), at(key):

@@ -342,7 +342,7 @@ class ReplayingStage(Stage):
 
 @contextmanager
 def observed(stages: Mapping[int, Stage], is_observed: bool = True, is_halved: bool = False) -> Iterator[None]:
-    """Compute without replaying inside this block, where graphs are looked at; or with every backward in halves."""
+    """Measure inside this block: graphs, which are not replayed; or what runs with every backward in halves."""
     for stage in stages.values():
         stage.is_observed, stage.is_halved = is_observed, is_halved
     try:

@@ -32,7 +32,7 @@ from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Me
 from minipipe.execution.observers import MemoryMeter, StackedWeights, journal
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
-from minipipe.execution.replaying import observed, report_of, source_of
+from minipipe.execution.replaying import report_of, source_of
 from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential
@@ -435,14 +435,14 @@ class Pipeline(FamiliarPipeline):
         batch = self._batch(call, inputs, targets, objective, self._is_training)
         for stage in self._stages.values():
             check_frozen(stage)
+            stage.is_observed = self.measures_memory
             stage.begin(accumulate)
         earlier = self._parameters.shared.take_gradients() if accumulate else {}
         # Of frozen stages no gradient comes back to say that what they sent, perhaps the inputs themselves, is gone.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         meters = [MemoryMeter(batch.arrays)] if self.measures_memory else []
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
-        with observed(self._stages, self.measures_memory):
-            record = self._trainer.run(batch, *meters, finishes_sends=finishes_sends)
+        record = self._trainer.run(batch, *meters, finishes_sends=finishes_sends)
         # Its tags are behind those of the executor.
         self._parameters.shared.exchange_gradients(batch.step, 2 * self.num_stages * len(batch.slices), earlier)
         if self.num_steps == 0:
