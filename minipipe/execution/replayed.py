@@ -34,6 +34,7 @@ class Kind:
     first_inputs: bytes = b""
     is_captured_now: bool = False
     tape: Tape | None = None
+    num_inputs: int = 0  # of the stage
     result: tuple[tuple[int, ...], Any] = ((), None)  # shape and dtype of what its forward returns
     used: int = 0  # the last step in which it came
     num_steps: int = 0  # in which it came
@@ -60,13 +61,11 @@ class Capture:
 
 @dataclass(slots=True)
 class Replayed:
-    """A microbatch between its actions: its tape, what that keeps, and with which gradient its backward begins."""
+    """A microbatch between its actions: what its tape keeps, and with which gradient its backward begins."""
 
     kind: Kind
-    tape: Tape
     kept: list[Any] | None  # None once no gradient has come back, so that W has nothing to do
     order: int
-    num_inputs: int
     seed: Array | None = None
 
 

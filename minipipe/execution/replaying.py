@@ -48,7 +48,8 @@ class ReplayingStage(Stage):
         self._captures: dict[int, Capture] = {}
         self._numbers: dict[Any, int] = {}  # of what layers, parameters and losses were like; none is used again
         self._next_number = count()
-        self._step, self._why_not, self._eager_loss = 0, reason_against(self.module), ""
+        self._step, self._is_eager, self._eager_loss = 0, True, ""
+        self._why_not = reason_against(self.module)  # nothing is replayed, in any step
         uses = {id(p): p for layer in self.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
         self._uses, self._owners = list(uses.values()), list(owners.values())
@@ -136,7 +137,9 @@ class ReplayingStage(Stage):
         for capture in self._captures.values():
             capture.kind.is_captured_now = False
         self._captures.clear()
-        if self._why_not:
+        is_looked_at = self.is_observed or mode().watch is not None or self.module.layer_hook is not None
+        self._is_eager = is_looked_at or bool(self._why_not)
+        if self._is_eager:
             return
         arrays, trained = [p.data for p in self._owners], [leaf.needs_gradient for leaf in self._leaves_of_uses]
         is_as_before = trained == self._trained and all(map(is_, arrays, self._arrays))
@@ -144,6 +147,7 @@ class ReplayingStage(Stage):
             return
         self._arrays, self._trained, self._attributes = arrays, trained, Attributes(self.module.modules())
         self._why_not = self._attributes.reason or reason_against(self.module)
+        self._is_eager = bool(self._why_not)
         looks = tuple((array.shape, array.strides, array.dtype) for array in arrays)
         self._number = self._number_of(looks, tuple(trained), self._attributes.key)
 
@@ -175,9 +179,7 @@ class ReplayingStage(Stage):
 
     def _kind_of(self, microbatch: int, received: Payload, arrays: Sequence[Array], loss: int = 0) -> Kind | None:
         """Return what is known of such microbatches; None if this one is to be computed without a tape."""
-        here = mode()
-        is_looked_at = self.is_observed or here.watch is not None or self.module.layer_hook is not None
-        if self._why_not or is_looked_at or not here.is_enabled:
+        if self._is_eager or not mode().is_enabled:
             return None
         how = self._number, loss, self.is_halved or microbatch in self._halved, *received.wanted
         key = how, received.form and repr(received.form), *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
@@ -189,7 +191,8 @@ class ReplayingStage(Stage):
         if len(self._kinds) >= _MOST_TAPES:
             del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].used)]
         is_plain = all(type(array) is np.ndarray and array.itemsize != 2 for array in arrays)
-        self._kinds[key] = Kind("" if is_plain else "gets arrays that are not NumPy's own, or in half precision")
+        reason = "" if is_plain else "gets arrays that are not NumPy's own, or in half precision"
+        self._kinds[key] = Kind(reason, num_inputs=len(received.arrays))
         return None
 
     # -- capture --------------------------------------------------------------------------------------------
@@ -286,7 +289,7 @@ class ReplayingStage(Stage):
         except Exception:
             return None
         if len(tape.sections) > 1:
-            self._held[microbatch] = Replayed(kind, tape, kept, next_order(), len(arrays))
+            self._held[microbatch] = Replayed(kind, kept, next_order())
         return result
 
     def _replay_backward(self, section: str, held: Replayed, gradient: Payload | None) -> Payload:
@@ -295,7 +298,7 @@ class ReplayingStage(Stage):
             array = gradient.arrays[0]
             if array is None:  # nothing that follows depends on the result
                 held.kept = None
-                return Payload([None] * held.num_inputs, [True] * held.num_inputs)
+                return Payload([None] * held.kind.num_inputs, [True] * held.kind.num_inputs)
             if array.shape != shape or len(gradient.arrays) != 1:
                 self._roots(Held([], [(None, shape)], None), gradient)  # raises
             if array.dtype != dtype:
@@ -310,8 +313,10 @@ class ReplayingStage(Stage):
         if held.kept is None:
             return ()
         self._walk.order = held.order
-        function = held.tape.sections[section]
-        results, held.kept = function(self._arrays, self._leaves_of_uses, self._walk, held.kept, *gradient)
+        assert held.kind.tape is not None
+        results, held.kept = held.kind.tape.sections[section](
+            self._arrays, self._leaves_of_uses, self._walk, held.kept, *gradient
+        )
         return results
 
     def _seed_of(self, share: float, shape: tuple[int, ...], dtype: Any) -> Array:
