@@ -167,7 +167,7 @@ def reason_against(module: Sequential) -> str:
         for part in layer.modules():
             own = type(part).__module__.partition(".")[0] == "minipipe" and not isinstance(part, Function)
             is_listed = own or getattr(type(part), "is_replayable", False)
-            if not is_listed or {"forward", "compute"} & vars(part).keys():
+            if not is_listed or {"forward", "compute", "layer_hook"} & vars(part).keys():
                 name = type(part).__name__
                 return f"layer {first + i}, {name}, runs code of its own, and its class lacks is_replayable = True"
     parameters = [p for layer in module.layers for p in parameters_of(layer)]

@@ -25,6 +25,7 @@ from minipipe.errors import ArgumentError, MessageError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.replayed import Attributes, Capture, Kind, Replayed, Same, reason_against
+from minipipe.execution.samples import Samples
 from minipipe.execution.stage import Held, SeededLoss, Stage
 from minipipe.nn import Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
@@ -81,9 +82,11 @@ class ReplayingStage(Stage):
     def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> None:
         """F and the loss: see :meth:`Stage.forward_with_loss`."""
         targets = self._targets(microbatch, objective)
-        arrays = received.arrays if targets is None else [*received.arrays, *targets]
-        kind = None if targets is None else self._kind_of(microbatch, received, arrays, self._loss_number)
-        if kind is None or not isinstance(objective, BatchObjective):
+        if targets is None or not isinstance(objective, BatchObjective):
+            return super().forward_with_loss(microbatch, received, objective)
+        arrays, form = [*received.arrays, *targets.arrays], targets.form and repr(targets.form)
+        kind = self._kind_of(microbatch, received, arrays, self._loss_number, form)
+        if kind is None:
             return super().forward_with_loss(microbatch, received, objective)
         if kind.tape is not None and (value := self._replay(microbatch, kind, arrays)) is not None:
             share = objective.note(microbatch, value.item())
@@ -161,7 +164,7 @@ class ReplayingStage(Stage):
             self._numbers[what] = next(self._next_number)
         return self._numbers[what]
 
-    def _targets(self, microbatch: int, objective: SeededLoss) -> list[Array] | None:
+    def _targets(self, microbatch: int, objective: SeededLoss) -> Samples | None:
         """Return the targets of a microbatch, if the loss may be replayed."""
         if objective is not self._objective():
             if not isinstance(objective, BatchObjective):
@@ -175,14 +178,15 @@ class ReplayingStage(Stage):
                 if self._loss_attributes.reason:
                     loss, self._eager_loss = None, f"the loss {self._loss_attributes.reason}"
             self._loss = loss
-        return None if self._loss is None else objective.parts[microbatch].arrays
+        return None if self._loss is None else objective.parts[microbatch]
 
-    def _kind_of(self, microbatch: int, received: Payload, arrays: Sequence[Array], loss: int = 0) -> Kind | None:
+    def _kind_of(self, microbatch: int, received: Payload, arrays: Sequence[Array], *loss: Any) -> Kind | None:
         """Return what is known of such microbatches; None if this one is to be computed without a tape."""
         if self._is_eager or not mode().is_enabled:
             return None
-        how = self._number, loss, self.is_halved or microbatch in self._halved, *received.wanted
-        key = how, received.form and repr(received.form), *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
+        is_halved, form = self.is_halved or microbatch in self._halved, received.form and repr(received.form)
+        how = self._number, loss, is_halved, form, *received.wanted
+        key = how, *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
         kind = self._kinds.get(key)
         if kind is not None:
             if kind.used != self._step:

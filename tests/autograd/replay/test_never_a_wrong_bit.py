@@ -181,6 +181,30 @@ def called_with_two_functions(replay):
         return losses
 
 
+class Apart(nn.Module):
+    """A loss of two named targets."""
+
+    is_replayable = True
+
+    def forward(self, outputs, targets):
+        return ((outputs - targets["first"]) * (outputs - targets["second"] * 2)).mean()
+
+
+def test_targets_of_another_form_are_another_kind_of_microbatch():
+    def run(replay):
+        with init_process_group() as group:
+            options = {"loss": Apart(), "loss_weight": lambda targets: len(targets["first"]), "num_microbatches": 2}
+            pipeline = Pipeline(chain(), group, replay=replay, **options)
+            random, losses = np.random.default_rng(0), []
+            for names in (*4 * [("first", "second")], ("second", "first")):
+                x, *arrays = (random.normal(size=(8, WIDTH)).astype(np.float32) for _ in range(3))
+                losses.append(pipeline.step(x, dict(zip(names, arrays))))
+            assert not replay or tapes_of(pipeline), pipeline.replay_report()
+            return losses
+
+    assert run(True) == run(False)
+
+
 def test_a_new_function_with_the_id_of_the_old_one_is_another_function():
     assert called_with_two_functions(True) == called_with_two_functions(False)
 
