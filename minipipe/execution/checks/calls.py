@@ -76,8 +76,6 @@ class Calls:
             Code ``disagreement``, naming what differs from that of the first rank.
         """
         self.count += 1
-        if self._group.size == 1:
-            return size, layout
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
         mine = [self._pipeline, self.count, _NAMES.index(call), size, layout, *marks_of(values)]
         sent = numbers_sent(mine) if self._group.rank == self._first_rank else None
