@@ -224,7 +224,7 @@ def filled(shape: tuple[int, ...], value: float, like: Array) -> Array:
 
 def sum_of_squares(array: Array) -> Array:
     """Return the sum of the squares of all elements."""
-    flat = reshape(array, (-1,))
+    flat = array.ravel() if isinstance(array, np.ndarray) else reshape(array, (-1,))
     return product(flat, flat)  # no squares in memory, and no second pass over them
 
 

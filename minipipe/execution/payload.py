@@ -53,6 +53,8 @@ class Payload(NamedTuple):
     def to_message(self, may_be_on_device: bool = False) -> Array:
         """Return the payload as one array, in NumPy's memory unless a single one may stay where it is."""
         first = self.arrays[0]
+        if type(first) is np.ndarray and first.dtype.kind == "f" and self.wanted[0] and self.form is None:
+            return first  # like most of them
         if self.form is None and first is not None and self._is_plain(first):
             return first if may_be_on_device else backend.to_numpy(first)
         arrays = [None if array is None else backend.to_numpy(array) for array in self.arrays]
@@ -67,6 +69,8 @@ class Payload(NamedTuple):
     @classmethod
     def from_message(cls, message: Array, xp: ModuleType = np) -> Payload:
         """Return the payload that was sent, its arrays in a module; in NumPy's they are views of the message."""
+        if type(message) is np.ndarray and message.dtype.kind == "f" and xp is np:
+            return cls([message], [True])  # like most of them
         if backend.numpy_dtype(message.dtype) != np.uint8:
             return cls([backend.moved(message, xp)], [backend.is_floating(message.dtype)])
         description, take = split(backend.to_numpy(message))

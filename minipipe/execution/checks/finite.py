@@ -42,6 +42,7 @@ class FiniteCheck:
         self.names = list(plan.owners)
         stages = executor.stages.values()
         self._parameters = {name: p for stage in stages for name, p in stage.parameters.items()}
+        self._leaves = [leaf for parameter in self._parameters.values() for leaf in parameter.leaves.values()]
         dtypes = {backend.numpy_dtype(parameter.dtype) for parameter in plan.model.parameters()}
         self._may_overflow = np.dtype(np.float16) in dtypes
 
@@ -54,8 +55,10 @@ class FiniteCheck:
     @backend.quietly  # NumPy would warn of what is looked for
     def first_not_finite(self) -> int:
         """Return which parameter of the model has the first gradient that is not finite here; -1 without one."""
-        gradients = (parameter.grad for parameter in self._parameters.values())
-        total = sum(float(backend.sum_of_squares(gradient)) for gradient in gradients if gradient is not None)
+        total = 0.0
+        for leaf in self._leaves:
+            if leaf.grad is not None:
+                total += float(backend.sum_of_squares(leaf.grad))
         if not isfinite(total):  # large gradients have squares that overflow: look again
             for name, parameter in self._parameters.items():
                 if not gradients_are_finite([parameter]):
