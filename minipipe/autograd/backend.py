@@ -35,7 +35,8 @@ def array_module(array: Array) -> ModuleType:
 def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that a captured step calls in one line, whatever it does inside (``replay/trace.py``).
 
-    It takes arrays by position, changes none of them, and returns a new array; or nothing, if it checks their values.
+    It takes arrays by position, and what follows from shapes alone; changes none of them; and returns a new array, or a
+    tuple of these, or nothing if it checks their values.
     """
 
     @wraps(function)
@@ -46,12 +47,6 @@ def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*given)
 
     return call
-
-
-def leaves_the_lines(array: Array) -> None:
-    """Say that what follows writes the array into one that NumPy made unnoticed, so that no line can tell of it."""
-    if hasattr(array, "note_call") and array.trace is not None:
-        array.trace.spoil("writes into an array of its own")
 
 
 def plain(array: Array) -> Array:

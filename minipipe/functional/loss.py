@@ -245,8 +245,11 @@ def cross_entropy(
     columns, shape = backend.reshape(given, (-1,)), logits.shape
     log_probabilities = log_softmax_of_array(backend.reshape(logits.data, (-1, k)), -1)
     _check_options(label_smoothing, class_weights, reduction, k)
-    total = (label_weight(columns, ignore_index, class_weights) or 1.0) if reduction == "mean" else 1.0
-    if ignore_index is None and class_weights is None and not label_smoothing:
+    counts_all = ignore_index is None and class_weights is None
+    total: Any = float(columns.shape[0]) if reduction == "mean" else 1.0
+    if reduction == "mean" and not counts_all:
+        total = _total_weight(columns, log_probabilities, ignore_index, class_weights)
+    if counts_all and not label_smoothing:
 
         def plain(g: Array) -> Array:
             is_wanted = xp.arange(k) == columns[:, None]
@@ -262,6 +265,13 @@ def cross_entropy(
         return backend.reshape(difference * (g / total), shape)
 
     return record(-(backend.reduce_sum(wanted * log_probabilities) / total), (logits, vjp))
+
+
+@backend.one_line
+def _total_weight(columns: Array, like: Array, ignore_index: int | None, class_weights: Any) -> Array:
+    """Return the weight of all labels in the dtype of ``like``, shape (); 1 where none counts."""
+    weight = label_weight(columns, ignore_index, class_weights) or 1.0
+    return array_module(like).asarray(weight, dtype=like.dtype)
 
 
 def label_weight(labels: Operand, ignore_index: int | None = None, class_weights: Any = None) -> float:

@@ -111,7 +111,7 @@ def lstm(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | 
     if bias is not None:
         gates += bias.data
     gates = backend.reshape(gates, (*shape[:2], 4, u.shape[0]))
-    hidden, cells = _through_time(gates, u)
+    hidden, cells, gates = _through_time(gates, u)
     gradient = once(lambda g: _back_through_time(g, gates, cells, u))
 
     def of_input(g: Array) -> Array:
@@ -134,19 +134,20 @@ def lstm(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | 
     return record(hidden, *inputs)
 
 
-def _through_time(gates: Array, u: Array) -> tuple[Array, Array]:
-    """Return hidden states and cells, (n, t, h), and turn x W + b into the open gates, (n, t, 4, h), in place.
+@backend.one_line
+def _through_time(inputs: Array, u: Array) -> tuple[Array, Array, Array]:
+    """Return hidden states and cells, (n, t, h), and the open gates, (n, t, 4, h), from x W + b of that shape.
 
     A sigmoid is a tanh of half the size: sigmoid(z) = tanh(z / 2) / 2 + 1 / 2, so one tanh gives all four parts. A gate
     is exact to the rounding of 1; functional.sigmoid is exact to the rounding of its result.
     """
-    backend.leaves_the_lines(gates)
-    xp, (n, t, _, h) = array_module(gates), gates.shape
+    xp, (n, t, _, h) = array_module(inputs), inputs.shape
+    gates = xp.empty(inputs.shape, dtype=inputs.dtype)
     size, middle = (xp.asarray([[a], [a], [b], [a]], dtype=gates.dtype) for a, b in ((0.5, 1.0), (0.5, 0.0)))
     hidden, cells = (xp.empty((n, t, h), dtype=gates.dtype) for _ in range(2))
     last = cell = xp.zeros((n, h), dtype=gates.dtype)
     for s in range(t):
-        z = gates[:, s, :, :]
+        z = inputs[:, s, :, :]
         if s:
             z = z + backend.reshape(backend.product(last, u), (n, 4, h))
         z = xp.tanh(z * size)
@@ -156,12 +157,12 @@ def _through_time(gates: Array, u: Array) -> tuple[Array, Array]:
         cell = z[:, 1, :] * cell + z[:, 0, :] * z[:, 2, :]
         last = z[:, 3, :] * xp.tanh(cell)
         hidden[:, s, :], cells[:, s, :] = last, cell
-    return hidden, cells
+    return hidden, cells, gates
 
 
+@backend.one_line
 def _back_through_time(g: Array, gates: Array, cells: Array, u: Array) -> Array:
     """Return the gradient of z at all times, (n * t, 4 * h), from that of the hidden states, (n, t, h)."""
-    backend.leaves_the_lines(g)
     xp, (n, t, _, h) = array_module(g), gates.shape
     i, f, candidate, o = (gates[:, :, part, :] for part in range(4))
     squashed = xp.tanh(cells)

@@ -88,10 +88,10 @@ class Windows:
             starts = ((offset * step, stride, count) for offset, step, stride, count in each)
             yield ..., *(slice(start, start + stride * (count - 1) + 1, stride) for start, stride, count in starts)
 
+    @backend.one_line
     def columns(self, x: Array) -> Array:
         """Return each window of the input as a column: (c * size of the kernel, n * number of windows)."""
         xp, (n, c, *_), size = array_module(x), self.shape, backend.prod(self.kernel)
-        backend.leaves_the_lines(x)
         padded = swapped(x)
         if any(map(any, self.paddings)):
             padded = xp.zeros((c, n, *self.padded[2:]), dtype=x.dtype)
@@ -101,6 +101,7 @@ class Windows:
             result[:, k, ...] = padded[place]
         return backend.reshape(result, (c * size, n * backend.prod(self.number)))
 
+    @backend.one_line
     def add_columns(self, columns: Array) -> Array:
         """Add each column to the window that it came from, and return the sums in the shape of the input."""
         n, c, size = *self.shape[:2], backend.prod(self.kernel)
@@ -110,7 +111,6 @@ class Windows:
 
     def added(self, shape: Shape, parts: Iterable[Array], like: Array) -> Array:
         """Return zeros of a shape, in the dtype of ``like``, with each part added at its place."""
-        backend.leaves_the_lines(like)
         result = array_module(like).zeros(shape, dtype=like.dtype)
         for place, part in zip(self.places(), parts):
             result[place] += part
@@ -477,21 +477,35 @@ def _max_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) ->
         winner = xp.where(candidate > best, xp.asarray(number, dtype=winner.dtype), winner)
         best = xp.maximum(best, candidate)
 
-    def to_winners(g: Array) -> Array:
-        return windows.added(windows.shape, (backend.masked(g, winner == number) for number in itertools.count()), g)
+    return record(best, (x, lambda g: _to_winners(g, winner, windows)))
 
-    return record(best, (x, to_winners))
+
+@backend.one_line
+def _to_winners(g: Array, winner: Array, windows: Windows) -> Array:
+    """Return the gradient of the input: that of each window, at the place that won there."""
+    return windows.added(windows.shape, (backend.masked(g, winner == number) for number in itertools.count()), g)
 
 
 def _avg_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) -> Tensor:
     x = as_real(x)
     windows = _windows_of_pool(name, num_axes, x, kernel, stride)
-    size = backend.prod(windows.kernel)
-    result = array_module(x.data).zeros((*x.shape[:2], *windows.number), dtype=x.data.dtype)
+    return record(_means(x.data, windows), (x, lambda g: _to_all(g, windows)))
+
+
+@backend.one_line
+def _means(x: Array, windows: Windows) -> Array:
+    """Return the mean of each window."""
+    result = array_module(x).zeros((*x.shape[:2], *windows.number), dtype=x.dtype)
     for place in windows.places():
-        result += x.data[place]
-    result /= size
-    return record(result, (x, lambda g: windows.added(windows.shape, itertools.repeat(g / size), g)))
+        result += x[place]
+    result /= backend.prod(windows.kernel)
+    return result
+
+
+@backend.one_line
+def _to_all(g: Array, windows: Windows) -> Array:
+    """Return the gradient of the input: an equal part of that of each window, at all of its places."""
+    return windows.added(windows.shape, itertools.repeat(g / backend.prod(windows.kernel)), g)
 
 
 def _windows_of_pool(name: str, num_axes: int, x: Tensor, kernel: Any, stride: Any) -> Windows:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from dataclasses import is_dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -198,6 +199,8 @@ class Trace:
             key: Any = value.dtype, value.shape, value.strides, value.tobytes()
         elif isinstance(value, np.generic | float | np.dtype):
             key = type(value), repr(value)
+        elif is_dataclass(value) and isinstance(value, Hashable):  # a frozen one
+            key = type(value), value
         else:
             raise Untraceable(f"calls NumPy with a {type(value).__name__}")
         return self.constants.setdefault(key, (f"c{len(self.constants)}", value))[0]
