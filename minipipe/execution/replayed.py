@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -16,6 +17,7 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.autograd.replay import NotingLeaf, Tape, Trace
+from minipipe.execution.stage import Stage
 from minipipe.nn import Function, Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 
@@ -174,3 +176,15 @@ def reason_against(module: Sequential) -> str:
     if any(not p.is_filled or type(p.data) is not np.ndarray or p.data.itemsize == 2 for p in parameters):
         return "its parameters are no arrays of NumPy of full precision"
     return ""
+
+
+@contextmanager
+def observed(stages: Mapping[int, Stage], is_observed: bool = True, is_halved: bool = False) -> Iterator[None]:
+    """Measure inside this block: graphs, which are not replayed; or what runs with every backward in halves."""
+    for stage in stages.values():
+        stage.is_observed, stage.is_halved = is_observed, is_halved
+    try:
+        yield
+    finally:
+        for stage in stages.values():
+            stage.is_observed = stage.is_halved = False

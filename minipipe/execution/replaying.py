@@ -349,18 +349,6 @@ class ReplayingStage(Stage):
         return "; ".join(words) or ("has captured no two microbatches yet" if self._step else "has not run yet")
 
 
-@contextmanager
-def observed(stages: Mapping[int, Stage], is_observed: bool = True, is_halved: bool = False) -> Iterator[None]:
-    """Measure inside this block: graphs, which are not replayed; or what runs with every backward in halves."""
-    for stage in stages.values():
-        stage.is_observed, stage.is_halved = is_observed, is_halved
-    try:
-        yield
-    finally:
-        for stage in stages.values():
-            stage.is_observed = stage.is_halved = False
-
-
 def report_of(stages: Mapping[int, Stage]) -> str:
     """Return in words which stages of a rank replay, and why others do not."""
     off = "replaying is off for this stage"

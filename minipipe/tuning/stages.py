@@ -45,7 +45,7 @@ from minipipe.execution.objective import BatchObjective
 from minipipe.execution.observers import MemoryMeter
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
-from minipipe.execution.replaying import observed
+from minipipe.execution.replayed import observed
 from minipipe.execution.samples import Samples, split_microbatches
 from minipipe.execution.timeline import gather_timeline
 from minipipe.nn import Linear, MSELoss, Sequential
