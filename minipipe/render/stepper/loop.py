@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -29,8 +28,11 @@ _NAMES = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\b": "backspace", 
 _ESCAPE = "\x1b"
 
 
-class Screen(ABC):
-    """The terminal of the loop: a context manager that sets it up and restores it."""
+class Screen:
+    """A terminal without a cursor to move or without single keys: it appends lines, and a key is a letter and Enter.
+
+    A context manager that sets the terminal up and restores it.
+    """
 
     def __enter__(self) -> Screen:
         return self
@@ -47,17 +49,27 @@ class Screen(ABC):
         # One column less than there is: terminals differ in the position of the cursor after the last one.
         return max(1, size.columns - 1) if size.columns else 79, size.lines or 24
 
-    @abstractmethod
     def show(self, lines: Sequence[str]) -> None:
-        """Draw lines in place of the previous ones."""
+        """Draw lines: here below the previous ones."""
+        print("\n".join(lines), flush=True)
 
-    @abstractmethod
     def read_key(self) -> str:
-        """Wait for a key and return its name: ``"n"``, ``"right"``, ``"enter"``; ``"eof"`` at the end of the input."""
+        """Wait for a key and return its name: ``"n"``, ``"right"``, ``"enter"``; ``"eof"`` at the end of the input.
 
-    @abstractmethod
+        Here it is the first letter of a line; Enter alone is also a key.
+        """
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            return "eof"
+        return line[:1] or "enter"
+
     def ask(self, question: str) -> str:
         """Ask for a line of text under the drawing."""
+        try:
+            return input(question)
+        except EOFError:
+            return ""
 
 
 class KeyScreen(Screen):
@@ -119,34 +131,11 @@ class KeyScreen(Screen):
         sys.stdout.flush()
 
 
-class LineScreen(Screen):
-    """A terminal without a cursor to move or without single keys: it appends lines, and a key is a letter and Enter."""
-
-    def show(self, lines: Sequence[str]) -> None:
-        """Append lines to the output."""
-        print("\n".join(lines), flush=True)
-
-    def read_key(self) -> str:
-        """Return the first letter of a line. Enter alone is also a key."""
-        try:
-            line = input("> ").strip()
-        except EOFError:
-            return "eof"
-        return line[:1] or "enter"
-
-    def ask(self, question: str) -> str:
-        """Ask for a line."""
-        try:
-            return input(question)
-        except EOFError:
-            return ""
-
-
 def screen_of_this_terminal() -> Screen | None:
     """Return the screen of standard input and output, or None if they are not a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return None
-    return LineScreen() if termios is None or os.environ.get("TERM") == "dumb" else KeyScreen()
+    return Screen() if termios is None or os.environ.get("TERM") == "dumb" else KeyScreen()
 
 
 _KEYS = "n next  p back  home end  g go to  r one rank  ? help  q quit"
