@@ -240,19 +240,17 @@ def chosen_snapshots(
         raise ScheduleError.of(
             ScheduleCode.PARAMETERS, "--at shows one step, --from and --to several; choose one of the two."
         )
-    count, bounds = len(walkthrough), []
-    for option, given, default in (
-        ("--at" if at is not None else "--from", at if at is not None else first, 0),
-        ("--to", at if at is not None else last, -1),
-    ):
-        number = default if given is None else given
+    count = len(walkthrough)
+    ends = {"--from": 0 if first is None else first, "--to": -1 if last is None else last}
+    given = ends if at is None else {"--at": at}
+    for option, number in given.items():
         if not -count <= number < count:
             raise ScheduleError.of(
                 ScheduleCode.PARAMETERS,
                 f"{option} is {number}; there are steps 0 to {count - 1}, or -1 to {-count} from the end.",
             )
-        bounds.append(number % count)
-    return range(bounds[0], bounds[1] + 1)
+    numbers = [number % count for number in given.values()]
+    return range(numbers[0], numbers[-1] + 1)
 
 
 def write_snapshots(walkthrough: Walkthrough, numbers: Iterable[int], as_json: bool) -> Iterator[str]:
@@ -283,15 +281,12 @@ def _state_as_data(state: RankState) -> dict[str, Any]:
 
 
 def _message_as_data(message: Message, time: float) -> dict[str, Any]:
-    return {
-        "value": str(message.value),
-        "used_by": str(message.used_by),
-        "source": message.source,
-        "destination": message.destination,
-        "sent": message.sent,
-        "arrived": message.arrived,
-        "has_arrived": message.arrived <= time,
-    }
+    about = {name: getattr(message, name) for name in ("source", "destination", "sent", "arrived")}
+    has_arrived = message.arrived <= time
+    return {"value": str(message.value), "used_by": str(message.used_by), **about, "has_arrived": has_arrived}
+
+
+_FIGURES = ("makespan", "bubble_fraction", "peak_activations", "peak_memory")
 
 
 def _verdict(walkthrough: Walkthrough) -> dict[str, Any]:
@@ -302,11 +297,6 @@ def _verdict(walkthrough: Walkthrough) -> dict[str, Any]:
         "cycle": list(walkthrough.cycle),
     }
     if walkthrough.is_timed:
-        timeline = walkthrough.timeline
-        verdict |= {
-            "makespan": timeline.makespan,
-            "bubble_fraction": timeline.bubble_fraction,
-            "peak_activations": list(timeline.peak_activations),
-            "peak_memory": list(timeline.peak_memory or ()),
-        }
+        summary = walkthrough.timeline.summary()
+        verdict |= {name: summary[name] for name in _FIGURES}
     return verdict
