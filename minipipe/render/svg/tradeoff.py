@@ -126,6 +126,12 @@ _LEAST_WIDTH = 480  # pixels
 _HEIGHT = 300  # of a panel
 _LEAST_BUBBLE = 1e-3  # a smaller one is drawn there: a logarithmic axis has no 0
 _RADIUS = 4.5  # of a mark
+_CROSS = f"M{-_RADIUS} {-_RADIUS}L{_RADIUS} {_RADIUS}M{-_RADIUS} {_RADIUS}L{_RADIUS} {-_RADIUS}"
+_SQUARE = f"M{-_RADIUS} {-_RADIUS}H{_RADIUS}V{_RADIUS}H{-_RADIUS}Z"
+_MARKS = {
+    "V": f"M{-_RADIUS - 0.5} {-_RADIUS}H{_RADIUS + 0.5}L0 {_RADIUS + 0.5}Z",
+    "straight": f"M{-_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 1 {_RADIUS} 0A{_RADIUS} {_RADIUS} 0 1 1 {-_RADIUS} 0Z",
+}
 _GAP = 8  # from the middle of a mark to its name
 _DASHES = {"straight": "6 3", "V": "2 2.5"}
 _SHAPES = {"straight": "straight placement", "looped": "looped placement", "V": "a V", "other": "another placement"}
@@ -321,13 +327,5 @@ def _around(start: tuple[float, float], end: tuple[float, float]) -> Box:
 
 def _mark(placement: str, is_searched: bool = False) -> str:
     """Return the mark of a choice, with its middle at 0, 0: not filled, so that all of several at one point show."""
-    r = _RADIUS
-    if is_searched:
-        path = f"M{-r} {-r}L{r} {r}M{-r} {r}L{r} {-r}"
-    elif placement == "V":
-        path = f"M{-r - 0.5} {-r}H{r + 0.5}L0 {r + 0.5}Z"
-    elif placement == "straight":
-        path = f"M{-r} 0A{r} {r} 0 1 1 {r} 0A{r} {r} 0 1 1 {-r} 0Z"
-    else:
-        path = f"M{-r} {-r}H{r}V{r}H{-r}Z"
+    path = _CROSS if is_searched else _MARKS.get(placement, _SQUARE)
     return f'<path {paint(placement)} stroke-width="1.8" d="{path}"/>'
