@@ -6,7 +6,7 @@ import argparse
 from math import inf
 
 from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, misuse, schedule_and_costs
-from minipipe.cli.output import ExitStatus, answer, figures
+from minipipe.cli.output import ExitStatus, answer, fields, figures
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_JSON, read_text
 from minipipe.schedules.action_table import describe_sizes
@@ -75,11 +75,11 @@ def _check_certificate(options: argparse.Namespace) -> ExitStatus:
     proof = _proof(certificate, seconds) if seconds is not None and not finding.is_proved else None
     facts, reason = _facts(certificate, finding, proof), finding.formula.reason if proof is None else ""
     is_proved = claim.bound <= facts.bound * (1 + ROUNDING)
-    data = {"objective": facts.objective, "value": facts.value, "bound": facts.bound, "bound_by": facts.bound_by}
+    data = fields(facts, "objective", "value", "bound", "bound_by", "gap")
     claimed = {"claimed_bound": claim.bound, "claimed_by": claim.bound_by, "is_proved_here": is_proved}
     text = f"{_about_the_bound(facts, reason, claim, is_proved)}\n{_about_the_schedule(facts)}"
     status = ExitStatus.NO if seconds is not None and not is_proved else ExitStatus.YES
-    return answer(options, {ANSWER: True, **data, "gap": facts.gap, **claimed}, text, status)
+    return answer(options, {ANSWER: True, **data, **claimed}, text, status)
 
 
 def _facts(certificate: Certificate, finding: Finding, proof: Certificate | None) -> Certificate:

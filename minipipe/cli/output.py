@@ -18,14 +18,7 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.comparison import Gap
 from minipipe.schedules.simulation.timeline import Timeline
 
-_FIGURES = (
-    "makespan",
-    "bubble_fraction",
-    "bubble_over_ideal",
-    "span_bubble_rate",
-    "peak_activations",
-    "peak_memory",
-)
+_FIGURES = ("makespan", "bubble_fraction", "bubble_over_ideal", "span_bubble_rate", "peak_activations", "peak_memory")
 
 
 class ExitStatus(IntEnum):
@@ -92,6 +85,11 @@ def complain(message: str) -> None:
             print(f"minipipe: {printable_lines(message)}", file=sys.stderr, flush=True)
 
 
+def fields(source: object, *names: str) -> dict[str, Any]:
+    """Return attributes as data, each under its own name."""
+    return {name: getattr(source, name) for name in names}
+
+
 def gaps_as_data(gaps: Sequence[Gap]) -> dict[str, Any]:
     """Return the bounds on makespan and longest own span, and the gaps, or None for each where there are none."""
     makespan, span = gaps or (None, None)
@@ -107,12 +105,7 @@ def gaps_as_data(gaps: Sequence[Gap]) -> dict[str, Any]:
 
 def sizes_as_data(schedule: ActionTable) -> dict[str, Any]:
     """Return name and sizes."""
-    return {
-        "schedule": schedule.name,
-        "num_ranks": schedule.num_ranks,
-        "num_stages": schedule.num_stages,
-        "num_microbatches": schedule.num_microbatches,
-    }
+    return {"schedule": schedule.name, **fields(schedule, "num_ranks", "num_stages", "num_microbatches")}
 
 
 def figures(schedule: ActionTable, timeline: Timeline) -> dict[str, Any]:

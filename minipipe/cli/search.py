@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minipipe.cli.options import add_costs, add_memory_limit, add_output, add_sizes, costs_of, sizes_of
-from minipipe.cli.output import ExitStatus, answer, ending_of, figures
+from minipipe.cli.output import ExitStatus, answer, ending_of, fields, figures
 from minipipe.io import write_whole
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import looped_placement, v_placement
@@ -80,17 +80,8 @@ _WRITERS = {
 
 def _data(found: Certificate, timeline: Timeline, file: Path | None) -> dict[str, Any]:
     written = {"schedule": found.schedule.to_csv()} if file is None else {"file": str(file)}
-    return {
-        **figures(found.schedule, timeline),
-        "objective": str(found.objective),
-        "value": found.value,
-        "bound": found.bound,
-        "bound_by": found.bound_by,
-        "gap": found.gap,
-        "found_by": found.found_by,
-        "seconds": found.seconds,
-        **written,
-    }
+    about = fields(found, "objective", "value", "bound", "bound_by", "gap", "found_by", "seconds")
+    return {**figures(found.schedule, timeline), **about, **written}
 
 
 def _report(found: Certificate, timeline: Timeline, file: Path | None) -> str:

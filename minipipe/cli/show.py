@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, costs_of, misuse, schedules_of
 from minipipe.cli.output import ExitStatus, check_picture, ending_of, sizes_as_data, write_file
@@ -142,12 +143,7 @@ def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str 
 
 
 def _as_json(tables: Sequence[ActionTable]) -> str:
-    found = [
-        {
-            **sizes_as_data(table),
-            "placement": table.placement,
-            "actions": [[str(action) for action in row] for row in table.actions],
-        }
-        for table in tables
-    ]
+    found: list[dict[str, Any]] = [{**sizes_as_data(table), "placement": table.placement} for table in tables]
+    for data, table in zip(found, tables):
+        data["actions"] = [list(map(str, row)) for row in table.actions]
     return json.dumps(found[0] if len(found) == 1 else found) + "\n"
