@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,11 +40,14 @@ class Header(NamedTuple):
     shape : tuple of int
     step : int
         The number of the call that it belongs to; 0 if none.
+    packed : bytes
+        It as bytes, always ``HEADER_SIZE`` of them.
     """
 
     dtype: np.dtype
     shape: tuple[int, ...]
     step: int
+    packed: bytes
 
     @classmethod
     def of(cls, array: np.ndarray, step: int = 0) -> Header:
@@ -55,7 +58,7 @@ class Header(NamedTuple):
         MessageError
             Codes ``dtype`` (objects and records do not travel) and ``shape`` (more than 8 axes).
         """
-        return _described(numpy_dtype(array.dtype), array.shape, step)
+        return described(array.dtype, array.shape, step)
 
     @property
     def nbytes(self) -> int:
@@ -68,19 +71,16 @@ class Header(NamedTuple):
 
 # Every step sends the same shapes, so each header is made, packed and unpacked once.
 @lru_cache(maxsize=1024)
-def _described(dtype: np.dtype, shape: tuple[int, ...], step: int) -> Header:
+def described(dtype: Any, shape: tuple[int, ...], step: int) -> Header:
+    """Return the header of an array; see :meth:`Header.of`."""
+    dtype = numpy_dtype(dtype)
     if dtype.kind not in "biuc" and not is_floating(dtype):
         raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {dtype}.")
     if len(shape) > _MAX_AXES:
         raise MessageError("shape", f"An array to send has at most {_MAX_AXES} axes; this one has {len(shape)}.")
-    return Header(dtype, shape, step)
-
-
-@lru_cache(maxsize=1024)
-def packed(header: Header) -> bytes:
-    """Return a header as bytes, always ``HEADER_SIZE`` of them."""
-    dtype, shape, step = header
-    return _FORMAT.pack(_MAGIC, step, dtype_name(dtype).encode(), len(shape), *shape, *(0,) * (_MAX_AXES - len(shape)))
+    lengths = *shape, *(0,) * (_MAX_AXES - len(shape))
+    packed = _FORMAT.pack(_MAGIC, step, dtype_name(dtype).encode(), len(shape), *lengths)
+    return Header(dtype, shape, step, packed)
 
 
 @lru_cache(maxsize=1024)
@@ -99,7 +99,7 @@ def unpacked(data: bytes) -> Header:
             "tag, or do the ranks run different versions of minipipe?",
         )
     _, step, dtype, axes, *lengths = _FORMAT.unpack(data)
-    return Header(np.dtype(dtype.rstrip(b"\0").decode("ascii")), tuple(lengths[:axes]), step)
+    return Header(np.dtype(dtype.rstrip(b"\0").decode("ascii")), tuple(lengths[:axes]), step, data)
 
 
 def as_buffer(array: Array) -> Array:

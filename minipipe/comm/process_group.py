@@ -23,7 +23,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm.job.reports import RankActivity
-from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Header, Receive, Request, finish
+from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Header, Receive, Request, described, finish
 from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, one_of
 from minipipe.hints import Familiar
 
@@ -152,8 +152,10 @@ class ProcessGroup(Familiar, ABC):
             if not (self.takes_device_arrays and backend.is_array(array)):
                 array = np.asarray(array)
             backend.synchronise(backend.array_module(array))  # MPI reads the memory at once
-        array = backend.contiguous(array)
-        return self._post_send(Header.of(array, step), array, destination, tag)
+            array = backend.contiguous(array)
+        elif not array.flags.c_contiguous:
+            array = array.copy()
+        return self._post_send(described(array.dtype, array.shape, step), array, destination, tag)
 
     def irecv(
         self,
@@ -585,7 +587,8 @@ class ProcessGroup(Familiar, ABC):
         RankError
             Code ``out-of-range``.
         """
-        self._check_open()
+        if self.is_closed or self._parent is not None or get_ident() != self.activity.thread:
+            self._check_open()
         if not 0 <= rank < self.size:
             raise RankError("out-of-range", f"{name} is {rank}, but there are {self.size} ranks, counted from 0.")
         if tag < 0 and not isinstance(tag, OwnTag):

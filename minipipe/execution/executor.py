@@ -16,8 +16,10 @@ from time import perf_counter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from minipipe.autograd import backend
-from minipipe.autograd.modes import RandomKey, at, current_place, enable_grad, no_grad
+from minipipe.autograd.modes import RandomKey, at, enable_grad, no_grad
 from minipipe.comm import ProcessGroup, Request
 from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record
@@ -93,6 +95,7 @@ class Executor:
         for observer in observers:
             self._steps = list(map(observer.watch, self._actions, self._steps))
         self._sends: list[Request] = []  # not finished
+        self.place = RandomKey()
         self._forget()
 
     def run(self, batch: Batch, *observers: Observer, finishes_sends: bool = True) -> Record:
@@ -105,8 +108,8 @@ class Executor:
             steps = list(map(observer.watch, self._actions, steps))
         activity.begin(self._name, self._actions, batch.step, self._sent_at)
         try:
-            key = RandomKey(batch.seed, batch.training_step)
-            with no_grad() if self.program.is_forward_only else enable_grad(), at(key):
+            self.place = RandomKey(batch.seed, batch.training_step)
+            with no_grad() if self.program.is_forward_only else enable_grad(), at(self.place):
                 for step in steps:
                     step(self, batch)
                     activity.position += 1
@@ -141,7 +144,7 @@ class Executor:
         def run(self: Executor, batch: Batch) -> None:
             received = batch.input(k) if stage.is_first else self._take(consumed)
             start = perf_counter()
-            current_place().begin(k)
+            self.place.begin(k)
             if stage.is_last:
                 stage.forward_with_loss(k, received, batch.objective)
             else:
@@ -175,7 +178,8 @@ class Executor:
 
     def note(self, stage: Stage, start: float) -> None:
         """Record the times of a computation, and how many microbatches its stage holds after it."""
-        backend.synchronise(self.xp)  # otherwise this would time the launch of kernels on a GPU
+        if self.xp is not np:
+            backend.synchronise(self.xp)  # otherwise this would time the launch of kernels on a GPU
         self.record.ran.append((start, perf_counter(), stage.num_held))
 
     # -- messages -------------------------------------------------------------------------------------------
@@ -187,7 +191,7 @@ class Executor:
             return item
         awaited_from = perf_counter()
         message = item.wait()
-        self.record.received[value] = Receipt(awaited_from, perf_counter(), backend.num_bytes(message))
+        self.record.received[value] = Receipt(awaited_from, perf_counter(), message.nbytes)
         return Payload.from_message(message, self.xp)
 
     def _send(self, action: Action) -> Step:

@@ -18,7 +18,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import BackwardWalk
+from minipipe.autograd.graph import changed_in_place
 from minipipe.autograd.modes import current_place, mode, next_order
 from minipipe.autograd.replay import NotingLeaf, Tape, Trace, have_changed, key_of
 from minipipe.errors import ArgumentError, MessageError
@@ -59,7 +59,6 @@ class ReplayingStage(Stage):
         self._objective: Callable[[], Any] = lambda: None
         self._loss, self._loss_attributes, self._loss_number = None, Attributes(()), 0
         self._seed: tuple[Any, ...] = (None,)
-        self._walk = BackwardWalk()
 
     # -- the actions ----------------------------------------------------------------------------------------
 
@@ -316,11 +315,12 @@ class ReplayingStage(Stage):
         """Run a section of the backward; return the gradients of the inputs."""
         if held.kept is None:
             return ()
-        self._walk.order = held.order
+        for leaf in self._leaves_of_uses:
+            if leaf.changed > held.order:
+                raise changed_in_place("A parameter")
         assert held.kind.tape is not None
-        results, held.kept = held.kind.tape.sections[section](
-            self._arrays, self._leaves_of_uses, self._walk, held.kept, *gradient
-        )
+        function = held.kind.tape.sections[section]
+        results, held.kept = function(self._arrays, self._leaves_of_uses, held.kept, *gradient)
         return results
 
     def _seed_of(self, share: float, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
+from operator import itemgetter
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 from zlib import crc32
@@ -74,7 +75,7 @@ class Samples(NamedTuple):
     def cut(self, part: slice) -> Samples:
         """Return some of the samples."""
         if not self.replicated:
-            return Samples([array[part, ...] for array in self.arrays], self.form)
+            return Samples(list(map(itemgetter((part, ...)), self.arrays)), self.form)
         arrays = [array if i in self.replicated else array[part, ...] for i, array in enumerate(self.arrays)]
         return Samples(arrays, self.form, self.replicated)
 

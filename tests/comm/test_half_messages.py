@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minipipe import spawn
-from minipipe.comm.message import HEADER_SIZE, Header, as_buffer, packed, unpacked
+from minipipe.comm.message import HEADER_SIZE, Header, as_buffer, unpacked
 from minipipe.errors import MessageError
 from minipipe.execution.payload import Payload
 from minipipe.testing import same_bits
@@ -18,7 +18,7 @@ def halves(half, *shape):
 @every_half
 def test_a_header_says_which_half_it_is(half):
     header = Header.of(halves(half, 2, 3), step=7)
-    assert len(packed(header)) == HEADER_SIZE and unpacked(packed(header)) == header
+    assert len(header.packed) == HEADER_SIZE and unpacked(header.packed) == header
     assert header.dtype == half and header.nbytes == 12 and str(header).startswith(np.dtype(half).name)
 
 

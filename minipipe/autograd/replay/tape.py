@@ -20,7 +20,7 @@ from minipipe.autograd.modes import Key
 from minipipe.autograd.replay.trace import Line, Trace
 
 Section = Callable[..., tuple[tuple[Any, ...], list[Any]]]
-"""``(parameters, leaves, walk, kept, *inputs) -> (results, kept)``; the forward takes ``parameters, key, *inputs``."""
+"""``(parameters, leaves, kept, *inputs) -> (results, kept)``; the forward takes ``(parameters, key, *inputs)``."""
 
 
 _numbers = count()  # of tapes, so that each has a file of its own
@@ -140,7 +140,7 @@ def _function(section: str, lines: list[Line], trace: Trace, kept: list[str], co
     if is_first:
         head = ", ".join(["parameters", "key", *inputs])
     else:
-        head = ", ".join(["parameters", "leaves", "walk", "kept", *inputs])
+        head = ", ".join(["parameters", "leaves", "kept", *inputs])
         body += [f"{', '.join(kept)}, = kept", "kept.clear()"] if kept else []
     text = "\n".join(line.text for line in lines) + "\n" + "\n".join(results)
     for letter, given in (("p", "parameters"), ("l", "leaves")):

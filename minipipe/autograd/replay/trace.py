@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minipipe.autograd import backend
 from minipipe.autograd.graph import BackwardWalk, Leaf
 from minipipe.autograd.memory import buffer_of
 from minipipe.autograd.modes import Key, current_place
@@ -291,8 +292,10 @@ class NotingLeaf(Leaf):
     >>> trace.begin("backward")
     >>> leaf = NotingLeaf(Leaf((2,)), "l0", trace)
     >>> leaf.add(trace.given("g0", np.ones(2)) * 3, BackwardWalk())
-    >>> leaf.leaf.grad, [line.text for line in trace.sections["backward"]]
-    (array([3., 3.]), ['v0 = g0 * 3', 'l0.add(v0, walk)'])
+    >>> print(leaf.leaf.grad, *(line.text for line in trace.sections["backward"]), sep="\n")
+    [3. 3.]
+    v0 = g0 * 3
+    l0.grad = v0 if l0.grad is None else add(l0.grad, v0, l0.grad)
     """
 
     __slots__ = ("_name", "_trace", "leaf")
@@ -310,7 +313,9 @@ class NotingLeaf(Leaf):
                 trace.spoil("returns a gradient that does not come from its result, or came past the trace")
             else:
                 # The walk's own gradient may be passed to others, too: only a copy may be kept (graph.py).
-                copied = ".copy()" if contribution is walk.gradient else ""
-                text = f"{self._name}.add({contribution.name}{copied}, walk)"
+                is_shared = contribution is walk.gradient or not backend.is_fresh(contribution.plain)
+                own, name, add = f"{self._name}.grad", contribution.name, trace.callable(np.add)
+                first = f"{name}.copy()" if is_shared else name
+                text = f"{own} = {first} if {own} is None else {add}({own}, {name}, {own})"
                 trace.note(text, None, (contribution,), has_effect=True)
         self.leaf.add(np.array(plain_of(contribution), order="C"), walk)

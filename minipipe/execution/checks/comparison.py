@@ -166,7 +166,7 @@ def marks_of(values: Mapping[str, float | None]) -> list[float]:
     >>> marks_of({"scale": 1.0, "mode": True, "inputs": None})
     [1.0, 1.0, -inf]
     """
-    marks = (_NOT_COMPARED if value is None else float(value) for value in values.values())
+    marks = [_NOT_COMPARED if value is None else float(value) for value in values.values()]
     return [mark if mark == mark else _NOT_A_NUMBER for mark in marks]  # NaN is not even itself
 
 

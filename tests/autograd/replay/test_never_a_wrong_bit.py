@@ -241,14 +241,14 @@ def rewritten(pipeline, change, **constants):
 
 
 def swapped(source):
-    first, second = re.search(r"(    (l\d)\.add.*\n)(?:.*\n)*?(    \2\.add.*\n)", source).group(1, 3)
+    first, second = re.search(r"(    (l\d)\.grad =.*\n)(?:.*\n)*?(    \2\.grad =.*\n)", source).group(1, 3)
     one, other = (re.search(r"v\d+", line)[0] for line in (first, second))
     kept = re.sub(rf"    del (.*\b)?{one}\b.*\n", "", source)  # so that both are still there
     return kept.replace(first, "").replace(second, second + first) if one != other else source
 
 
 MUTANTS = {
-    "no contribution": lambda p: rewritten(p, lambda source: re.sub(r"    l0\.add\(.*\n", "", source)),
+    "no contribution": lambda p: rewritten(p, lambda source: re.sub(r"    l0\.grad =.*\n", "", source)),
     "no ReLU": lambda p: rewritten(p, lambda source: re.sub(r"= maximum\((\w+), .*\)", r"= \1 * 1", source)),
     "swapped contributions": lambda p: rewritten(p, swapped),
     "a stale constant": lambda p: rewritten(
