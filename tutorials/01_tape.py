@@ -12,7 +12,7 @@
 # %%
 import numpy as np
 
-from minipipe import Tensor, functional, watch_everything
+from minipipe import Pipeline, Tensor, functional, nn, spawn, watch_everything
 from minipipe.testing import check_gradients
 
 watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
@@ -215,6 +215,69 @@ except AssertionError as error:
     place = str(error).split(":")[0]
 print("wrong:", place)
 assert place == "input 0, element (0,)"
+
+# %% [markdown]
+# ## The walk, written out
+#
+# For one calculation and one set of shapes, the walk visits the same entries in the same order every time. So the whole
+# of it, forward and backward, could be written down as plain NumPy, without tape or tensors. minipipe does that. In
+# training it notes what NumPy is asked to compute, and from then on *replays* these lines, which is faster (lesson 16
+# measures how much). `pipeline.source` shows them.
+#
+# To see `example` written out we make a layer of it. Ignore the pipeline around it for now; lesson 04 explains that.
+# First the tree once more, then what minipipe wrote. `x0` is the input, and `g0` the gradient of the result.
+
+
+# %%
+class Example(nn.Module):
+    """A layer that computes our example."""
+
+    is_replayable = True  # it does nothing but compute with tensors
+
+    def forward(self, x):
+        return example(x)
+
+
+def train_a_little(group):
+    """Return the source of the first of two stages, after a few steps."""
+    stages = [Example(), nn.Linear(3, 1)]
+    pipeline = Pipeline.from_modules(stages, group, loss=nn.MSELoss(), num_microbatches=1, inputs_require_grad=True)
+    for batch in np.random.default_rng(seed=0).standard_normal((5, 4, 3)):
+        pipeline.step(batch, batch[:, :1])
+    return pipeline.source(0)
+
+
+[source] = spawn(train_a_little, num_ranks=1)  # in a thread that does not watch: what is watched is not replayed
+example_tree = tree(example(Value(3.0, name="x")))
+tape.clear()
+print("\n".join(example_tree), source, sep="\n\n")
+lines = [line.strip() for line in source.splitlines()]
+assert [line for line in lines if line.startswith("v")] == [
+    "v0 = x0 * x0",  # the product
+    "v1 = v0 + x0",  # the sum
+    "v2 = g0 * x0",  # the path over the product to its first factor
+    "v3 = g0 + v2",  # added to the path that leads from the sum straight to x
+    "v4 = g0 * x0",  # the path to the second factor
+    "v5 = v3 + v4",  # added as well
+]
+assert example_tree[0] == "sum = 12"
+
+# %% [markdown]
+# Compare the two. The two results of the tree are the two lines of the forward. The three paths down to `x` are the
+# three contributions to `v5`: `g0` itself, because the slopes of a sum are 1, and `g0 * x0` twice. And gradients *add*,
+# in two lines. The rest is about memory. `kept` hands to the backward what its vjps need, here only `x0`, and `del`
+# gives up each array after its last use.
+#
+# Nothing but Python is needed to run it. `parameters`, `leaves` and `walk` are for weights, and `key` is for random
+# numbers; this layer has neither.
+
+# %%
+functions = {}
+exec(source, functions)
+(result,), kept = functions["forward"]([], None, 3.0)
+(gradient,), _ = functions["backward"]([], [], None, kept, 1.0)
+print(f"at 3 the example is {result}, and its gradient {gradient}")
+assert (result, gradient) == (12.0, 7.0)
 
 # %% [markdown]
 # ## Gradients add over calls, too
