@@ -298,5 +298,4 @@ render.show(spans[5].schedule)
 # 5. The coursework task `14_puzzle` has a fifth level: find a schedule of 31 units with memory for three, by hand. Now
 #    you know that nobody will find one of 30. (`minipipe coursework DIR` creates your copy.)
 #
-# This was the last lesson. The next one is yours: train something, draw it with `--trace`, and find out what your ranks
-# are waiting for.
+# Next, `16_where_the_time_goes.py`: inside an action, and what software costs there.
