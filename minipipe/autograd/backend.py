@@ -328,6 +328,14 @@ def to_numpy(array: Array) -> np.ndarray:
     return array.get(out=empty_on_host(array_module(array))(array.shape, array.dtype))
 
 
+def values(array: Array) -> np.ndarray:
+    """Return the values in NumPy's memory for a program that looks at them: a captured step cannot be replayed then."""
+    if hasattr(array, "note_call") and array.trace is not None:
+        array.trace.spoil("reads a value")
+        return array.plain
+    return to_numpy(array)
+
+
 def empty_on_host(xp: ModuleType) -> Callable[..., np.ndarray]:
     """Return the allocator of the host memory that a device of this module copies to and from fastest."""
     if xp.__name__ != "cupy":

@@ -132,7 +132,7 @@ class BatchObjective:
             if isinstance(self._loss, GivenGradient):  # a sum; an auxiliary loss is a mean over the batch all the same
                 auxiliary = auxiliary * (tensors_in(outputs)[0].shape[0] / self._num_samples)
             loss = AuxiliaryLosses([auxiliary]).added_to(loss)
-        return loss, self.note(microbatch, loss.item())
+        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())  # read apart from what is captured
 
     def note(self, microbatch: int, loss: float) -> float:
         """Note the loss of a microbatch; return the gradient with which its backward begins."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.autograd.replay import NotingLeaf, Tape, Trace
+from minipipe.errors import ArgumentError
 from minipipe.execution.stage import Stage
 from minipipe.nn import Function, Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
@@ -188,3 +189,21 @@ def observed(stages: Mapping[int, Stage], is_observed: bool = True, is_halved: b
     finally:
         for stage in stages.values():
             stage.is_observed = stage.is_halved = False
+
+
+def report_of(stages: Mapping[int, Stage]) -> str:
+    """Return in words which stages of a rank replay, and why others do not."""
+    off = "replaying is off for this stage"
+    lines = [f"stage {i}: {getattr(s, 'report', lambda: off)()}" for i, s in stages.items()]
+    return "\n".join(lines)
+
+
+def source_of(stages: Mapping[int, Stage], index: int) -> str:
+    """Return the straight-line NumPy that a stage of a rank replays."""
+    stage = stages.get(index)
+    if stage is None:
+        raise ArgumentError("value", f"source({index}): stage {index} is not on this rank; its stages: {[*stages]}.")
+    if not hasattr(stage, "source"):
+        message = f"source({index}): replaying is off for this stage; make it with Pipeline(…, replay=True)."
+        raise ArgumentError("value", message)
+    return stage.source()

@@ -6,7 +6,7 @@ replayed. Whatever is not captured is computed as by any stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import chain, count
@@ -20,7 +20,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import changed_in_place
 from minipipe.autograd.modes import current_place, mode, next_order
-from minipipe.autograd.replay import NotingLeaf, Tape, Trace, have_changed, key_of
+from minipipe.autograd.replay import NotingLeaf, Tape, Trace, have_changed, key_of, noticing_conversions
 from minipipe.errors import ArgumentError, MessageError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
@@ -231,7 +231,8 @@ class ReplayingStage(Stage):
         for use in self._uses:
             use.node = capture.leaves[id(use)]
         try:
-            yield trace, [trace.given(f"{letter}{i}", array) for i, array in enumerate(arrays)]
+            with noticing_conversions(trace):
+                yield trace, [trace.given(f"{letter}{i}", array) for i, array in enumerate(arrays)]
         finally:
             for owner, data in zip(self._owners, self._arrays):
                 owner.data = data
@@ -346,22 +347,11 @@ class ReplayingStage(Stage):
         reasons = dict.fromkeys(kind.reason for kind in self._kinds.values() if kind.reason)
         words = [f"replays {count} kind{'s' * (count > 1)} of microbatch"] if count else []
         words += [self._why_not] if self._why_not else [*reasons, *([self._eager_loss] if self._eager_loss else [])]
-        return "; ".join(words) or ("has captured no two microbatches yet" if self._step else "has not run yet")
-
-
-def report_of(stages: Mapping[int, Stage]) -> str:
-    """Return in words which stages of a rank replay, and why others do not."""
-    off = "replaying is off for this stage"
-    lines = [f"stage {i}: {s.report() if isinstance(s, ReplayingStage) else off}" for i, s in stages.items()]
-    return "\n".join(lines)
-
-
-def source_of(stages: Mapping[int, Stage], index: int) -> str:
-    """Return the straight-line NumPy that a stage of a rank replays."""
-    stage = stages.get(index)
-    if stage is None:
-        raise ArgumentError("value", f"source({index}): stage {index} is not on this rank; its stages: {[*stages]}.")
-    if not isinstance(stage, ReplayingStage):
-        message = f"source({index}): replaying is off for this stage; make it with Pipeline(…, replay=True)."
-        raise ArgumentError("value", message)
-    return stage.source()
+        if words:
+            return "; ".join(words)
+        if not self._step:
+            return "has not run yet"
+        if mode().watch is not None:
+            return "is watched, and watched steps are not replayed"
+        waits = any(kind.first is not None for kind in self._kinds.values())
+        return "waits for a microbatch with other inputs" if waits else "captures in the third step of its kind"

@@ -113,7 +113,7 @@ class TensorMethods:
         """
         if self.size != 1:
             raise shape_error("item()", "one element", tensor=self.shape)
-        return backend.to_numpy(self.data).item()
+        return backend.values(self.data).item()
 
     def numpy(self: Any) -> np.ndarray:
         """Return the values as a NumPy array, without a copy where they are in NumPy's memory already.
@@ -123,7 +123,7 @@ class TensorMethods:
         >>> Tensor([1.0, 2.0]).numpy()
         array([1., 2.], dtype=float32)
         """
-        return backend.to_numpy(self.data)
+        return backend.values(self.data)
 
     def detach(self: Any) -> Tensor:
         """Return a tensor with the same values and no graph behind it.

@@ -32,7 +32,7 @@ from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Me
 from minipipe.execution.observers import MemoryMeter, StackedWeights, journal
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
-from minipipe.execution.replaying import report_of, source_of
+from minipipe.execution.replayed import report_of, source_of
 from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential

@@ -2,8 +2,8 @@
 
 from minipipe.autograd.replay.noting import attach
 from minipipe.autograd.replay.tape import Tape, have_changed, key_of
-from minipipe.autograd.replay.trace import NotingLeaf, Trace
+from minipipe.autograd.replay.trace import NotingLeaf, Trace, noticing_conversions
 
 attach()
 
-__all__ = ["NotingLeaf", "Tape", "Trace", "have_changed", "key_of"]
+__all__ = ["NotingLeaf", "Tape", "Trace", "have_changed", "key_of", "noticing_conversions"]

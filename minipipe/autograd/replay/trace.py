@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from types import FrameType
 from typing import Any, NamedTuple
@@ -241,12 +242,38 @@ class Untraceable(Exception):
     """What a line cannot say."""
 
 
+_CONVERSIONS = {np.asarray, np.asanyarray, np.ascontiguousarray, np.array, np.frombuffer}
+
+
+@contextmanager
+def noticing_conversions(trace: Trace) -> Iterator[None]:
+    """Spoil a trace inside this block where a program's own code makes a plain array of a traced one.
+
+    NumPy asks a subclass nothing there. So a profiler, for the time of a capture, sees which functions are called.
+    """
+
+    def look(frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and function in _CONVERSIONS and not _is_library(frame):
+            trace.spoil(f"calls numpy.{function.__name__}")
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def _is_library(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0] in ("minipipe", "numpy", "contextlib", "threading")
+
+
 def _outside() -> str:
     """Return where in the user's program the current call comes from, if it does."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.partition(".")[0] not in ("minipipe", "numpy", "contextlib", "threading"):
+        if not _is_library(frame):
             return f" ({frame.f_code.co_filename.rpartition('/')[2]}, line {frame.f_lineno})"
         frame = frame.f_back
     return ""

@@ -178,7 +178,9 @@ class Bakes(nn.Module):
     is_replayable = True
 
     def forward(self, x):
-        return x * Tensor(np.asarray(x.data).view(np.ndarray) > 0).data.astype(np.float32)
+        own = np.empty(x.shape, np.float32)
+        own[:] = x.data
+        return x * Tensor(own > 0).data.astype(np.float32)
 
 
 class Counts(nn.Module):

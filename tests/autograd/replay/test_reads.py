@@ -1,0 +1,62 @@
+"""A layer of one's own that looks at values is computed as without replaying, and the report says where it looked."""
+
+import numpy as np
+import pytest
+
+from minipipe import Pipeline, init_process_group, nn, watch_everything
+
+WIDTH = 4
+
+
+READS = {
+    "numpy": lambda x: x.numpy().max(),
+    "item": lambda x: x.mean().item(),
+    "list": lambda x: x.numpy().tolist()[0][0],
+    "float": lambda x: float(x.mean()),
+    "array": lambda x: x.data.max(),
+    "asarray": lambda x: np.asarray(x.data).mean(),
+    "copy": lambda x: np.array(x.data).mean(),
+}
+
+
+class Branches(nn.Module):
+    is_replayable = True
+
+    def __init__(self, read):
+        self.read = read
+
+    def forward(self, x):
+        return x * 2 if self.read(x) > 0 else x * 3
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_layer_that_branches_on_its_input_is_never_replayed(read):
+    """The story: x.numpy() and numpy.asarray(x.data) went past the trace, and the first batches' branch stayed."""
+
+    def losses(replay):
+        with init_process_group() as group:
+            model = nn.Sequential(Branches(read), nn.Linear(WIDTH, WIDTH))
+            pipeline, random = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2, replay=replay), np.random
+            batches = np.abs(random.default_rng(0).normal(size=(6, 8, WIDTH))).astype(np.float32)
+            found = [pipeline.step(x, x) for x in (*batches, -batches[0])]
+            return found, pipeline.replay_report()
+
+    replayed, report = losses(True)
+    assert replayed == losses(False)[0]
+    assert "layer 0 reads a value" in report or "layer 0 calls numpy." in report, report
+
+
+def test_a_report_without_a_tape_says_what_the_stage_waits_for():
+    def report(num_steps, x):
+        with init_process_group() as group:
+            pipeline = Pipeline(nn.Sequential(nn.Linear(WIDTH, 1)), group, loss=nn.MSELoss(), num_microbatches=1)
+            for _ in range(num_steps):
+                pipeline.step(x, x[:, :1])
+            return pipeline.replay_report()
+
+    x = np.ones((3, WIDTH), np.float32)
+    assert report(0, x) == "stage 0: has not run yet"
+    assert report(1, x) == "stage 0: captures in the third step of its kind"
+    assert report(6, x) == "stage 0: waits for a microbatch with other inputs"
+    with watch_everything():
+        assert report(6, x) == "stage 0: is watched, and watched steps are not replayed"
