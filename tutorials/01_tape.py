@@ -268,14 +268,14 @@ assert example_tree[0] == "sum = 12"
 # in two lines. The rest is about memory. `kept` hands to the backward what its vjps need, here only `x0`, and `del`
 # gives up each array after its last use.
 #
-# Nothing but Python is needed to run it. `parameters`, `leaves` and `walk` are for weights, and `key` is for random
-# numbers; this layer has neither.
+# Nothing but Python is needed to run it. `parameters` and `leaves` are for weights, and `key` is for random numbers;
+# this layer has neither.
 
 # %%
 functions = {}
 exec(source, functions)
 (result,), kept = functions["forward"]([], None, 3.0)
-(gradient,), _ = functions["backward"]([], [], None, kept, 1.0)
+(gradient,), _ = functions["backward"]([], [], kept, 1.0)
 print(f"at 3 the example is {result}, and its gradient {gradient}")
 assert (result, gradient) == (12.0, 7.0)
 

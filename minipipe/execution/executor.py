@@ -191,7 +191,7 @@ class Executor:
             return item
         awaited_from = perf_counter()
         message = item.wait()
-        self.record.received[value] = Receipt(awaited_from, perf_counter(), message.nbytes)
+        self.record.received[value] = Receipt(awaited_from, perf_counter(), backend.num_bytes(message))
         return Payload.from_message(message, self.xp)
 
     def _send(self, action: Action) -> Step:

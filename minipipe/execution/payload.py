@@ -53,7 +53,7 @@ class Payload(NamedTuple):
     def to_message(self, may_be_on_device: bool = False) -> Array:
         """Return the payload as one array, in NumPy's memory unless a single one may stay where it is."""
         first = self.arrays[0]
-        if type(first) is np.ndarray and first.dtype.kind == "f" and self.wanted[0] and self.form is None:
+        if self.form is None and type(first) is np.ndarray and first.dtype.kind == "f" and self.wanted[0]:
             return first  # like most of them
         if self.form is None and first is not None and self._is_plain(first):
             return first if may_be_on_device else backend.to_numpy(first)
