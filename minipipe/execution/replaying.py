@@ -255,7 +255,7 @@ class ReplayingStage(Stage):
             elif trace is not None and array is None:
                 trace.spoil("no gradient came back")
             else:
-                gradient = gradient._replace(arrays=given)
+                gradient = gradient._replace(arrays=[*given, *gradient.arrays[1:]])
             payload = compute(microbatch, gradient)
         return payload._replace(arrays=self._returned(microbatch, payload.arrays))
 

@@ -79,6 +79,37 @@ def test_a_loss_that_counts_labels_differently_replays(options):
     assert report == "stage 0: replays 1 kind of microbatch"
 
 
+class Both(nn.Module):
+    """Hands on a bundle."""
+
+    is_replayable = True
+
+    def forward(self, x):
+        return x, functional.tanh(x)
+
+
+class Added(nn.Module):
+    is_replayable = True
+
+    def forward(self, both):
+        return both[0] + both[1] * 2
+
+
+def test_a_stage_that_hands_on_a_bundle_stays_eager_and_gets_all_gradients():
+    """The story: while such a microbatch was captured, all gradients but the first were lost."""
+
+    def run(replay, group):
+        stages = nn.Sequential(nn.Linear(WIDTH, WIDTH), Both()), nn.Sequential(Added(), nn.Linear(WIDTH, CLASSES))
+        options = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 2, "replay": replay}
+        pipeline, random = Pipeline.from_modules(stages, group, **options), np.random.default_rng(0)
+        losses = [pipeline.step(numbers(WIDTH)(random), random.integers(0, CLASSES, 8)) for _ in range(6)]
+        return losses, [p.grad.tobytes() for p in pipeline.parameters()], pipeline.replay_report()
+
+    replayed, eager = (spawn(partial(run, replay), 2, take_turns=True) for replay in (True, False))
+    assert [rank[:2] for rank in replayed] == [rank[:2] for rank in eager]
+    assert replayed[0][2].startswith("stage 0: the stage hands on a bundle")
+
+
 def test_a_stage_that_replays_may_be_followed_by_one_that_cannot():
     def run(replay, group):
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Taught(), nn.Linear(WIDTH, CLASSES))
