@@ -141,7 +141,7 @@ def contiguous(array: Array) -> Array:
 def copy(array: Array) -> Array:
     """Return a copy that shares no memory, in C order: a transposed array gives the same bits once loaded."""
     if isinstance(array, np.ndarray):
-        return np.array(array, order="C")
+        return np.array(values(array), order="C")
     return contiguous(array_module(array).asarray(array, copy=True))
 
 

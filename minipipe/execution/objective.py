@@ -144,6 +144,7 @@ class BatchObjective:
         """The loss, if a replayed tape may compute it: one of minipipe's own, and it alone was asked for; or None."""
         loss = self._loss
         own = type(loss).__module__ == "minipipe.nn.losses" or getattr(type(loss), "is_replayable", False)
+        own = own and not {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
         return None if not own or self.where or self.metrics or self.parts is None else loss
 
     def _note(self, microbatch: int, outputs: Bundle, targets: Samples | None) -> None:

@@ -10,12 +10,13 @@ from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from operator import is_
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from minipipe.autograd.backend import Array
+from minipipe.autograd.modes import mode
 from minipipe.autograd.replay import NotingLeaf, Tape, Trace
 from minipipe.errors import ArgumentError
 from minipipe.execution.stage import Stage
@@ -23,8 +24,9 @@ from minipipe.nn import Function, Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 
 _DEEPEST = 9  # nesting of attributes that is looked into
-_VALUES = bool | int | float | complex | str | bytes | np.generic | np.dtype | None
-_THEMSELVES = Module | Parameter | type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+_BUILTIN = (*_VALUES, dict, list, tuple, set, frozenset, deque)
+_THEMSELVES = type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType
 
 
 @dataclass
@@ -100,8 +102,8 @@ class Attributes:
     Attributes
     ----------
     key : tuple
-        Equal for equal attributes: values by value, functions, modules and parameters by identity, any other object by
-        its identity and its attributes.
+        Equal for equal attributes: values and arrays by value, functions, classes, modules and parameters by identity,
+        any other object by its class and its attributes.
     reason : str
         Why they cannot be compared, if so.
 
@@ -119,6 +121,7 @@ class Attributes:
         self._modules, self.reason = list(modules), ""
         self.key: tuple[Any, ...] = ()
         self._types = list(map(type, self._modules))
+        self._listed = {id(part) for module in self._modules for part in (module, *(p for _, p in module._parts()))}
         self._looks: list[Collection[Any]] = []  # names and values of every container, live
         self._is_quick = True
         try:
@@ -137,30 +140,35 @@ class Attributes:
         )
 
     def _described(self, value: Any, depth: int) -> Any:
-        if isinstance(value, _VALUES):
+        if type(value) in _VALUES or isinstance(value, np.generic | np.dtype):
             return type(value), repr(value)
-        if isinstance(value, _THEMSELVES):
+        if id(value) in self._listed or isinstance(value, _THEMSELVES):
             return Same(value)
-        if isinstance(value, dict):
-            self._looks += [value, value.values()]
-            return type(value), *(self._described(item, depth + 1) for item in value.items())
-        if isinstance(value, tuple | frozenset | list):
-            self._looks += [value] if isinstance(value, list) else []
-            return type(value), *(self._described(part, depth + 1) for part in value)
+        if isinstance(value, Parameter):
+            raise Undescribed("holds a parameter that is not one of its own")
+        if isinstance(value, MethodType):
+            return Same(value.__func__), self._described(value.__self__, depth + 1)
+        own = getattr(value, "__dict__", {}) if isinstance(value, _BUILTIN) else {}
+        if isinstance(value, _VALUES):  # of a subclass
+            return Same(type(value)), repr(value), self._described(own, depth + 1)
+        if isinstance(value, _BUILTIN):
+            self._looks += [value, value.values()] if type(value) is dict else [value] if type(value) is list else []
+            self._is_quick = self._is_quick and type(value) in (dict, list, tuple, frozenset)
+            items: Any = value.items() if isinstance(value, dict) else value
+            parts = [*items, *([own] if own else [])]
+            return Same(type(value)), *(self._described(part, depth + 1) for part in parts)
         if isinstance(value, partial):
-            return Same(value), self._described((value.func, value.args, value.keywords), depth + 1)
+            return type(value), self._described((value.func, value.args, value.keywords), depth + 1)
         named = (name for each in type(value).__mro__ for name in getattr(each, "__slots__", ()))
         slots = [name for name in named if hasattr(value, name)]
-        if slots or isinstance(value, np.ndarray | set | deque):
+        if slots or isinstance(value, np.ndarray):
             self._is_quick = False  # their items are no live view of names and values
         if isinstance(value, np.ndarray):
-            return Same(value), value.dtype, value.shape, value.strides, blake2b(value.tobytes()).digest()
-        if isinstance(value, set | deque):
-            return type(value), *(self._described(part, depth + 1) for part in value)
+            return value.dtype, value.shape, value.strides, blake2b(value.tobytes()).digest()
         if depth == _DEEPEST or not (slots or hasattr(value, "__dict__")):
             raise Undescribed(f"holds a {type(value).__name__}, which may change unnoticed")
         of_slots = [(name, getattr(value, name)) for name in slots if name[:2] != "__"]
-        return Same(value), self._described((getattr(value, "__dict__", {}), *of_slots), depth + 1)
+        return Same(type(value)), self._described((getattr(value, "__dict__", {}), *of_slots), depth + 1)
 
 
 def reason_against(module: Sequential) -> str:
@@ -177,6 +185,22 @@ def reason_against(module: Sequential) -> str:
     if any(not p.is_filled or type(p.data) is not np.ndarray or p.data.itemsize == 2 for p in parameters):
         return "its parameters are no arrays of NumPy of full precision"
     return ""
+
+
+def words_about(kinds: list[Kind], why_not: str, why_not_the_loss: str, has_run: bool) -> str:
+    """Return in words whether a stage replays its kinds of microbatch, or why it does not."""
+    count = sum(kind.tape is not None for kind in kinds)
+    reasons = dict.fromkeys(kind.reason for kind in kinds if kind.reason)
+    words = [f"replays {count} kind{'s' * (count > 1)} of microbatch"] if count else []
+    words += [why_not] if why_not else [*reasons, *([why_not_the_loss] if why_not_the_loss else [])]
+    if words:
+        return "; ".join(words)
+    if not has_run:
+        return "has not run yet"
+    if mode().watch is not None:
+        return "is watched, and watched steps are not replayed"
+    waits = any(kind.first is not None for kind in kinds)
+    return "waits for a microbatch with other inputs" if waits else "captures in the third step of its kind"
 
 
 @contextmanager

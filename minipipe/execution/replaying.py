@@ -6,11 +6,11 @@ replayed. Whatever is not captured is computed as by any stage.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from hashlib import blake2b
 from itertools import chain, count
-from operator import is_
 from typing import Any
 from weakref import ref
 
@@ -24,10 +24,10 @@ from minipipe.autograd.replay import NotingLeaf, Tape, Trace, have_changed, key_
 from minipipe.errors import ArgumentError, MessageError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
-from minipipe.execution.replayed import Attributes, Capture, Kind, Replayed, Same, reason_against
+from minipipe.execution.replayed import Attributes, Capture, Kind, Replayed, Same, reason_against, words_about
 from minipipe.execution.samples import Samples
 from minipipe.execution.stage import Held, SeededLoss, Stage
-from minipipe.nn import Parameter, Sequential
+from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import I
 from minipipe.schedules.action_table import Schedule
@@ -54,8 +54,9 @@ class ReplayingStage(Stage):
         uses = {id(p): p for layer in self.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
         self._uses, self._owners = list(uses.values()), list(owners.values())
-        self._leaves_of_uses, self._arrays = [p.node for p in self._uses], list[Array]()
+        self._leaves_of_uses, self._looks = [p.node for p in self._uses], list[Callable[[], Array | None]]()
         self._trained, self._number, self._attributes = list[bool](), 0, Attributes(())
+        self._is_foreign = any(not type(part).__module__.startswith("minipipe.") for part in self.module.modules())
         self._objective: Callable[[], Any] = lambda: None
         self._loss, self._loss_attributes, self._loss_number = None, Attributes(()), 0
         self._seed: tuple[Any, ...] = (None,)
@@ -142,12 +143,18 @@ class ReplayingStage(Stage):
         is_looked_at = self.is_observed or mode().watch is not None or self.module.layer_hook is not None
         self._is_eager = is_looked_at or bool(self._why_not)
         if self._is_eager:
+            self._attributes, self._looks = Attributes(()), []
             return
         arrays, trained = [p.data for p in self._owners], [leaf.needs_gradient for leaf in self._leaves_of_uses]
-        is_as_before = trained == self._trained and all(map(is_, arrays, self._arrays))
+        is_as_before = trained == self._trained and len(self._looks) == len(arrays)
+        is_as_before = is_as_before and all(look() is array for look, array in zip(self._looks, arrays))
         if is_as_before and self._attributes.still_hold():
             return
-        self._arrays, self._trained, self._attributes = arrays, trained, Attributes(self.module.modules())
+        self._looks, self._trained, self._attributes = (
+            list(map(ref, arrays)),
+            trained,
+            Attributes(self.module.modules()),
+        )
         self._why_not = self._attributes.reason or reason_against(self.module)
         self._is_eager = bool(self._why_not)
         looks = tuple((array.shape, array.strides, array.dtype) for array in arrays)
@@ -172,7 +179,7 @@ class ReplayingStage(Stage):
             if loss is None:
                 self._eager_loss = _OTHER_LOSS
             elif loss is not self._loss or not self._loss_attributes.still_hold():
-                self._loss_attributes = Attributes([loss])
+                self._loss_attributes = Attributes(loss.modules() if isinstance(loss, Module) else [loss])
                 self._loss_number = self._number_of(Same(loss), self._loss_attributes.key)
                 if self._loss_attributes.reason:
                     loss, self._eager_loss = None, f"the loss {self._loss_attributes.reason}"
@@ -202,7 +209,10 @@ class ReplayingStage(Stage):
 
     def _begin_capture(self, microbatch: int, kind: Kind, arrays: Sequence[Array]) -> None:
         """Begin to capture a microbatch, unless one of its kind is captured now, or it tells nothing new."""
-        if kind.is_captured_now or kind.tape is not None:
+        if kind.tape is not None:  # replaying it has just raised
+            kind.tape, kind.reason = None, "replaying raised what the layers may not"
+            return
+        if kind.is_captured_now or (self._is_foreign and sys.getprofile() is not None):
             return
         inputs = blake2b(b"".join(array.tobytes() for array in arrays)).digest()
         if kind.first is not None and (kind.first_step == self._step or kind.first_inputs == inputs):
@@ -226,15 +236,16 @@ class ReplayingStage(Stage):
         trace.begin(section)
         nodes: list[tuple[Parameter, Any]] = [(use, use.node) for use in self._uses]
         attributes = Attributes(self.module.modules()).key
-        for i, (owner, data) in enumerate(zip(self._owners, self._arrays)):
+        arrays_before = [owner.data for owner in self._owners]
+        for i, (owner, data) in enumerate(zip(self._owners, arrays_before)):
             owner.data = trace.named(f"p{i}", data)
         for use in self._uses:
             use.node = capture.leaves[id(use)]
         try:
-            with noticing_conversions(trace):
+            with noticing_conversions(trace) if self._is_foreign else nullcontext():
                 yield trace, [trace.given(f"{letter}{i}", array) for i, array in enumerate(arrays)]
         finally:
-            for owner, data in zip(self._owners, self._arrays):
+            for owner, data in zip(self._owners, arrays_before):
                 owner.data = data
             for use, node in nodes:
                 use.node = node
@@ -276,7 +287,10 @@ class ReplayingStage(Stage):
             if trace.reason is not None:
                 kind.reason, kind.first = trace.reason, None
             else:
-                kind.keep(Tape(trace, f"tape of stage {self.index}"), self._step, capture.inputs)
+                try:
+                    kind.keep(Tape(trace, f"tape of stage {self.index}"), self._step, capture.inputs)
+                except SyntaxError as error:
+                    kind.reason = f"has a line that is no Python: {error.text}"
         return plain
 
     # -- replay ---------------------------------------------------------------------------------------------
@@ -289,7 +303,7 @@ class ReplayingStage(Stage):
             place = current_place()
             key = key_of(place.seed, place.step, place.microbatch)
         try:
-            (result,), kept = tape.sections["forward"](self._arrays, key, *arrays)
+            (result,), kept = tape.sections["forward"]([p.data for p in self._owners], key, *arrays)
         except Exception:
             return None
         if len(tape.sections) > 1:
@@ -321,7 +335,7 @@ class ReplayingStage(Stage):
                 raise changed_in_place("A parameter")
         assert held.kind.tape is not None
         function = held.kind.tape.sections[section]
-        results, held.kept = function(self._arrays, self._leaves_of_uses, held.kept, *gradient)
+        results, held.kept = function([p.data for p in self._owners], self._leaves_of_uses, held.kept, *gradient)
         return results
 
     def _seed_of(self, share: float, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -343,15 +357,4 @@ class ReplayingStage(Stage):
 
     def report(self) -> str:
         """Return in words whether the stage replays, or why it does not."""
-        count = sum(kind.tape is not None for kind in self._kinds.values())
-        reasons = dict.fromkeys(kind.reason for kind in self._kinds.values() if kind.reason)
-        words = [f"replays {count} kind{'s' * (count > 1)} of microbatch"] if count else []
-        words += [self._why_not] if self._why_not else [*reasons, *([self._eager_loss] if self._eager_loss else [])]
-        if words:
-            return "; ".join(words)
-        if not self._step:
-            return "has not run yet"
-        if mode().watch is not None:
-            return "is watched, and watched steps are not replayed"
-        waits = any(kind.first is not None for kind in self._kinds.values())
-        return "waits for a microbatch with other inputs" if waits else "captures in the third step of its kind"
+        return words_about(list(self._kinds.values()), self._why_not, self._eager_loss, has_run=self._step > 0)

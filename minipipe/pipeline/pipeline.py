@@ -106,8 +106,8 @@ class Pipeline(FamiliarPipeline):
     replay : bool
         Whether a stage of minipipe's own layers notes what NumPy computes for a microbatch, and replays these lines for
         those that follow: the same bits, with less work in Python. A module of one's own takes part with
-        ``is_replayable = True``: its forward depends on its input, parameters and attributes alone. Anything else is
-        computed as without; :meth:`replay_report` says why, :meth:`source` shows the lines.
+        ``is_replayable = True``: its forward computes with tensors, and depends on its input, parameters and attributes
+        alone. Anything else is computed as without; :meth:`replay_report` says why, :meth:`source` shows the lines.
     **options
         Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``,
         ``partition``, ``layer_costs`` and ``inputs_require_grad``. With ``partition="measured"`` rank 0 first measures

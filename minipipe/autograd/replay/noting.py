@@ -136,12 +136,16 @@ def _operator(name: str, symbol: str, is_reflected: bool = False) -> Callable[..
     def method(self: Any, other: Any) -> Any:
         left, right = (other, self) if is_reflected else (self, other)
         return _noted(
-            lambda trace: f"{trace.written(left)} {symbol} {trace.written(right)}",
+            lambda trace: f"{_in_brackets(trace.written(left))} {symbol} {trace.written(right)}",
             lambda: function(plain_of(left), plain_of(right)),
             (left, right),
         )
 
     return method
+
+
+def _in_brackets(text: str) -> str:
+    return f"({text})" if text.startswith("-") else text  # -2.0 ** v0 would be -(2.0 ** v0)
 
 
 def _in_place(name: str, symbol: str) -> Callable[..., Any]:

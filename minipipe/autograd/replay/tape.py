@@ -65,7 +65,7 @@ class Tape:
     def __init__(self, trace: Trace, name: str) -> None:
         self.source = written(trace)
         self.constants, self.draws = trace.constants, trace.draws
-        namespace: dict[str, Any] = {**trace.functions, "numpy": np}
+        namespace: dict[str, Any] = {**trace.functions, "numpy": np, "__name__": __name__}  # for filters of warnings
         namespace |= dict(trace.constants.values())
         file = f"<{name}, {next(_numbers)}>"
         linecache.cache[file] = len(self.source), None, self.source.splitlines(keepends=True), file

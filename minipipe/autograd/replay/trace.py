@@ -184,8 +184,10 @@ class Trace:
         if isinstance(value, tuple | list):
             inner = ", ".join(map(self.written, value))
             return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
-        if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
             return repr(value)
+        if isinstance(value, int) and not isinstance(value, np.generic):  # an IntEnum
+            return repr(int(value))
         if value is Ellipsis:
             return "..."
         if isinstance(value, slice):
@@ -267,12 +269,11 @@ def noticing_conversions(trace: Trace) -> Iterator[None]:
         if event == "c_call" and function in _CONVERSIONS and not _is_library(frame):
             trace.spoil(f"calls numpy.{function.__name__}")
 
-    before = sys.getprofile()
     sys.setprofile(look)
     try:
         yield
     finally:
-        sys.setprofile(before)
+        sys.setprofile(None)
 
 
 def _is_library(frame: FrameType) -> bool:
@@ -352,6 +353,10 @@ class NotingLeaf(Leaf):
                 is_shared = contribution is walk.gradient or not backend.is_fresh(contribution.plain)
                 own, name, add = f"{self._name}.grad", contribution.name, trace.callable(np.add)
                 first = f"{name}.copy()" if is_shared else name
-                text = f"{own} = {first} if {own} is None else {add}({own}, {name}, {own})"
+                more = f"{add}({own}, {name}, {own})"
+                if contribution.is_number:
+                    asarray = trace.callable(np.asarray)
+                    first, more = f"{asarray}({name})", f"{asarray}({own} + {name})"
+                text = f"{own} = {first} if {own} is None else {more}"
                 trace.note(text, None, (contribution,), has_effect=True)
         self.leaf.add(np.array(plain_of(contribution), order="C"), walk)
