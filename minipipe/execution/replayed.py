@@ -104,6 +104,8 @@ class Attributes:
     key : tuple
         Equal for equal attributes: values and arrays by value, functions, classes, modules and parameters by identity,
         any other object by its class and its attributes.
+    is_foreign : bool
+        Whether a class among theirs is not minipipe's own.
     reason : str
         Why they cannot be compared, if so.
 
@@ -121,6 +123,7 @@ class Attributes:
         self._modules, self.reason = list(modules), ""
         self.key: tuple[Any, ...] = ()
         self._types = list(map(type, self._modules))
+        self.is_foreign = any(map(is_foreign, self._modules))
         self._listed = {id(part) for module in self._modules for part in (module, *(p for _, p in module._parts()))}
         self._looks: list[Collection[Any]] = []  # names and values of every container, live
         self._is_quick = True
@@ -171,12 +174,17 @@ class Attributes:
         return Same(type(value)), self._described((getattr(value, "__dict__", {}), *of_slots), depth + 1)
 
 
+def is_foreign(part: Any) -> bool:
+    """Return whether the class of a layer or a loss is not minipipe's own."""
+    return type(part).__module__.partition(".")[0] != "minipipe"
+
+
 def reason_against(module: Sequential) -> str:
     """Return why no microbatch of these layers is replayed; empty if some may be."""
     first = module.first_layer
     for i, layer in enumerate(module.layers):
         for part in layer.modules():
-            own = type(part).__module__.partition(".")[0] == "minipipe" and not isinstance(part, Function)
+            own = not is_foreign(part) and not isinstance(part, Function)
             is_listed = own or getattr(type(part), "is_replayable", False)
             if not is_listed or {"forward", "compute", "layer_hook"} & vars(part).keys():
                 name = type(part).__name__

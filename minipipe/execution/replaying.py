@@ -56,7 +56,6 @@ class ReplayingStage(Stage):
         self._uses, self._owners = list(uses.values()), list(owners.values())
         self._leaves_of_uses, self._looks = [p.node for p in self._uses], list[Callable[[], Array | None]]()
         self._trained, self._number, self._attributes = list[bool](), 0, Attributes(())
-        self._is_foreign = any(not type(part).__module__.startswith("minipipe.") for part in self.module.modules())
         self._objective: Callable[[], Any] = lambda: None
         self._loss, self._loss_attributes, self._loss_number = None, Attributes(()), 0
         self._seed: tuple[Any, ...] = (None,)
@@ -159,6 +158,10 @@ class ReplayingStage(Stage):
         self._is_eager = bool(self._why_not)
         looks = tuple((array.shape, array.strides, array.dtype) for array in arrays)
         self._number = self._number_of(looks, tuple(trained), self._attributes.key)
+
+    @property
+    def _is_foreign(self) -> bool:
+        return self._attributes.is_foreign or self._loss_attributes.is_foreign
 
     # -- what is known --------------------------------------------------------------------------------------
 

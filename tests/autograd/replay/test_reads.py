@@ -46,6 +46,29 @@ def test_a_layer_that_branches_on_its_input_is_never_replayed(read):
     assert "layer 0 reads a value" in report or "layer 0 calls numpy." in report, report
 
 
+class Reads(nn.Module):
+    """A loss that branches on what it is given."""
+
+    is_replayable = True
+
+    def forward(self, outputs, targets):
+        sign = 1 if np.asarray(targets.data).mean() > 0 else -1
+        return ((outputs - targets) * (outputs - targets)).mean() * sign
+
+
+def test_a_loss_that_branches_on_its_targets_is_never_replayed():
+    def losses(replay):
+        with init_process_group() as group:
+            options = {"loss": Reads(), "loss_weight": len, "num_microbatches": 2, "replay": replay}
+            pipeline = Pipeline(nn.Sequential(nn.Linear(WIDTH, WIDTH)), group, **options)
+            batches = np.abs(np.random.default_rng(0).normal(size=(6, 8, WIDTH))).astype(np.float32)
+            return [pipeline.step(x, x) for x in (*batches, -batches[0])], pipeline.replay_report()
+
+    replayed, report = losses(True)
+    assert replayed == losses(False)[0]
+    assert "calls numpy.asarray" in report, report
+
+
 def test_a_report_without_a_tape_says_what_the_stage_waits_for():
     def report(num_steps, x):
         with init_process_group() as group:
