@@ -23,6 +23,8 @@ from minipipe.execution.stage import Stage
 from minipipe.nn import Function, Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 
+_HOPE = 5  # steps in which a kind has come, after which other inputs are no longer expected
+_LARGE = 1 << 20  # bytes of inputs: a step takes so long that comparing them in each costs more than replaying brings
 _DEEPEST = 9  # nesting of attributes that is looked into
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _BUILTIN = (*_VALUES, dict, list, tuple, set, frozenset, deque)
@@ -36,22 +38,51 @@ class Kind:
     reason: str = ""  # why it is refused
     first: Tape | None = None
     first_step: int = -1
-    first_inputs: bytes = b""
+    inputs: bytes | None = None  # of the first capture; of a tape, the only ones that it serves, None if any
     is_captured_now: bool = False
     tape: Tape | None = None
     num_inputs: int = 0  # of the stage
     result: tuple[tuple[int, ...], Any] = ((), None)  # shape and dtype of what its forward returns
     used: int = 0  # the last step in which it came
     num_steps: int = 0  # in which it came
+    share: float | None = None  # of the loss, with which its backward began the last time
+    seed: Array | None = None  # the same as an array
 
     def keep(self, tape: Tape, step: int, inputs: bytes) -> None:
         """Compare a capture with the first one, or keep it for that."""
         if self.first is None:
-            self.first, self.first_step, self.first_inputs = tape, step, inputs
+            self.first, self.first_step, self.inputs = tape, step, inputs
         elif self.first.is_like(tape):
             self.tape, self.first = tape, None
+            self.inputs = inputs if inputs == self.inputs else None
         else:
             self.reason, self.first = "two microbatches left different lines or constants", None
+
+    def is_new(self, inputs: bytes, step: int) -> bool:
+        """Return whether a capture of these inputs tells more than the first; for some steps, only if they differ."""
+        is_same = inputs == self.inputs
+        if is_same and len(inputs) > _LARGE:
+            self.reason, self.first = "gets the same inputs in every step, which are large", None
+            return False
+        return self.first_step != step and not (is_same and self.num_steps < _HOPE)
+
+    def seed_of(self, share: float) -> Array:
+        """Return the gradient with which a backward begins; the last one again, where it is the same."""
+        if self.seed is None or self.share != share:
+            self.share, self.seed = share, np.full(self.result[0], share, self.result[1])
+        return self.seed
+
+    def serves(self, arrays: Iterable[Array]) -> bool:
+        """Return whether a tape serves these inputs. One that saw no others is then compared with a capture of them."""
+        if self.tape is None or self.inputs is None or self.inputs == bytes_of(arrays):
+            return self.tape is not None
+        self.first, self.tape = self.tape, None
+        return False
+
+
+def bytes_of(arrays: Iterable[Array]) -> bytes:
+    """Return the contents of arrays, to be compared with those of others of the same shapes."""
+    return b"".join(array.tobytes() for array in arrays)
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """A stage that captures what it computes for a microbatch, and replays it for those that follow (``autograd/replay``).
 
 Two captures of different steps and different inputs must leave the same lines and the same constants before anything is
-replayed. Whatever is not captured is computed as by any stage.
+replayed; where no other inputs come, a tape serves those that it saw. Whatever is not captured is computed as by any
+stage.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from hashlib import blake2b
 from itertools import chain, count
 from typing import Any
 from weakref import ref
@@ -24,7 +24,7 @@ from minipipe.autograd.replay import NotingLeaf, Tape, Trace, have_changed, key_
 from minipipe.errors import ArgumentError, MessageError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
-from minipipe.execution.replayed import Attributes, Capture, Kind, Replayed, Same, reason_against, words_about
+from minipipe.execution.replayed import Attributes, Capture, Kind, Replayed, Same, bytes_of, reason_against, words_about
 from minipipe.execution.samples import Samples
 from minipipe.execution.stage import Held, SeededLoss, Stage
 from minipipe.nn import Module, Parameter, Sequential
@@ -58,7 +58,6 @@ class ReplayingStage(Stage):
         self._trained, self._number, self._attributes = list[bool](), 0, Attributes(())
         self._objective: Callable[[], Any] = lambda: None
         self._loss, self._loss_attributes, self._loss_number = None, Attributes(()), 0
-        self._seed: tuple[Any, ...] = (None,)
 
     # -- the actions ----------------------------------------------------------------------------------------
 
@@ -67,7 +66,7 @@ class ReplayingStage(Stage):
         kind = self._kind_of(microbatch, received, received.arrays)
         if kind is None:
             return super().forward(microbatch, received)
-        if kind.tape is not None and (result := self._replay(microbatch, kind, received.arrays)) is not None:
+        if kind.serves(received.arrays) and (result := self._replay(microbatch, kind, received.arrays)) is not None:
             return Payload([result], [True])
         self._begin_capture(microbatch, kind, received.arrays)
         with self._capturing(microbatch, "forward", received.arrays, "x") as (trace, given):
@@ -87,10 +86,10 @@ class ReplayingStage(Stage):
         kind = self._kind_of(microbatch, received, arrays, self._loss_number, form)
         if kind is None:
             return super().forward_with_loss(microbatch, received, objective)
-        if kind.tape is not None and (value := self._replay(microbatch, kind, arrays)) is not None:
+        if kind.serves(arrays) and (value := self._replay(microbatch, kind, arrays)) is not None:
             share = objective.note(microbatch, value.item())
             if microbatch in self._held:
-                self._held[microbatch].seed = self._seed_of(share, *kind.result)
+                self._held[microbatch].seed = kind.seed_of(share)
             return None
         self._begin_capture(microbatch, kind, arrays)
         with self._capturing(microbatch, "forward", arrays, "x") as (trace, given):
@@ -217,8 +216,8 @@ class ReplayingStage(Stage):
             return
         if kind.is_captured_now or (self._is_foreign and sys.getprofile() is not None):
             return
-        inputs = blake2b(b"".join(array.tobytes() for array in arrays)).digest()
-        if kind.first is not None and (kind.first_step == self._step or kind.first_inputs == inputs):
+        inputs = bytes_of(arrays)
+        if kind.first is not None and not kind.is_new(inputs, self._step):
             return
         place = current_place()
         trace = Trace(key_of(place.seed, place.step, place.microbatch))
@@ -340,14 +339,6 @@ class ReplayingStage(Stage):
         function = held.kind.tape.sections[section]
         results, held.kept = function([p.data for p in self._owners], self._leaves_of_uses, held.kept, *gradient)
         return results
-
-    def _seed_of(self, share: float, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return the gradient with which the backward begins; the last one again, where it is the same."""
-        like, seed = self._seed[:-1], self._seed[-1]
-        if like != (share, shape, dtype):
-            seed = np.full(shape, share, dtype)
-            self._seed = share, shape, dtype, seed
-        return seed
 
     # -- report ---------------------------------------------------------------------------------------------
 
