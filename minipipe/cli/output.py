@@ -9,14 +9,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minipipe.cli.options import misuse
 from minipipe.errors import ArgumentError, MinipipeError, ScheduleError, quoted
 from minipipe.io import printable, printable_lines, write_whole
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.simulation.comparison import Gap
-from minipipe.schedules.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    from minipipe.schedules.simulation.comparison import Gap
+    from minipipe.schedules.simulation.timeline import Timeline
 
 _FIGURES = ("makespan", "bubble_fraction", "bubble_over_ideal", "span_bubble_rate", "peak_activations", "peak_memory")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TextIO
 
-from minipipe.render import palette
+from minipipe.render.palette import luminance as relative_luminance
 from minipipe.schedules.action import ActionKind
 
 _GREYS = (247, 243, 240, 237)  # of SEND and RECV
@@ -87,4 +87,4 @@ def luminance(colour: int) -> float:
     else:
         steps = (0, 95, 135, 175, 215, 255)
         channels = [steps[(colour - 16) // weight % 6] for weight in (36, 6, 1)]
-    return palette.luminance([channel / 255 for channel in channels])
+    return relative_luminance([channel / 255 for channel in channels])
