@@ -225,6 +225,22 @@ def test_first_values_have_the_mean_the_deviation_and_the_bound_of_their_law(dra
     np.testing.assert_array_equal(values, again)
 
 
+@pytest.mark.parametrize("fan_in", [1, 0])
+@pytest.mark.parametrize(
+    ("law", "variance"),
+    [
+        (initialisers.he_uniform, 2),
+        (initialisers.he_normal, 2),
+        (lambda fan_in: initialisers.glorot_uniform(fan_in, 0), 2),
+        (lambda fan_in: initialisers.glorot_normal(fan_in, 0), 2),
+        (initialisers.lecun_normal, 1),
+    ],
+)
+def test_no_input_has_the_law_of_one(law, variance, fan_in):
+    values = law(fan_in)(initialisers.generator_for(0, "weight"), SHAPE)
+    assert values.std() == pytest.approx(math.sqrt(variance), rel=0.02)
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3,)])
 @pytest.mark.parametrize("draw, std, bound", LAWS.values(), ids=LAWS)
 def test_first_values_come_in_any_shape(draw, std, bound, shape):

@@ -49,11 +49,13 @@ def test_other_hyper_parameters_of_the_script_are_named_beside_those_that_are_ta
 
 
 def test_a_schedule_that_has_changed_the_learning_rate_is_no_other_script(tmp_path):
-    saved(tmp_path)
+    before = saved(tmp_path).groups[0].hyper_parameters
     pipeline, optimiser, _ = made()
+    assert optimiser.learning_rate != before["learning_rate"]  # as a schedule left it, not as the script gives it
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         checkpoint.restore(tmp_path, pipeline, optimiser)
+    assert optimiser.groups[0].hyper_parameters == before
 
 
 def test_the_number_that_was_kept_is_no_other_one_when_the_script_resumes_again(tmp_path):

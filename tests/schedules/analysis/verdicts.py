@@ -4,7 +4,9 @@ import pytest
 
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.simulation.simulator import simulate
 from tests.strategies import table
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -15,6 +17,19 @@ def refusal(schedule):
     with pytest.raises(ScheduleError) as caught:
         verify(schedule)
     return caught.value
+
+
+def assert_legal(schedule):
+    """Verify a schedule as it is and lowered, and see in a simulation of each that every row is run to its end."""
+    for one in (schedule, lower(schedule)):
+        verify(one)
+        assert computations(schedule.actions) == computations(
+            [span.action for span in spans] for spans in simulate(one).spans
+        )
+
+
+def computations(rows):
+    return [[action for action in row if not action.kind.is_communication] for row in rows]
 
 
 def changed(schedule, change):
