@@ -107,13 +107,18 @@ def says_what_it_should(timeline):
     threads = iter(slices_in_order(trace))
     microseconds = 1e6 if timeline.unit == "s" else 1e3
     for rank in range(timeline.num_ranks):
-        spans = [s for s in timeline.spans[rank] if not s.action.kind.is_communication or s.end > s.start]
+        spans = [
+            (span, held)
+            for span, held in zip(timeline.spans[rank], timeline.held_activations[rank])
+            if not span.action.kind.is_communication or span.end > span.start
+        ]
         actions, idle = next(threads), next(threads)
         assert len(actions) == len(spans)
-        for event, span in zip(actions, spans):
+        for event, (span, held) in zip(actions, spans):
             stage, kind, microbatch = span.action
             assert event["name"] in (f"{kind}{microbatch}", f"{stage}{kind}{microbatch}") and event["cat"] == kind
             assert (event["args"]["stage"], event["args"]["microbatch"]) == (stage, microbatch)
+            assert event["args"]["held activations after it"] == held
             near(event, span, timeline.start, microseconds)
         shown = [slot for slot in timeline.idle[rank] if (slot.end - slot.start) * microseconds > 0.13]
         for slot in shown:

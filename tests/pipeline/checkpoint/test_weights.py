@@ -9,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from minipipe import Pipeline, checkpoint, nn, spawn
 from minipipe.errors import CheckpointError, FileError, MessageError, ParameterError
+from minipipe.pipeline.checkpoint.storage import unpacked
 from tests.half_precision import every_half
 from tests.pipeline.checkpoint.recipes import RECIPES
 from tests.pipeline.checkpoint.small import model as small_model
@@ -48,6 +49,7 @@ def test_the_file_holds_the_state_of_the_whole_model(tmp_path, recipe, num_ranks
 def test_halves_keep_their_bits(tmp_path, half):
     model = nn.Sequential(nn.Linear(3, 2, dtype=half))
     state = exported(tmp_path / "a", model, 1)
+    same(dict(sorted(unpacked((tmp_path / "a").read_bytes()).items())), dict(sorted(state.items())))
     other = nn.Sequential(nn.Linear(3, 2, dtype=half))
     checkpoint.load_weights(tmp_path / "a", other)
     same(other.state_dict(), state)
