@@ -279,16 +279,28 @@ def test_scales_that_differ_between_ranks_are_refused():
     assert spawn(step, 2) == ["disagreement"] * 2
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize(("dtype", "size", "scale"), [(np.float32, 1e5, 1e38), (np.float16, 6e4, 1.0)])
-def test_overflows_are_warned_of_in_the_backward_of_float32_and_in_the_forward_of_float16(dtype, size, scale):
-    def step(group):
-        model = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0), dtype=dtype))
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=1, check_finite="off")
-        pipeline.step(np.full((2, 2), size), np.zeros((2, 1)), scale=scale)
+@pytest.mark.parametrize(
+    ("dtype", "size", "scale", "in_forward", "in_backward"),
+    [(np.float32, 1e5, 1e38, 0, 1), (np.float16, 6e4, 1.0, 1, 0), (np.float16, 100.0, 6e4, 0, 0)],
+)
+def test_overflows_are_warned_of_in_every_forward_and_in_the_backward_of_float32(
+    dtype, size, scale, in_forward, in_backward
+):
+    inputs, targets = np.full((2, 2), size), np.zeros((2, 1))
 
-    with pytest.warns(RuntimeWarning, match="overflow"):
-        spawn(step, 1)
+    def overflows(run):
+        def ranks(group):
+            model = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0), dtype=dtype))
+            run(Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=1, check_finite="off"))
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            spawn(ranks, 1)
+        return len([one for one in caught if "overflow" in str(one.message)])
+
+    forward = overflows(lambda pipeline: pipeline.evaluate(inputs, targets))
+    both = overflows(lambda pipeline: pipeline.step(inputs, targets, scale=scale))
+    assert (forward > 0, both > forward) == (in_forward, in_backward)
 
 
 @needs_mpi
