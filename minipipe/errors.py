@@ -494,11 +494,14 @@ class ScheduleCode(StrEnum):
     MIXED_BACKWARD = "mixed-backward"
     FROZEN = "frozen"
     NO_PARTNER = "no-partner"
+    OTHER_REPLICA = "other-replica"
+    MIXED_CUT = "mixed-cut"
     ORDER = "order"
     DEADLOCK = "deadlock"
     RENDEZVOUS_DEADLOCK = "rendezvous-deadlock"
     MEMORY = "memory"
     # The schedule is legal and does not serve the purpose.
+    REPLICAS = "replicas"
     FORWARD_ONLY = "forward-only"
     NO_FORMULA = "no-formula"
     CERTIFICATE = "certificate"  # its claims are not those that hold

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from minipipe import Action, ActionKind, Program, Schedule, Tensor, functional, nn, schedules
 from minipipe.autograd.backend import array_module
+from minipipe.schedules.analysis.walk import complete_walk
 
 # -- how many examples --------------------------------------------------------------------------------------
 
@@ -244,6 +245,27 @@ def runnable_schedules(draw, num_ranks=None, max_microbatches=6):
     schedule = v_shaped(num_ranks, m) if name == "v-shaped" else build(name, num_ranks, m, draw(st.integers(1, 3)))
     delay = draw(st.sampled_from([None, 0, 2, 100]))
     return schedule if delay is None else split_backward(schedule, delay)
+
+
+@st.composite
+def replicated_schedules(draw, max_ranks=4, max_microbatches=3):
+    """Draw (schedule, one, copies): copies of one legal schedule side by side, each with microbatches of its own.
+
+    They have ranks of their own, or share all ranks, each in an order of its own. Any merger of topological orders is
+    one, so the whole is legal.
+    """
+    one = draw(runnable_schedules(draw(st.integers(1, max_ranks)), max_microbatches))
+    p, m, copies = one.num_ranks, one.num_microbatches, draw(st.integers(2, 3))
+    own = [[d * p + rank for rank in range(p)] for d in range(copies)]
+    maps = [draw(st.permutations(range(p))) for _ in range(copies)] if draw(st.booleans()) else own
+    turns = [d for d in range(copies) for _ in range(sum(map(len, one.actions)))]
+    draw(st.randoms(use_true_random=False)).shuffle(turns)
+    orders, rows = [complete_walk(one).order() for _ in maps], [[] for _ in range(1 + max(map(max, maps)))]
+    for d in turns:
+        rank, action = next(orders[d])
+        rows[maps[d][rank]].append(action._replace(microbatch=d * m + action.microbatch))
+    placement = [tuple({ranks[home] for ranks in maps}) for home in one.placement]
+    return Schedule("replicas", placement, copies * m, rows), one, copies
 
 
 @st.composite

@@ -196,7 +196,7 @@ class Executor:
 
     def _send(self, action: Action) -> Step:
         value = Value.carried_by(action)
-        destination, tag = self.program.placement[value.consumer_stage], self._tag(value)
+        destination, tag = self.program.rank_of(value.consumer_stage, value.microbatch), self._tag(value)
 
         def run(self: Executor, batch: Batch) -> None:
             array = self.box.pop(value).to_message(self.group.takes_device_arrays)  # [2]
@@ -209,7 +209,7 @@ class Executor:
         value = Value.carried_by(action)
         noun = "activations" if value.direction is Direction.FORWARD else "gradient"
         words = f"the {noun} of microbatch {value.microbatch} from stage {value.stage}"
-        source, tag = self.program.placement[value.stage], self._tag(value)
+        source, tag = self.program.rank_of(value.stage, value.microbatch), self._tag(value)
 
         def run(self: Executor, batch: Batch) -> None:  # [3]
             self.box[value] = self.group.irecv(source, tag, step=batch.step, what=words, allocate=self._allocate)

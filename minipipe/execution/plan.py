@@ -113,7 +113,7 @@ class Plan:
         verify(given)
         sizes = [len(Sequential(layer).flat_layers) for layer in model]
         numbers = [layer.num_parameters for layer in model.flat_layers]
-        parts = tuple(partition_of(sizes, numbers, given.placement, partition, layer_costs))
+        parts = tuple(partition_of(sizes, numbers, given.one_rank_each("Pipeline"), partition, layer_costs))
         tied = model.tied()
         is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]
         is_any_frozen = not inputs_require_grad and not all(p.requires_grad for p in model.parameters())
@@ -182,7 +182,7 @@ class Plan:
     @property
     def placement(self) -> tuple[int, ...]:
         """The rank of each stage."""
-        return self.program.placement
+        return self.program.one_rank_each("Pipeline")
 
     @cached_property
     def rank_of_layer(self) -> tuple[int, ...]:

@@ -557,7 +557,7 @@ class Pipeline(FamiliarPipeline):
         batch = self._batch(call, inputs, targets, objective, is_training)
         count = len(batch.slices)
         if count not in self._predictors:
-            schedule = forward_only_over(self.schedule.placement, count, self.schedule.num_ranks)
+            schedule = forward_only_over(self.schedule.one_rank_each("Pipeline"), count, self.schedule.num_ranks)
             self._predictors[count] = self._executor(lower(schedule))
         with modes_of(*(stage.module for stage in self._stages.values()), is_training=is_training):
             self._predictors[count].run(batch)

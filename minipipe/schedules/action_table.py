@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.io import printable
 from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
-from minipipe.schedules.placement import check_placement
+from minipipe.schedules.placement import check_placement, in_replica_order, ranks_in
 
 if TYPE_CHECKING:
     from minipipe.schedules.text import Cells
@@ -48,7 +48,7 @@ class ActionTable(ShownInNotebooks):
     """
 
     name: str
-    placement: tuple[int, ...]
+    placement: tuple[int | tuple[int, ...], ...]
     num_microbatches: int
     actions: tuple[tuple[Action, ...], ...]
     frozen: frozenset[int] = frozenset()
@@ -56,7 +56,7 @@ class ActionTable(ShownInNotebooks):
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "placement", tuple(self.placement))
+        object.__setattr__(self, "placement", tuple(tuple(r) if isinstance(r, list) else r for r in self.placement))
         object.__setattr__(self, "actions", tuple(map(_as_actions, self.actions)))
         object.__setattr__(self, "frozen", frozenset(self.frozen))
         if not isinstance(self.num_microbatches, Integral):
@@ -69,6 +69,7 @@ class ActionTable(ShownInNotebooks):
                 f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}.",
             )
         check_placement(self.placement, self.num_ranks)
+        object.__setattr__(self, "placement", in_replica_order(self.placement, self.actions))
         for stage in self.frozen:
             _check_index("stage", stage, self.num_stages)
 
@@ -91,7 +92,69 @@ class ActionTable(ShownInNotebooks):
             Code ``out-of-range``, for a rank that does not exist.
         """
         _check_index("rank", rank, self.num_ranks)
-        return tuple(stage for stage, owner in enumerate(self.placement) if owner == rank)
+        return tuple(stage for stage, home in enumerate(self.placement) if rank in ranks_in(home))
+
+    def ranks_of(self, stage: int) -> tuple[int, ...]:
+        """Return the rank of a stage; of a stage with replicas their ranks, by their lowest microbatches.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``out-of-range``, for a stage that does not exist.
+
+        Examples
+        --------
+        >>> from minipipe import Schedule
+        >>> Schedule.from_text("0F1 0B1 \\n 0F0 0B0").ranks_of(0)
+        (1, 0)
+        """
+        _check_index("stage", stage, self.num_stages)
+        return ranks_in(self.placement[stage])
+
+    @cached_property
+    def has_replicas(self) -> bool:
+        """Whether a stage is on several ranks, each with microbatches of its own."""
+        return any(len(ranks_in(home)) > 1 for home in self.placement)
+
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """Return the rank that runs a microbatch on a stage: of replicas, that in whose row the microbatch stands.
+
+        Examples
+        --------
+        >>> from minipipe import Schedule
+        >>> [Schedule.from_text("0F1 0B1 \\n 0F0 0B0").rank_of(0, k) for k in range(2)]
+        [1, 0]
+        """
+        return self._replica_of.get((stage, microbatch), ranks_in(self.placement[stage])[0])
+
+    @cached_property
+    def _replica_of(self) -> dict[tuple[int, int], int]:
+        """By stage and microbatch, the replica that has it: its F or, where that is missing, another action of it."""
+        shared = {stage for stage, home in enumerate(self.placement) if len(ranks_in(home)) > 1}
+        found: dict[tuple[int, int], int] = {}
+        for is_forward in (False, True) if shared else ():
+            for rank in reversed(range(self.num_ranks)):
+                own = (action for action in self.actions[rank] if (action.kind is ActionKind.FORWARD) == is_forward)
+                found.update(((stage, k), rank) for stage, _, k in own if stage in shared)
+        return found
+
+    def one_rank_each(self, reader: str) -> tuple[int, ...]:
+        """Return the rank of each stage, for a reader that knows no replicas; refuse those.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``replicas``.
+        """
+        if self.has_replicas:
+            stage = next(stage for stage in range(self.num_stages) if len(self.ranks_of(stage)) > 1)
+            ranks = " and ".join(map(str, self.ranks_of(stage)))
+            raise ScheduleError.of(
+                ScheduleCode.REPLICAS,
+                f"{self.title} runs replicas of a stage, which {reader} does not know yet; stage {stage} is on ranks "
+                f"{ranks}. It can be drawn, checked and simulated.",
+            )
+        return tuple(ranks_in(home)[0] for home in self.placement)
 
     def crosses_ranks(self, stage: int) -> bool:
         """Whether values between a stage and the next one travel between ranks; False for the last stage.
@@ -106,7 +169,11 @@ class ActionTable(ShownInNotebooks):
 
     @cached_property
     def _cuts_between_ranks(self) -> tuple[bool, ...]:
-        return (*(a != b for a, b in pairwise(self.placement)), False)
+        if not self.has_replicas:
+            return (*(a != b for a, b in pairwise(self.placement)), False)
+        known = {k for _, k in self._replica_of}  # at a cut all microbatches change ranks, or none: the verifier's part
+        cuts = pairwise(range(self.num_stages))
+        return (*(any(self.rank_of(a, k) != self.rank_of(b, k) for k in known) for a, b in cuts), False)
 
     @property
     @abstractmethod
@@ -134,19 +201,19 @@ class ActionTable(ShownInNotebooks):
         return min(set(range(self.num_stages)) - self.frozen, default=self.num_stages)
 
     @cached_property
-    def rank_of(self) -> dict[Action, int]:
+    def first_rank_with(self) -> dict[Action, int]:
         """By action, the first rank that has it."""
         return {action: rank for rank in reversed(range(self.num_ranks)) for action in self.actions[rank]}
 
     def home_of(self, action: Action) -> int | None:
         """Return the rank of an action; of a missing one the rank of its stage, or None without such a stage."""
-        home = self.placement[action.stage] if 0 <= action.stage < self.num_stages else None
-        return self.rank_of.get(action, home)
+        home = self.rank_of(action.stage, action.microbatch) if 0 <= action.stage < self.num_stages else None
+        return self.first_rank_with.get(action, home)
 
     def as_written(self, action: Action) -> Action:
         """Return an action as the table writes it: I in place of a B whose backward is split."""
         split = action._replace(kind=ActionKind.BACKWARD_INPUT)
-        return split if action.kind is ActionKind.BACKWARD and split in self.rank_of else action
+        return split if action.kind is ActionKind.BACKWARD and split in self.first_rank_with else action
 
     @cached_property
     def is_reproducible(self) -> bool:
@@ -383,8 +450,9 @@ class Schedule(ActionTable):
     ----------
     name : str
         The name in drawings and reports.
-    placement : tuple of int
-        ``placement[stage]`` is the rank that holds the stage.
+    placement : tuple of int or tuple
+        ``placement[stage]`` is the rank that holds the stage, or a tuple of ranks, its replicas. Each replica has
+        microbatches of its own: a microbatch runs where it stands. Their order is that of their lowest microbatches.
     num_microbatches : int
     actions : tuple of tuple of Action
         ``actions[rank]`` are the actions of a rank. Cells such as ``"0F0"`` are read as actions.

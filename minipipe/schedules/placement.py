@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
+
+if TYPE_CHECKING:
+    from minipipe.schedules.action import Action
+
+Placement = Sequence[int | tuple[int, ...]]  # by stage, its rank, or those of its replicas
 
 
 def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:
@@ -46,7 +52,40 @@ def v_placement(num_ranks: int) -> tuple[int, ...]:
     return (*range(num_ranks), *reversed(range(num_ranks)))
 
 
-def stages_by_rank(placement: Sequence[int], num_ranks: int) -> list[list[int]]:
+def ranks_in(home: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return the ranks of a stage: the one that it is placed on, or its replicas.
+
+    Examples
+    --------
+    >>> ranks_in(3), ranks_in((0, 3))
+    ((3,), (0, 3))
+    """
+    return home if isinstance(home, tuple) else (home,)
+
+
+def in_replica_order(placement: Placement, actions: Sequence[Sequence[Action]]) -> tuple[int | tuple[int, ...], ...]:
+    """Sort the replicas of each stage by their lowest microbatch, the order in which their gradients are added.
+
+    The order follows from the rows, so that text and CSV carry it.
+
+    Examples
+    --------
+    >>> from minipipe import Action
+    >>> rows = [[Action.parse("0F1"), Action.parse("0B1")], [Action.parse("0F0"), Action.parse("0B0")]]
+    >>> in_replica_order(((0, 1),), rows), in_replica_order(((1,),), rows)
+    (((1, 0),), (1,))
+    """
+    if not any(isinstance(home, tuple) for home in placement):
+        return tuple(placement)
+    lowest: dict[tuple[int, int], int] = {}
+    for rank, row in enumerate(actions):
+        for stage, _, k in row:
+            lowest[rank, stage] = min(k, lowest.get((rank, stage), k))
+    homes = (sorted(ranks_in(home), key=lambda r: (lowest.get((r, s), inf), r)) for s, home in enumerate(placement))
+    return tuple(tuple(ranks) if len(ranks) > 1 else ranks[0] for ranks in homes)
+
+
+def stages_by_rank(placement: Placement, num_ranks: int) -> list[list[int]]:
     """Return the stages of each rank, in ascending order.
 
     Examples
@@ -56,13 +95,14 @@ def stages_by_rank(placement: Sequence[int], num_ranks: int) -> list[list[int]]:
     """
     check_placement(placement, num_ranks)
     stages: list[list[int]] = [[] for _ in range(num_ranks)]
-    for stage, rank in enumerate(placement):
-        stages[rank].append(stage)
+    for stage, home in enumerate(placement):
+        for rank in ranks_in(home):
+            stages[rank].append(stage)
     return stages
 
 
 def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
-    """Refuse a placement that names anything but one rank for each stage.
+    """Refuse a placement that names anything but a rank for each stage, or the different ranks of its replicas.
 
     Examples
     --------
@@ -71,10 +111,11 @@ def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
         ...
     minipipe.errors.ScheduleError: [placement] Stage 1 is placed on rank 2 of 2.
     """
-    for stage, rank in enumerate(placement):
-        if isinstance(rank, list | tuple):
-            hint = "A stage lives on one rank; replicas of a stage (Chimera, DualPipe) are not supported."
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on {quoted(rank)}. {hint}")
+    for stage, home in enumerate(placement):
+        if not ranks_in(home) or len(set(map(str, ranks_in(home)))) < len(ranks_in(home)):
+            hint = "expected a rank, or the different ranks of its replicas, such as (0, 3)."
+            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on {quoted(home)}; {hint}")
+    for stage, rank in ((stage, rank) for stage, home in enumerate(placement) for rank in ranks_in(home)):
         if not isinstance(rank, Integral):
             message = f"Stage {stage} is placed on {quoted(rank)}; expected the number of a rank, 0 to {num_ranks - 1}."
             raise ScheduleError.of(ScheduleCode.PLACEMENT, message)

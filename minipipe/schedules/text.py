@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from minipipe import io
 from minipipe.errors import FileError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
-from minipipe.schedules.action import Action
+from minipipe.schedules.action import Action, B, F, I
 
 # PyTorch overlaps a forward and a backward and writes them as (0F3;3B1)OVERLAP_F_B. We run one after the other.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
@@ -38,7 +38,7 @@ _KNOWN = 2**16  # cells that are parsed once, however often they occur
 class Cells(NamedTuple):
     """The content of a text: the rank of each stage, the number of microbatches, and each rank's actions."""
 
-    placement: tuple[int, ...]
+    placement: tuple[int | tuple[int, ...], ...]
     num_microbatches: int
     actions: tuple[tuple[Action, ...], ...]
     frozen: frozenset[int] = frozenset()
@@ -187,8 +187,11 @@ def _actions_of(cell: str, where: str, ignore_sharding: bool) -> Iterator[Action
     yield from actions
 
 
-def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int, ...]:
-    """Place each stage on the rank with most of its actions, so that the verifier blames the stray ones."""
+def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int | tuple[int, ...], ...]:
+    """Place each stage on the rank with most of its actions, so that the verifier blames the stray ones.
+
+    A rank is a replica of a stage if one of its microbatches goes and comes back there: a stray F makes none.
+    """
     counts: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by stage and rank: the number of actions
     for rank, row in enumerate(actions):
         for stage, count in Counter(action.stage for action in row).items():
@@ -202,4 +205,9 @@ def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int, ...]:
         raise ScheduleError.of(
             ScheduleCode.MISSING, f"Stage {stages[-1]} occurs without stage {missing}; stages are counted from 0."
         )
-    return tuple(counts[stage].most_common(1)[0][0] for stage in stages)
+    replicas: defaultdict[int, list[int]] = defaultdict(list)
+    for rank, row in enumerate(actions) if any(len(ranks) > 1 for ranks in counts.values()) else ():
+        went = {(stage, k) for stage, kind, k in row if kind is F}
+        for stage in {stage for stage, kind, k in row if kind in (B, I) and (stage, k) in went}:
+            replicas[stage].append(rank)
+    return tuple(tuple(replicas[stage]) or counts[stage].most_common(1)[0][0] for stage in stages)

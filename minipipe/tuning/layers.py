@@ -423,7 +423,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         if (num_stages is None) == (schedule is None):
             raise ArgumentError("value", "balance takes num_stages, or a schedule instead, which has its own.")
         if schedule is not None:
-            num_stages, placement = schedule.num_stages, schedule.placement
+            num_stages, placement = schedule.num_stages, schedule.one_rank_each("balance")
         assert num_stages is not None
         if by == "memory":
             counts = [1] * num_stages if schedule is None else microbatches_in_flight(schedule)
@@ -481,7 +481,7 @@ def microbatches_in_flight(schedule: Schedule) -> list[int]:
     """
     rows = [
         [action for action in schedule.actions[rank] if action.stage == stage]
-        for stage, rank in enumerate(schedule.placement)
+        for stage, rank in enumerate(schedule.one_rank_each("balance"))
     ]
     return [int(max((during for during, _ in held_counts(row)), default=0)) for row in rows]
 
@@ -572,7 +572,7 @@ def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]
     [20, 10]
     """
     crosses = [schedule.crosses_ranks(stage) for stage in range(schedule.num_stages)]
-    rank_of, held, most = schedule.placement, [0] * schedule.num_ranks, [0] * schedule.num_ranks
+    held, most = [0] * schedule.num_ranks, [0] * schedule.num_ranks
 
     walk = complete_walk(schedule)
     heads = [iter(row) for row in schedule.actions]
@@ -581,6 +581,7 @@ def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]
         for sign, value_of in ((-1, Value.consumed_by), (1, Value.produced_by)):
             for value in map(value_of, actions):
                 if value is not None and 0 <= value.cut < len(crosses) and crosses[value.cut]:
-                    held[rank_of[value.stage]] += sign * sizes[value.cut][value.direction is Direction.BACKWARD]
+                    size = sizes[value.cut][value.direction is Direction.BACKWARD]
+                    held[schedule.rank_of(value.stage, value.microbatch)] += sign * size
         most = list(map(max, most, held))
     return most

@@ -297,7 +297,7 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     batch : Batch
     """
     frozen = range(program.num_stages) if program.is_forward_only else program.frozen
-    alone = freeze_stages(one_microbatch(program.placement, program.num_ranks), frozen)
+    alone = freeze_stages(one_microbatch(program.one_rank_each("Pipeline"), program.num_ranks), frozen)
     executor = make_executor(lower(alone))
     alone_batch = replace(batch, slices=batch.slices[:1])
     meter = MemoryMeter(alone_batch.arrays)

@@ -191,7 +191,7 @@ def _described(
         of = names[seen.which] if culprit.is_weight else "its input"
         what = f"returned {made} in the gradient of {of}, for a finite gradient of its result"
     program, group = executor.program, executor.group
-    where = f"on rank {group.name(program.placement[stage])}, stage {stage}, microbatch {k}"
+    where = f"on rank {group.name(program.rank_of(stage, k))}, stage {stage}, microbatch {k}"
     sentence = f"{name} {what}, {where}, action {_action(culprit, program, stage)}"
     if culprit.is_backward:
         return NotFiniteCode.BACKWARD, f"{sentence}."
@@ -211,5 +211,5 @@ def _action(culprit: Culprit, program: Program, stage: int) -> Action:
     half = ActionKind.BACKWARD_WEIGHT if culprit.is_weight else ActionKind.BACKWARD_INPUT
     kinds = (ActionKind.BACKWARD, half, ActionKind.BACKWARD_INPUT)  # a frozen stage has no W
     found = (Action(stage, kind, culprit.microbatch) for kind in kinds)
-    row = set(program.actions[program.placement[stage]])
+    row = set(program.actions[program.rank_of(stage, culprit.microbatch)])
     return next(action for action in found if action in row)

@@ -176,7 +176,7 @@ def describe_verdict(walkthrough: Walkthrough) -> list[str]:
 def _describe_awaited(walkthrough: Walkthrough, rank: int, source: int | None, awaited: Action) -> str:
     if source is None:
         return f"{awaited}, of a stage that does not exist"
-    if awaited not in walkthrough.program.rank_of:
+    if awaited not in walkthrough.program.first_rank_with:
         return f"{awaited}, which is missing"
     return f"{awaited}, later in its own list" if source == rank else f"{awaited} on rank {source}"
 
@@ -185,7 +185,7 @@ def _describe_position(walkthrough: Walkthrough, source: int | None, awaited: Ac
     """Return the position of the action that a stuck rank needs."""
     if source is None:
         return "but there is no such stage"
-    if awaited not in walkthrough.program.rank_of:
+    if awaited not in walkthrough.program.first_rank_with:
         return "which is missing"
     return f"position {walkthrough.program.actions[source].index(awaited)} of rank {source}"
 

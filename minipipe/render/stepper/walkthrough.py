@@ -249,7 +249,8 @@ class Walkthrough:
             while following in self.stuck and following not in path:
                 path.append(following)
                 waits = self.stuck[following]
-                following = waits.source if waits.awaited in self.program.rank_of else None  # None: it is missing
+                is_missing = waits.awaited not in self.program.first_rank_with
+                following = None if is_missing else waits.source
             if following in path:
                 cycle = path[path.index(following) :]
                 lowest = cycle.index(min(cycle))

@@ -77,15 +77,17 @@ def lower(schedule: ActionTable) -> Program:
             row.append(action)
             message = messages[kind][stage]
             if message is not None:
-                send, consumer, receive, destination = message
+                send, consumer, receive, destinations = message
                 row.append(_new_action((stage, send, k)))
-                rows[destination].append(_new_action((consumer, receive, k)))
+                rows[destinations[k]].append(_new_action((consumer, receive, k)))
     return schedule.with_rows(Program, rows)
 
 
-def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind, int] | None:
-    """Return the message behind an action: kind of SEND, stage of the consumer, kind of RECV, rank of the consumer."""
+def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind, list[int]] | None:
+    """Return the message behind an action: kind of SEND, consuming stage, kind of RECV, its rank by microbatch."""
     value = Value.produced_by(Action(stage, kind, 0))
     if value is None or not Dependencies(table).crosses_ranks(value):
         return None
-    return value.send.kind, value.consumer_stage, value.receive.kind, table.placement[value.consumer_stage]
+    ranks, m = table.ranks_of(value.consumer_stage), table.num_microbatches
+    destinations = [table.rank_of(value.consumer_stage, k) for k in range(m)] if len(ranks) > 1 else [*ranks] * m
+    return value.send.kind, value.consumer_stage, value.receive.kind, destinations

@@ -2,8 +2,8 @@
 
 A schedule is legal if
 
-1. each (stage, microbatch) has one F, and one B or one I and one W, on the rank of the stage
-   (a forward-only schedule has no backward at all);
+1. each (stage, microbatch) has one F, and one B or one I and one W, on the rank of the stage, or all of them on one
+   of its replicas (a forward-only schedule has no backward at all);
 2. F comes after the F of the previous stage, B and I after the F of the same stage and the B or I of the next stage,
    and W after its I;
 3. each rank runs one action at a time, in the given order;
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 
 from minipipe.errors import Problem, ScheduleCode, ScheduleError
@@ -27,6 +27,7 @@ from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, held_memory
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.analysis.replicas import replica_problems
 from minipipe.schedules.analysis.walk import Blocked, walk
 from minipipe.schedules.analysis.workload import amount_per_rank, check_footprint, fits
 from minipipe.schedules.placement import stages_by_rank
@@ -60,7 +61,7 @@ def verify(
         ``.problems`` lists every :class:`~minipipe.errors.Problem` with its code, message, rank and step, the cause
         first, without mere consequences. The codes, in the order of the checks: ``out-of-range``, ``wrong-rank``;
         ``duplicate``, ``tag-collision`` (a repeated SEND or RECV), ``missing``, ``mixed-backward``, ``frozen``,
-        ``no-partner``;
+        ``no-partner``; ``other-replica``, ``mixed-cut`` (where stages have replicas);
         ``order``, ``deadlock``, ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``. Code
         ``parameters``, if the limit or the memory is none.
 
@@ -82,7 +83,8 @@ def verify(
     """
     check_table(schedule)
     if "is legal" not in schedule._kept:
-        problems = _placed_problems(schedule) or _counted_problems(schedule) or _order_problems(schedule)
+        checks = (_placed_problems, _counted_problems, replica_problems, _order_problems)
+        problems = next(filter(None, (check(schedule) for check in checks)), [])
         if problems:
             raise ScheduleError(problems, _grid(schedule, problems[0]))
         schedule._kept["is legal"] = True
@@ -111,6 +113,10 @@ def _is_placed(row: Sequence[Action], stages: Sequence[int], num_microbatches: i
     return set(map(_STAGE, row)) <= set(stages) and 0 <= first <= last < num_microbatches
 
 
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
 def _placed_problem(table: ActionTable, present: list[frozenset[Action]], rank: int, position: int) -> Problem | None:
     """Check one action; ``present`` has the actions of each rank."""
     action = table.actions[rank][position]
@@ -121,12 +127,11 @@ def _placed_problem(table: ActionTable, present: list[frozenset[Action]], rank: 
     if not 0 <= action.microbatch < table.num_microbatches:
         sentence = f"{where} names microbatch {action.microbatch}; there are {table.num_microbatches}, counted from 0."
         return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, position)
-    home = table.placement[action.stage]
-    if home != rank:
-        sentence = f"{where} is on the wrong rank; stage {action.stage} is on rank {home}."
-        if action in present[home]:
-            why = "a stage lives on one rank, and replicas of a stage (Chimera, DualPipe) are not supported"
-            sentence += f" {action} is on rank {home} as well: {why}."
+    homes = table.ranks_of(action.stage)
+    if rank not in homes:
+        sentence = f"{where} is on the wrong rank; stage {action.stage} is on {_named(homes)}."
+        if any(action in present[home] for home in homes):
+            sentence += f" {action} is on rank {table.home_of(action)} as well: a microbatch runs once."
         return Problem(ScheduleCode.WRONG_RANK, sentence, rank, position)
     return None
 
@@ -146,7 +151,8 @@ def _counted_problems(schedule: ActionTable) -> list[Problem]:
 
 def _missing(schedule: ActionTable, counts: Counter[Action]) -> Iterator[Problem]:
     for k in range(schedule.num_microbatches):
-        for stage, rank in enumerate(schedule.placement):
+        for stage in range(schedule.num_stages):
+            rank = schedule.rank_of(stage, k)
             for kind in _expected_kinds(schedule, counts, stage, k):
                 action = Action(stage, kind, k)
                 if not counts[action]:
@@ -174,7 +180,8 @@ def _is_complete(schedule: ActionTable) -> bool:
     m = schedule.num_microbatches
     if schedule.num_stages * m > sum(map(len, schedule.actions)):
         return False
-    if any(len(set(row)) < len(row) for row in schedule.actions):
+    rows = [list(chain.from_iterable(schedule.actions))] if schedule.has_replicas else schedule.actions
+    if any(len(set(row)) < len(row) for row in rows):
         return False
     found = [0] * (schedule.num_stages * m)
     for row in schedule.actions:
@@ -199,16 +206,18 @@ def _message_kinds(schedule: ActionTable, stage: int) -> list[ActionKind]:
 
 
 def _repeated(schedule: ActionTable) -> Iterator[Problem]:
+    first: dict[Action, tuple[int, int]] = {}
     for rank, row in enumerate(schedule.actions):
-        first: dict[Action, int] = {}
         for position, action in enumerate(row):
             if action in first:
-                sentence = f"Rank {rank}, position {position}: {action} is a duplicate of position {first[action]}."
+                other, at = first[action]
+                sentence = f"Rank {rank}, position {position}: {action} is a duplicate of position {at}"
+                sentence += "." if other == rank else f" of rank {other}: a microbatch runs on one replica."
                 if action.kind.is_communication:
                     sentence += " Two messages with the same tag cannot be distinguished."
                 code = ScheduleCode.TAG_COLLISION if action.kind.is_communication else ScheduleCode.DUPLICATE
                 yield Problem(code, sentence, rank, position)
-            first.setdefault(action, position)
+            first.setdefault(action, (rank, position))
 
 
 def _unexpected(schedule: ActionTable, action: Action, rank: int, position: int) -> Problem:
@@ -243,7 +252,7 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
         return [Problem(ScheduleCode.ORDER, sentence, first.rank, first.position)]
     waits = [
         f"rank {stuck.rank} cannot run {stuck.action} (position {stuck.position}) before {as_written(stuck.awaited)}, "
-        f"which rank {schedule.placement[stuck.awaited.stage]} runs later"
+        f"which rank {schedule.rank_of(*stuck.awaited[::2])} runs later"
         for stuck in cycle
     ]
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
@@ -260,7 +269,7 @@ def _cycle(schedule: ActionTable) -> list[Blocked]:
     rank = min(blocked)
     while rank not in path:
         path.append(rank)
-        rank = schedule.placement[blocked[rank].awaited.stage]
+        rank = schedule.rank_of(*blocked[rank].awaited[::2])
     return [blocked[rank] for rank in path[path.index(rank) :]]
 
 

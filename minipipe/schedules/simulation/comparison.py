@@ -63,7 +63,7 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
     >>> makespan.value, makespan.bound.value, f"{makespan.relative:.1%}"
     (33.0, 27.0, '22.2%')
     """
-    if timeline.num_steps > 1 or schedule.is_forward_only or schedule.frozen:
+    if timeline.num_steps > 1 or schedule.is_forward_only or schedule.frozen or schedule.has_replicas:
         return ()
     memory = max(timeline.peak_memory or (inf,))
     workload = workload_of(schedule, costs, memory)

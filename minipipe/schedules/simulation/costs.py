@@ -17,7 +17,7 @@ from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import Workload, amount_per_rank
-from minipipe.schedules.placement import check_sizes, stages_by_rank
+from minipipe.schedules.placement import Placement, check_sizes, ranks_in, stages_by_rank
 from minipipe.schedules.simulation.fitting import fit_costs
 from minipipe.schedules.simulation.timeline import Timeline
 
@@ -405,7 +405,7 @@ class Costs:
 
     def workload(
         self,
-        placement: Sequence[int],
+        placement: Placement,
         num_microbatches: int,
         memory_limit: float | Sequence[float] | None = None,
     ) -> Workload:
@@ -416,7 +416,7 @@ class Costs:
         Parameters
         ----------
         placement : sequence of int
-            The rank of each stage.
+            The rank of each stage. Searches and bounds know no replicas.
         num_microbatches : int
         memory_limit : float or sequence of float, optional
             The most that a rank may hold, in the memory unit of the costs: one limit for all ranks, or one for each.
@@ -424,19 +424,20 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Codes ``costs``, ``parameters`` and ``placement``.
+            Codes ``costs``, ``parameters``, ``placement`` and ``replicas``.
 
         Examples
         --------
         >>> Costs(latency=0.5).workload((0, 1, 1), num_microbatches=4, memory_limit=2.5).message
         (0.5, 0.0, 0.0)
         """
-        num_ranks = 1 + max((int(rank) for rank in placement if isinstance(rank, Integral)), default=0)
+        ranks = [rank for home in placement for rank in ranks_in(home)]
+        num_ranks = 1 + max((int(rank) for rank in ranks if isinstance(rank, Integral)), default=0)
         check_sizes(num_ranks, num_microbatches)
         blank = Schedule("workload", tuple(placement), num_microbatches, ((),) * num_ranks)
         times = self.durations(blank.num_stages)
         return Workload(
-            blank.placement,
+            blank.one_rank_each("a search"),
             num_microbatches,
             tuple(times[F]),
             tuple(times[I]),

@@ -6,7 +6,6 @@ The check of a certificate's claim uses the verifier, the simulator and the form
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
@@ -15,6 +14,7 @@ from minipipe.schedules.action_table import Schedule, check_table
 from minipipe.schedules.analysis.bounds import Bound, Formula, lower_bounds
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
+from minipipe.schedules.placement import Placement
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
@@ -104,7 +104,7 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
     verify(schedule, workload.memory_limit, workload.footprint)
 
 
-def _shown(placement: Sequence[int]) -> str:
+def _shown(placement: Placement) -> str:
     return ", ".join(map(str, placement[:16])) + (", …" if len(placement) > 16 else "")
 
 

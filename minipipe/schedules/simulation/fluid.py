@@ -42,6 +42,10 @@ class Fluid(Timing):
         self.now, self.latency = 0.0, float(costs.latency)
         self.hosts, self.cores, self.links = hosts, [_Cores(number) for number in hosts.cores], _Links()
         self.step_ended = self.num_events  # and the numbers after it: the last stage's rank ended a step
+        self.losses = self.table.ranks_of(
+            self.table.num_stages - 1
+        )  # the ranks with a loss; the last of them ends a step
+        self.to_end, self.last = [len(self.losses)] * num_steps, self.losses[0]
         self.happened = bytearray(self.step_ended + num_steps)  # by event
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by event, the ranks that wait for it
         self.ready = deque(range(self.table.num_ranks))  # ranks that can run
@@ -86,12 +90,15 @@ class Fluid(Timing):
 
     def change_step(self, rank: int, step: int, wait: bool) -> Waits:
         """Update the parameters; if the rank waits, once the rank of the last stage has ended the step."""
-        end, last = self.now, self.table.placement[-1]
-        if rank == last:
-            self.happen(self.step_ended + step)
-        elif wait:
-            yield from self.until(rank, self.step_ended + step)
-        left = self.now
+        end, step_ended = self.now, self.step_ended + step
+        if rank in self.losses:
+            self.to_end[step] -= 1
+            if not self.to_end[step]:
+                self.happen(step_ended)
+                self.last = rank
+        if wait:
+            yield from self.until(rank, step_ended)
+        left, last = self.now, self.last
         yield from self.work(rank, self.updates[rank])
         self.changes[rank].append(StepChange(left, self.now, last if left > end else rank))
 
@@ -138,7 +145,7 @@ class Fluid(Timing):
 
     def transfer(self, value: Value, event: int) -> None:
         """Send a message; its arrival is an event."""
-        ranks = (self.table.placement[stage] for stage in (value.stage, value.consumer_stage))
+        ranks = (self.table.rank_of(stage, value.microbatch) for stage in (value.stage, value.consumer_stage))
         links, time = self.hosts.links_between(*ranks), self.message_times[value.cut]
         arrive = partial(self.arrive, value, event)
         if links and time > self.latency:

@@ -53,6 +53,7 @@ def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "
     """
     whole = repeat(program, 1 + len(ranks[0].changes))
     rows = whole.schedule.actions
+    last = program.one_rank_each("Pipeline")[-1]
     origin = min((rank.ran[0][0] for rank in ranks if rank.ran), default=0.0)
     is_memory_known = all(len(rank.memory) == len(row) for rank, row in zip(ranks, rows))
     memory = [tuple(tuple(map(int, held)) for held in zip(*rank.memory)) or ((), ()) for rank in ranks]
@@ -70,7 +71,7 @@ def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "
         memory_during=tuple(during for _, during in memory) if is_memory_known else None,
         measured_messages=tuple(sorted(_messages(whole, ranks, origin), key=attrgetter("sent", "arrived"))),
         is_measured=True,
-        step_changes=tuple(tuple(_changes(ranks, r, program.placement[-1], origin)) for r in range(len(ranks))),
+        step_changes=tuple(tuple(_changes(ranks, r, last, origin)) for r in range(len(ranks))),
     )
 
 

@@ -182,7 +182,8 @@ class _Exact(Timing):
 
     def change_step(self, wait: bool) -> None:
         """Let every rank update its parameters; those that wait, once the rank of the last stage has ended the step."""
-        ends, last = list(self.free), self.table.placement[-1]
+        ends = list(self.free)
+        last = max(self.table.ranks_of(self.table.num_stages - 1), key=ends.__getitem__)
         for rank, end in enumerate(ends):
             after = last if wait and ends[last] > end else rank
             self.free[rank] = ends[after] + self.updates[rank]
@@ -204,7 +205,7 @@ class _Exact(Timing):
         if value.send not in self.reached:
             self.reached[value.send] = now
             return
-        sender = self.table.placement[value.stage]
+        sender = self.table.rank_of(value.stage, value.microbatch)
         end = max(now, self.reached.pop(value.send)) + time
         self.spans[sender].append(Span(value.send, self.free[sender], end))
         self.free[sender] = end

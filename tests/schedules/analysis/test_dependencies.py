@@ -89,7 +89,7 @@ def test_the_walk_runs_every_action_after_all_that_it_depends_on(named, is_progr
 
 def test_of_an_action_on_two_ranks_the_first_one_counts():
     schedule = schedules.Schedule("x", (0, 1), 1, [["0F0", "0F0", "0F0"], ["1F0", "0F0"]])
-    assert schedule.rank_of[Action.parse("0F0")] == 0
+    assert schedule.first_rank_with[Action.parse("0F0")] == 0
     assert walk(schedule).rounds == [[0], [0, 1], [0, 1]]  # 1F0 is ready once 0F0 has run, not once it has run thrice
 
 

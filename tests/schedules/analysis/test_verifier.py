@@ -133,13 +133,12 @@ def test_an_action_moved_to_another_rank_is_caught_there(every_schedule, data):
     assert "replicas" not in problem.message
 
 
-def test_an_action_on_two_ranks_is_told_that_replicas_of_a_stage_are_not_supported():
-    error = refusal(table("chimera", (0, 1), 1, [["0F0", "0B0"], ["1F0", "1B0", "0F0", "0B0"]]))
+def test_an_action_on_a_rank_that_is_no_replica_is_told_where_it_is_as_well():
+    error = refusal(table("mine", (0, 1), 1, [["0F0", "0B0"], ["1F0", "1B0", "0F0", "0B0"]]))
     assert [(p.code, p.rank, p.step) for p in error.problems] == [("wrong-rank", 1, 2), ("wrong-rank", 1, 3)]
     assert error.problems[0].message == (
         "Rank 1, position 2: 0F0 is on the wrong rank; stage 0 is on rank 0. "
-        "0F0 is on rank 0 as well: a stage lives on one rank, and replicas of a stage (Chimera, DualPipe) are not "
-        "supported."
+        "0F0 is on rank 0 as well: a microbatch runs once."
     )
 
 

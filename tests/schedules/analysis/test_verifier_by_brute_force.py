@@ -18,7 +18,7 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
 from tests.launch import slowly
-from tests.strategies import examples, named_schedules, table
+from tests.strategies import examples, named_schedules, replicated_schedules, table
 
 
 def is_accepted(schedule):
@@ -36,15 +36,26 @@ def is_legal(schedule):
     """Play the schedule. Actions are (rank, stage, letter, microbatch), and facts are tuples that begin with a word."""
     cells = [(r, a.stage, a.kind.value, a.microbatch) for r, row in enumerate(schedule.actions) for a in row]
     sends_by_hand = any("_" in letter for _, _, letter, _ in cells)
-    return Counter(cells) == meant(schedule, cells, sends_by_hand) and ends(schedule, sends_by_hand)
+    homes = {(stage, k): rank for rank, stage, letter, k in cells if letter == "F"}
+    bag = meant(schedule, cells, sends_by_hand, homes)
+    return Counter(cells) == bag and ends(schedule, sends_by_hand, homes)
 
 
-def meant(schedule, cells, sends_by_hand):
-    """Return the bag of actions that a legal schedule with these backwards has; None, if there is no such schedule."""
+def meant(schedule, cells, sends_by_hand, homes):
+    """Return the bag of actions that a legal schedule with these backwards has; None, if there is no such schedule.
+
+    A microbatch is on a stage where its F is.
+    """
+    pairs = set(product(range(schedule.num_stages), range(schedule.num_microbatches)))
+    if homes.keys() != pairs or not all(rank in schedule.ranks_of(stage) for (stage, _), rank in homes.items()):
+        return None
+    for cut in range(schedule.num_stages - 1):
+        if len({homes[cut, k] == homes[cut + 1, k] for k in range(schedule.num_microbatches)}) > 1:
+            return None
     backwards = {(stage, letter, k) for _, stage, letter, k in cells if letter in ("B", "I", "W")}
     bag = Counter()
-    for stage, k in product(range(schedule.num_stages), range(schedule.num_microbatches)):
-        home = schedule.placement[stage]
+    for stage, k in pairs:
+        home = homes[stage, k]
         halves = {letter for s, letter, i in backwards if (s, i) == (stage, k)}
         if backwards and halves not in ({"B"}, {"I", "W"}):
             return None
@@ -52,33 +63,33 @@ def meant(schedule, cells, sends_by_hand):
             bag[home, stage, letter, k] += 1
         for neighbour, letter in ((stage + 1, "F"), (stage - 1, "B")):
             wanted = sends_by_hand and (letter == "F" or backwards)
-            if wanted and 0 <= neighbour < schedule.num_stages and schedule.placement[neighbour] != home:
+            if wanted and homes.get((neighbour, k), home) != home:
                 bag[home, stage, f"SEND_{letter}", k] += 1
-                bag[schedule.placement[neighbour], neighbour, f"RECV_{letter}", k] += 1
+                bag[homes[neighbour, k], neighbour, f"RECV_{letter}", k] += 1
     return bag
 
 
-def ends(schedule, sends_by_hand):
+def ends(schedule, sends_by_hand, homes):
     """Take actions off the heads of the lists, in any order that the facts allow, until nothing moves."""
     last = schedule.num_stages - 1
     left = [[(a.stage, a.kind.value, a.microbatch) for a in row] for row in schedule.actions]
     facts = {("input", 0, k) for k in range(schedule.num_microbatches)}
     facts |= {("gradient", last, k) for k in range(schedule.num_microbatches)}
 
-    def is_direct(stage, neighbour):
-        return not sends_by_hand or schedule.placement[stage] == schedule.placement[neighbour]
+    def is_direct(stage, neighbour, k):
+        return not sends_by_hand or homes[stage, k] == homes[neighbour, k]
 
     def effect(stage, letter, k):
         """Return (needs, gives) of an action that computes."""
         if letter == "F":
             gives = {("kept", stage, k), ("output", stage, k)}
-            if stage < last and is_direct(stage, stage + 1):
+            if stage < last and is_direct(stage, stage + 1, k):
                 gives |= {("input", stage + 1, k)}
             return {("input", stage, k)}, gives
         if letter == "W":
             return {("halfway", stage, k)}, set()
         gives = {("halfway", stage, k), ("sensitivity", stage, k)}
-        if stage > 0 and is_direct(stage, stage - 1):
+        if stage > 0 and is_direct(stage, stage - 1, k):
             gives |= {("gradient", stage - 1, k)}
         return {("kept", stage, k), ("gradient", stage, k)}, gives
 
@@ -218,7 +229,9 @@ def split_some(draw, schedule):
 
 @st.composite
 def originals(draw):
-    """Small legal schedules without messages, some with split backwards, some forward only, some on a V."""
+    """Small legal schedules without messages, some with split backwards, replicas, forward only, or on a V."""
+    if draw(st.integers(0, 4)) == 0:
+        return draw(replicated_schedules(max_ranks=2, max_microbatches=2))[0]
     _, built = draw(named_schedules(max_ranks=3, max_microbatches=4, max_chunks=2))
     if draw(st.integers(0, 9)) == 0:
         p = built.num_ranks
