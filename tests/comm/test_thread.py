@@ -4,7 +4,6 @@ import gc
 import re
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -65,7 +64,6 @@ def test_a_sender_is_cancelled_too():
             raise ValueError("first")
         while True:
             group.isend(np.zeros(1), 0)
-            time.sleep(0)
 
     with pytest.raises(ValueError, match="first"):
         spawn(send_for_ever, 2)
@@ -88,22 +86,27 @@ def test_waiting_for_a_rank_that_has_returned_is_a_deadlock():
 
 
 def test_a_wait_ends_after_its_timeout_and_names_what_was_awaited():
-    started = threading.Event()
+    error = error_of_a_rank_that_waits_for_a_busy_one()
+    assert error.code == "timeout"
+    words = r"Rank 0 has waited 0\.05 s, since \d\d:\d\d:\d\d, for the gradient from rank 1"
+    assert re.search(words, str(error))
 
-    def wait_for_a_busy_rank(group):
+
+def error_of_a_rank_that_waits_for_a_busy_one():
+    has_waited = threading.Event()
+
+    def wait(group):
         if group.rank == 1:
-            started.wait(10)  # busy with something else
+            has_waited.wait(10)  # busy with something else
             return
         try:
             group.irecv(1, tag=4, what="the gradient").wait(timeout=0.05)
         finally:
-            started.set()
+            has_waited.set()
 
     with pytest.raises(MessageError) as caught:
-        spawn(wait_for_a_busy_rank, 2)
-    assert caught.value.code == "timeout"
-    words = r"Rank 0 has waited 0\.05 s, since \d\d:\d\d:\d\d, for the gradient from rank 1"
-    assert re.search(words, str(caught.value))
+        spawn(wait, 2)
+    return caught.value
 
 
 def test_ranks_do_not_inherit_context_variables():
@@ -181,29 +184,31 @@ def test_no_ranks_are_refused():
     assert caught.value.code == "wrong-number"
 
 
-def test_a_thread_rank_that_keeps_the_others_waiting_is_named_with_its_line():
+def test_a_thread_rank_that_keeps_the_others_waiting_is_named_with_its_line(monkeypatch):
     """The story: each rank knew its neighbour only, and blamed it."""
-    let_go = threading.Event()
+    one_has_failed, fail = threading.Event(), Switchboard.fail
+
+    def fail_and_tell(switchboard, rank, error):
+        fail(switchboard, rank, error)
+        one_has_failed.set()
 
     def chain(group):
         if group.rank == 2:
-            let_go.wait(2)  # the culprit
+            one_has_failed.wait(10)  # the culprit
         else:
             group.recv(group.rank + 1)
 
-    try:
-        with pytest.raises(MessageError) as caught:
-            spawn(chain, num_ranks=3, timeout=1.0)  # 0.3 is shorter than a busy machine takes to start a thread
-    finally:
-        let_go.set()
+    monkeypatch.setattr(Switchboard, "fail", fail_and_tell)
+    with pytest.raises(MessageError) as caught:
+        spawn(chain, num_ranks=3, timeout=1.0)  # 0.3 is shorter than a busy machine takes to start a thread
     last = str(caught.value).splitlines()[-1]
     assert last.startswith("Rank 2 is busy in its own code: test_thread.py, line ")
-    assert last.endswith("let_go.wait(2)  # the culprit")
+    assert last.endswith("one_has_failed.wait(10)  # the culprit")
 
 
 def test_a_rank_that_has_given_up_is_not_called_busy(monkeypatch):
     """The story: of two ranks that gave up together, the second blamed the first, which waited for a lock to say so."""
-    let_go, second_has_failed, fail = threading.Event(), threading.Event(), Switchboard.fail
+    second_has_failed, fail = threading.Event(), Switchboard.fail
 
     def fail_slowly(switchboard, rank, error):
         if rank == 0:
@@ -213,16 +218,13 @@ def test_a_rank_that_has_given_up_is_not_called_busy(monkeypatch):
 
     def chain(group):
         if group.rank == 2:
-            let_go.wait(2)  # the culprit
+            second_has_failed.wait(10)  # the culprit
         else:
             group.recv(group.rank + 1, timeout=0.1 + 0.4 * group.rank)
 
     monkeypatch.setattr(Switchboard, "fail", fail_slowly)
-    try:
-        with pytest.raises(MessageError) as caught:
-            spawn(chain, num_ranks=3)
-    finally:
-        let_go.set()
+    with pytest.raises(MessageError) as caught:
+        spawn(chain, num_ranks=3)
     assert str(caught.value).startswith("Rank 1 has waited 0.5 s")
     assert str(caught.value).splitlines()[-1].startswith("Rank 2 is busy in its own code: test_thread.py, line ")
 
@@ -233,6 +235,5 @@ def test_no_garbage_is_collected_while_the_frames_of_all_threads_are_read(monkey
     monkeypatch.setattr(sys, "_current_frames", lambda: found.append(gc.isenabled()) or frames())
     spawn(lambda group: group.barrier(), 2)
     assert found == []  # nor are they read by a rank that keeps to its thread
-    with pytest.raises(MessageError, match="has waited"):
-        spawn(lambda group: group.recv(0, timeout=0.1) if group.rank else time.sleep(0.5), 2)
+    assert "has waited" in str(error_of_a_rank_that_waits_for_a_busy_one())
     assert found and not any(found) and gc.isenabled()
