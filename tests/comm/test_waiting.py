@@ -84,7 +84,10 @@ def test_a_line_for_each_action_is_written_on_request(monkeypatch, capfd):
 @pytest.mark.slow
 @needs_mpi
 def test_a_message_that_comes_while_others_are_asked_is_taken():
-    """The story: asked once more after it had come, MPI's Test gave an empty status: "0 bytes arrived"."""
+    """The story: asked once more after it had come, MPI's Test gave an empty status: "0 bytes arrived".
+
+    The sleep is a person at the debugger, who takes longer than the timeout.
+    """
     program = (
         "import time, numpy as np, minipipe\n"
         "with minipipe.init_process_group(timeout=0.3) as group:\n"
@@ -160,7 +163,7 @@ def test_a_program_may_have_one_group_after_another():
     ],
 )
 def test_what_blocks_inside_of_mpi_has_a_limit(program, words):
-    """The story: MPI_Finalize and MPI_Comm_split waited for ever for a rank that stood still."""
+    """The story: MPI_Finalize and MPI_Comm_split waited for ever for a rank that sleeps, or is stopped."""
     start = "import os, subprocess, time, minipipe\ngroup = minipipe.init_process_group(timeout=1.0)\n"
     done = mpirun(3, "-c", start + program, limit=20)
     assert done.code != 0 and words in done.err and done.seconds < 12, done

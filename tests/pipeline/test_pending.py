@@ -162,7 +162,7 @@ from minipipe import Pipeline, init_process_group, nn
 
 class Slow(nn.Module):
     def forward(self, x):
-        time.sleep(0.05)
+        time.sleep(0.05)  # what is tested: rank 0 refills the batch before a slow rank takes its messages
         return x
 
 def losses(group, wait):

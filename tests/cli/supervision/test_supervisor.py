@@ -131,7 +131,7 @@ GOES_ON_AS = "import os, sys\nos.execv(sys.executable, [sys.executable, *sys.arg
 def test_a_signal_that_was_ignored_from_the_beginning_stays_so(script):
     """As under nohup."""
     deaf = f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{GOES_ON_AS}"
-    text = "import time\nprint('waits', flush=True)\ntime.sleep(1)"
+    text = "import time\nprint('waits', flush=True)\ntime.sleep(1)"  # alive while the signal comes
     command = ("-c", deaf, "-m", "minipipe", "run")
     with supervised("-n", 1, script(text), python=command) as job:
         job.read("waits")
