@@ -53,6 +53,11 @@ def test_before_its_first_gradient_a_rank_waits_or_runs_an_f_that_delays_it(may_
     assert drawn(costs, 2, 6, None, may_wait, True, True)[0].startswith(row)
 
 
+def test_an_f_that_needs_room_ends_after_the_w_that_makes_it():
+    """Rank 1 is full at 7: F4 would end at 9, after W0. A gradient comes at 8, so I2 is first."""
+    assert drawn(Costs(), 3, 5, 4, True, True, True)[1] == "F0 F1 F2 I0 F3 I1 W0 I2 F4 I3 W1 W2 I4 W3 W4"
+
+
 @pytest.mark.parametrize("fills, row", [(True, "F0 F1 F2 I0 W0 I1 I2 W1 W2"), (False, "F0 F1 F2 I0 I1 I2 W0 W1 W2")])
 def test_a_rank_that_has_waited_less_than_another_fills_a_gap_shorter_than_a_w_only_if_told(fills, row):
     """Rank 1 waits for 1 before I1, and a W takes 2; rank 0 has waited for more."""
