@@ -184,6 +184,20 @@ def test_a_rank_that_works_alone_after_the_group_has_closed_is_left_alone(alone)
 
 
 @needs_mpi
+def test_of_a_rank_that_cannot_answer_while_it_works_nothing_worse_is_said():
+    """Where MPI has no place for a second thread. The sleep is a rank that works for longer than the timeout."""
+    program = (
+        "import mpi4py; mpi4py.rc.thread_level = 'funneled'\n"
+        "import time, minipipe\n"
+        "with minipipe.init_process_group(timeout=0.5) as group:\n"
+        "    time.sleep(20) if group.rank == 1 else group.recv(1)\n"
+    )
+    done = mpirun(2, "-c", program, limit=20)
+    words = "[rank 0] Rank 1 does not answer: perhaps busy: with this MPI a rank answers only while it waits."
+    assert done.code != 0 and words in done.err.splitlines()
+
+
+@needs_mpi
 def test_a_forked_child_cannot_use_the_group():
     program = (
         "import os, minipipe\n"
