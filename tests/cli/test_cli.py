@@ -234,6 +234,14 @@ def test_info_names_versions_mpi_and_blas(ask):
     assert status == 0 and "threads" in out and facts["numpy"] in out
 
 
+@pytest.mark.parametrize(
+    ("version", "said"), [("9.8.7", "9.8.7"), (None, "not installed: pip install 'minipipe-mpi[mpi]', or thread ranks")]
+)
+def test_info_gives_the_version_of_mpi4py_or_says_how_to_install_it(ask, monkeypatch, version, said):
+    monkeypatch.setattr("minipipe.cli.info._package_version", lambda name: version)
+    assert json.loads(ask("info", "--json")[1])["mpi4py"] == said
+
+
 @needs_mpi
 @pytest.mark.slow
 def test_info_answers_under_mpirun_too():

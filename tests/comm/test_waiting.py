@@ -200,13 +200,15 @@ def test_of_a_rank_that_cannot_answer_while_it_works_nothing_worse_is_said():
 @needs_mpi
 def test_a_forked_child_cannot_use_the_group():
     program = (
-        "import os, minipipe\n"
+        "import os, minipipe, numpy as np\n"
         "with minipipe.init_process_group(timeout=5) as group:\n"
+        "    under_way = group.ibroadcast(np.ones(1) if group.rank == 0 else None)\n"
         "    if group.rank == 1 and os.fork() == 0:\n"
-        "        try: group.send(__import__('numpy').ones(1), 0)\n"
-        "        except minipipe.errors.LaunchError as error: print(error.code, flush=True)\n"
+        "        for call in (lambda: group.send(np.ones(1), 0), under_way.wait):\n"
+        "            try: call()\n"
+        "            except minipipe.errors.LaunchError as error: print(error.code, flush=True)\n"
         "        os._exit(0)\n"
         "    group.barrier()\n"
     )
     done = mpirun(2, "-c", program, limit=20)
-    assert (done.code, done.out, done.err) == (0, "closed\n", "")
+    assert (done.code, done.out, done.err) == (0, "closed\nclosed\n", "")
