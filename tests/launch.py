@@ -1,5 +1,7 @@
-"""Real processes for tests: mpirun with this Python, from the project's root."""
+"""Real processes for tests: mpirun with this Python, from the project's root; and which cases run when, and how."""
 
+import functools
+import inspect
 import os
 import subprocess
 import sys
@@ -32,6 +34,36 @@ needs_mpi = pytest.mark.skipif(
 def slowly(*values, **options):
     """Return parameters of a test that runs in ``.ci/run`` only: others say the same, in less time."""
     return pytest.param(*values, marks=pytest.mark.slow, **options)
+
+
+def for_each(**cases):
+    """Let one item of pytest run a test for each of some cases: {name: value} of one parameter.
+
+    An item costs milliseconds, in every worker again, and so more than what many tests do. All cases run, and a
+    failure names each that failed. No case may be skipped, and none uses a fixture that it changes.
+    """
+    ((parameter, values),) = cases.items()
+
+    def in_one_item(test):
+        @functools.wraps(test)
+        def run_each(*args, **others):
+            failures = []
+            for name, value in values.items():
+                try:
+                    test(*args, **others, **{parameter: value})
+                except Exception as error:  # pytest.fail is none, and ends the test at once
+                    error.add_note(f"{parameter} {name}")
+                    failures.append(error)
+            if failures:
+                names = ", ".join(failure.__notes__[-1] for failure in failures)
+                raise ExceptionGroup(f"{len(failures)} of {len(values)} cases: {names}", failures)
+
+        signature = inspect.signature(test)
+        kept = [one for name, one in signature.parameters.items() if name != parameter]
+        run_each.__signature__ = signature.replace(parameters=kept)
+        return run_each
+
+    return in_one_item
 
 
 # One of each kind: whole backwards in a line and in a loop, backwards in halves in a line and over a V.

@@ -9,6 +9,7 @@ import pytest
 from minipipe import Tensor
 from minipipe import functional as F
 from minipipe.errors import ArgumentError, TensorError
+from tests.launch import for_each
 from tests.numerics.test_operations import ROWS, STRICT_ROWS, evaluate, named, tensors_of
 
 
@@ -82,7 +83,7 @@ BINARY_OPERATORS = {
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # 1 / False, and the logarithm of False
-@pytest.mark.parametrize("constant", CONSTANTS.values(), ids=CONSTANTS)
+@for_each(constant=CONSTANTS)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("symbol", BINARY_OPERATORS)
 def test_no_constant_turns_float32_into_float64(symbol, side, constant):

@@ -20,6 +20,7 @@ import pytest
 from minipipe import Tensor, functional
 from minipipe import functional as F
 from minipipe.testing import check_gradients
+from tests.launch import for_each
 from tests.numerics.formulas import (
     BIAS,
     COLUMN,
@@ -226,10 +227,9 @@ STRICT_ROWS = [row for row in ROWS if not row.not_strict]
 
 
 def named(rows: list[Row]) -> Any:
-    """Parametrise by row, with a readable name for each."""
+    """Test each row, in one item, with a readable name for each."""
     shapes = [" ".join("x".join(map(str, array.shape)) or "scalar" for array in row.arrays) for row in rows]
-    names = [f"{i}-{row.covers}-{shape}" for i, (row, shape) in enumerate(zip(rows, shapes))]
-    return pytest.mark.parametrize("row", rows, ids=names)
+    return for_each(row={f"{i}-{row.covers}-{shape}": row for i, (row, shape) in enumerate(zip(rows, shapes))})
 
 
 def tensors_of(row: Row, dtype: Any, module: types.ModuleType) -> list[Tensor]:

@@ -15,6 +15,7 @@ from minipipe import Pipeline, Plan, nn, optim, schedules, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.hints import equivalents, instead_of
+from tests.launch import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
 X = np.ones((8, 4), dtype=np.float32)
@@ -51,16 +52,17 @@ OF_PACKAGE = instead_of("minipipe")
 ENTRIES = [(kind, name) for kind, names in OF_CLASS.items() for name in names if name != "__call__"]
 
 
-@pytest.mark.parametrize(("kind", "name"), ENTRIES)
-def test_a_name_of_another_library_is_missing_and_told_by_its_equivalent(kind, name, made):
+@for_each(entry={f"{kind}.{name}": (kind, name) for kind, name in ENTRIES})
+def test_a_name_of_another_library_is_missing_and_told_by_its_equivalent(entry, made):
     """The story: `pipeline.zero_grad()` and `loss.backward()` ended in Python's words, which name nothing."""
+    kind, name = entry
     assert not hasattr(made[kind], name)
     with pytest.raises(AttributeError, match=rf"\w+ has no attribute '{name}'; instead: ") as caught:
         getattr(made[kind], name)
     assert OF_CLASS[kind][name] in str(caught.value)
 
 
-@pytest.mark.parametrize("words", sorted({words for names in OF_CLASS.values() for words in names.values()}))
+@for_each(words={words: words for names in OF_CLASS.values() for words in names.values()})
 def test_what_is_recommended_is_there(words, made):
     owners = {
         "pipeline": "Pipeline",

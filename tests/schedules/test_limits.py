@@ -11,6 +11,7 @@ from minipipe.schedules.analysis import theory
 from minipipe.schedules.placement import check_sizes
 from minipipe.schedules.search.list_scheduling import greedy
 from minipipe.schedules.transforms import spread_stages
+from tests.launch import for_each
 
 
 def refusal(call, *arguments, **options):
@@ -22,7 +23,7 @@ def refusal(call, *arguments, **options):
 # -- builders ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", schedules.REGISTRY)
+@for_each(name={name: name for name in schedules.REGISTRY})
 @pytest.mark.parametrize("sizes", [(10**6, 10**6), (10**20, 1), (1, 10**20), (10**5000, 8), (4, 10**5000)], ids=quoted)
 def test_no_builder_begins_what_it_cannot_end(name, sizes):
     error = refusal(schedules.build, name, *sizes)
@@ -121,7 +122,7 @@ NUMBERS = [name for name in Costs.__dataclass_fields__ if name not in ("sends_bl
 NO_NUMBERS = [10**400, -(10**400), 10**5000, float("nan"), "1", b"1", {}, object, [10**400] * 2]
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@for_each(name={name: name for name in NUMBERS})
 @pytest.mark.parametrize("wrong", NO_NUMBERS, ids=quoted)
 def test_costs_that_no_float_can_hold_are_refused(name, wrong):
     """The story: ``Costs(latency=10**400)`` was an OverflowError, and 10**5000 could not even be quoted."""
@@ -132,7 +133,7 @@ def test_costs_that_no_float_can_hold_are_refused(name, wrong):
     assert error.code == "costs" and name in str(error) and len(str(error)) < 200
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@for_each(name={name: name for name in NUMBERS})
 @pytest.mark.parametrize("wrong", [True, "1", b"1", [1, False], ("1", 2)], ids=quoted)
 def test_a_truth_value_or_text_is_no_cost_from_the_beginning(name, wrong):
     """The story: ``Costs(forward=True)`` was 1, and ``Costs(forward="1")`` failed where the costs were used."""
