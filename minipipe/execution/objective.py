@@ -80,6 +80,11 @@ class BatchObjective:
         return self._loss is not None
 
     @property
+    def is_for_outputs(self) -> bool:
+        """Whether the outputs alone are of interest."""
+        return self._loss is None and bool(self.where) and not self.metrics
+
+    @property
     def is_given(self) -> bool:
         """Whether the gradient of the outputs is given. Then the loss itself has no meaning."""
         return isinstance(self._loss, GivenGradient)
@@ -151,6 +156,8 @@ class BatchObjective:
         arrays = [backend.contiguous(tensor.data) for tensor in tensors_in(outputs)]
         if self.where:
             self.outputs[microbatch] = Payload(arrays, [True] * len(arrays), rebuilt(outputs, [None] * len(arrays)))
+        if not self.metrics:
+            return
         given = rebuilt(outputs, list(map(_to_read, arrays)))
         wanted = None if targets is None else targets.rebuilt(list(map(_to_read, targets.arrays)))
         self._measured[microbatch] = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +42,7 @@ class Kind:
     is_captured_now: bool = False
     tape: Tape | None = None
     num_inputs: int = 0  # of the stage
+    is_wanted: bool = True  # whether a gradient of its result is of use
     result: tuple[tuple[int, ...], Any] = ((), None)  # shape and dtype of what its forward returns
     used: int = 0  # the last step in which it came
     num_steps: int = 0  # in which it came
@@ -58,13 +59,17 @@ class Kind:
         else:
             self.reason, self.first = "two microbatches left different lines or constants", None
 
-    def is_new(self, inputs: bytes, step: int) -> bool:
-        """Return whether a capture of these inputs tells more than the first; for some steps, only if they differ."""
-        is_same = inputs == self.inputs
-        if is_same and len(inputs) > _LARGE:
+    def news_in(self, arrays: Iterable[Array], step: int) -> bytes | None:
+        """Return the contents of inputs whose capture tells more than the first; of the same, after some steps."""
+        if self.first is not None and self.first_step == step:
+            return None
+        inputs = bytes_of(arrays)
+        if self.first is None or inputs != self.inputs:
+            return inputs
+        if len(inputs) > _LARGE:
             self.reason, self.first = "gets the same inputs in every step, which are large", None
-            return False
-        return self.first_step != step and not (is_same and self.num_steps < _HOPE)
+            return None
+        return None if self.num_steps < _HOPE else inputs
 
     def seed_of(self, share: float) -> Array:
         """Return the gradient with which a backward begins; the last one again, where it is the same."""
@@ -203,6 +208,28 @@ class Attributes:
             raise Undescribed(f"holds a {type(value).__name__}, which may change unnoticed")
         of_slots = [(name, getattr(value, name)) for name in slots if name[:2] != "__"]
         return Same(type(value)), self._described((getattr(value, "__dict__", {}), *of_slots), depth + 1)
+
+
+@dataclass
+class Look:
+    """What the layers and parameters of a stage were like in a step, and the number of that."""
+
+    arrays: list[Callable[[], Array | None]] = field(default_factory=list)
+    trained: list[bool] = field(default_factory=list)
+    attributes: Attributes = field(default_factory=lambda: Attributes(()))
+    number: int = 0
+
+    def still_holds(self, arrays: list[Array], trained: list[bool]) -> bool:
+        """Return whether nothing has changed."""
+        is_same = trained == self.trained and all(look() is array for look, array in zip(self.arrays, arrays))
+        return is_same and self.attributes.still_hold()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tapes depend on: the form of parameters, not their values."""
+        arrays = [look() for look in self.arrays]
+        looks = tuple((array.shape, array.strides, array.dtype) for array in arrays if array is not None)
+        return looks, tuple(self.trained), self.attributes.key
 
 
 def is_foreign(part: Any) -> bool:

@@ -24,7 +24,7 @@ from minipipe.autograd.replay import NotingLeaf, Tape, Trace, have_changed, key_
 from minipipe.errors import ArgumentError, MessageError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
-from minipipe.execution.replayed import Attributes, Capture, Kind, Replayed, Same, bytes_of, reason_against, words_about
+from minipipe.execution.replayed import Attributes, Capture, Kind, Look, Replayed, Same, reason_against, words_about
 from minipipe.execution.samples import Samples
 from minipipe.execution.stage import Held, SeededLoss, Stage
 from minipipe.nn import Module, Parameter, Sequential
@@ -54,8 +54,7 @@ class ReplayingStage(Stage):
         uses = {id(p): p for layer in self.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
         self._uses, self._owners = list(uses.values()), list(owners.values())
-        self._leaves_of_uses, self._looks = [p.node for p in self._uses], list[Callable[[], Array | None]]()
-        self._trained, self._number, self._attributes = list[bool](), 0, Attributes(())
+        self._leaves_of_uses, self._look, self._looks = [p.node for p in self._uses], Look(), list[Look]()
         self._objective: Callable[[], Any] = lambda: None
         self._loss, self._loss_attributes, self._loss_number = None, Attributes(()), 0
 
@@ -67,18 +66,23 @@ class ReplayingStage(Stage):
         if kind is None:
             return super().forward(microbatch, received)
         if kind.serves(received.arrays) and (result := self._replay(microbatch, kind, received.arrays)) is not None:
-            return Payload([result], [True])
+            return Payload([result], [kind.is_wanted])
         self._begin_capture(microbatch, kind, received.arrays)
         with self._capturing(microbatch, "forward", received.arrays, "x") as (trace, given):
             payload = super().forward(microbatch, received._replace(arrays=given))
         if trace is None:
             return payload
-        if payload.form is not None or not payload.wanted[0]:
+        kind.is_wanted = payload.wanted[0]
+        if payload.form is not None or (microbatch in self._held and not kind.is_wanted):
             trace.spoil("the stage hands on a bundle, or what needs no gradient")
         return payload._replace(arrays=self._returned(microbatch, payload.arrays))
 
     def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> None:
         """F and the loss: see :meth:`Stage.forward_with_loss`."""
+        if isinstance(objective, BatchObjective) and objective.is_for_outputs and self._returns_outputs:
+            outputs = self.forward(microbatch, received)
+            objective.outputs[microbatch] = outputs._replace(wanted=[True] * len(outputs.arrays))
+            return None
         targets = self._targets(microbatch, objective)
         if targets is None or not isinstance(objective, BatchObjective):
             return super().forward_with_loss(microbatch, received, objective)
@@ -131,9 +135,8 @@ class ReplayingStage(Stage):
             super().backward_weight(microbatch)
         self._returned(microbatch, [])
 
-    def begin(self, accumulate: bool = False) -> None:
-        """Begin a step: see :meth:`Stage.begin`. What layers and parameters are like now says which tapes serve."""
-        super().begin(accumulate)
+    def look(self) -> None:
+        """Begin a step, forward only or not. What layers and parameters are like now says which tapes serve."""
         self._step += 1
         for capture in self._captures.values():
             capture.kind.is_captured_now = False
@@ -141,26 +144,26 @@ class ReplayingStage(Stage):
         is_looked_at = self.is_observed or mode().watch is not None or self.module.layer_hook is not None
         self._is_eager = is_looked_at or bool(self._why_not)
         if self._is_eager:
-            self._attributes, self._looks = Attributes(()), []
+            self._looks.clear()
             return
         arrays, trained = [p.data for p in self._owners], [leaf.needs_gradient for leaf in self._leaves_of_uses]
-        is_as_before = trained == self._trained and len(self._looks) == len(arrays)
-        is_as_before = is_as_before and all(look() is array for look, array in zip(self._looks, arrays))
-        if is_as_before and self._attributes.still_hold():
-            return
-        self._looks, self._trained, self._attributes = (
-            list(map(ref, arrays)),
-            trained,
-            Attributes(self.module.modules()),
-        )
-        self._why_not = self._attributes.reason or reason_against(self.module)
+        for look in self._looks:
+            if look.still_holds(arrays, trained):
+                self._look = look
+                return
+        self._look = look = Look(list(map(ref, arrays)), trained, Attributes(self.module.modules()))
+        self._why_not = look.attributes.reason or reason_against(self.module)
         self._is_eager = bool(self._why_not)
-        looks = tuple((array.shape, array.strides, array.dtype) for array in arrays)
-        self._number = self._number_of(looks, tuple(trained), self._attributes.key)
+        look.number = self._number_of(*look.key)
+        self._looks = [look, *self._looks[:1]]  # that of training and that of evaluation, by turns
+
+    @property
+    def _returns_outputs(self) -> bool:
+        return self._forward is self.module and not mode().is_enabled
 
     @property
     def _is_foreign(self) -> bool:
-        return self._attributes.is_foreign or self._loss_attributes.is_foreign
+        return self._look.attributes.is_foreign or self._loss_attributes.is_foreign
 
     # -- what is known --------------------------------------------------------------------------------------
 
@@ -190,10 +193,10 @@ class ReplayingStage(Stage):
 
     def _kind_of(self, microbatch: int, received: Payload, arrays: Sequence[Array], *loss: Any) -> Kind | None:
         """Return what is known of such microbatches; None if this one is to be computed without a tape."""
-        if self._is_eager or not mode().is_enabled:
+        if self._is_eager:
             return None
         is_halved, form = self.is_halved or microbatch in self._halved, received.form and repr(received.form)
-        how = self._number, loss, is_halved, form, *received.wanted
+        how = self._look.number, mode().is_enabled, loss, is_halved, form, *received.wanted
         key = how, *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
         kind = self._kinds.get(key)
         if kind is not None:
@@ -216,8 +219,8 @@ class ReplayingStage(Stage):
             return
         if kind.is_captured_now or (self._is_foreign and sys.getprofile() is not None):
             return
-        inputs = bytes_of(arrays)
-        if kind.first is not None and not kind.is_new(inputs, self._step):
+        inputs = kind.news_in(arrays, self._step)
+        if inputs is None:
             return
         place = current_place()
         trace = Trace(key_of(place.seed, place.step, place.microbatch))

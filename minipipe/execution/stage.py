@@ -191,10 +191,14 @@ class Stage:
         arrays = [stage_input.grad for stage_input in held.inputs]
         return Payload(arrays, [True] * len(arrays), None if len(arrays) == 1 else ())
 
+    def look(self) -> None:
+        """Begin a step, forward only or not: nothing to look at here, see ``replaying.py``."""
+
     # -- memory ---------------------------------------------------------------------------------------------
 
     def begin(self, accumulate: bool = False) -> None:
         """Forget whatever a step that failed has left, and the gradients, unless others are to be added to them."""
+        self.look()
         self._held.clear()
         self.weight_work.clear()
         for leaf in () if accumulate else self._leaves:

@@ -560,6 +560,8 @@ class Pipeline(FamiliarPipeline):
             schedule = forward_only_over(self.schedule.one_rank_each("Pipeline"), count, self.schedule.num_ranks)
             self._predictors[count] = self._executor(lower(schedule))
         with modes_of(*(stage.module for stage in self._stages.values()), is_training=is_training):
+            for stage in self._stages.values():
+                stage.look()
             self._predictors[count].run(batch)
         return batch
 
