@@ -213,16 +213,20 @@ def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def in_modes(modes: Iterable[tuple[Module, bool]]) -> Iterator[None]:
-    """Set whether each module trains inside this block."""
+    """Set whether each module trains inside this block, and leave its attributes as they were."""
     wanted = list(modes)
-    before = [(module, module.is_training) for module, _ in wanted]  # read all first: a module may occur twice
+    # Read all first: a module may occur twice. None where the class says it.
+    before = [(module, vars(module).get("is_training")) for module, _ in wanted]
     try:
         for module, is_training in wanted:
             module.is_training = is_training
         yield
     finally:
         for module, was_training in before:
-            module.is_training = was_training
+            if was_training is None:
+                vars(module).pop("is_training", None)
+            else:
+                module.is_training = was_training
 
 
 def modes_of(*modules: Module, is_training: bool) -> AbstractContextManager[None]:
