@@ -179,9 +179,7 @@ class Stage:
                     roots[node] = array
         if not fits:
             expected, given = [shape for _, shape in held.results], [getattr(array, "shape", None) for array in arrays]
-            message = (
-                f"Stage {self.index} passed on tensors of shapes {expected}; gradients of shapes {given} came back."
-            )
+            message = f"Stage {self.index} passed on tensors of shapes {expected}; gradients of {given} came back."
             raise MessageError("shape", message)
         return roots
 
