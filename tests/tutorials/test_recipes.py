@@ -10,7 +10,7 @@ from tests.launch import ROOT, mpirun, needs_mpi, run, slowly
 
 RECIPES = sorted((ROOT / "tutorials" / "recipes").glob("*.py"))
 PAGE = (ROOT / "tutorials" / "README.md").read_text()
-QUICKLY = ("padded_lm",)  # in the suite; .ci/run runs all
+QUICKLY = ("large_data",)  # in the suite; .ci/run runs all
 every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
 
