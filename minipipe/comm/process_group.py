@@ -637,7 +637,7 @@ class ProcessGroup(Familiar, ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            for request in tuple(self._under_way) if error is None else ():  # their results may be read later
+            for request in () if error or self.is_closed else tuple(self._under_way):  # they may be read later
                 request.wait()
         finally:
             self.close()

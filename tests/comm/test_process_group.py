@@ -55,6 +55,18 @@ def test_a_closed_group_says_so(call):
     assert caught.value.code == "closed"
 
 
+def test_a_group_that_was_closed_by_hand_is_left_in_silence():
+    """Leaving its block waited for a broadcast under way, in a group that no longer can."""
+
+    def run(group):
+        with group:
+            group.ibroadcast(np.ones(1) if group.rank == 0 else None)
+            group.close()
+        return group.is_closed
+
+    assert spawn(run, 2) == [True, True]
+
+
 def test_one_rank_that_waits_for_itself_is_told_at_once():
     with pytest.raises(MessageError) as caught:
         OneRankGroup().recv(0, tag=3)
