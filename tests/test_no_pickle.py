@@ -19,8 +19,8 @@ PICKLING = {
     *("send", "recv", "isend", "irecv", "ssend", "bsend", "issend", "ibsend", "sendrecv", "mrecv", "imrecv"),
     *("bcast", "scatter", "gather", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan"),
 }
-# A graded answer is a program, and runs where a module would be imported. A tape is written where it runs.
-RUNS_TEXT = {"minipipe/coursework/checking.py", "minipipe/autograd/replay/tape.py", "tutorials/01_tape.py"}
+# A graded answer is a program, and runs where a module would be imported. A script is written where it runs.
+RUNS_TEXT = {"minipipe/coursework/checking.py", "minipipe/autograd/replay/script.py", "tutorials/01_tape.py"}
 
 
 def dangers(source, runs_text=False):

@@ -146,7 +146,7 @@ class BatchObjective:
 
     @property
     def replayable_loss(self) -> Any:
-        """The loss, if a replayed tape may compute it: one of minipipe's own, and it alone was asked for; or None."""
+        """The loss, if a replayed script may compute it: one of minipipe's own, and it alone was asked for; or None."""
         loss = self._loss
         own = type(loss).__module__ == "minipipe.nn.losses" or getattr(type(loss), "is_replayable", False)
         own = own and not {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()

@@ -1,4 +1,4 @@
-"""What makes a tape of a stage valid: what its layers are like, and of which kind a microbatch is."""
+"""What makes a script of a stage valid: what its layers are like, and of which kind a microbatch is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
-from minipipe.autograd.replay import NotingLeaf, Tape, Trace
+from minipipe.autograd.replay import NotingLeaf, Script, Trace
 from minipipe.errors import ArgumentError
 from minipipe.execution.stage import Stage
 from minipipe.nn import Function, Module, Parameter, Sequential
@@ -33,14 +33,14 @@ _THEMSELVES = type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType
 
 @dataclass
 class Kind:
-    """What is known of one kind of microbatch: seen, captured once (``first``), confirmed (``tape``) or refused."""
+    """What is known of one kind of microbatch: seen, captured once (``first``), confirmed (``script``) or refused."""
 
     reason: str = ""  # why it is refused
-    first: Tape | None = None
+    first: Script | None = None
     first_step: int = -1
-    inputs: bytes | None = None  # of the first capture; of a tape, the only ones that it serves, None if any
+    inputs: bytes | None = None  # of the first capture; of a script, the only ones that it serves, None if any
     is_captured_now: bool = False
-    tape: Tape | None = None
+    script: Script | None = None
     num_inputs: int = 0  # of the stage
     is_wanted: bool = True  # whether a gradient of its result is of use
     result: tuple[tuple[int, ...], Any] = ((), None)  # shape and dtype of what its forward returns
@@ -49,12 +49,12 @@ class Kind:
     share: float | None = None  # of the loss, with which its backward began the last time
     seed: Array | None = None  # the same as an array
 
-    def keep(self, tape: Tape, step: int, inputs: bytes) -> None:
+    def keep(self, script: Script, step: int, inputs: bytes) -> None:
         """Compare a capture with the first one, or keep it for that."""
         if self.first is None:
-            self.first, self.first_step, self.inputs = tape, step, inputs
-        elif self.first.is_like(tape):
-            self.tape, self.first = tape, None
+            self.first, self.first_step, self.inputs = script, step, inputs
+        elif self.first.is_like(script):
+            self.script, self.first = script, None
             self.inputs = inputs if inputs == self.inputs else None
         else:
             self.reason, self.first = "two microbatches left different lines or constants", None
@@ -78,10 +78,10 @@ class Kind:
         return self.seed
 
     def serves(self, arrays: Iterable[Array]) -> bool:
-        """Return whether a tape serves these inputs. One that saw no others is then compared with a capture of them."""
-        if self.tape is None or self.inputs is None or self.inputs == bytes_of(arrays):
-            return self.tape is not None
-        self.first, self.tape = self.tape, None
+        """Return whether a script serves these inputs. One that saw no others is compared with a capture of them."""
+        if self.script is None or self.inputs is None or self.inputs == bytes_of(arrays):
+            return self.script is not None
+        self.first, self.script = self.script, None
         return False
 
 
@@ -102,7 +102,7 @@ class Capture:
 
 @dataclass(slots=True)
 class Replayed:
-    """A microbatch between its actions: what its tape keeps, and with which gradient its backward begins."""
+    """A microbatch between its actions: what its script keeps, and with which gradient its backward begins."""
 
     kind: Kind
     kept: list[Any] | None  # None once no gradient has come back, so that W has nothing to do
@@ -118,7 +118,7 @@ class Undescribed(Exception):
 
 
 class Same:
-    """An object that is compared by identity, and kept: no other object gets its ``id`` while a tape is keyed by it."""
+    """An object that is compared by identity, and kept: no other gets its ``id`` while a script is keyed by it."""
 
     __slots__ = ("value",)
 
@@ -193,7 +193,9 @@ class Attributes:
         if isinstance(value, _BUILTIN):
             self._looks += [value, value.values()] if type(value) is dict else [value] if type(value) is list else []
             self._is_quick = self._is_quick and type(value) in (dict, list, tuple, frozenset)
-            items: Any = value.items() if isinstance(value, dict) else value
+            items: Any = value
+            if isinstance(value, dict):  # a module's first call leaves a note in it
+                items = [item for item in value.items() if item[0] != "_is_filled"]
             parts = [*items, *([own] if own else [])]
             return Same(type(value)), *(self._described(part, depth + 1) for part in parts)
         if isinstance(value, partial):
@@ -226,7 +228,7 @@ class Look:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tapes depend on: the form of parameters, not their values."""
+        """What scripts depend on: the form of parameters, not their values."""
         arrays = [look() for look in self.arrays]
         looks = tuple((array.shape, array.strides, array.dtype) for array in arrays if array is not None)
         return looks, tuple(self.trained), self.attributes.key
@@ -255,7 +257,7 @@ def reason_against(module: Sequential) -> str:
 
 def words_about(kinds: list[Kind], why_not: str, why_not_the_loss: str, has_run: bool) -> str:
     """Return in words whether a stage replays its kinds of microbatch, or why it does not."""
-    count = sum(kind.tape is not None for kind in kinds)
+    count = sum(kind.script is not None for kind in kinds)
     reasons = dict.fromkeys(kind.reason for kind in kinds if kind.reason)
     words = [f"replays {count} kind{'s' * (count > 1)} of microbatch"] if count else []
     words += [why_not] if why_not else [*reasons, *([why_not_the_loss] if why_not_the_loss else [])]

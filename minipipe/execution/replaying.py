@@ -1,7 +1,7 @@
 """A stage that captures what it computes for a microbatch, and replays it for those that follow (``autograd/replay``).
 
 Two captures of different steps and different inputs must leave the same lines and the same constants before anything is
-replayed; where no other inputs come, a tape serves those that it saw. Whatever is not captured is computed as by any
+replayed; where no other inputs come, a script serves those that it saw. Whatever is not captured is computed as by any
 stage.
 """
 
@@ -20,7 +20,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import changed_in_place
 from minipipe.autograd.modes import current_place, mode, next_order
-from minipipe.autograd.replay import NotingLeaf, Tape, Trace, have_changed, key_of, noticing_conversions
+from minipipe.autograd.replay import NotingLeaf, Script, Trace, have_changed, key_of, noticing_conversions
 from minipipe.errors import ArgumentError, MessageError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
@@ -33,13 +33,13 @@ from minipipe.schedules.action import I
 from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor
 
-_MOST_TAPES = 16  # of one stage; the one that was not used for longest goes
+_MOST_SCRIPTS = 16  # of one stage; the one that was not used for longest goes
 _PATIENCE = 3  # a capture takes as long as some ten steps: not in the first steps in which its kind comes
 _OTHER_LOSS = "the loss is not minipipe's own, or more than the loss was asked for"
 
 
 class ReplayingStage(Stage):
-    """A :class:`Stage` that replays a tape where it has one; results, gradients and bits are the same."""
+    """A :class:`Stage` that replays a script where it has one; results, gradients and bits are the same."""
 
     def __init__(self, module: Sequential, index: int, schedule: Schedule, *given: Any, **options: Any) -> None:
         super().__init__(module, index, schedule, *given, **options)
@@ -136,7 +136,7 @@ class ReplayingStage(Stage):
         self._returned(microbatch, [])
 
     def look(self) -> None:
-        """Begin a step, forward only or not. What layers and parameters are like now says which tapes serve."""
+        """Begin a step, forward only or not. What layers and parameters are like now says which scripts serve."""
         self._step += 1
         for capture in self._captures.values():
             capture.kind.is_captured_now = False
@@ -170,7 +170,7 @@ class ReplayingStage(Stage):
     def _number_of(self, *what: Any) -> int:
         """Return a number for what layers, parameters or a loss are like: the same for the same."""
         if what not in self._numbers:
-            if len(self._numbers) >= 2 * _MOST_TAPES:
+            if len(self._numbers) >= 2 * _MOST_SCRIPTS:
                 self._numbers.clear()
             self._numbers[what] = next(self._next_number)
         return self._numbers[what]
@@ -192,7 +192,7 @@ class ReplayingStage(Stage):
         return None if self._loss is None else objective.parts[microbatch]
 
     def _kind_of(self, microbatch: int, received: Payload, arrays: Sequence[Array], *loss: Any) -> Kind | None:
-        """Return what is known of such microbatches; None if this one is to be computed without a tape."""
+        """Return what is known of such microbatches; None if this one is to be computed without a script."""
         if self._is_eager:
             return None
         is_halved, form = self.is_halved or microbatch in self._halved, received.form and repr(received.form)
@@ -203,7 +203,7 @@ class ReplayingStage(Stage):
             if kind.used != self._step:
                 kind.used, kind.num_steps = self._step, kind.num_steps + 1
             return None if kind.reason or not (self.is_halved or kind.num_steps >= _PATIENCE) else kind
-        if len(self._kinds) >= _MOST_TAPES:
+        if len(self._kinds) >= _MOST_SCRIPTS:
             del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].used)]
         is_plain = all(type(array) is np.ndarray and array.itemsize != 2 for array in arrays)
         reason = "" if is_plain else "gets arrays that are not NumPy's own, or in half precision"
@@ -214,8 +214,8 @@ class ReplayingStage(Stage):
 
     def _begin_capture(self, microbatch: int, kind: Kind, arrays: Sequence[Array]) -> None:
         """Begin to capture a microbatch, unless one of its kind is captured now, or it tells nothing new."""
-        if kind.tape is not None:  # replaying it has just raised
-            kind.tape, kind.reason = None, "replaying raised what the layers may not"
+        if kind.script is not None:  # replaying it has just raised
+            kind.script, kind.reason = None, "replaying raised what the layers may not"
             return
         if kind.is_captured_now or (self._is_foreign and sys.getprofile() is not None):
             return
@@ -293,7 +293,7 @@ class ReplayingStage(Stage):
                 kind.reason, kind.first = trace.reason, None
             else:
                 try:
-                    kind.keep(Tape(trace, f"tape of stage {self.index}"), self._step, capture.inputs)
+                    kind.keep(Script(trace, f"script of stage {self.index}"), self._step, capture.inputs)
                 except SyntaxError as error:
                     kind.reason = f"has a line that is no Python: {error.text}"
         return plain
@@ -301,17 +301,17 @@ class ReplayingStage(Stage):
     # -- replay ---------------------------------------------------------------------------------------------
 
     def _replay(self, microbatch: int, kind: Kind, arrays: Sequence[Array]) -> Any:
-        """Return the result; None after an error, which computing without the tape raises as well, with its layer."""
-        tape, key = kind.tape, None
-        assert tape is not None
-        if tape.draws:
+        """Return the result; None after an error, which computing without the script raises as well, with its layer."""
+        script, key = kind.script, None
+        assert script is not None
+        if script.draws:
             place = current_place()
             key = key_of(place.seed, place.step, place.microbatch)
         try:
-            (result,), kept = tape.sections["forward"]([p.data for p in self._owners], key, *arrays)
+            (result,), kept = script.sections["forward"]([p.data for p in self._owners], key, *arrays)
         except Exception:
             return None
-        if len(tape.sections) > 1:
+        if len(script.sections) > 1:
             self._held[microbatch] = Replayed(kind, kept, next_order())
         return result
 
@@ -338,19 +338,19 @@ class ReplayingStage(Stage):
         for leaf in self._leaves_of_uses:
             if leaf.changed > held.order:
                 raise changed_in_place("A parameter")
-        assert held.kind.tape is not None
-        function = held.kind.tape.sections[section]
+        assert held.kind.script is not None
+        function = held.kind.script.sections[section]
         results, held.kept = function([p.data for p in self._owners], self._leaves_of_uses, held.kept, *gradient)
         return results
 
     # -- report ---------------------------------------------------------------------------------------------
 
     def source(self) -> str:
-        """Return the source of the tape that was used last."""
-        tapes = [kind.tape for kind in sorted(self._kinds.values(), key=lambda kind: kind.used) if kind.tape]
-        if not tapes:
+        """Return the source of the script that was used last."""
+        scripts = [kind.script for kind in sorted(self._kinds.values(), key=lambda kind: kind.used) if kind.script]
+        if not scripts:
             raise ArgumentError("value", f"Stage {self.index} replays nothing: {self.report()}.")
-        return tapes[-1].source
+        return scripts[-1].source
 
     def report(self) -> str:
         """Return in words whether the stage replays, or why it does not."""

@@ -1,9 +1,9 @@
 """Capture and replay: what a stage computes, noted once as straight-line NumPy (README.md)."""
 
 from minipipe.autograd.replay.noting import attach
-from minipipe.autograd.replay.tape import Tape, have_changed, key_of
+from minipipe.autograd.replay.script import Script, have_changed, key_of
 from minipipe.autograd.replay.trace import NotingLeaf, Trace, noticing_conversions
 
 attach()
 
-__all__ = ["NotingLeaf", "Tape", "Trace", "have_changed", "key_of", "noticing_conversions"]
+__all__ = ["NotingLeaf", "Script", "Trace", "have_changed", "key_of", "noticing_conversions"]

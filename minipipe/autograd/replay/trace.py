@@ -29,7 +29,7 @@ from minipipe.autograd.modes import Key, current_place
 
 
 class Line(NamedTuple):
-    """One line of a tape, and the variables that it makes, reads and changes in place.
+    """One line of a script, and the variables that it makes, reads and changes in place.
 
     Attributes
     ----------

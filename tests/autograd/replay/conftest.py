@@ -13,4 +13,4 @@ def without_patience(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def watching():
-    """Watch nothing, unlike other tests: what is watched is computed without tapes."""
+    """Watch nothing, unlike other tests: what is watched is computed without scripts."""

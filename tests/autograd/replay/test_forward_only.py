@@ -64,16 +64,44 @@ def test_steps_and_evaluations_by_turns_describe_the_layers_once(monkeypatch):
 
 
 class Pair(nn.Module):
-    """Returns a bundle, which no tape hands on."""
+    """Returns a bundle, which no script hands on."""
 
     def forward(self, x):
         return x, x * 2
 
 
-def test_a_bundle_of_outputs_is_predicted_without_a_tape():
+def test_a_bundle_of_outputs_is_predicted_without_a_script():
     def make():
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), Pair())
 
     replayed, reports = results(["predict"] * 5, 1, True, make)
     assert replayed == results(["predict"] * 5, 1, False, make)[0]
     assert "Pair" in reports[0]
+
+
+def test_a_stage_without_parameters_is_looked_at():
+    """With no parameter to compare it seemed to be as before, so that a new probability was not noticed."""
+
+    def run(group, replay):
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+        options = {"loss": nn.MSELoss(), "num_microbatches": 2, "partition": [range(1), range(1, 2)], "replay": replay}
+        pipeline, rng, found = Pipeline(model, group, **options), np.random.default_rng(0), []
+        for i, x in enumerate(rng.normal(size=(10, ROWS, WIDTH)).astype(np.float32)):
+            if i == 6:
+                for stage in pipeline._stages.values():
+                    for layer in stage.module.layers:
+                        layer.probability = 0.25
+            found.append(float(pipeline.step(x, x)))
+        return found, pipeline.replay_report()
+
+    replayed, reports = zip(*spawn(lambda group: run(group, True), 2))
+    assert replayed == tuple(found for found, _ in spawn(lambda group: run(group, False), 2))
+    assert all("replays" in report for report in reports)
+
+
+def test_the_first_call_of_a_module_is_no_change_of_it(monkeypatch):
+    """It notes in the module that all is filled, with which every kind of microbatch seemed to be another."""
+    from minipipe.execution import replaying
+
+    monkeypatch.setattr(replaying, "_PATIENCE", 3)
+    assert results(["step"] * 5, 1, True)[1] == ("stage 0: replays 1 kind of microbatch",)

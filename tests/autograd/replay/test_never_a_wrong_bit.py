@@ -1,4 +1,4 @@
-"""What changes between steps changes a replayed step as an eager one; a tape that lies has other bits."""
+"""What changes between steps changes a replayed step as an eager one; a script that lies has other bits."""
 
 import gc
 import linecache
@@ -36,7 +36,7 @@ class Scaled(nn.Module):
 
 
 class Masked(nn.Module):
-    """Looks at an array that it holds, outside of the tape."""
+    """Looks at an array that it holds, outside of the script."""
 
     is_replayable = True
 
@@ -72,8 +72,8 @@ def parts_of(pipeline, kind):
     return [part for stage in stages_of(pipeline) for part in stage.module.modules() if isinstance(part, kind)]
 
 
-def tapes_of(pipeline):
-    return [entry.tape for stage in stages_of(pipeline) for entry in stage._kinds.values() if entry.tape]
+def scripts_of(pipeline):
+    return [entry.script for stage in stages_of(pipeline) for entry in stage._kinds.values() if entry.script]
 
 
 def trained(replay, change=None, model=layers, group=None, num_samples=lambda step: 12, **options):
@@ -97,7 +97,7 @@ def trained(replay, change=None, model=layers, group=None, num_samples=lambda st
 def check_same(change=None, **options):
     replayed, pipeline = trained(True, change, **options)
     assert replayed == trained(False, change, **options)[0], pipeline.replay_report()
-    assert tapes_of(pipeline), pipeline.replay_report()
+    assert scripts_of(pipeline), pipeline.replay_report()
     return pipeline
 
 
@@ -139,7 +139,7 @@ def test_a_change_between_steps_changes_a_replayed_step_as_an_eager_one(change):
     assert trained(False, change)[0] != trained(False)[0]
 
 
-def test_the_keys_of_tapes_keep_what_they_name():
+def test_the_keys_of_scripts_keep_what_they_name():
     (part,) = parts_of(pipeline := trained(True)[1], Scaled)
     factor = part.factor
     part.factor = None
@@ -177,7 +177,7 @@ def called_with_two_functions(replay):
             for _ in range(5):
                 x = random.normal(size=(3, WIDTH)).astype(np.float32)
                 losses.append(pipeline.step(x, x))
-        assert not replay or tapes_of(pipeline)
+        assert not replay or scripts_of(pipeline)
         return losses
 
 
@@ -199,7 +199,7 @@ def test_targets_of_another_form_are_another_kind_of_microbatch():
             for names in (*4 * [("first", "second")], ("second", "first")):
                 x, *arrays = (random.normal(size=(8, WIDTH)).astype(np.float32) for _ in range(3))
                 losses.append(pipeline.step(x, dict(zip(names, arrays))))
-            assert not replay or tapes_of(pipeline), pipeline.replay_report()
+            assert not replay or scripts_of(pipeline), pipeline.replay_report()
             return losses
 
     assert run(True) == run(False)
@@ -230,14 +230,14 @@ def test_an_attribute_that_cannot_be_compared_stays_eager():
 
 
 def rewritten(pipeline, change, **constants):
-    """Run other source in place of each tape's."""
-    for tape in tapes_of(pipeline):
-        source = change(tape.source)
-        assert source != tape.source or constants
-        namespace = dict(tape.sections["forward"].__globals__)
+    """Run other source in place of each script's."""
+    for script in scripts_of(pipeline):
+        source = change(script.source)
+        assert source != script.source or constants
+        namespace = dict(script.sections["forward"].__globals__)
         namespace |= {name: namespace[name] * factor for name, factor in constants.items()}
         exec(source, namespace)
-        tape.sections = {name: namespace[name] for name in tape.sections}
+        script.sections = {name: namespace[name] for name in script.sections}
 
 
 def swapped(source):
@@ -252,13 +252,13 @@ MUTANTS = {
     "no ReLU": lambda p: rewritten(p, lambda source: re.sub(r"= maximum\((\w+), .*\)", r"= \1 * 1", source)),
     "swapped contributions": lambda p: rewritten(p, swapped),
     "a stale constant": lambda p: rewritten(
-        p, lambda source: source, **{tapes_of(p)[0].constants[key][0]: 2 for key in numbers(p)}
+        p, lambda source: source, **{scripts_of(p)[0].constants[key][0]: 2 for key in numbers(p)}
     ),
 }
 
 
 def numbers(pipeline):
-    constants = tapes_of(pipeline)[0].constants
+    constants = scripts_of(pipeline)[0].constants
     return [key for key, (_, value) in constants.items() if isinstance(value, float | np.generic | np.ndarray)]
 
 
@@ -267,11 +267,11 @@ def test_a_mutant_has_other_bits(mutant):
     assert trained(True, mutant)[0] != trained(False)[0]
 
 
-def test_a_tape_of_another_shape_fails():
+def test_a_script_of_another_shape_fails():
     def take_the_other(pipeline):
         (stage,) = stages_of(pipeline)
-        first, last = [entry for entry in stage._kinds.values() if entry.tape][:2]
-        first.tape, last.tape = last.tape, first.tape
+        first, last = [entry for entry in stage._kinds.values() if entry.script][:2]
+        first.script, last.script = last.script, first.script
 
     options = {"num_samples": lambda step: (12, 16)[step % 2 if step < CHANGED + 3 else 0], "model": layers}
     check_same(**options)
@@ -316,7 +316,7 @@ def chain():
 def test_pipelines_of_all_kinds_have_the_bits_of_eager_ones(model, options, num_ranks):
     def both(group):
         replayed, pipeline = trained(True, model=model, group=group, **options)
-        return replayed == trained(False, model=model, group=group, **options)[0], len(tapes_of(pipeline))
+        return replayed == trained(False, model=model, group=group, **options)[0], len(scripts_of(pipeline))
 
     found = spawn(both, num_ranks, take_turns=True)
     assert any(num_tapes for _, num_tapes in found)  # a stage without a backward has none
@@ -331,7 +331,7 @@ def failing(replay):
         for step in range(6):
             ids = np.random.default_rng(step).integers(0, 5, 8)
             if step == 5:
-                assert not replay or tapes_of(pipeline)
+                assert not replay or scripts_of(pipeline)
                 ids[-1] = 7
             try:
                 pipeline.step(ids, np.arange(8) % 5)
@@ -339,15 +339,15 @@ def failing(replay):
                 return str(error), error.__notes__
 
 
-def test_an_error_in_a_tape_names_layer_microbatch_and_action_as_an_eager_one():
+def test_an_error_in_a_script_names_layer_microbatch_and_action_as_an_eager_one():
     message, notes = failing(True)
     assert (message, notes) == failing(False)
     assert any("in layer 0" in note for note in notes) and any("microbatch 1, action 0F1" in note for note in notes)
 
 
-def test_a_stage_has_at_most_16_tapes_and_each_a_file_of_its_own():
+def test_a_stage_has_at_most_16_scripts_and_each_a_file_of_its_own():
     def files():
-        return {name for name in linecache.cache if name.startswith("<tape of stage")}
+        return {name for name in linecache.cache if name.startswith("<script of stage")}
 
     gc.collect()
     earlier = files()
@@ -358,20 +358,20 @@ def test_a_stage_has_at_most_16_tapes_and_each_a_file_of_its_own():
             for _ in range(4):
                 x = random.normal(size=(rows, WIDTH)).astype(np.float32)
                 pipeline.step(x, x)
-        assert len(tapes_of(pipeline)) == 16 == len(files() - earlier)
-        assert set(tapes_of(pipeline)[-1].source.splitlines()) > {"def forward(parameters, key, x0, x1):"}
+        assert len(scripts_of(pipeline)) == 16 == len(files() - earlier)
+        assert set(scripts_of(pipeline)[-1].source.splitlines()) > {"def forward(parameters, key, x0, x1):"}
     del pipeline
     gc.collect()
     assert files() <= earlier
 
 
-def test_a_dropped_pipeline_goes_with_its_stages_and_tapes_and_without_the_collector():
+def test_a_dropped_pipeline_goes_with_its_stages_and_scripts_and_without_the_collector():
     gc.collect()
     gc.disable()
     try:
         for replay in (False, True):
             _, pipeline = trained(replay, model=chain)
-            kept = [weakref.ref(each) for each in (*stages_of(pipeline), *(tapes_of(pipeline) if replay else ()))]
+            kept = [weakref.ref(each) for each in (*stages_of(pipeline), *(scripts_of(pipeline) if replay else ()))]
             del pipeline
             assert [each() for each in kept] == [None] * len(kept), f"replay={replay}"
     finally:
@@ -389,7 +389,7 @@ def test_what_is_measured_is_observed_only_while_it_is_measured():
                 pipeline.measure_memory(x, x)
                 pipeline.measure_costs(x, x, num_steps=1)
                 assert not any(stage.is_observed or stage.is_halved for stage in stages_of(pipeline))
-        assert len(tapes_of(pipeline)) == 2  # one for a whole backward, one for the halves whose costs were measured
+        assert len(scripts_of(pipeline)) == 2  # one for a whole backward, one for the halves whose costs were measured
         with pytest.raises(MinipipeError):
             pipeline.measure_memory(x, Tensor(x[:1]))
         assert not any(stage.is_observed or stage.is_halved for stage in stages_of(pipeline))

@@ -79,7 +79,7 @@ class Looked(nn.Module):
         return x * Tensor(TABLE[(x.data > 0).astype(np.int64)])
 
 
-def test_inputs_that_never_change_get_a_tape_that_serves_them_alone():
+def test_inputs_that_never_change_get_a_script_that_serves_them_alone():
     """A batch in one microbatch, the same in every step, stayed eager for ever, and paid for being looked at."""
     rng, order = np.random.default_rng(0), [0] * 8 + [1, 0, 1, 2, 0]
     x, y = rng.normal(size=(3, 6, WIDTH)).astype(np.float32), rng.normal(size=(6, 1)).astype(np.float32)
@@ -113,7 +113,7 @@ def test_large_inputs_that_never_change_stay_eager():
         assert pipeline.replay_report() == "stage 0: gets the same inputs in every step, which are large"
 
 
-def test_a_report_without_a_tape_says_what_the_stage_waits_for():
+def test_a_report_without_a_script_says_what_the_stage_waits_for():
     def report(num_steps, x):
         with init_process_group() as group:
             pipeline = Pipeline(nn.Sequential(nn.Linear(WIDTH, 1)), group, loss=nn.MSELoss(), num_microbatches=1)

@@ -1,4 +1,4 @@
-"""A replayed step has the bits of an eager one, whatever changes between steps; a tape that lies is noticed."""
+"""A replayed step has the bits of an eager one, whatever changes between steps; a script that lies is noticed."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from minipipe.autograd import Node
 from minipipe.autograd.graph import unchanged
 from minipipe.autograd.memory import held_bytes
 from minipipe.autograd.modes import Key
-from minipipe.autograd.replay import Tape, Trace
+from minipipe.autograd.replay import Script, Trace
 from minipipe.execution.executor import Executor
 from minipipe.execution.replayed import Replayed
 from minipipe.execution.stage import Held
@@ -121,7 +121,7 @@ def test_stages_of_own_layers_replay(layers, schedule):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("layers", [["relu"], ["gelu", "norm"], ["dropout", "tanh"], ["recompute"]])
-def test_a_tape_holds_the_bytes_of_the_graph(layers, schedule):
+def test_a_script_holds_the_bytes_of_the_graph(layers, schedule):
     class Meter:
         def __init__(self):
             self.found, self.num_tapes = [], 0
@@ -210,12 +210,12 @@ def test_what_cannot_be_replayed_stays_eager_with_its_reason(layer, reason, monk
 
 
 def tape_of(mask):
-    """Return the tape of one forward, x * mask + x."""
+    """Return the script of one forward, x * mask + x."""
     trace = Trace(Key(0, 0, 0, 0, 0))
     trace.begin("forward")
     x = trace.given("x0", np.ones(3))
     trace.returned(x * mask + x)
-    return Tape(trace, "test")
+    return Script(trace, "test")
 
 
 def test_two_captures_are_alike_only_with_equal_lines_and_constants():

@@ -1,8 +1,8 @@
-"""A tape: the lines of a trace as functions, straight-line NumPy without graph, operations or modules.
+"""A script: the lines of a trace as functions, straight-line NumPy without graph, operations or modules.
 
 Lines that nothing reads are dropped. What a later section reads is *kept*: a function returns it in a list beside its
 results, and the function of the next section takes it out. Any other variable is deleted after its last use, so that a
-tape holds what a graph holds.
+script holds what a graph holds.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Section = Callable[..., tuple[tuple[Any, ...], list[Any]]]
 """``(parameters, leaves, kept, *inputs) -> (results, kept)``; the forward takes ``(parameters, key, *inputs)``."""
 
 
-_numbers = count()  # of tapes, so that each has a file of its own
+_numbers = count()  # of scripts, so that each has a file of its own
 
 
-class Tape:
+class Script:
     """What a stage computes for a microbatch, forward and backward, as straight-line functions.
 
     Parameters
@@ -34,7 +34,7 @@ class Tape:
     trace : Trace
         Not spoilt.
     name : str
-        What it is the tape of, for tracebacks.
+        What it is the script of, for tracebacks.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Tape:
     >>> trace.begin("forward")
     >>> x = trace.given("x0", np.ones(2))
     >>> _ = trace.returned(x * 2 + x)
-    >>> print(Tape(trace, "an example").source)
+    >>> print(Script(trace, "an example").source)
     def forward(parameters, key, x0):
         v0 = x0 * 2
         v1 = v0 + x0
@@ -73,7 +73,7 @@ class Tape:
         exec(compile(self.source, file, "exec"), namespace)  # the functions leave the namespace: no reference cycle
         self.sections: dict[str, Section] = {section: namespace.pop(section) for section in trace.sections}
 
-    def is_like(self, other: Tape) -> bool:
+    def is_like(self, other: Script) -> bool:
         """Return whether two captures have left the same lines and the same constants."""
         return self.source == other.source and self.constants.keys() == other.constants.keys()
 
@@ -164,7 +164,7 @@ def _renumbered(source: str) -> str:
 
 
 def key_of(seed: int | None, step: int, microbatch: int) -> Key:
-    """Return what a tape completes to the key of each draw.
+    """Return what a script completes to the key of each draw.
 
     Examples
     --------
