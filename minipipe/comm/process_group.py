@@ -637,7 +637,8 @@ class ProcessGroup(Familiar, ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            for request in () if error or self.is_closed else tuple(self._under_way):  # they may be read later
+            is_over = error is not None or self.is_closed
+            for request in () if is_over else tuple(self._under_way):  # their results may be read later
                 request.wait()
         finally:
             self.close()

@@ -42,9 +42,7 @@ class Fluid(Timing):
         self.now, self.latency = 0.0, float(costs.latency)
         self.hosts, self.cores, self.links = hosts, [_Cores(number) for number in hosts.cores], _Links()
         self.step_ended = self.num_events  # and the numbers after it: the last stage's rank ended a step
-        self.losses = self.table.ranks_of(
-            self.table.num_stages - 1
-        )  # the ranks with a loss; the last of them ends a step
+        self.losses = self.table.ranks_of(self.table.num_stages - 1)  # ranks with a loss; the last one ends a step
         self.to_end, self.last = [len(self.losses)] * num_steps, self.losses[0]
         self.happened = bytearray(self.step_ended + num_steps)  # by event
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by event, the ranks that wait for it
