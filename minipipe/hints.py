@@ -135,7 +135,7 @@ def hint_for_cell(cell: str, is_action: Callable[[str], object]) -> str:
     >>> hint_for_cell("0f0", {"0F0"}.__contains__)
     ' Did you mean upper case?'
     """
-    if cell[:1] in tuple("FBIW") and is_action(f"0{cell}"):
+    if cell[:1] in tuple("FBIWU") and is_action(f"0{cell}"):
         return " The stage may be left out only if no cell of the text has one and each rank has a single stage."
     if is_action(cell.upper()):
         return " Did you mean upper case?"

@@ -18,6 +18,8 @@ KIND_NAMES = {
     ActionKind.RECV_F: "receipt of the activation",
     ActionKind.SEND_B: "send of the gradient",
     ActionKind.RECV_B: "receipt of the gradient",
+    ActionKind.REDUCE_GRAD: "sum of the gradients over replicas",
+    ActionKind.UPDATE: "update of the weights",
 }
 
 # A note on the arrows of measured messages: the end of the receive is measured, the arrival is not.
@@ -54,7 +56,8 @@ def describe_action(action: Action) -> str:
     >>> describe_action(Action.parse("2F0"))
     '2F0: forward of microbatch 0 on stage 2'
     """
-    return f"{action}: {KIND_NAMES[action.kind]} of microbatch {action.microbatch} on stage {action.stage}"
+    of = "up to" if action.kind in (ActionKind.REDUCE_GRAD, ActionKind.UPDATE) else "of"
+    return f"{action}: {KIND_NAMES[action.kind]} {of} microbatch {action.microbatch} on stage {action.stage}"
 
 
 def describe_idle(idle: Idle) -> str:

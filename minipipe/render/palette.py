@@ -149,6 +149,8 @@ FILL = MappingProxyType(
         ActionKind.BACKWARD: _fill("#cf78b9"),
         ActionKind.BACKWARD_INPUT: _fill("#f0ab35"),
         ActionKind.BACKWARD_WEIGHT: _fill("#12805c"),
+        ActionKind.UPDATE: _fill("#45318f"),
+        ActionKind.REDUCE_GRAD: _fill("#7a5200"),
         ActionKind.SEND_F: _SEND,
         ActionKind.SEND_B: _SEND,
     }

@@ -20,6 +20,8 @@ SHADES = MappingProxyType(
         ActionKind.BACKWARD: (218, 175, 132, 89),
         ActionKind.BACKWARD_INPUT: (220, 208, 166, 94),
         ActionKind.BACKWARD_WEIGHT: (85, 36, 29, 22),
+        ActionKind.UPDATE: (62, 61, 55, 54),
+        ActionKind.REDUCE_GRAD: (136, 130, 94, 58),
     }
 )
 IDLE = "38;5;244"  # a grey, visible on black and on white

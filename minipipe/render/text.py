@@ -209,6 +209,7 @@ FILL = {
     ActionKind.BACKWARD: "=",
     ActionKind.BACKWARD_INPUT: "=",
     ActionKind.BACKWARD_WEIGHT: "~",
+    ActionKind.UPDATE: "#",
 }
 Cell = tuple[str, str]  # a character and its colours
 _EMPTY: Cell = (" ", "")
@@ -233,9 +234,9 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     str
         A row for each rank, then a caption. An action begins with as much of its label as fits: ``F3``, or ``2F3`` if
         its rank has several stages. If stages do not fit, lower case marks the second of two stages, ``f3``.
-        ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``+`` a send that blocks, and ``·`` is idle
-        time. Several bands, or several drawings, have an axis above them; its ``|`` marks the column where the time
-        next to it begins.
+        ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``#`` an update, ``+`` a send that blocks, and
+        ``·`` is idle time. Several bands, or several drawings, have an axis above them; its ``|`` marks the column where
+        the time next to it begins.
 
     Raises
     ------

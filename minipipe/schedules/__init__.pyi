@@ -12,8 +12,15 @@ from minipipe.schedules.analysis.bounds import lower_bound as lower_bound
 from minipipe.schedules.analysis.bounds import lower_bounds as lower_bounds
 from minipipe.schedules.analysis.lowering import lower as lower
 from minipipe.schedules.analysis.theory import tick_grid as tick_grid
+from minipipe.schedules.analysis.updates import drift as drift
+from minipipe.schedules.analysis.updates import staleness as staleness
+from minipipe.schedules.analysis.updates import weight_versions as weight_versions
 from minipipe.schedules.analysis.verifier import verify as verify
 from minipipe.schedules.analysis.workload import Objective as Objective
+from minipipe.schedules.asynchronous import paci as paci
+from minipipe.schedules.asynchronous import pipedream as pipedream
+from minipipe.schedules.asynchronous import two_buffered as two_buffered
+from minipipe.schedules.asynchronous import vertical_sync as vertical_sync
 from minipipe.schedules.gpipe import gpipe as gpipe
 from minipipe.schedules.interleaved import eager_1f1b as eager_1f1b
 from minipipe.schedules.interleaved import interleaved_1f1b as interleaved_1f1b

@@ -17,7 +17,8 @@ class ActionKind(StrEnum):
     """The kind of an action. The letters are PyTorch's; the zero-bubble papers write B for our I.
 
     A SEND is named after the producing stage, a RECV after the consuming stage: ``0SEND_F3`` on one rank matches
-    ``1RECV_F3`` on another.
+    ``1RECV_F3`` on another. ``0REDUCE_GRAD3`` sums the gradients of stage 0 over its replicas, and ``0U3`` updates its
+    parameters: with the gradients of all microbatches of that row up to 3 that no earlier one took.
 
     Examples
     --------
@@ -33,11 +34,13 @@ class ActionKind(StrEnum):
     RECV_F = "RECV_F"
     SEND_B = "SEND_B"
     RECV_B = "RECV_B"
+    REDUCE_GRAD = "REDUCE_GRAD"
+    UPDATE = "U"
 
     @property
     def is_communication(self) -> bool:
         """Whether this is one of the four SEND and RECV kinds."""
-        return len(self.value) > 1
+        return self.startswith(("SEND", "RECV"))
 
     @property
     def is_backward(self) -> bool:
@@ -45,11 +48,10 @@ class ActionKind(StrEnum):
         return self.value in "BIW"
 
 
-F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
-SEND_F, RECV_F, SEND_B, RECV_B = ActionKind.SEND_F, ActionKind.RECV_F, ActionKind.SEND_B, ActionKind.RECV_B
+F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD, U = ActionKind
 
 # Nine digits are enough. For several thousand digits, int() raises an error of its own.
-_CELL = re.compile(r"(\d{1,9})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d{1,9})", re.ASCII)
+_CELL = re.compile(rf"(\d{{1,9}})({'|'.join(ActionKind)})(\d{{1,9}})", re.ASCII)
 
 
 class Action(NamedTuple):
@@ -97,6 +99,4 @@ class Action(NamedTuple):
         return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
 
 
-EXPECTED_CELL = (
-    "Expected stage, kind and microbatch, such as 2F0; the kinds are F, B, I, W, SEND_F, RECV_F, SEND_B and RECV_B."
-)
+EXPECTED_CELL = f"Expected stage, kind and microbatch, such as 2F0; kinds: {', '.join(ActionKind)}."

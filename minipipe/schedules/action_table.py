@@ -139,12 +139,12 @@ class ActionTable(ShownInNotebooks):
         return found
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
-        """Return the rank of each stage, for a reader that knows no replicas; refuse those.
+        """Return the rank of each stage, for a reader that knows neither replicas nor sums and updates; refuse those.
 
         Raises
         ------
         ScheduleError
-            Code ``replicas``.
+            Codes ``replicas`` and ``updates``.
         """
         if self.has_replicas:
             stage = next(stage for stage in range(self.num_stages) if len(self.ranks_of(stage)) > 1)
@@ -153,6 +153,14 @@ class ActionTable(ShownInNotebooks):
                 ScheduleCode.REPLICAS,
                 f"{self.title} runs replicas of a stage, which {reader} does not know yet; stage {stage} is on ranks "
                 f"{ranks}. It can be drawn, checked and simulated.",
+            )
+        several = self.kinds & {ActionKind.REDUCE_GRAD, ActionKind.UPDATE}
+        if several:
+            found = next(action for row in self.actions for action in row if action.kind in several)
+            raise ScheduleError.of(
+                ScheduleCode.UPDATES,
+                f"{self.title} sums gradients or updates weights itself, {found} among others, which {reader} does not "
+                "know yet: there an optimiser steps between two schedules. It can be drawn, checked and simulated.",
             )
         return tuple(ranks_in(home)[0] for home in self.placement)
 

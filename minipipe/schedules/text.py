@@ -24,11 +24,11 @@ from minipipe.schedules.action import Action, B, F, I
 
 # PyTorch overlaps a forward and a backward and writes them as (0F3;3B1)OVERLAP_F_B. We run one after the other.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
-# Cells of PyTorch's fully sharded data parallelism; they are not pipeline actions.
-_SHARDING = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)(\d{0,9})", re.ASCII)
+# Cells of PyTorch's fully sharded data parallelism; they are not pipeline actions. A REDUCE_GRAD with a microbatch is.
+_SHARDING = re.compile(r"\d{1,9}((UNSHARD|RESHARD)\d{0,9}|REDUCE_GRAD)", re.ASCII)
 
 # Papers omit the stage if each rank has only one.
-_WITHOUT_STAGE = re.compile(r"[FBIW]\d{1,9}", re.ASCII)
+_WITHOUT_STAGE = re.compile(r"([FBIWU]|REDUCE_GRAD)\d{1,9}", re.ASCII)
 _FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)
 _WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
 _WORD = re.compile(r"\S+")
@@ -171,7 +171,8 @@ def _actions_of(cell: str, where: str, ignore_sharding: bool) -> Iterator[Action
         return
     if _SHARDING.fullmatch(cell):
         if not ignore_sharding:
-            hint = "Leave it out, or read with ignore_sharding=True (minipipe check --ignore-sharding)."
+            instead = "Name the last microbatch of the sum, as in 0REDUCE_GRAD3; leave it out; " if "_" in cell else ""
+            hint = f"{instead or 'Leave it out, '}or read with ignore_sharding=True (minipipe check --ignore-sharding)."
             raise ScheduleError.of(
                 ScheduleCode.SYNTAX, f"{where}{cell} shards parameters and is not a pipeline action. {hint}"
             )

@@ -4,10 +4,9 @@ from itertools import combinations
 
 import pytest
 
-from minipipe import ActionKind
 from minipipe.render.palette import DARK, FILL, LIGHT, shade
 
-KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT)
+KINDS = [kind for kind in FILL if not kind.is_communication]
 
 # Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
 # severity 1.0, for linear RGB.

@@ -38,7 +38,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W
+from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action, B, F, I, U, W
 from minipipe.schedules.action_table import ActionTable
 
 
@@ -109,8 +109,7 @@ class Value(NamedTuple):
     @classmethod
     def produced_by(cls, action: Action) -> Value | None:
         """Return the value that an action computes; None for W, SEND and RECV."""
-        stage, kind, microbatch = action
-        return cls(stage, _DIRECTION[kind], microbatch) if kind in (F, B, I) else None
+        return cls(action.stage, _DIRECTION[action.kind], action.microbatch) if action.kind in (F, B, I) else None
 
     @classmethod
     def consumed_by(cls, action: Action) -> Value | None:
@@ -148,14 +147,19 @@ class Dependencies:
         if kind.is_communication:
             value = Value.carried_by(action)
             return value.producer if action == value.send and self.exists(value) else None
-        return None if kind is F else Action(stage, I if kind is W else F, k)
+        return Action(stage, I if kind is W else F, k) if kind in (B, I, W) else None
 
     def awaited(self, action: Action) -> Action | None:  # [3]
-        """Return the dependency elsewhere: the producer of the consumed value, its RECV, or a message's partner."""
+        """Return the dependency elsewhere: the producer of the consumed value, its RECV, or a message's partner.
+
+        A U awaits the REDUCE_GRAD of the same gradients, whose sum ends later. Which REDUCE_GRADs meet is in `sums.py`.
+        """
         if action.kind.is_communication:
             value = Value.carried_by(action)
             is_sent_at_once = self.sends_are_buffered and action == value.send and self.exists(value)
             return None if is_sent_at_once else self.partner_of(action)
+        if action.kind is U and len(self.table.ranks_of(action.stage)) > 1:
+            return action._replace(kind=REDUCE_GRAD)
         consumed = Value.consumed_by(action)
         if consumed is None or not self.exists(consumed):
             return None

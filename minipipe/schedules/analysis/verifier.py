@@ -22,23 +22,30 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from operator import attrgetter
 
-from minipipe.errors import Problem, ScheduleCode, ScheduleError
-from minipipe.schedules.action import Action, ActionKind, B, F, I, W
+from minipipe.errors import Problem, ScheduleCode, ScheduleError, whole_number
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, U, W
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, held_memory
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.replicas import replica_problems
+from minipipe.schedules.analysis.updates import copies_held, staleness, update_problems
 from minipipe.schedules.analysis.walk import Blocked, walk
 from minipipe.schedules.analysis.workload import amount_per_rank, check_footprint, fits
 from minipipe.schedules.placement import stages_by_rank
 
 _STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")
 _MOST = 1000  # problems of one kind that are listed: if one action is missing, thousands often are
-_BIT = {kind: 1 << i for i, kind in enumerate(ActionKind)}
+_OF_SEVERAL = (REDUCE_GRAD, U)  # not one for each microbatch: `updates.py` has their rules
+_BIT = {kind: 0 if kind in _OF_SEVERAL else 1 << i for i, kind in enumerate(ActionKind)}
 
 
 def verify(
-    schedule: ActionTable, memory_limit: float | Sequence[float] | None = None, memory: Footprint | None = None
+    schedule: ActionTable,
+    memory_limit: float | Sequence[float] | None = None,
+    memory: Footprint | None = None,
+    *,
+    max_versions: int | None = None,
+    max_staleness: int | None = None,
 ) -> None:
     """Prove that a schedule is legal and free of deadlock; otherwise raise an error with all its problems.
 
@@ -54,6 +61,10 @@ def verify(
     memory : Footprint, optional
         By stage, the memory of one microbatch, in the unit of the limits: ``costs.memory(num_stages)`` of a
         :class:`minipipe.Costs`.
+    max_versions : int, optional
+        The most versions of its weights that a stage may hold at once; at least 1. Synchronous schedules hold one.
+    max_staleness : int, optional
+        The most updates of a stage between an F and the update that applies its gradient; at least 0.
 
     Raises
     ------
@@ -61,9 +72,10 @@ def verify(
         ``.problems`` lists every :class:`~minipipe.errors.Problem` with its code, message, rank and step, the cause
         first, without mere consequences. The codes, in the order of the checks: ``out-of-range``, ``wrong-rank``;
         ``duplicate``, ``tag-collision`` (a repeated SEND or RECV), ``missing``, ``mixed-backward``, ``frozen``,
-        ``no-partner``; ``other-replica``, ``mixed-cut`` (where stages have replicas);
-        ``order``, ``deadlock``, ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``. Code
-        ``parameters``, if the limit or the memory is none.
+        ``no-partner``; ``other-replica``, ``mixed-cut`` (where stages have replicas); ``early-sum`` (a REDUCE_GRAD
+        before a gradient), ``early-update``, ``skipped`` (a gradient that no sum or update takes), ``no-sum``;
+        ``order``, ``deadlock``, ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``,
+        ``versions``, ``staleness``. Code ``parameters``, if a limit or the memory is none.
 
     Examples
     --------
@@ -83,12 +95,12 @@ def verify(
     """
     check_table(schedule)
     if "is legal" not in schedule._kept:
-        checks = (_placed_problems, _counted_problems, replica_problems, _order_problems)
+        checks = (_placed_problems, _counted_problems, replica_problems, update_problems, _order_problems)
         problems = next(filter(None, (check(schedule) for check in checks)), [])
         if problems:
             raise ScheduleError(problems, _grid(schedule, problems[0]))
         schedule._kept["is legal"] = True
-    problems = _memory_problems(schedule, memory_limit, memory)
+    problems = _memory_problems(schedule, memory_limit, memory) + _age_problems(schedule, max_versions, max_staleness)
     if problems:
         raise ScheduleError(problems, _grid(schedule, problems[0]))
 
@@ -141,7 +153,8 @@ def _counted_problems(schedule: ActionTable) -> list[Problem]:
     if _is_complete(schedule):
         return []
     counts = Counter(action for row in schedule.actions for action in row)
-    needless = {action for action in counts if action.kind not in _expected_kinds(schedule, counts, *action[::2])}
+    single = (action for action in counts if action.kind not in _OF_SEVERAL)
+    needless = {action for action in single if action.kind not in _expected_kinds(schedule, counts, *action[::2])}
     rows = enumerate(schedule.actions) if needless else ()
     places = ((action, rank, at) for rank, row in rows for at, action in enumerate(row) if action in needless)
     unexpected = (_unexpected(schedule, *place) for place in places)
@@ -296,6 +309,29 @@ def _memory_problems(
                     f"the limit is {limit:.12g}."
                 )
                 problems.append(Problem(ScheduleCode.MEMORY, sentence, rank, position))
+                break
+    return problems
+
+
+def _age_problems(schedule: ActionTable, max_versions: int | None, max_staleness: int | None) -> list[Problem]:
+    """Report, for each rank, the first action with too many versions of weights, or with weights that are too old."""
+    problems = []
+    for name, limit, least in (("max_versions", max_versions, 1), ("max_staleness", max_staleness, 0)):
+        if limit is not None:
+            whole_number(name, limit, least, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    ages = () if max_staleness is None else staleness(schedule)
+    for rank, row in enumerate(schedule.actions):
+        for position, (held, _) in enumerate(copies_held(row) if max_versions else ()):
+            if max_versions and held.versions > max_versions:
+                sentence = f"Rank {rank}, position {position}: with {row[position]} stage {held.stage} has "
+                sentence += f"{held.versions} versions of its weights; the limit is {max_versions}."
+                problems.append(Problem(ScheduleCode.VERSIONS, sentence, rank, position))
+                break
+        for position, (stage, kind, k) in enumerate(row if ages else ()):
+            if kind is F and max_staleness is not None and ages[stage][k] > max_staleness:
+                sentence = f"Rank {rank}, position {position}: {row[position]} runs with weights whose staleness "
+                sentence += f"is {ages[stage][k]} when its gradient is applied; the limit is {max_staleness}."
+                problems.append(Problem(ScheduleCode.STALENESS, sentence, rank, position))
                 break
     return problems
 

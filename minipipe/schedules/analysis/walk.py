@@ -9,16 +9,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, ActionKind, B, F, I
+from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action, ActionKind, B, F, I
 from minipipe.schedules.action_table import ActionTable, check_range
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.analysis.sums import gradient_sums
 
 Rule = tuple[int, int, int, int]  # own, announces, awaits, completes: the numbers of events, or NOTHING
 NOTHING = -1
-# By kind, the blocks of events: an action is complete; a rank has reached a SEND or a RECV.
-_COMPLETED = {F: 0, B: 1, I: 1, RECV_F: 2, RECV_B: 3}
-_REACHED = {SEND_F: 4, SEND_B: 5, RECV_F: 6, RECV_B: 7}
-_NEVER = 8
+# By kind, the blocks of events: an action is complete; a rank has reached a SEND, a RECV or a REDUCE_GRAD.
+_COMPLETED = {F: 0, B: 1, I: 1, RECV_F: 2, RECV_B: 3, REDUCE_GRAD: 8}
+_REACHED = {SEND_F: 4, SEND_B: 5, RECV_F: 6, RECV_B: 7, REDUCE_GRAD: 9}
+_NEVER = 10
 
 
 class Blocked(NamedTuple):
@@ -113,7 +114,7 @@ class NumberedRules:
         own, awaited = self._event(_COMPLETED, dependencies.own(action)), dependencies.awaited(action)
         completed, reached = self._event(_COMPLETED, action), self._event(_REACHED, action)
         if not action.kind.is_communication:
-            return own, NOTHING, self._event(_COMPLETED, awaited), completed
+            return own, reached, self._event(_COMPLETED, awaited), completed
         if not dependencies.exists(Value.carried_by(action)):  # without a partner it is blocked for ever
             return NOTHING, NOTHING, _NEVER * self.num_stages * self.num_microbatches, NOTHING
         if not dependencies.sends_are_buffered:
@@ -135,9 +136,15 @@ class _Walker:
     def __init__(self, dependencies: Dependencies) -> None:
         self.dependencies, self.table = dependencies, dependencies.table
         self.rules = NumberedRules(dependencies)
-        self.happened = [0] * self.rules.num_events  # by event, its round
+        sums = gradient_sums(self.table)
+        self.happened = [0] * (self.rules.num_events + len(sums))  # by event, its round
+        # By stage and microbatch of a REDUCE_GRAD: the event of its sum, and those that it still waits for.
+        self.sums: dict[tuple[int, int], tuple[int, set[Action | None]]] = {}
+        for event, members in enumerate(sums, self.rules.num_events):
+            self.sums.update(dict.fromkeys((action[::2] for action in members if action), (event, set(members))))
         self.position = [0] * self.table.num_ranks
         self.now = [0] * self.table.num_ranks
+        self.latest: dict[int, int] = {}  # by sum, the round in which the last one came so far
         self.waiting: dict[int, list[int]] = {}  # by event, the ranks blocked on it
         self.rounds: list[list[int]] = []
 
@@ -171,6 +178,8 @@ class _Walker:
             if announces >= 0:  # [2]
                 happened[announces + k] = now or 1  # 0 means: not yet
                 woken += waiting.pop(announces + k, ())
+                if kind is REDUCE_GRAD:
+                    awaits = self.meet(row[position], woken) - k
             if awaits >= 0:  # [3]
                 before = happened[awaits + k]
                 if not before:
@@ -190,9 +199,24 @@ class _Walker:
         self.now[rank], self.position[rank] = now, position
         return woken
 
+    def meet(self, action: Action, woken: list[int]) -> int:
+        """Come to a sum, which all replicas have to reach; return its event."""
+        event, missing = self.sums[action[::2]]
+        if action in missing:
+            reached = self.rules.of[action.kind][action.stage][1] + action.microbatch
+            self.latest[event] = max(self.latest.get(event, 0), self.happened[reached])
+            missing.remove(action)
+            if not missing:
+                self.happened[event] = self.latest[event]
+                woken += self.waiting.pop(event, ())
+        return event
+
     def blocked(self, rank: int) -> Blocked:
         position = self.position[rank]
         action = self.table.actions[rank][position]
+        if action.kind is REDUCE_GRAD:
+            others = sorted(filter(None, self.sums[action[::2]][1]))
+            return Blocked(rank, position, action, others[0] if others else action)
         event = self.rules.of[action.kind][action.stage][0]
         is_own = event >= 0 and not self.happened[event + action.microbatch]
         awaited = self.dependencies.own(action) if is_own else self.dependencies.awaited(action)

@@ -1,0 +1,35 @@
+"""The sums of gradients over the replicas of a stage: which REDUCE_GRADs meet.
+
+rank 0   0F0 0B0 0REDUCE_GRAD0 | 0U0        the first of each replica meet, the second of each, and so on. A sum begins
+rank 1       0F1 0B1 0REDUCE_GRAD1 | 0U1    when all have come; a rank continues meanwhile, and only a U waits for it
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import zip_longest
+
+from minipipe.schedules.action import REDUCE_GRAD, Action
+from minipipe.schedules.action_table import ActionTable
+
+Members = tuple[Action | None, ...]  # by replica, in the order in which gradients are added; None where it has none
+
+
+def gradient_sums(table: ActionTable) -> list[Members]:
+    """Return the sums of a table, stage by stage, in the order in which replicas come to them.
+
+    Examples
+    --------
+    >>> from minipipe import Schedule
+    >>> mine = Schedule.from_text("0F1 0B1 0REDUCE_GRAD1 \\n 0F0 0B0 0REDUCE_GRAD0")
+    >>> [[str(action) for action in members] for members in gradient_sums(mine)]
+    [['0REDUCE_GRAD0', '0REDUCE_GRAD1']]
+    """
+    if REDUCE_GRAD not in table.kinds:
+        return []
+    found: defaultdict[int, dict[int, list[Action]]] = defaultdict(dict)
+    for rank, row in enumerate(table.actions):
+        for action in (action for action in row if action.kind is REDUCE_GRAD):
+            found[action.stage].setdefault(rank, []).append(action)
+    homes = {stage: dict.fromkeys([*table.ranks_of(stage), *found[stage]]) for stage in sorted(found)}
+    return [sums for stage, ranks in homes.items() for sums in zip_longest(*(found[stage].get(r, ()) for r in ranks))]

@@ -1,0 +1,265 @@
+"""The rules within a row: which gradients a REDUCE_GRAD sums and a U applies, and what that makes a rank hold.
+
+Only positions matter. Both take the gradients of all microbatches of their row up to their own that no earlier one of
+their kind took. A version of the weights is the number of U before it, so that nothing written can contradict it::
+
+    row        1F0   1F1   1B0   1U0   1F2   1B1   1U1   1B2   1U2        1F2 runs with version 1, and 1U2 makes
+    version     0     0           1     1           2           3         version 3 of version 2: its staleness is 1
+    held        0     0     0    0 1   0 1   0 1   1 2   1 2    3         1F1 left version 0 for 1B1
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from minipipe.errors import Problem, ScheduleCode
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, U, W
+from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.analysis.activations import endings
+from minipipe.schedules.analysis.sums import gradient_sums
+
+_MOST = 1000  # problems of one kind that are listed
+_VERBS = {REDUCE_GRAD: "sums", U: "applies"}
+_EARLY = {REDUCE_GRAD: ScheduleCode.EARLY_SUM, U: ScheduleCode.EARLY_UPDATE}
+
+
+class Taken(NamedTuple):
+    """A REDUCE_GRAD or a U, its position, and the microbatches whose gradients it takes, ascending."""
+
+    action: Action
+    position: int
+    microbatches: list[int]
+
+
+def taken(row: Sequence[Action], kind: ActionKind) -> list[Taken]:
+    """Return the actions of a kind of a row, REDUCE_GRAD or U, with the gradients that each takes.
+
+    Examples
+    --------
+    >>> from minipipe import Schedule
+    >>> row = Schedule.from_text("0F0 0B0 0U0 0F1 0B1 0F2 0B2 0U2").actions[0]
+    >>> [(str(action), microbatches) for action, _, microbatches in taken(row, U)]
+    [('0U0', [0]), ('0U2', [1, 2])]
+    """
+    found, own = [], _gradients(row)
+    begun: defaultdict[int, int] = defaultdict(int)
+    for position, action in enumerate(row):
+        if action.kind is kind:
+            stage, _, k = action
+            start, stop = begun[stage], bisect_right(own[stage], k)
+            found.append(Taken(action, position, own[stage][start:stop]))
+            begun[stage] = max(start, stop)
+    return found
+
+
+def _gradients(row: Iterable[Action]) -> defaultdict[int, list[int]]:
+    """Return, by stage, the microbatches whose gradients a row has, ascending."""
+    own: defaultdict[int, list[int]] = defaultdict(list)
+    for stage, kind, k in row:
+        if kind is B or kind is W:
+            own[stage].append(k)
+    for microbatches in own.values():
+        microbatches.sort()
+    return own
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def update_problems(table: ActionTable) -> list[Problem]:
+    """Return the problems of sums and updates, of a table in which everything else occurs once, on its replica.
+
+    Each gradient is in one sum where its stage has replicas, and applied by one update: in all stages, or in none,
+    where the optimiser steps behind the schedule.
+
+    Examples
+    --------
+    >>> from minipipe import Schedule
+    >>> print(update_problems(Schedule.from_text("0F0 0F1 0B0 0U1 0B1"))[0].message)
+    Rank 0, position 3: 0U1 comes before 0B1 (position 4), whose gradient it applies.
+    """
+    if table.kinds.isdisjoint(_VERBS):
+        return []
+    finders = (_in_row, _unsummed, _absent)
+    return next(filter(None, (list(islice(find(table), _MOST)) for find in finders)), [])
+
+
+def _in_row(table: ActionTable) -> Iterator[Problem]:
+    for rank, row in enumerate(table.actions):
+        position_of = {(stage, k): at for at, (stage, kind, k) in enumerate(row) if kind is B or kind is W}
+        for kind in _VERBS:
+            last: dict[int, Taken] = {}
+            for found in taken(row, kind):
+                last[found.action.stage] = found
+                yield from _wrong(table, rank, found, position_of)
+            for stage, microbatches in _gradients(row).items():
+                k = microbatches[-1]
+                if stage in last and last[stage].action.microbatch < k:
+                    at = position_of[stage, k]
+                    sentence = f"Rank {rank}, position {at}: no {kind} {_VERBS[kind]} the gradient of {row[at]}; "
+                    yield Problem(ScheduleCode.SKIPPED, f"{sentence}the last is {last[stage].action}.", rank, at)
+
+
+def _wrong(table: ActionTable, rank: int, found: Taken, position_of: dict[tuple[int, int], int]) -> Iterator[Problem]:
+    """Yield what is wrong with the gradients of one sum or update."""
+    (stage, kind, k), position, microbatches = found
+    row, where = table.actions[rank], f"Rank {rank}, position {position}: {found.action}"
+    late = [other for other in microbatches if position_of[stage, other] > position]
+    if stage in table.frozen:
+        yield Problem(ScheduleCode.FROZEN, f"{where} is needless: stage {stage} is frozen.", rank, position)
+    elif not microbatches:
+        sentence = f"{where} {_VERBS[kind]} no gradient: none is left of microbatches up to {k}."
+        yield Problem(ScheduleCode.ORDER, sentence, rank, position)
+    elif late:
+        other = k if k in late else late[0]
+        at = position_of[stage, other]
+        is_own = other == k or kind is REDUCE_GRAD
+        what = f"comes before {row[at]} (position {at}), whose gradient it {_VERBS[kind]}."
+        if not is_own:
+            what = f"skips {row[at]} (position {at}): it applies all gradients of microbatches up to {k}."
+        yield Problem(_EARLY[kind] if is_own else ScheduleCode.SKIPPED, f"{where} {what}", rank, position)
+
+
+def _unsummed(table: ActionTable) -> Iterator[Problem]:
+    """Yield each update of a stage with replicas before which its gradients are not summed."""
+    for rank, row in enumerate(table.actions):
+        summed: dict[int, int] = {}
+        for position, (stage, kind, k) in enumerate(row):
+            if kind is REDUCE_GRAD:
+                summed[stage] = k
+            elif kind is U and len(table.ranks_of(stage)) > 1 and summed.get(stage) != k:
+                needed = Action(stage, REDUCE_GRAD, k)
+                sentence = f"Rank {rank}, position {position}: {row[position]} comes without {needed} before it;"
+                ranks = " and ".join(map(str, table.ranks_of(stage)))
+                hint = f"stage {stage} has replicas on ranks {ranks}, whose gradients are summed first."
+                yield Problem(ScheduleCode.NO_SUM, f"{sentence} {hint}", rank, position)
+
+
+def _absent(table: ActionTable) -> Iterator[Problem]:
+    """Yield what some stages or replicas have and others lack."""
+    for kind in (REDUCE_GRAD, U):
+        for rank, row in enumerate(table.actions) if kind in table.kinds else ():
+            present = {stage for stage, other, _ in row if other is kind}
+            for stage, microbatches in _gradients(row).items():
+                is_needed = stage not in table.frozen and (kind is U or len(table.ranks_of(stage)) > 1)
+                if is_needed and stage not in present:
+                    action = Action(stage, kind, microbatches[-1])
+                    sentence = f"{action} is missing on rank {rank}: all stages have their {kind}, or none has."
+                    yield Problem(ScheduleCode.MISSING, sentence, rank)
+    for members in gradient_sums(table):
+        for rank, member in zip(table.ranks_of(next(filter(None, members)).stage), members):
+            if member is None:
+                others = " and ".join(str(action) for action in members if action)
+                sentence = f"A REDUCE_GRAD is missing on rank {rank}: the one that meets {others}."
+                yield Problem(ScheduleCode.MISSING, sentence, rank)
+
+
+# -- versions and staleness --------------------------------------------------------------------------------------------
+
+ByMicrobatch = tuple[tuple[int, ...], ...]  # by stage and microbatch
+
+
+def weight_versions(table: ActionTable) -> ByMicrobatch:
+    """Return, by stage and microbatch, the version of the weights with which its F runs: the number of U before it.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> weight_versions(schedules.pipedream(3, 5))
+    ((0, 0, 0, 1, 2), (0, 0, 1, 2, 3), (0, 1, 2, 3, 4))
+    """
+    return _counted_updates(table, F, None)
+
+
+def staleness(table: ActionTable) -> ByMicrobatch:
+    """Return, by stage and microbatch, how many updates come between its F and the update that applies its gradient.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> staleness(schedules.pipedream(3, 5))
+    ((0, 1, 2, 2, 2), (0, 1, 1, 1, 1), (0, 0, 0, 0, 0))
+    """
+    return _counted_updates(table, U, F)
+
+
+def drift(table: ActionTable) -> ByMicrobatch:
+    """Return, by stage and microbatch, how many updates come between its F and its gradient.
+
+    Without a copy of the weights of its F, its backward runs with weights that are as many updates newer.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> drift(schedules.paci(3, 5))
+    ((0, 1, 2, 2, 2), (0, 1, 1, 1, 1), (0, 0, 0, 0, 0))
+    """
+    return _counted_updates(table, B, F)
+
+
+def _counted_updates(table: ActionTable, until: ActionKind, since: ActionKind | None) -> ByMicrobatch:
+    """Return the number of U before one event of each microbatch, less those before another."""
+    counts = [[0] * table.num_microbatches for _ in range(table.num_stages)]
+    for row in table.actions:
+        before: Counter[int] = Counter()  # by stage, the updates so far
+        applied = {found.position: found.microbatches for found in taken(row, U)}
+        for position, (stage, kind, k) in enumerate(row):
+            kind = B if kind is W else kind
+            for sign, event in ((1, until), (-1, since)):
+                for other in (applied[position] if kind is U else [k]) if kind is event else ():
+                    counts[stage][other] += sign * before[stage]
+            before[stage] += kind is U
+    return tuple(map(tuple, counts))
+
+
+# -- what a rank holds -------------------------------------------------------------------------------------------------
+
+
+class Copies(NamedTuple):
+    """How many versions of its weights, and how many sums of gradients, a rank holds for one stage."""
+
+    stage: int
+    versions: int
+    sums: int
+
+
+def copies_held(row: Sequence[Action]) -> Iterator[tuple[Copies, Copies]]:
+    """Yield, for each action of a row, what its rank holds for the stage of that action, while it runs and after it.
+
+    A version is held while it is the newest, and from each F that runs with it until the microbatch is released; a sum
+    of gradients, from the first gradient in it until its U.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> [after.versions for _, after in copies_held(schedules.pipedream(2, 3).actions[0])]
+    [1, 1, 1, 2, 2, 1, 2, 1, 1]
+    """
+    update_of = {(t.action.stage, k): t.action for t in taken(row, U) for k in t.microbatches}
+    ends, newest = endings(row), Counter[int]()
+    version_of: dict[tuple[int, int], int] = {}
+    in_use: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by stage and version, its microbatches
+    sums: defaultdict[int, set[Action | None]] = defaultdict(set)
+
+    def held(stage: int) -> Copies:
+        return Copies(stage, len(in_use[stage] | Counter([newest[stage]])), len(sums[stage]))
+
+    for stage, kind, k in row:
+        if kind is F:
+            version_of[stage, k] = newest[stage]
+            in_use[stage][newest[stage]] += 1
+        if kind is B or kind is W:
+            sums[stage].add(update_of.get((stage, k)))
+        newest[stage] += kind is U
+        during = held(stage)
+        if (stage, kind) in ends and (stage, k) in version_of:
+            version = version_of.pop((stage, k))
+            in_use[stage][version] -= 1
+            in_use[stage] += Counter()  # without those of no microbatch
+        if kind is U:
+            sums[stage].discard(Action(stage, kind, k))
+        yield during, held(stage)

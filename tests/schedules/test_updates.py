@@ -1,0 +1,270 @@
+"""REDUCE_GRAD and U: which gradients they take, what is wrong with them, and which versions of weights they make."""
+
+from math import ceil
+
+import pytest
+
+from minipipe import Plan, Schedule, nn, schedules, verify
+from minipipe.errors import ScheduleError
+from minipipe.schedules import lower
+from minipipe.schedules.action import U
+from minipipe.schedules.analysis.updates import copies_held, taken, update_problems
+from minipipe.schedules.analysis.walk import walk
+from minipipe.schedules.transforms import repeat
+from minipipe.tuning.layers import microbatches_in_flight
+
+TWO = """
+    rank 0: 0F0         0B0 0REDUCE_GRAD0 0U0
+    rank 1:     1F0 1B0     1REDUCE_GRAD0 1U0
+    rank 2: 0F1         0B1 0REDUCE_GRAD1 0U1
+    rank 3:     1F1 1B1     1REDUCE_GRAD1 1U1
+"""
+
+
+def refusal(schedule, **limits):
+    with pytest.raises(ScheduleError) as caught:
+        verify(schedule if isinstance(schedule, Schedule) else Schedule.from_text(schedule), **limits)
+    return caught.value
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [TWO, "F0 F1 B0 U0 B1 U1", "0F0 0B0 0REDUCE_GRAD0"])
+def test_sums_and_updates_survive_text_csv_and_lowering(text):
+    schedule = Schedule.from_text(text)
+    verify(schedule)
+    program = lower(schedule)
+    verify(program)
+    assert program.schedule == schedule
+    for table in (schedule, program):
+        for read, written in ((type(table).from_text, table.to_text()), (type(table).from_csv, table.to_csv())):
+            assert read(written, name=table.name) == table
+
+
+def test_a_sum_without_its_last_microbatch_as_pytorch_writes_it_is_refused_and_never_dropped_unasked():
+    error = refusal_of_text("0F0,0B0,0REDUCE_GRAD")
+    assert error.code == "syntax"
+    assert "Line 1, cell 3: 0REDUCE_GRAD shards parameters" in str(error)
+    assert "Name the last microbatch of the sum, as in 0REDUCE_GRAD3; leave it out; or read with" in str(error)
+    assert Schedule.from_csv("0F0,0B0,0REDUCE_GRAD", ignore_sharding=True) == Schedule.from_csv("0F0,0B0")
+    kept = Schedule.from_csv("0UNSHARD,0F0,0B0,0REDUCE_GRAD0", ignore_sharding=True)
+    assert list(map(str, kept.actions[0])) == ["0F0", "0B0", "0REDUCE_GRAD0"]
+
+
+def refusal_of_text(text):
+    with pytest.raises(ScheduleError) as caught:
+        Schedule.from_csv(text)
+    return caught.value
+
+
+# -- what they take ----------------------------------------------------------------------------------------------------
+
+
+def test_each_takes_what_no_earlier_one_took_of_its_own_row():
+    row = Schedule.from_text("0F0 0F2 0F5 0B0 0U0 0B2 0B5 0U5 \n 0F1 0F3 0F4 0B1 0B3 0B4 0U4").actions
+    assert [[(str(action), microbatches) for action, _, microbatches in taken(own, U)] for own in row] == [
+        [("0U0", [0]), ("0U5", [2, 5])],
+        [("0U4", [1, 3, 4])],
+    ]
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+def marked(text, code):
+    error = refusal(text)
+    assert error.code == code, str(error)
+    return str(error)
+
+
+def test_an_update_before_its_gradient_is_marked():
+    assert marked("0F0 0F1 0B0 0U1 0B1", "early-update") == (
+        "[early-update] Rank 0, position 3: 0U1 comes before 0B1 (position 4), whose gradient it applies.\n\n"
+        "rank 0:  0F0   0F1   0B0  >0U1<  0B1"
+    )
+    assert "before 0W0 (position 3)" in marked("0F0 0I0 0U0 0W0", "early-update")  # I has no gradient of weights
+
+
+def test_a_sum_before_the_last_backward_is_marked():
+    """Replicas that sum before their last backward train on a part of the batch (torchrec PR 4758)."""
+    text = TWO.replace("0B1 0REDUCE_GRAD1", "0REDUCE_GRAD1 0B1")
+    message = marked(text, "early-sum")
+    assert "Rank 2, position 1: 0REDUCE_GRAD1 comes before 0B1 (position 2), whose gradient it sums." in message
+    assert ">0REDUCE_GRAD1<" in message
+    assert "comes before 0B0 (position 4)" in marked("0F0 0F1 0B1 0REDUCE_GRAD1 0B0", "early-sum")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0F0 0F1 0B1 0U1 0B0", "position 3: 0U1 skips 0B0 (position 4): it applies all gradients of microbatches up"),
+        ("0F0 0F1 0B0 0B1 0U0", "position 3: no U applies the gradient of 0B1; the last is 0U0."),
+        ("0F0 0F1 0B0 0REDUCE_GRAD0 0B1", "no REDUCE_GRAD sums the gradient of 0B1; the last is 0REDUCE_GRAD0."),
+    ],
+)
+def test_a_gradient_that_no_update_or_sum_takes_is_marked(text, words):
+    assert words in marked(text, "skipped")
+
+
+def test_an_update_of_a_stage_with_replicas_needs_the_sum_of_the_same_gradients():
+    message = marked(TWO.replace("1REDUCE_GRAD0 1U0", "1U0 1REDUCE_GRAD0"), "no-sum")
+    assert "Rank 1, position 2: 1U0 comes without 1REDUCE_GRAD0 before it; stage 1 has replicas on ranks 1 and 3" in (
+        message
+    )
+    assert "whose gradients are summed first" in marked("0F0 0B0 0U0 \n 0F1 0B1 0U1", "no-sum")
+    verify(Schedule.from_text("0F0 0B0 0U0 \n 1F0 1B0 1U0"))  # one replica needs none
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0F0 0B0 0U0 \n 1F0 1B0", "1U0 is missing on rank 1: all stages have their U, or none has."),
+        ("0F0 0B0 0REDUCE_GRAD0 \n 0F1 0B1", "0REDUCE_GRAD1 is missing on rank 1: all stages have"),
+        (
+            "0F0 0B0 0REDUCE_GRAD0 \n 0F1 0F2 0B1 0REDUCE_GRAD1 0B2 0REDUCE_GRAD2",
+            "A REDUCE_GRAD is missing on rank 0: the one that meets 0REDUCE_GRAD2.",
+        ),
+    ],
+)
+def test_stages_and_replicas_have_sums_and_updates_alike(text, words):
+    assert words in marked(text, "missing")
+
+
+def test_other_mistakes_have_the_codes_that_other_kinds_have():
+    assert ">0U0<" in marked("0F0 0B0 0U0 0U0", "duplicate")
+    assert "position 5: 0U0 applies no gradient" in marked("0F0 0F1 0B0 0B1 0U1 0U0", "order")
+    assert "0U1 is on another replica than its forward" in marked("0F0 0B0 0U1 \n 0F1 0B1 0U0", "other-replica")
+    frozen = schedules.freeze_stages(schedules.gpipe(2, 1), [0]).actions
+    rows = [[*map(str, frozen[0]), "0U0"], [*map(str, frozen[1]), "1U0"]]
+    error = refusal(Schedule("mine", (0, 1), 1, rows, frozenset([0])))
+    assert (error.code, "0U0 is needless: stage 0 is frozen" in str(error)) == ("frozen", True)
+    assert marked("0F0 0U0", "order")  # nothing to apply without a backward
+
+
+def test_replicas_that_come_to_their_sums_in_different_orders_are_a_deadlock():
+    """The first sum of each replica would meet the second of the other (Megatron-LM issue 107)."""
+    rows = "0F0 1F0 1B0 0B0 1REDUCE_GRAD0 0REDUCE_GRAD0 \n 0F1 1F1 1B1 0B1 {} {}"
+    verify(Schedule.from_text(rows.format("1REDUCE_GRAD1", "0REDUCE_GRAD1")))
+    message = marked(rows.format("0REDUCE_GRAD1", "1REDUCE_GRAD1"), "deadlock")
+    assert (
+        "rank 0 cannot run 1REDUCE_GRAD0 (position 4) before 1REDUCE_GRAD1, which rank 1 runs later; "
+        "rank 1 cannot run 0REDUCE_GRAD1 (position 4) before 0REDUCE_GRAD0, which rank 0 runs later."
+    ) in message
+    assert ">1REDUCE_GRAD0<" in message and ">0REDUCE_GRAD1<" in message
+
+
+def test_a_sum_is_one_event_in_the_round_after_the_last_of_its_replicas():
+    rows = ["0F0 0B0 0REDUCE_GRAD0", "0F1 0B1 0F2 0B2 0REDUCE_GRAD2", "0F3 0F4 0F5 0B3 0B4 0B5 0REDUCE_GRAD5"]
+    found = walk(Schedule.from_text(" \n ".join(rows)))
+    assert not found.blocked and found.rounds[6] == [0, 1, 2]
+    stuck = walk(Schedule.from_text(" \n ".join([*rows, "0F6 0B6"]))).blocked  # a replica never comes
+    assert [(blocked.rank, str(blocked.awaited)) for blocked in stuck] == [
+        (0, "0REDUCE_GRAD0"),
+        (1, "0REDUCE_GRAD2"),
+        (2, "0REDUCE_GRAD5"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reader", "use"),
+    [
+        ("Pipeline", lambda schedule: Plan(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), schedule, num_ranks=2)),
+        ("balance", microbatches_in_flight),
+    ],
+)
+def test_who_runs_or_balances_schedules_refuses_sums_and_updates_with_one_sentence(reader, use):
+    with pytest.raises(
+        ScheduleError, match=f"0U0 among others, which {reader} does not know yet: there an opt"
+    ) as caught:
+        use(schedules.pipedream(2, 4))
+    assert caught.value.code == "updates"
+    assert "pipedream sums gradients or updates weights itself" in str(caught.value)
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+def most_held(schedule, what):
+    return [max(getattr(during, what) for during, _ in copies_held(row)) for row in schedule.actions]
+
+
+@pytest.mark.parametrize("p", [1, 2, 4, 8])
+def test_pipedream_holds_p_minus_s_versions_and_its_staleness_is_p_minus_1_minus_s(p):
+    """Narayanan et al. 2019, section 3.3: the first of p stages keeps p versions of its weights, the last one."""
+    schedule = schedules.pipedream(p, 3 * p)
+    verify(schedule, max_versions=p, max_staleness=p - 1)
+    assert most_held(schedule, "versions") == [p - s for s in range(p)]
+    assert schedules.staleness(schedule) == tuple(tuple(min(k, p - 1 - s) for k in range(3 * p)) for s in range(p))
+    assert most_held(schedule, "sums") == [1] * p
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 4), (4, 8), (8, 8), (3, 5)])
+def test_2bw_runs_each_batch_with_the_version_before_the_last_on_every_stage(p, m):
+    """Narayanan et al. 2021, section 3.1: microbatch k, from 1, has version max(floor((k - 1) / m) - 1, 0)."""
+    schedule = schedules.two_buffered(p, 5 * m, m)
+    verify(schedule, max_versions=2, max_staleness=1)
+    assert schedules.weight_versions(schedule) == (tuple(max(k // m - 1, 0) for k in range(5 * m)),) * p
+    assert schedules.staleness(schedule) == (tuple(int(k >= m) for k in range(5 * m)),) * p
+    assert max(most_held(schedule, "versions")) == 2 == max(most_held(schedule, "sums"))
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_vertical_sync_has_one_version_for_all_stages_of_a_microbatch(p):
+    """Narayanan et al. 2019, section 3.3: the weights of the version that the first stage has."""
+    schedule = schedules.vertical_sync(p, 3 * p)
+    assert schedules.weight_versions(schedule) == (tuple(max(k - p + 1, 0) for k in range(3 * p)),) * p
+    assert schedules.staleness(schedule) == (tuple(min(k, p - 1) for k in range(3 * p)),) * p
+    assert most_held(schedule, "sums") == list(range(1, p + 1))
+
+
+@pytest.mark.parametrize("p", [4, 8])
+@pytest.mark.parametrize("a", range(1, 9))
+def test_paci_drifts_by_at_most_p_minus_1_over_a_updates(p, a):
+    """Elam et al. 2026: an update every a microbatches bounds the versions that a microbatch crosses."""
+    drift = schedules.drift(schedules.paci(p, 5 * p, a))
+    assert max(map(max, drift)) == ceil((p - 1) / a)
+    assert max(drift[-1]) == 0
+
+
+def test_a_synchronous_schedule_has_one_version_and_no_staleness():
+    one = schedules.zb_h2(4, 8)
+    assert set(sum(schedules.weight_versions(one) + schedules.staleness(one), ())) == {0}
+    verify(one, max_versions=1, max_staleness=0)
+
+
+def test_limits_name_the_first_action_beyond_them():
+    schedule = schedules.pipedream(3, 5)
+    error = refusal(schedule, max_versions=2)
+    assert [(p.code, p.rank, p.step) for p in error.problems] == [("versions", 0, 7)]
+    assert "Rank 0, position 7: with 0U1 stage 0 has 3 versions of its weights; the limit is 2." in str(error)
+    error = refusal(schedule, max_staleness=1)
+    assert "Rank 0, position 2: 0F2 runs with weights whose staleness is 2 when its gradient is applied;" in str(error)
+    for wrong in ({"max_versions": 0}, {"max_staleness": -1}, {"max_versions": 1.5}):
+        assert refusal(schedule, **wrong).code == "parameters"
+
+
+def test_two_swapped_versions_are_noticed():
+    """In 2BW, the update of a batch one F too late runs that F with the version before."""
+    right = schedules.two_buffered(2, 6, 2)
+    row = list(right.actions[0])
+    at = row.index(schedules.Action.parse("0U1"))
+    row[at], row[at + 1] = row[at + 1], row[at]
+    wrong = Schedule("mine", right.placement, 6, [row, right.actions[1]])
+    verify(wrong)
+    assert schedules.weight_versions(wrong)[0] != schedules.weight_versions(right)[0]
+    assert refusal(wrong, max_staleness=1).code == "staleness"
+
+
+def test_steps_repeat_with_their_updates():
+    steps = repeat(Schedule.from_text(TWO), 3)
+    verify(steps)
+    assert not update_problems(steps)
+    assert schedules.weight_versions(steps) == ((0, 0, 1, 1, 2, 2),) * 2
+    assert set(sum(schedules.staleness(steps), ())) == {0}
+
+
+@pytest.mark.parametrize("m", [0, 1, 2, 2.5])
+def test_2bw_refuses_updates_of_fewer_microbatches_than_ranks(m):
+    with pytest.raises(ScheduleError, match=f"microbatches_per_update is {m}; expected a whole number, at least 3"):
+        schedules.two_buffered(3, 9, m)
