@@ -1,11 +1,14 @@
 """The language of inputs: random models, batches and schedules, for hypothesis and for mpirun alike."""
 
+from functools import cache, partial
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from minipipe import Action, ActionKind, Program, Schedule, Tensor, functional, nn, schedules
 from minipipe.autograd.backend import array_module
+from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.walk import complete_walk
 
 # -- how many examples --------------------------------------------------------------------------------------
@@ -176,14 +179,38 @@ def stacks(draw, min_layers=1, max_layers=9):
 
 # -- schedules ----------------------------------------------------------------------------------------------
 
-NAMES = [name for name in schedules.REGISTRY if name != "forward-only"]  # those that train
-OVER_A_V = ("zb-v", "v-half", "v-min", "dualpipe-v")
-ANY_CHUNKS = tuple(name for name in schedules.REGISTRY if name not in OVER_A_V)
+
+@cache
+def takes(name, num_ranks, num_microbatches=2, chunks=None):
+    """Whether a builder takes these sizes; tests/schedules/test_builders.py has those that are refused."""
+    try:
+        return bool(schedules.build(name, num_ranks, num_microbatches, chunks))
+    except ScheduleError as error:
+        assert error.code == "parameters", error
+        return False
+
+
+def ranks_like(name, num_ranks):
+    """Return the nearest number of ranks that a builder takes."""
+    return min(filter(partial(takes, name), range(1, num_ranks + 2)), key=lambda taken: abs(taken - num_ranks))
 
 
 def build(name, num_ranks, num_microbatches, chunks=None):
-    """Build a schedule by name, with the chunks that are wished for where it takes any number."""
-    return schedules.build(name, num_ranks, num_microbatches, chunks if name in ANY_CHUNKS else None)
+    """Build a schedule by name, with the chunks that are wished for where it takes so many."""
+    num_ranks = ranks_like(name, num_ranks)
+    return schedules.build(name, num_ranks, num_microbatches, chunks if takes(name, num_ranks, chunks=chunks) else None)
+
+
+def runs(schedule):
+    """Whether a pipeline trains with a schedule."""
+    try:
+        return bool(schedule.one_rank_each("Pipeline")) and not schedule.is_forward_only
+    except ScheduleError:
+        return False
+
+
+NAMES = [name for name in schedules.REGISTRY if runs(build(name, 2, 2))]
+OVER_A_V = ("zb-v", "v-half", "v-min", "dualpipe-v")
 
 
 @st.composite

@@ -187,7 +187,7 @@ def test_schedules_need_neither_analysis_nor_simulation():
     modules = [f"minipipe.{module}" for module in FILES if room_of(module) == "schedules" or module == "schedules"]
     program = (
         f"import sys, importlib\nfor name in {modules}: importlib.import_module(name)\n"
-        "from minipipe import schedules\n[schedules.build(name, 3, 6) for name in schedules.REGISTRY]\n"
+        "from minipipe import schedules\n[schedules.build(name, 4, 6) for name in schedules.REGISTRY]\n"
         "assert not {'minipipe.schedules.analysis', 'minipipe.schedules.simulation'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, check=True)
@@ -326,7 +326,7 @@ from minipipe import Costs, render, schedules, simulate, verify
 from minipipe.cli import main
 names = list(schedules.REGISTRY)
 for name in names:
-    schedule = schedules.build(name, 3, 6)
+    schedule = schedules.build(name, 4, 6)
     verify(schedule)
     verify(schedules.lower(schedule))
     timeline = simulate(schedule, Costs(latency=0.5))
@@ -342,7 +342,7 @@ print(len(names))
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=PACKAGE.parent, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "14"
+    assert done.stdout.splitlines()[-1] == "16"
 
 
 def test_a_public_module_lists_what_it_offers_and_inside_an_underscore_says_what_it_does_not():

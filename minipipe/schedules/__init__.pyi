@@ -21,6 +21,8 @@ from minipipe.schedules.asynchronous import paci as paci
 from minipipe.schedules.asynchronous import pipedream as pipedream
 from minipipe.schedules.asynchronous import two_buffered as two_buffered
 from minipipe.schedules.asynchronous import vertical_sync as vertical_sync
+from minipipe.schedules.bidirectional import chimera as chimera
+from minipipe.schedules.bidirectional import dualpipe as dualpipe
 from minipipe.schedules.gpipe import gpipe as gpipe
 from minipipe.schedules.interleaved import eager_1f1b as eager_1f1b
 from minipipe.schedules.interleaved import interleaved_1f1b as interleaved_1f1b

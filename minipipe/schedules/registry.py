@@ -8,6 +8,7 @@ from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action_table import Schedule, collector_paused
+from minipipe.schedules.bidirectional import chimera, dualpipe
 from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.interleaved import (
     eager_1f1b,
@@ -35,6 +36,8 @@ _ENTRIES: dict[str, tuple[Callable[..., Schedule], str]] = {
     "v-half": (v_half, "half of 1F1B's memory, plus 1; a V"),
     "v-min": (v_min, "1/3 of 1F1B's memory, plus 1; a V"),
     "dualpipe-v": (dualpipe_v, "overlaps forward, backward; a V"),
+    "chimera": (chimera, "two 1F1B, down and up; 2x weights"),
+    "dualpipe": (dualpipe, "dualpipe-v, down and up; 2x weights"),
     "forward-only": (forward_only, "predicts only; keeps nothing"),
 }
 

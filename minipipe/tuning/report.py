@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from minipipe.execution.plan import Plan
 from minipipe.io import html_table, text_table
 from minipipe.render.descriptions import format_memory
-from minipipe.tuning.weighing import Choice, CostModel, best_of, by_worth, described
+from minipipe.tuning.weighing import Choice, CostModel, best_of, by_worth, described, refused_names
 
 _IDLE = {"fill": ("warm-up",), "wait": ("waiting", "sending", "overhead"), "drain": ("drain",)}
 _TIMES = ("predicted ms", "measured ms")
@@ -147,6 +147,8 @@ class Advice:
         if self.measured.waited > _BUSY:
             share = f"{100 * self.measured.waited:.0f} % of the time that they wanted a core"
             said.append(f"The machine was busy: the layers were measured without a core for {share}.")
+        why = "since Pipeline runs neither replicas of a stage nor updates within a schedule"
+        said.append(f"Not weighed, {why}: {', '.join(refused_names())}.")
         return " ".join(said)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from numbers import Real
@@ -212,7 +213,7 @@ class Candidate(NamedTuple):
 def candidates(
     num_ranks: int, num_layers: int, counts: Iterable[int], chunks_per_rank: int | None = None
 ) -> Iterator[Candidate]:
-    """Yield every named schedule that trains and fits the number of ranks and layers, cut by time.
+    """Yield every named schedule that a pipeline trains with and that fits the ranks and layers, cut by time.
 
     Parameters
     ----------
@@ -232,21 +233,38 @@ def candidates(
         own = default_chunks(builder)
         several = (own,) if own == 1 else range(own, _MOST_CHUNKS + 1)
         for chunks in several if chunks_per_rank is None else (chunks_per_rank,):
-            found = (Candidate(name, count, chunks) for count in counts if name != "forward-only")
+            found = (Candidate(name, count, chunks) for count in counts)
             yield from (candidate for candidate in found if _fits(candidate, num_ranks, num_layers))
 
 
 def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
-    """Whether the schedule exists for these sizes, with a layer for each stage."""
+    """Whether the schedule exists for these sizes, with a layer for each stage, and a pipeline trains with it."""
     if num_ranks * candidate.chunks_per_rank > num_layers:
         return False
     try:
-        candidate.build(num_ranks)
+        schedule = candidate.build(num_ranks)
     except ScheduleError as error:
         if not error.problems[0].code.is_misuse:
             raise
         return False
-    return True
+    return not schedule.is_forward_only and _is_run(schedule)
+
+
+def refused_names() -> list[str]:
+    """Return the named schedules that are no candidates because a pipeline refuses them.
+
+    Examples
+    --------
+    >>> "chimera" in refused_names(), "1f1b" in refused_names()
+    (True, False)
+    """
+    return [name for name in REGISTRY if not _is_run(build(name, num_ranks=2))]
+
+
+def _is_run(schedule: Schedule) -> bool:
+    with suppress(ScheduleError):
+        return bool(schedule.one_rank_each("the adviser"))
+    return False
 
 
 def numbers_of_microbatches(num_samples: int, num_ranks: int, own: int | None = None) -> list[int]:

@@ -21,6 +21,7 @@ from statistics import median
 import numpy as np
 
 from minipipe import Pipeline, init_process_group, nn, schedules, simulate
+from minipipe.tuning.weighing import refused_names
 
 
 def model_of(options):
@@ -69,7 +70,7 @@ def main():
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5, help="of each schedule in a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=30, help="default: %(default)s")
-    trained = [name for name in schedules.REGISTRY if name != "forward-only"]
+    trained = [name for name in schedules.REGISTRY if name not in ("forward-only", *refused_names())]
     parser.add_argument("--schedules", nargs="+", default=trained, metavar="NAME")
     parser.add_argument("--json", action="store_true")
     with init_process_group() as group:

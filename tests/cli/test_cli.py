@@ -23,8 +23,9 @@ from tests.launch import ROOT, mpirun, needs_mpi
 def test_schedules_lists_every_one_with_bubble_memory_and_a_line(ask):
     status, out, _ = ask("schedules")
     assert status == 0
+    _, table, _ = out.split("\n\n")
     for name in schedules.REGISTRY:
-        (line,) = (line for line in out.splitlines() if line.split()[:1] == [name])
+        (line,) = (line for line in table.splitlines() if line.split()[:1] == [name])
         assert schedules.TRADES[name] in line
     assert re.search(r"^1f1b +1 +33 +27\.3 +22\.2 +4  ", out, re.MULTILINE)
     assert re.search(r"^zb-v +2 +25\.5 +5\.9 +0\.0 +4  ", out, re.MULTILINE)

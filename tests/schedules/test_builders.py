@@ -1,14 +1,17 @@
 """The named schedules: their orders, written out as on paper, and the numbers that they refuse."""
 
 import inspect
+import itertools
 import re
 from collections import Counter
+from functools import partial
 
 import pytest
 
 from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules.action import ActionKind
+from tests.strategies import takes
 
 
 def rows(schedule):
@@ -20,20 +23,30 @@ def test_every_stage_does_each_microbatch_forward_once_and_backward_once(every_s
         done = Counter((rank, action) for rank, row in enumerate(schedule.actions) for action in row)
         assert set(done.values()) == {1}, str(schedule)
         per_stage = Counter((rank, action.stage, action.kind.value) for rank, action in done)
-        for stage, rank in enumerate(schedule.placement):
-            counts = {kind: per_stage[rank, stage, kind] for kind in "FBIW"}
+        for stage in range(schedule.num_stages):
+            ranks = schedule.ranks_of(stage)
+            counts = {kind: sum(per_stage[rank, stage, kind] for rank in ranks) for kind in "FBIW"}
             assert counts["F"] == schedule.num_microbatches, str(schedule)
             backwards = 0 if schedule.is_forward_only else schedule.num_microbatches
             assert counts["B"] + counts["I"] == backwards, str(schedule)
             assert counts["I"] == counts["W"], str(schedule)
-        assert sum(done.values()) == sum(per_stage[key] for key in per_stage if key[0] == schedule.placement[key[1]])
+        assert all(rank in schedule.ranks_of(stage) for rank, stage, _ in per_stage)
 
 
 @pytest.mark.parametrize("name", schedules.REGISTRY)
 def test_every_named_schedule_accepts_as_many_microbatches_as_ranks(name):
-    for num_ranks in range(1, 7):
+    for num_ranks in filter(partial(takes, name), range(1, 7)):
         schedule = schedules.REGISTRY[name](num_ranks, num_ranks)
         assert (schedule.name, schedule.num_ranks, schedule.num_microbatches) == (name, num_ranks, num_ranks)
+
+
+EVEN_RANKS = {"chimera", "dualpipe"}
+
+
+@pytest.mark.parametrize("name", schedules.REGISTRY)
+def test_a_builder_takes_all_sizes_but_those_listed_here(name):
+    for p, m in itertools.product(range(1, 9), range(1, 18)):
+        assert takes(name, p, m) == (p % 2 == 0 or name not in EVEN_RANKS), (p, m)
 
 
 def test_the_registry_cannot_be_changed_from_outside():
@@ -170,7 +183,7 @@ def test_the_drawing_in_its_documentation_is_its_tick_grid(name):
     drawn = re.findall(r"^ *rank \d: (.*)$", inspect.getdoc(builder).split("\nExamples\n")[0], re.MULTILINE)
     m = 1 + max(int(k) for k in re.findall(r"[FBIW](\d+)", drawn[0]))
     schedule = schedules.build(name, len(drawn), m)
-    several = schedule.num_stages > schedule.num_ranks
+    several = schedule.num_stages > schedule.num_ranks or schedule.has_replicas
     for line, row in zip(drawn, schedules.tick_grid(schedule), strict=True):
         cells = [("" if cell is None else str(cell)[0 if several else 1 :]) for cell in row]
         width = 3 if several else 2

@@ -85,6 +85,10 @@ _OF_ALL = (*_OF_TIMES, "peak", "period")
 # By its text: the formulas to which a condition applies, and the condition.
 _CONDITIONS: dict[str, tuple[Sequence[str], Callable[[Case], bool]]] = {
     "two chunks on each rank": (_OF_ALL, lambda case: case.v == 2),
+    "one chunk on each rank": (_OF_ALL, lambda case: case.v == 1),
+    "an even number of ranks": (_OF_ALL, lambda case: case.p % 2 == 0),
+    "an even number of microbatches": (_OF_ALL, lambda case: case.m % 2 == 0),
+    "m a multiple of p": (_OF_ALL, lambda case: case.m % case.p == 0),
     "m >= p": (_OF_ALL, lambda case: case.m >= case.p),
     "m >= 2p - 1": (_OF_ALL, lambda case: case.m >= 2 * case.p - 1),
     "m >= 2p": (_OF_ALL, lambda case: case.m >= 2 * case.p),
@@ -133,6 +137,11 @@ def _h1_period(case: Case, latency: float) -> float:
     return max(case.round, (trip + 2 * (case.p - 1) * latency) / case.p)
 
 
+def _chimera_makespan(case: Case) -> float:
+    shorter, longer = sorted((case.forward, case.backward_input + case.backward_weight))
+    return case.work + (case.p - 2) * (shorter + case.m / case.p * (longer - shorter))
+
+
 def _v_makespan(case: Case) -> float:
     return (6 * case.m + case.p - 1) * case.forward / case.v
 
@@ -141,6 +150,11 @@ _H1 = ("m >= p", "tW <= tF", "weight_activation <= activation")
 _H2 = ("m >= 2p - 1", "tW <= tF", "2 tW <= tF + tI", "weight_activation <= activation")
 _ZB_V = ("two chunks on each rank", "m >= 2p - 1", "tF = tI = tW", "weight_activation <= activation")
 _DUALPIPE_V = ("two chunks on each rank", "m >= 2p", "tF = tI = tW", "weight_activation <= activation")
+_CHIMERA = ("one chunk on each rank", "an even number of ranks", "m a multiple of p")
+_DUALPIPE = (
+    *("one chunk on each rank", "an even number of ranks", "an even number of microbatches", "m >= 2p"),
+    *("tF = tI = tW", "weight_activation <= activation"),
+)
 _CONTROLLABLE = ("two chunks on each rank", "m >= p", "weight_activation = activation")
 
 CLOSED_FORMS: dict[str, ClosedForms] = {
@@ -177,6 +191,18 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
         lambda case: (case.p - 1) * case.forward / case.v,
         lambda p, m, v, r: (2 * p + 1, 0),
         conditions=_DUALPIPE_V,
+    ),
+    "chimera": ClosedForms(
+        _chimera_makespan,
+        _bubble_of_first_rank,
+        lambda p, m, v, r: (p // 2 + 1 + min(r, p - 1 - r), 0),
+        conditions=_CHIMERA,
+    ),
+    "dualpipe": ClosedForms(
+        lambda case: (3 * case.m + case.p // 2 - 1) * case.forward,
+        lambda case: (case.p // 2 - 1) * case.forward,
+        lambda p, m, v, r: (p + 1, 0),
+        conditions=_DUALPIPE,
     ),
     "forward-only": ClosedForms(_looped, peak=lambda p, m, v, r: (1, 0)),
 }

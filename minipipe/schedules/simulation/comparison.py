@@ -266,7 +266,9 @@ def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
 
 
 def _shape(schedule: Schedule, chunks: int) -> str:
-    """Return the name of a placement: ``"straight"``, ``"looped"``, ``"V"`` or, for all others, ``"other"``."""
+    """Return the name of a placement: ``"straight"``, ``"looped"``, ``"V"``, ``"replicas"`` or else ``"other"``."""
+    if schedule.has_replicas:
+        return "replicas"
     shapes = {
         "straight": neighbouring_placement(schedule.num_ranks, chunks),
         "looped": looped_placement(schedule.num_ranks, chunks),
@@ -287,7 +289,7 @@ class TradeoffPoint(NamedTuple):
     ----------
     name : str
     placement : str
-        ``"straight"``, ``"looped"``, ``"V"`` or ``"other"``.
+        ``"straight"``, ``"looped"``, ``"V"``, ``"replicas"`` or ``"other"``.
     memory : float
         The peak of the fullest rank, in the memory unit of the costs.
     bubble : float
@@ -349,6 +351,8 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     The bounds are of makespans with a split backward, for straight stages and for a V. Where stages hold different
     amounts, or I and W do, a step is an eighth of a microbatch long, and as high as the bound at its right end.
 
+    The memory is that of activations. Schedules with replicas are left out, since they hold weights twice as well.
+
     Examples
     --------
     >>> of_four = tradeoff(4, 8)
@@ -369,7 +373,8 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     work = _work(costs, num_ranks, num_microbatches)
     if not work:
         raise ScheduleError.of(ScheduleCode.COSTS, "F, I and W take no time; expected some, to compare it with memory.")
-    choices = [_choice(row["schedule"], row, work) for row in rows if row["schedule"] != "forward-only"]
+    compared = (row for row in rows if row["schedule"] != "forward-only" and row["placement"] != "replicas")
+    choices = [_choice(row["schedule"], row, work) for row in compared]
     most = max(choice.memory for choice in choices)
     bounds = {
         name: tuple(_bound(costs, placed(num_ranks), num_microbatches, most)) for name, placed in PLACEMENTS.items()

@@ -121,18 +121,18 @@ def test_every_send_has_one_receive_on_the_neighbours_rank_and_nobody_else_talks
         where = Counter(
             (rank, action) for rank, row in enumerate(lowered.actions) for action in row if action.kind.is_communication
         )
-        place = schedule.placement
         wanted = Counter()
         for below, above in zip(range(schedule.num_stages), range(1, schedule.num_stages)):
-            if place[below] == place[above]:
-                continue
             for k in range(schedule.num_microbatches):
-                wanted[place[below], Action(below, SEND_F, k)] += 1
-                wanted[place[above], Action(above, RECV_F, k)] += 1
+                low, high = schedule.rank_of(below, k), schedule.rank_of(above, k)
+                if low == high:
+                    continue
+                wanted[low, Action(below, SEND_F, k)] += 1
+                wanted[high, Action(above, RECV_F, k)] += 1
                 if schedule.is_forward_only:
                     continue
-                wanted[place[above], Action(above, SEND_B, k)] += 1
-                wanted[place[below], Action(below, RECV_B, k)] += 1
+                wanted[high, Action(above, SEND_B, k)] += 1
+                wanted[low, Action(below, RECV_B, k)] += 1
         assert where == wanted, str(schedule)
 
 
@@ -149,15 +149,14 @@ def test_messages_pass_between_a_pair_of_ranks_in_one_order_at_both_ends(every_s
         return sender, kind.value[-1], k
 
     for schedule in every_schedule:
-        place, lowered = schedule.placement, lower(schedule)
-        sent, received = {}, {}
+        lowered, sent, received = lower(schedule), {}, {}
         for rank, row in enumerate(lowered.actions):
             for action in row:
                 if not action.kind.is_communication:
                     continue
                 sender, letter, k = message(action)
                 receiver = sender + (1 if letter == "F" else -1)
-                ends = (place[sender], place[receiver])
+                ends = (schedule.rank_of(sender, k), schedule.rank_of(receiver, k))
                 side = sent if action.kind in (SEND_F, SEND_B) else received
                 assert rank == ends[side is received]
                 side.setdefault(ends, []).append((sender, letter, k))

@@ -19,7 +19,7 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import peak_memory, simulate
 from minipipe.schedules.simulation.span import Span
 from minipipe.schedules.simulation.timeline import Timeline
-from tests.strategies import table
+from tests.strategies import table, takes
 
 F = ActionKind.FORWARD
 
@@ -66,20 +66,24 @@ def test_of_equal_microbatches_greedy_takes_the_weights_of_the_earlier_stage_fir
 # -- formulas hold exactly where they say ------------------------------------------------------------------------
 
 TIMES = [(1, 1, 1), (2, 1, 1), (1, 4, 1), (1, 0, 0), (3, 2, 1), (1, 1, 2), (2, 4, 3), (2, 2, 0)]
-LEAST_MICROBATCHES = {
-    "zb-h1": lambda p: p,
-    "interleaved-zb": lambda p: p,
-    "zb-h2": lambda p: 2 * p - 1,
-    "zb-v": lambda p: 2 * p - 1,
-    "dualpipe-v": lambda p: 2 * p,
-    "v-half": lambda p: p,
-    "v-min": lambda p: p,
+ENOUGH_MICROBATCHES = {
+    "zb-h1": lambda p, m: m >= p,
+    "interleaved-zb": lambda p, m: m >= p,
+    "zb-h2": lambda p, m: m >= 2 * p - 1,
+    "zb-v": lambda p, m: m >= 2 * p - 1,
+    "dualpipe-v": lambda p, m: m >= 2 * p,
+    "v-half": lambda p, m: m >= p,
+    "v-min": lambda p, m: m >= p,
+    "chimera": lambda p, m: m % p == 0,
+    "dualpipe": lambda p, m: m >= 2 * p and m % 2 == 0,
 }
+WHOLE = [name for name in schedules.REGISTRY if ActionKind.BACKWARD_WEIGHT not in schedules.build(name, 4).kinds]
 
 
 def sizes(name):
     for p, m in itertools.product(range(1, 5), range(1, 10)):
-        yield p, m, m >= LEAST_MICROBATCHES.get(name, lambda p: 1)(p)
+        if takes(name, p):
+            yield p, m, ENOUGH_MICROBATCHES.get(name, lambda p, m: True)(p, m)
 
 
 def times_fit(name, forward, backward_input, backward_weight):
@@ -88,7 +92,7 @@ def times_fit(name, forward, backward_input, backward_weight):
         return backward_weight <= forward
     if name == "zb-h2":
         return backward_weight <= forward and 2 * backward_weight <= forward + backward_input
-    if name in ("zb-v", "dualpipe-v"):
+    if name in ("zb-v", "dualpipe-v", "dualpipe"):
         return forward == backward_input == backward_weight
     return name not in ("v-half", "v-min")
 
@@ -118,13 +122,21 @@ def test_a_formula_of_memory_holds_wherever_its_conditions_do_and_is_refused_els
         sizes(name), [(1, 1), (3, 1), (3, 0), (2, 3)]
     ):
         held = {"activation": activation, "weight_activation": weight_activation}
-        fits = are_enough and (name not in LEAST_MICROBATCHES or weight_activation <= activation)
+        fits = are_enough and (name in WHOLE or weight_activation <= activation)
         if name in ("v-half", "v-min"):
             fits = fits and weight_activation == activation
         if fits:
             assert theory.peak_memory(name, p, m, **held) == peak_memory(schedules.build(name, p, m), Costs(**held))
         else:
             assert refusal(theory.peak_memory, name, p, m, **held).code == "no-formula"
+
+
+@pytest.mark.parametrize("name", ["chimera", "dualpipe"])
+@pytest.mark.parametrize(("sizes", "only_for"), [((3, 6), "an even number of ranks"), ((4, 8, 2), "one chunk")])
+def test_a_formula_of_two_pipelines_is_refused_where_they_do_not_exist(name, sizes, only_for):
+    for formula in (theory.makespan, theory.span_bubble, theory.peak_memory):
+        error = refusal(formula, name, *sizes)
+        assert error.code == "no-formula" and only_for in str(error)
 
 
 def test_a_rank_below_zero_has_no_memory():

@@ -107,7 +107,7 @@ def test_a_comparison_names_the_placement():
     looped = {name for name, placement in placements.items() if placement == "looped"}
     assert looped == {"interleaved-1f1b", "looped-bfs", "interleaved-zb"}
     assert placements["1f1b"] == sweep([4], [8], ["1f1b"], [2])[0]["placement"] == "straight"
-    assert {row["placement"] for row in table(1, 2)} == {"straight"}
+    assert {row["placement"] for row in table(1, 2) if row["error"] is None} == {"straight"}
 
 
 def test_a_sweep_goes_over_chunks_and_says_which_do_not_fit():

@@ -160,7 +160,7 @@ def test_idle_slots_and_work_fill_the_makespan_of_every_rank(drawn):
             assert slot.cause is not IdleCause.OVERHEAD  # in a simulation everything has a reason
             assert (slot.cause is IdleCause.DRAIN) == (slot.awaited is None)
             if slot.awaited is not None:
-                assert slot.source == schedule.placement[slot.awaited.stage] != rank
+                assert slot.source == schedule.rank_of(slot.awaited.stage, slot.awaited.microbatch) != rank
             if slot.cause is IdleCause.SENDING:
                 assert costs.sends_block
         assert [slot.cause for slot in slots].count(IdleCause.DRAIN) <= 1

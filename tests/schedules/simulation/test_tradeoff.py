@@ -20,7 +20,9 @@ def test_the_points_are_those_of_the_table_and_no_bound_is_above_them(num_ranks,
     rows = {row["schedule"]: row for row in schedules.table(num_ranks, num_microbatches, costs)}
     found = tradeoff(num_ranks, num_microbatches, costs)
     assert [choice.name for choice in found.choices] == [
-        name for name, row in rows.items() if name != "forward-only" and row["error"] is None
+        name
+        for name, row in rows.items()
+        if name != "forward-only" and row["error"] is None and row["placement"] != "replicas"
     ]
     for choice in found.choices:
         row = rows[choice.name]
@@ -45,6 +47,13 @@ def test_the_front_is_what_no_other_choice_is_at_least_as_good_as(drawn):
     }
     front = pareto_front(choices)
     assert [(choice.memory, choice.bubble) for choice in front] == sorted(expected)
+
+
+def test_schedules_with_replicas_are_left_out_as_their_weights_take_memory_that_no_axis_shows():
+    placements = {row["schedule"]: row["placement"] for row in schedules.table(4, 8)}
+    twice = {name for name, placement in placements.items() if placement == "replicas"}
+    assert twice == {name for name, trade in schedules.TRADES.items() if "2x weights" in trade} >= {"chimera"}
+    assert not twice & {choice.name for choice in tradeoff(4, 8).choices}
 
 
 def test_no_bound_is_above_a_schedule_whose_ranks_share_cores():

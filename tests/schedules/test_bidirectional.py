@@ -1,0 +1,279 @@
+"""Two pipelines in opposite directions: their orders against tables made by other rules, and the papers' figures."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from minipipe import Costs, Plan, Schedule, advise, nn, schedules, simulate, verify
+from minipipe.errors import ScheduleError
+from minipipe.schedules import theory
+from minipipe.tuning.weighing import candidates, refused_names
+
+UNITS = Costs(1, 0.5, 0.5)  # a whole backward takes as long as a forward
+DOUBLE = Costs(1, 1, 1)  # a whole backward takes twice as long
+
+
+def directed(schedule):
+    """Return each rank's row as words: direction, kind and the place of the microbatch in its direction, ``down F0``.
+
+    On rank r, the pipeline down runs stage r, and the one up the stage of the opposite rank.
+    """
+    p, num_down = schedule.num_ranks, (schedule.num_microbatches + 1) // 2
+    rows = []
+    for rank, row in enumerate(schedule.actions):
+        assert {stage for stage, _, _ in row} <= {rank, p - 1 - rank}
+        ways = {rank: ("down", 0), p - 1 - rank: ("up", num_down)}
+        named = [(*ways[stage], kind, k) for stage, kind, k in row]
+        rows.append([f"{way} {kind}{k - first}" for way, first, kind, k in named])
+    return rows
+
+
+# -- Chimera ---------------------------------------------------------------------------------------------------
+
+
+def test_chimera_as_in_the_figure_of_its_paper():
+    """Figure 3: four workers, four microbatches. Each direction is 1F1B, and the second fills gaps of the first."""
+    down = """
+        rank 0: F0 .  F1 .  .  .  .  B0 .  B1
+        rank 1: .  F0 .  F1 .  .  B0 .  B1 .
+        rank 2: .  .  F0 .  F1 B0 .  B1 .  .
+        rank 3: .  .  .  F0 B0 F1 B1 .  .  .
+    """
+    rows = [line.split()[2:] for line in down.strip().splitlines()]
+    merged = []
+    for rank, (own, opposite) in enumerate(zip(rows, reversed(rows))):
+        assert all("." in pair for pair in zip(own, opposite))  # never both at once
+        slots = [(a, rank, 0) if a != "." else (b, 3 - rank, 2) for a, b in zip(own, opposite) if (a, b) != (".", ".")]
+        merged.append(" ".join(f"{stage}{cell[0]}{int(cell[1]) + first}" for cell, stage, first in slots))
+    assert [" ".join(map(str, row)) for row in schedules.chimera(4, 4).actions] == merged
+    assert merged[1] == "1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1"
+
+
+def by_tokens(p, m):
+    """Move microbatches by one stage in each slot, until all are back: another rule than that of start slots.
+
+    In each direction one enters in every other slot, p/2 of a unit. Having reached the last stage, it stays there for a
+    slot, B after F, and goes back. The next unit enters when the first microbatch of the last one has left.
+    """
+    rows = [[] for _ in range(p)]
+    left = {"down": (m + 1) // 2, "up": m // 2}
+    entered = Counter()
+    inside = {way: [] for way in left}  # [number, stage, kind]
+    next_entry, of_unit = dict.fromkeys(left, 0), dict.fromkeys(left, 0)
+    slot = 0
+    while any(left.values()) or any(inside.values()):
+        for way, tokens in inside.items():
+            for token in tokens:
+                if token[2] == "F" and token[1] == p - 1:
+                    token[2] = "B"
+                else:
+                    token[1] += 1 if token[2] == "F" else -1
+            gone = [token for token in tokens if token[1] < 0]
+            if gone and gone[0][0] % (p // 2) == 0:
+                of_unit[way], next_entry[way] = 0, slot
+            inside[way] = [token for token in tokens if token[1] >= 0]
+            if left[way] and of_unit[way] < p // 2 and slot == next_entry[way]:
+                inside[way].append([entered[way], 0, "F"])
+                entered[way] += 1
+                left[way] -= 1
+                of_unit[way] += 1
+                next_entry[way] = slot + 2
+        here = [(t[1] if way == "down" else p - 1 - t[1], way, t) for way, tokens in inside.items() for t in tokens]
+        assert len({rank for rank, _, _ in here}) == len(here)  # one action of a rank in a slot
+        for rank, way, (number, _, kind) in here:
+            rows[rank].append(f"{way} {kind}{number}")
+        slot += 1
+    return rows, slot
+
+
+@pytest.mark.parametrize("p", [2, 4, 6, 8])
+def test_chimera_is_what_microbatches_do_that_move_by_a_stage_in_each_slot(p):
+    for m in (1, 2, 3, p - 1, p, p + 1, p + 2, 2 * p, 2 * p + 3, 4 * p):
+        rows, num_slots = by_tokens(p, m)
+        schedule = schedules.chimera(p, m)
+        assert directed(schedule) == rows, (p, m)
+        verify(schedule)
+        assert simulate(schedule, UNITS).makespan <= num_slots
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "of_units", "of_doubles"), [(4, 4, 10, 16), (4, 8, 18, 30), (8, 8, 22, 36), (8, 16, 38, 66)]
+)
+def test_chimera_has_the_figures_of_its_paper(p, m, of_units, of_doubles):
+    """Table 2: p - 2 slots of bubbles, and from p/2 + 1 to p microbatches held, where F and B take as long."""
+    schedule = schedules.chimera(p, m)
+    timeline = simulate(schedule, UNITS)
+    assert timeline.makespan == of_units == 2 * m + p - 2
+    assert {sum(slot.end - slot.start for slot in row) for row in timeline.idle} == {p - 2}
+    assert (min(timeline.peak_activations), max(timeline.peak_activations)) == (p // 2 + 1, p)
+    assert simulate(schedule, DOUBLE).makespan == of_doubles == theory.makespan("chimera", p, m)
+    assert simulate(schedules.one_f_one_b(p, m), DOUBLE).makespan == 3 * (m + p - 1) > of_doubles
+
+
+def test_an_odd_number_of_ranks_would_need_two_actions_in_one_slot():
+    """Stage s of p has its F in slot s + 2i. On rank r those are r and p - 1 - r: for odd p both even, or both odd."""
+    for p in range(2, 9):
+        slots = [{r + 2 * i for i in range(p // 2)} & {p - 1 - r + 2 * i for i in range(p // 2)} for r in range(p)]
+        assert any(slots) == (p % 2 == 1)
+
+
+def test_of_an_odd_number_of_microbatches_one_more_goes_down():
+    for build in (schedules.chimera, schedules.dualpipe):
+        for p, m in ((2, 3), (4, 5), (4, 7), (6, 13)):
+            schedule = build(p, m)
+            assert [schedule.rank_of(0, k) for k in range(m)] == [0] * (m // 2 + 1) + [p - 1] * (m // 2)
+            assert schedule.placement == tuple((rank, p - 1 - rank) for rank in range(p))
+
+
+def test_a_single_microbatch_goes_down_and_makes_no_replicas():
+    for build in (schedules.chimera, schedules.dualpipe):
+        schedule = build(4, 1)
+        assert schedule.placement == (0, 1, 2, 3) and not schedule.has_replicas
+    assert simulate(schedules.chimera(4, 1), DOUBLE).makespan == 12
+
+
+# -- DualPipe --------------------------------------------------------------------------------------------------
+
+
+def by_steps(rank, num_ranks, num_chunks):
+    """Return a rank's row as the control flow of ``DualPipe.step`` runs it, its eight steps one after the other.
+
+    Phase 0 is the pipeline down in the first half of the ranks, and the one up in the second half.
+    """
+    row, pending, count = [], [], Counter()
+    ways = ("down", "up") if rank < num_ranks // 2 else ("up", "down")
+
+    def run(kind, phase):
+        whole = "B" if kind == "I" else kind
+        word = f"{kind}{count[whole, phase]}"
+        row.append(f"{ways[phase]} {word}")
+        count[whole, phase] += 1
+        if kind == "I":
+            pending.append(f"{ways[phase]} W{word[1:]}")
+
+    def weights():
+        row.append(pending.pop(0))
+
+    half_ranks, half_chunks = num_ranks // 2, num_chunks // 2
+    half_rank = min(rank, num_ranks - 1 - rank)
+    for _ in range((half_ranks - half_rank - 1) * 2):  # step 1
+        run("F", 0)
+    for _ in range(half_rank + 1):  # step 2
+        run("F", 0)
+        run("F", 1)
+    for _ in range(half_ranks - half_rank - 1):  # step 3, zero bubble
+        run("I", 1)
+        weights()
+        run("F", 1)
+    for _ in range(half_chunks - num_ranks + half_rank + 1):  # step 4: two pairs, each a forward and a backward
+        run("F", 0)
+        run("B", 1)
+        run("F", 1)
+        run("B", 0)
+    for _ in range(half_ranks - half_rank - 1):  # step 5
+        run("B", 1)
+        run("F", 1)
+        run("B", 0)
+    split = False
+    for i in range(half_rank + 1):  # step 6, zero bubble from its middle on
+        split = split or (i == (half_rank + 1) // 2 and half_rank % 2 == 1)
+        run("I" if split else "B", 1)
+        split = split or (i == (half_rank + 1) // 2 and half_rank % 2 == 0)
+        run("I" if split else "B", 0)
+    for _ in range(half_ranks - half_rank - 1):  # step 7, zero bubble
+        weights()
+        run("I", 0)
+    for _ in range(half_rank + 1):  # step 8
+        weights()
+    assert not pending
+    return row
+
+
+@pytest.mark.parametrize("p", [2, 4, 6, 8])
+def test_dualpipe_is_the_control_flow_of_its_authors(p):
+    for m in {2 * p, 2 * p + 2, 20, 32}:
+        schedule = schedules.dualpipe(p, m)
+        assert directed(schedule) == [by_steps(rank, p, m) for rank in range(p)], (p, m)
+        verify(schedule)
+        timeline = simulate(schedule, DOUBLE)
+        assert set(timeline.peak_activations) == {p + 1}
+        assert timeline.makespan == theory.makespan("dualpipe", p, m) == 3 * m + p // 2 - 1
+
+
+def test_dualpipe_on_eight_ranks_without_overlaps():
+    """The figure of DeepSeek-V3's report has 8 ranks and 20 microbatches."""
+    assert simulate(schedules.dualpipe(8, 20)).makespan == 63
+    assert simulate(schedules.one_f_one_b(8, 20)).makespan == 81
+
+
+def test_opposite_ranks_of_dualpipe_run_the_same_row_in_opposite_directions():
+    other = {"down": "up", "up": "down"}
+    for p, m in ((2, 4), (4, 10), (8, 20)):
+        rows = directed(schedules.dualpipe(p, m))
+        for row, opposite in zip(rows, reversed(rows)):
+            assert [(other[way], cell) for way, cell in map(str.split, row)] == [tuple(c.split()) for c in opposite]
+
+
+def test_with_fewer_microbatches_both_directions_of_dualpipe_are_cut():
+    whole = directed(schedules.dualpipe(4, 8))
+    for m in range(1, 8):
+        most = {"down": (m + 1) // 2, "up": m // 2}
+        kept = [[cell for cell in row if int(cell.split()[1][1:]) < most[cell.split()[0]]] for row in whole]
+        assert directed(schedules.dualpipe(4, m)) == kept
+
+
+# -- who knows them --------------------------------------------------------------------------------------------
+
+
+def test_the_adviser_leaves_out_what_a_pipeline_refuses_and_says_so():
+    model, x = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8))), np.ones((8, 2), np.float32)
+    refused = []
+    for name in schedules.REGISTRY:
+        try:
+            Plan(model, schedules.build(name, 2, 4), num_ranks=2)
+        except ScheduleError as error:
+            assert error.code in ("replicas", "updates") and "which Pipeline does not know yet" in str(error)
+            refused.append(name)
+    assert refused == refused_names() and {"chimera", "dualpipe"} <= {*refused}
+    weighed = {candidate.schedule for candidate in candidates(2, num_layers=8, counts=[4])}
+    assert weighed == {*schedules.REGISTRY} - {*refused, "forward-only"}
+    advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, num_microbatches=4, messages="assumed", seconds=0)
+    assert "Not weighed, since Pipeline runs neither replicas of a stage nor updates within" in str(advice)
+    assert str(advice).endswith(f": {', '.join(refused)}.")
+
+
+# -- mistakes --------------------------------------------------------------------------------------------------
+
+
+def refusal(call, *arguments):
+    with pytest.raises(ScheduleError) as caught:
+        call(*arguments)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["chimera", "dualpipe"])
+@pytest.mark.parametrize("p", [1, 3, 7])
+def test_an_odd_number_of_ranks_is_refused(name, p):
+    error = refusal(schedules.build, name, p, 8)
+    assert error.code == "parameters" and f"num_ranks is {p}; {name} has two pipelines" in str(error)
+    assert "takes an even number" in str(error)
+
+
+@pytest.mark.parametrize("name", ["chimera", "dualpipe"])
+def test_a_microbatch_that_comes_back_on_the_opposite_rank_is_refused(name):
+    schedule = schedules.build(name, 4, 8)
+    rows = [list(row) for row in schedule.actions]
+    moved = next(action for action in rows[1] if action.kind.is_backward and action.stage == 1)
+    rows[1].remove(moved)
+    rows[2].append(moved)
+    error = refusal(verify, Schedule("mutant", schedule.placement, 8, rows))
+    assert error.code == "other-replica" and f"{moved} is on another replica than its forward" in str(error)
+
+
+@pytest.mark.parametrize("name", ["chimera", "dualpipe"])
+def test_a_rank_that_begins_with_its_backwards_blocks_both_pipelines(name):
+    schedule = schedules.build(name, 4, 8)
+    rows = [sorted(row, key=lambda action: not action.kind.is_backward) for row in schedule.actions[:1]]
+    error = refusal(verify, Schedule("mutant", schedule.placement, 8, [*rows, *schedule.actions[1:]]))
+    assert error.problems[0].code in ("order", "deadlock")
