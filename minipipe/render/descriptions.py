@@ -18,8 +18,8 @@ KIND_NAMES = {
     ActionKind.RECV_F: "receipt of the activation",
     ActionKind.SEND_B: "send of the gradient",
     ActionKind.RECV_B: "receipt of the gradient",
-    ActionKind.REDUCE_GRAD: "sum of the gradients over replicas",
-    ActionKind.UPDATE: "update of the weights",
+    ActionKind.REDUCE_GRAD: "sum over replicas of the gradients",
+    ActionKind.UPDATE: "update of the weights by the gradients",
 }
 
 # A note on the arrows of measured messages: the end of the receive is measured, the arrival is not.
@@ -93,6 +93,9 @@ def describe_wait(idle: Idle) -> str:
         return "has not begun" if idle.cause is IdleCause.WARM_UP else "waits"
     if idle.cause is IdleCause.SENDING:
         return f"waits until rank {idle.source} reaches {idle.awaited}"
+    if idle.awaited.kind is ActionKind.REDUCE_GRAD:
+        is_late = f"rank {idle.source} is still in {idle.running}" if idle.running else "it is on its way"
+        return f"waits for the gradient sum of stage {idle.awaited.stage}: {is_late}"
     payload = f"{_CARRIES[idle.awaited.kind]} of microbatch {idle.awaited.microbatch}"
     return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
 

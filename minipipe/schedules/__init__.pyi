@@ -45,12 +45,14 @@ from minipipe.schedules.simulation.costs import Costs as Costs
 from minipipe.schedules.simulation.explanation import explain as explain
 from minipipe.schedules.simulation.simulator import peak_memory as peak_memory
 from minipipe.schedules.simulation.simulator import simulate as simulate
+from minipipe.schedules.simulation.span import GradientSum as GradientSum
 from minipipe.schedules.simulation.span import Idle as Idle
 from minipipe.schedules.simulation.span import IdleCause as IdleCause
 from minipipe.schedules.simulation.span import Message as Message
 from minipipe.schedules.simulation.span import Span as Span
 from minipipe.schedules.simulation.span import StepChange as StepChange
 from minipipe.schedules.simulation.timeline import Timeline as Timeline
+from minipipe.schedules.transforms import data_parallel as data_parallel
 from minipipe.schedules.transforms import freeze_stages as freeze_stages
 from minipipe.schedules.transforms import repeat as repeat
 from minipipe.schedules.transforms import split_backward as split_backward

@@ -208,6 +208,13 @@ class ActionTable(ShownInNotebooks):
         """The first stage with a backward: the first that is not frozen. ``num_stages`` where all are."""
         return min(set(range(self.num_stages)) - self.frozen, default=self.num_stages)
 
+    def without_sums(self) -> Self:
+        """Return the table without its REDUCE_GRADs, which take their ranks no time."""
+        if ActionKind.REDUCE_GRAD not in self.kinds:
+            return self
+        rows = ((action for action in row if action.kind is not ActionKind.REDUCE_GRAD) for row in self.actions)
+        return self.with_rows(type(self), rows)
+
     @cached_property
     def first_rank_with(self) -> dict[Action, int]:
         """By action, the first rank that has it."""

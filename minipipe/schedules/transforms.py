@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
-from minipipe.schedules.action import RECV_B, SEND_B, Action, ActionKind, B, F, I, W
+from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, U, W
 from minipipe.schedules.action_table import Schedule, T, check_table
-from minipipe.schedules.placement import check_size, neighbouring_placement
+from minipipe.schedules.placement import check_size, neighbouring_placement, ranks_in
 
 
 def straight(name: str, rows: Sequence[Sequence[Action]], num_microbatches: int, chunks_per_rank: int) -> Schedule:
@@ -228,3 +228,71 @@ def repeat(table: T, num_steps: int) -> T:
     rows = [[Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row] for row in table.actions]
     name = f"{table.name}, {num_steps} steps"
     return type(table)(name, table.placement, num_steps * m, tuple(map(tuple, rows)), table.frozen)
+
+
+def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
+    """Return copies of a schedule side by side, each with microbatches of its own, whose gradients are summed.
+
+    Replica d has the ranks from ``d * num_ranks`` on and the microbatches from ``d * num_microbatches`` on. Behind the
+    last gradient of each stage, or of each of its updates, stands a REDUCE_GRAD.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Any one with a backward. Where it has REDUCE_GRADs of its own, these sum over the copies as well.
+    num_replicas : int
+        At least 1. A single one is the schedule itself, with the sums of its own replicas where it has some.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``parameters``, ``too-large`` and ``forward-only``.
+
+    References
+    ----------
+    Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", section 2.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(data_parallel(schedules.gpipe(2, 1), 2))
+    # gpipe, 2 replicas: 4 ranks, 2 stages, 2 microbatches
+    rank 0: 0F0 0B0 0REDUCE_GRAD0
+    rank 1: 1F0 1B0 1REDUCE_GRAD0
+    rank 2: 0F1 0B1 0REDUCE_GRAD1
+    rank 3: 1F1 1B1 1REDUCE_GRAD1
+    """
+    check_table(schedule, Schedule)
+    n = whole_number("num_replicas", num_replicas, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    if schedule.is_forward_only:
+        message = f"{schedule.title} has no backward, and so no gradients to sum; expected a schedule that trains."
+        raise ScheduleError.of(ScheduleCode.FORWARD_ONLY, message)
+    if n == 1 and not schedule.has_replicas:
+        return schedule
+    p, m = schedule.num_ranks, schedule.num_microbatches
+    check_size(n * schedule.num_stages, n * m)
+    summed = [list(_with_sums(row)) for row in schedule.actions]
+    rows = [[Action(s, kind, d * m + k) for s, kind, k in row] for d in range(n) for row in summed]
+    homes = (ranks_in(home) for home in schedule.placement)
+    placement = tuple(tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes)
+    name = f"{schedule.name}, {n} replicas" if n > 1 else schedule.name
+    return Schedule(name, placement, n * m, tuple(map(tuple, rows)), schedule.frozen)
+
+
+def _with_sums(row: Sequence[Action]) -> Iterator[Action]:
+    """Yield a row with a REDUCE_GRAD behind the last gradient of each stage, or of each of its updates."""
+    own: dict[int, list[int]] = {}
+    for stage, kind, k in row:
+        if kind is B or kind is W:
+            own.setdefault(stage, []).append(k)
+    ends = {(s, k) for s, kind, k in row if kind is U} | {(s, max(ks)) for s, ks in own.items()}
+    ends -= {(s, k) for s, kind, k in row if kind is REDUCE_GRAD}
+    due = {stage: sorted(k for s, k in ends if s == stage) for stage in own}
+    left = {stage: sorted(microbatches) for stage, microbatches in own.items()}
+    for action in row:
+        yield action
+        stage, kind, k = action
+        if kind is B or kind is W:
+            left[stage].remove(k)
+            while due[stage] and not (left[stage] and left[stage][0] <= due[stage][0]):
+                yield Action(stage, REDUCE_GRAD, due[stage].pop(0))

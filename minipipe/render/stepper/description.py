@@ -10,7 +10,7 @@ from typing import Any
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.walkthrough import Activity, RankState, Snapshot, Walkthrough
-from minipipe.schedules.action import Action
+from minipipe.schedules.action import REDUCE_GRAD, Action
 from minipipe.schedules.simulation.span import Message
 from minipipe.schedules.simulation.timeline import format_number, format_time
 
@@ -178,6 +178,10 @@ def _describe_awaited(walkthrough: Walkthrough, rank: int, source: int | None, a
         return f"{awaited}, of a stage that does not exist"
     if awaited not in walkthrough.program.first_rank_with:
         return f"{awaited}, which is missing"
+    if awaited.kind is REDUCE_GRAD and walkthrough.is_timed:
+        return f"the gradient sum of stage {awaited.stage}, to which rank {source} comes last"
+    if awaited.kind is REDUCE_GRAD and source == rank:
+        return f"a REDUCE_GRAD of another replica, to meet {awaited}: it is missing"
     return f"{awaited}, later in its own list" if source == rank else f"{awaited} on rank {source}"
 
 

@@ -16,11 +16,12 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from minipipe.errors import Problem, ScheduleError
-from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action
+from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.sums import gradient_sums
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import Walk, walk
 from minipipe.schedules.simulation.costs import Costs
@@ -305,11 +306,13 @@ class Walkthrough:
     def _awaited(self, rank: int, action: Action, time: float) -> tuple[int | None, Action | None]:
         """Return the rank and the action that an action waits for; None for both once that has come."""
         if not self.is_timed:
-            return self._missing(action, time)
+            return self._missing_sum(action, time) if action.kind is REDUCE_GRAD else self._missing(action, time)
         slots = self.timeline.idle[rank]
         idle = slots[bisect_right(slots, time, key=attrgetter("end"))]
         if idle.cause is IdleCause.SENDING:
             has_come = idle.awaited is None or self._has_begun(idle.awaited, time)
+        elif idle.awaited and idle.awaited.kind is REDUCE_GRAD:
+            has_come = False  # the slot lasts until then
         else:
             has_come = action not in self._predicted or self._predicted[action].arrived <= time
         return (None, None) if has_come else (idle.source, idle.awaited)
@@ -322,6 +325,18 @@ class Walkthrough:
             if need not in self._first or self.events[self._first[need]].end > time:
                 break
         return self.program.home_of(need), need  # where none is missing, the last one is written twice
+
+    def _missing_sum(self, action: Action, time: float) -> tuple[int | None, Action]:
+        """Return the first replica that has not come to a sum, and its REDUCE_GRAD; without one, the action itself."""
+        others = next(filter(None, (members for members in gradient_sums(self.program) if action in members)))
+        for other in filter(None, others):
+            rank = self.program.home_of(other)
+            assert rank is not None
+            before = self.program.actions[rank].index(other) - 1
+            has_come = before < 0 or (before < len(own := self._own[rank]) and self.events[own[before]].end <= time)
+            if other != action and not has_come:
+                return rank, other
+        return self.program.home_of(action), action
 
     def _has_begun(self, action: Action, time: float) -> bool:
         return action in self._first and self.events[self._first[action]].start <= time

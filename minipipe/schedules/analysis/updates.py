@@ -19,7 +19,7 @@ from typing import NamedTuple
 from minipipe.errors import Problem, ScheduleCode
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, U, W
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.analysis.activations import endings
+from minipipe.schedules.analysis.activations import Footprint, Level, endings, memory_levels
 from minipipe.schedules.analysis.sums import gradient_sums
 
 _MOST = 1000  # problems of one kind that are listed
@@ -127,12 +127,12 @@ def _wrong(table: ActionTable, rank: int, found: Taken, position_of: dict[tuple[
 def _unsummed(table: ActionTable) -> Iterator[Problem]:
     """Yield each update of a stage with replicas before which its gradients are not summed."""
     for rank, row in enumerate(table.actions):
-        summed: dict[int, int] = {}
+        summed: set[Action] = set()
         for position, (stage, kind, k) in enumerate(row):
             if kind is REDUCE_GRAD:
-                summed[stage] = k
-            elif kind is U and len(table.ranks_of(stage)) > 1 and summed.get(stage) != k:
-                needed = Action(stage, REDUCE_GRAD, k)
+                summed.add(row[position])
+            needed = Action(stage, REDUCE_GRAD, k)
+            if kind is U and len(table.ranks_of(stage)) > 1 and needed not in summed:
                 sentence = f"Rank {rank}, position {position}: {row[position]} comes without {needed} before it;"
                 ranks = " and ".join(map(str, table.ranks_of(stage)))
                 hint = f"stage {stage} has replicas on ranks {ranks}, whose gradients are summed first."
@@ -263,3 +263,32 @@ def copies_held(row: Sequence[Action]) -> Iterator[tuple[Copies, Copies]]:
         if kind is U:
             sums[stage].discard(Action(stage, kind, k))
         yield during, held(stage)
+
+
+def rank_levels(table: ActionTable, footprint: Footprint, weights: Sequence[float]) -> list[list[Level]]:
+    """Return, by rank, the memory held while each of its actions runs and after it: activations, and copies.
+
+    Copies are the versions of a stage's weights beyond one, and its sums of gradients beyond one: a synchronous
+    schedule has none. Each takes the memory of the weights.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> levels = rank_levels(schedules.pipedream(2, 3), Footprint([1, 1], [1, 1], [0, 0]), weights=[10, 10])
+    >>> [after for _, after in levels[0]]
+    [1, 2, 1, 11, 12, 1, 11, 0, 0]
+    """
+    levels = memory_levels(table, footprint)
+    if U not in table.kinds or not any(weights):
+        return levels
+    return [list(_with_copies(row, own, weights)) for row, own in zip(table.actions, levels)]
+
+
+def _with_copies(row: Sequence[Action], levels: Iterable[Level], weights: Sequence[float]) -> Iterator[Level]:
+    others: defaultdict[int, float] = defaultdict(float)  # by stage, the memory of its copies
+    for (during, after), held in zip(levels, copies_held(row)):
+        stage, amounts = held[0].stage, []
+        for copies in held:
+            others[stage] = weights[stage] * (copies.versions - 1 + max(0, copies.sums - 1))
+            amounts.append(sum(others.values()))
+        yield max(during + amounts[0], after + amounts[1]), after + amounts[1]

@@ -189,7 +189,7 @@ class _Walker:
                     now = before
             now += 1
             position += 1
-            if now > len(rounds):
+            while now > len(rounds):  # once, except where sums begin an illegal schedule
                 rounds.append([])
             rounds[now - 1].append(rank)
             if completes >= 0 and not happened[completes + k]:  # [4]

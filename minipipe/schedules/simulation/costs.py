@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
-from minipipe.schedules.action import ActionKind, B, F, I, W
+from minipipe.schedules.action import REDUCE_GRAD, ActionKind, B, F, I, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import Workload, amount_per_rank
@@ -23,7 +23,8 @@ from minipipe.schedules.simulation.timeline import Timeline
 
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation")
-_OTHERS = ("latency", "bandwidth", "message_size", "overhead", "update", *_HELD, "cores", "hosts")
+_OF_WEIGHTS = ("update", "gradient_size", "weights")
+_OTHERS = ("latency", "bandwidth", "message_size", "overhead", *_OF_WEIGHTS, *_HELD, "cores", "hosts")
 _SINGLE = ("latency", "bandwidth", "overhead")
 _NUMBERS = (*_SHORT.values(), *_OTHERS)
 _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
@@ -98,7 +99,8 @@ class Costs:
     overhead : float
         The time of a rank between two actions of a step: bookkeeping and the start of transfers.
     update : float or sequence of float
-        By stage, the time of a rank between two training steps: the optimiser, and whatever else it does there.
+        By stage, the time of a U or, in a schedule without, of a rank between two training steps: the optimiser, and
+        whatever else it does there.
         ``Costs.measured(pipeline.timeline(num_steps=4)).update`` is a measured one.
     sends_block : bool
         Whether a SEND blocks its rank until the receiver has reached the RECV and the message has been transferred.
@@ -112,6 +114,11 @@ class Costs:
         By rank, the number of its host, counted from 0. Between two hosts messages share links: each host has one out
         and one in, with the bandwidth above, and those that share a link get max-min fair parts. The latency is not
         shared. By default all ranks are on one host, where messages share nothing.
+    gradient_size : float or sequence of float
+        By stage, the size of the gradients of its weights, for the sums over replicas; see :meth:`sum_times`.
+    weights : float or sequence of float
+        By stage, the memory of its weights. Each further version of them that a rank holds takes as much, and so does
+        each sum of gradients that waits for its U while another one grows.
 
     Examples
     --------
@@ -145,6 +152,8 @@ class Costs:
     memory_unit: str = "units"
     cores: float | Sequence[float] | None = None
     hosts: Sequence[int] | None = None
+    gradient_size: ByStage = 0.0
+    weights: ByStage = 0.0
 
     def __post_init__(self) -> None:
         for name in ("unit", "memory_unit"):
@@ -207,7 +216,7 @@ class Costs:
         """
         pieces = whole_number("pieces", pieces, 1, MOST_STAGES, error=ScheduleError.of, code=ScheduleCode.COSTS)
         times: dict[str, Any] = {
-            name: _pieces_of(getattr(self, name), pieces) for name in (*_SHORT.values(), "update", *_HELD)
+            name: _pieces_of(getattr(self, name), pieces) for name in (*_SHORT.values(), *_OF_WEIGHTS, *_HELD)
         }
         return replace(self, **times, message_size=_sizes_between(self.message_size, pieces))
 
@@ -331,7 +340,7 @@ class Costs:
         return cls(**own)
 
     def durations(self, num_stages: int) -> dict[ActionKind, list[float]]:
-        """Return the time of F, B, I and W on each stage.
+        """Return the time of F, B, I, W and U on each stage.
 
         Raises
         ------
@@ -339,10 +348,11 @@ class Costs:
             Code ``costs``, if a sequence does not have one value for each stage, or a cost is negative or not finite.
         """
         forward, inputs, weights = (self._by_stage(name, num_stages) for name in _SHORT.values())
-        return {F: forward, I: inputs, W: weights, B: [i + w for i, w in zip(inputs, weights)]}
+        both = [i + w for i, w in zip(inputs, weights)]
+        return {F: forward, I: inputs, W: weights, B: both, U: self._by_stage("update", num_stages)}
 
     def update_times(self, schedule: ActionTable) -> list[float]:
-        """Return, by rank, the time of the optimiser between two training steps.
+        """Return, by rank, the time of the optimiser between two training steps: none where the schedule has U.
 
         Raises
         ------
@@ -351,6 +361,8 @@ class Costs:
         """
         by_stage = self._by_stage("update", schedule.num_stages)
         by_rank = stages_by_rank(schedule.placement, schedule.num_ranks)
+        if U in schedule.kinds:
+            return [0.0] * schedule.num_ranks
         return [sum(by_stage[stage] for stage in stages) for stages in by_rank]
 
     def message_times(self, schedule: ActionTable) -> tuple[float, ...]:
@@ -374,6 +386,36 @@ class Costs:
             latency + size / bandwidth if schedule.crosses_ranks(stage) else 0.0 for stage, size in enumerate(sizes)
         )
 
+    def sum_times(self, schedule: ActionTable) -> list[tuple[float, float]]:
+        """Return, by stage, the time of each part of a sum of its gradients, and of the whole sum.
+
+        Replica j of n adds part j, 1/n of the gradients, in the order of the replicas, and sends the sum to all others:
+        a reduce-scatter and an all-gather, in each of which every replica sends n - 1 parts one after another. So a sum
+        takes 2 (latency + (n - 1) / n * gradient_size / bandwidth), and nothing without replicas.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``.
+
+        References
+        ----------
+        Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations": the least
+        volume, here without a ring, in two rounds and a fixed order of additions.
+
+        Examples
+        --------
+        >>> from minipipe import Schedule
+        >>> Costs(gradient_size=6, bandwidth=1, latency=0.5).sum_times(Schedule.from_text("0F0 0B0 \\n 0F1 0B1"))
+        [(3.0, 7.0)]
+        """
+        sizes, times = self._by_stage("gradient_size", schedule.num_stages), []
+        for stage, size in enumerate(sizes):
+            n = len(schedule.ranks_of(stage))
+            part = size / n / _as_float(self.bandwidth)
+            times.append((part, 2 * (float(self.latency) + (n - 1) * part)) if n > 1 else (0.0, 0.0))
+        return times
+
     def hosts_of(self, schedule: ActionTable) -> Hosts | None:
         """Return the hosts of a schedule's ranks; None, where ranks share no cores and messages no links.
 
@@ -389,7 +431,10 @@ class Costs:
         (Hosts(of_rank=(0, 0, 0, 0), cores=(2.0,)), None)
         """
         found = hosts_of(self.cores, self.hosts, schedule.num_ranks)
-        return found if found.are_shared(time - self.latency for time in self.message_times(schedule) if time) else None
+        times = [time - self.latency for time in self.message_times(schedule) if time]
+        if REDUCE_GRAD in schedule.kinds:
+            times += [part for part, _ in self.sum_times(schedule)]
+        return found if found.are_shared(times) else None
 
     def memory(self, num_stages: int) -> Footprint:
         """Return, by stage, the activation memory of one microbatch.
@@ -402,6 +447,16 @@ class Costs:
         until_weights = "activation" if self.weight_activation is None else "weight_activation"
         held = ("activation", until_weights, "transient_activation")
         return Footprint(*(self._by_stage(name, num_stages) for name in held))
+
+    def weight_memory(self, num_stages: int) -> list[float]:
+        """Return, by stage, the memory of its weights.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``.
+        """
+        return self._by_stage("weights", num_stages)
 
     def workload(
         self,

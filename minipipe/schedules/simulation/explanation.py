@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
 from operator import attrgetter
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.simulation.span import Idle, IdleCause, Message, Span, StepChange
+from minipipe.schedules.simulation.span import GradientSum, Idle, IdleCause, Message, Span, StepChange
 
 if TYPE_CHECKING:
     from minipipe.schedules.simulation.timeline import Timeline
@@ -66,6 +67,9 @@ class Explanation:
             return ()
         rank = max((r for r, row in enumerate(self._spans) if row), key=lambda r: self._spans[r][-1].end)
         position: Position | None = (rank, len(self._spans[rank]) - 1)
+        last = max(self._timeline.sums, key=attrgetter("end"), default=None)
+        if last and last.end > self._spans[rank][-1].end:
+            position = self._before_sum(last)
         path, seen = [], set()
         while position is not None and position not in seen:
             seen.add(position)
@@ -83,8 +87,7 @@ class Explanation:
         for index, (action, start, end) in enumerate(self._spans[rank]):
             if change := self._changes[rank].get(index):
                 has_begun = False
-                if change.left > free:
-                    yield Idle(free, change.left, IdleCause.DRAIN)
+                yield from self._drain(rank, free, change.left)
                 if change.begun > change.left:
                     yield Idle(change.left, change.begun, IdleCause.UPDATE)
                 free = max(free, change.begun)
@@ -96,8 +99,32 @@ class Explanation:
                 receiver = self._positions.get(receive)
                 yield Idle(start, end, IdleCause.SENDING, receiver[0] if receiver else None, receive)
             free = end
-        if self._timeline.end > free:
-            yield Idle(free, self._timeline.end, IdleCause.DRAIN)
+        yield from self._drain(rank, free, self._timeline.end)
+
+    def _drain(self, rank: int, free: float, until: float) -> Iterator[Idle]:
+        """Explain why a rank was idle behind its last span of a step: first for its last sum, then for nothing."""
+        pending = [found for found in self._sums[rank].values() if found.came(rank) <= free < found.end]
+        if pending:
+            last = max(pending, key=attrgetter("end"))
+            yield self._wait_for_sum(last, free, min(last.end, until))
+            free = last.end
+        if until > free:
+            yield Idle(free, until, IdleCause.DRAIN)
+
+    def _wait_for_sum(self, found: GradientSum, free: float, until: float) -> Idle:
+        source = found.last_rank
+        action = found.actions[found.ranks.index(source)]
+        at = next((span.action for span in self._spans[source] if span.end > free), None)
+        return Idle(free, until, IdleCause.WAITING, source, action, at if found.begin > free else None)
+
+    @cached_property
+    def _sums(self) -> list[dict[Action, GradientSum]]:
+        """By rank, its sums, each by the U that would apply it."""
+        sums: list[dict[Action, GradientSum]] = [{} for _ in self._spans]
+        for found in self._timeline.sums:
+            for rank, action in zip(found.ranks, found.actions):
+                sums[rank][action._replace(kind=ActionKind.UPDATE)] = found
+        return sums
 
     @cached_property
     def _changes(self) -> list[dict[int, StepChange]]:
@@ -110,6 +137,9 @@ class Explanation:
     def _gap(self, rank: int, index: int, free: float, has_begun: bool) -> Idle:
         """Explain why a rank was idle from ``free`` until its span ``index``."""
         action, start, _ = self._spans[rank][index]
+        found = self._sums[rank].get(action)
+        if found and found.end > free:
+            return self._wait_for_sum(found, free, start)
         arrival, source, at = self._source(rank, action) or (self._timeline.start, None, 0)
         awaited = None if source is None else self._awaited(action, source, at)
         if not has_begun:
@@ -186,6 +216,11 @@ class Explanation:
     def _positions(self) -> dict[Action, Position]:
         return {span.action: (r, index) for r, row in enumerate(self._spans) for index, span in enumerate(row)}
 
+    def _before_sum(self, found: GradientSum) -> Position | None:
+        """Return the position of the span after which the last replica came to a sum."""
+        index = bisect_right(self._spans[found.last_rank], found.begin, key=attrgetter("end"))
+        return (found.last_rank, index - 1) if index else None
+
     def _before(self, rank: int, index: int) -> Position | None:
         """Return the position of the span that ended last among all that a span had to wait for."""
         span = self._spans[rank][index]
@@ -199,6 +234,9 @@ class Explanation:
         if span.action.kind in _SENDS:
             receiver = self._positions.get(Value.carried_by(span.action).receive)
             return receiver if receiver and self._spans[receiver[0]][receiver[1]].start > span.start else previous
+        found = self._sums[rank].get(span.action)
+        if found and found.end > free:
+            return self._before_sum(found)
         source = self._source(rank, span.action)
         if source and (previous is None or source[0] > free):
             return source[1], source[2]

@@ -9,6 +9,9 @@ core. While more of them are at work on a host than it has cores, all of them ge
 Each host has a clock of its own, which goes at the rate of its actions: work of 1 that begins at 3 on that clock ends
 at 4, however often the rate changes meanwhile. So only the earliest end of each host has to be known.
 
+A sum of gradients begins when its last replica comes, and takes two rounds. In each, all replicas send their parts: to
+other hosts all at once, over links that they share with messages; within a host one after another.
+
 A message between two hosts leaves at its fair rate, and is there after the latency; ``fair_rates`` has the rates.
 """
 
@@ -18,15 +21,15 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, permutations
 from math import inf
 from typing import TypeVar
 
-from minipipe.schedules.action import Action
+from minipipe.schedules.action import REDUCE_GRAD, Action
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.simulation.costs import Costs, Hosts, Link
-from minipipe.schedules.simulation.span import Span, StepChange
+from minipipe.schedules.simulation.span import GradientSum, Span, StepChange
 from minipipe.schedules.simulation.timing import Timing, new_span
 
 M = TypeVar("M", bound=Hashable)
@@ -67,10 +70,16 @@ class Fluid(Timing):
         length = len(row) // self.num_steps
         for step in range(self.num_steps):
             if step:
+                for action in row[(step - 1) * length : step * length]:
+                    if action.kind is REDUCE_GRAD:
+                        yield from self.until(rank, self.event_of(action))
                 yield from self.change_step(rank, step, wait)
             has_begun = False
             for action in row[step * length : (step + 1) * length]:
                 stage, kind, k = action
+                if kind is REDUCE_GRAD:
+                    self.contribute(action)
+                    continue
                 if kind not in plan:
                     yield from self.pass_message(rank, action)
                     continue
@@ -147,7 +156,8 @@ class Fluid(Timing):
         links, time = self.hosts.links_between(*ranks), self.message_times[value.cut]
         arrive = partial(self.arrive, value, event)
         if links and time > self.latency:
-            self.links.begin(self.now, time - self.latency, links, partial(self.after, self.latency, arrive))
+            late = partial(self.after, self.latency, arrive)
+            self.links.begin(self.now, [_Message(time - self.latency, links, late)])
         else:
             self.after(time, arrive)
 
@@ -157,6 +167,34 @@ class Fluid(Timing):
         if value in self.sent:
             self.sent[value] = self.now, *self.sent[value][1:]
         self.happen(event)
+
+    # -- sums of gradients: two rounds, a reduce-scatter and an all-gather ---------------------------------------------
+
+    def contribute(self, action: Action) -> None:
+        """Come to a sum; the last replica lets its first round begin."""
+        found = self.come(action, self.now)
+        if found:
+            self.exchange(found, rounds=2 if len(found.ranks) > 1 else 0)
+
+    def exchange(self, found: GradientSum, rounds: int) -> None:
+        """Let every replica send its parts to all others, for each round that is left; then the sum is there."""
+        if not rounds:
+            self.sums.append(found._replace(end=self.now))
+            for action in found.actions:
+                self.happen(self.event_of(action))
+            return
+        part, pairs = self.sum_times[found.actions[0].stage][0], list(permutations(found.ranks, 2))
+        on_links = [links for pair in pairs if part and (links := self.hosts.links_between(*pair))]
+        local = max(sum(self.hosts.links_between(rank, to) is None for to in found.ranks) - 1 for rank in found.ranks)
+        left = count(len(on_links) + 1, -1)
+
+        def arrive() -> None:
+            if next(left) == 1:
+                self.exchange(found, rounds - 1)
+
+        late = partial(self.after, self.latency, arrive)
+        self.after(local * part + self.latency, arrive)
+        self.links.begin(self.now, [_Message(part, links, late) for links in on_links])
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -225,8 +263,8 @@ class _Links:
         self.passing: list[_Message] = []
         self.since = 0.0  # the time of the last change
 
-    def begin(self, now: float, time: float, links: tuple[Link, Link], then: Then) -> None:
-        self._change(now, [*self.passing, _Message(time, links, then)])
+    def begin(self, now: float, messages: list[_Message]) -> None:
+        self._change(now, [*self.passing, *messages])
 
     def next_end(self) -> float:
         return min((self.since + message.time / message.rate for message in self.passing), default=inf)

@@ -9,6 +9,9 @@ It visits the actions in topological order. The tags are repeated at the code::
                      [1] the rank is free, and the overhead between two actions is over
                      [2] the value that it consumes is available
                      [3] it ends after the time that it takes
+
+A REDUCE_GRAD takes its rank no time. The sum begins when all replicas have come, takes the time of its two rounds of
+messages, and only a U waits for it: the rank continues meanwhile.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ from __future__ import annotations
 from math import inf
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
-from minipipe.schedules.action import Action
+from minipipe.schedules.action import REDUCE_GRAD, Action
 from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
-from minipipe.schedules.analysis.activations import memory_levels, peak_activations, peaks
+from minipipe.schedules.analysis.activations import peak_activations, peaks
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.updates import rank_levels
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.simulation.costs import Costs
@@ -81,8 +85,8 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
         raise ScheduleError.of(
             ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
         )
-    footprint, ran = costs.memory(schedule.num_stages), simulation.table if costs.sends_block else whole.schedule
-    levels = memory_levels(ran, footprint)
+    ran = (simulation.table if costs.sends_block else whole.schedule).without_sums()
+    levels = rank_levels(ran, costs.memory(schedule.num_stages), costs.weight_memory(schedule.num_stages))
     return Timeline(
         f"{whole.title}, each with its loss" if wait and num_steps > 1 else whole.title,
         tuple(map(tuple, simulation.spans)),
@@ -96,6 +100,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
         sent=simulation.sent,
         arrived=simulation.arrived,
         step_changes=tuple(map(tuple, simulation.changes)) if num_steps > 1 else (),
+        sums=tuple(sorted(simulation.sums, key=lambda found: found.actions[0].microbatch)),
     )
 
 
@@ -118,7 +123,7 @@ def _check_legal(schedule: ActionTable, costs: Costs) -> None:
 
 
 def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
-    """Return, by rank, the most memory that activations take at once.
+    """Return, by rank, the most memory that activations take at once, and further versions of weights.
 
     Parameters
     ----------
@@ -136,7 +141,7 @@ def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
     >>> peak_memory(schedules.one_f_one_b(2, 4), Costs(activation=[10, 20]))
     (20.0, 20.0)
     """
-    return peaks(memory_levels(schedule, costs.memory(schedule.num_stages)))
+    return peaks(rank_levels(schedule, costs.memory(schedule.num_stages), costs.weight_memory(schedule.num_stages)))
 
 
 class _Exact(Timing):
@@ -149,6 +154,7 @@ class _Exact(Timing):
         self.num_microbatches = step.num_microbatches
         self.available = [0.0] * self.num_events  # by event: when others can use what it completes
         self.free = [0.0] * self.table.num_ranks
+        self.summed = [0.0] * self.table.num_ranks  # by rank: when its last sum was there
         self.reached: dict[Action, float] = {}  # by SEND: when the first half of a message was reached, if sends block
 
     def run(self, wait: bool) -> float:
@@ -157,7 +163,7 @@ class _Exact(Timing):
             if step:
                 self.change_step(wait)
             self.run_step(step)
-        return max(self.free)
+        return max(*self.free, *self.summed)
 
     def run_step(self, step: int) -> None:
         free, available, plan, first = self.free, self.available, self.plan(), step * self.num_microbatches
@@ -168,7 +174,7 @@ class _Exact(Timing):
                 action = action._replace(microbatch=action.microbatch + first)
             stage, kind, k = action
             if kind not in plan:
-                self.pass_message(rank, action)
+                (self.contribute if kind is REDUCE_GRAD else self.pass_message)(rank, action)
                 continue
             awaits, duration, completes, in_flight = plan[kind][stage]
             start = free[rank] + between[rank]  # [1]
@@ -182,12 +188,22 @@ class _Exact(Timing):
 
     def change_step(self, wait: bool) -> None:
         """Let every rank update its parameters; those that wait, once the rank of the last stage has ended the step."""
-        ends = list(self.free)
+        ends = list(map(max, self.free, self.summed))
         last = max(self.table.ranks_of(self.table.num_stages - 1), key=ends.__getitem__)
         for rank, end in enumerate(ends):
             after = last if wait and ends[last] > end else rank
             self.free[rank] = ends[after] + self.updates[rank]
             self.changes[rank].append(StepChange(ends[after], self.free[rank], after))
+
+    def contribute(self, rank: int, action: Action) -> None:
+        """Come to a sum; the last replica lets it begin."""
+        found = self.come(action, self.free[rank])
+        if found:
+            end = found.begin + self.sum_times[action.stage][1]
+            self.sums.append(found._replace(end=end))
+            for member, replica in zip(found.actions, found.ranks):
+                self.available[self.event_of(member)] = end
+                self.summed[replica] = max(end, self.summed[replica])
 
     def pass_message(self, rank: int, action: Action) -> None:
         """Come to a SEND or RECV. Where sends block, the later half of the two lets the message pass."""

@@ -77,6 +77,8 @@ class Idle(NamedTuple):
         The rank that is waited for.
     awaited : Action or None
         The action of that rank that is waited for.
+    running : Action or None
+        Where that is a REDUCE_GRAD: what its rank was still at when the wait began; None once all replicas had come.
 
     Examples
     --------
@@ -93,6 +95,7 @@ class Idle(NamedTuple):
     cause: IdleCause
     source: int | None = None
     awaited: Action | None = None
+    running: Action | None = None
 
 
 class Message(NamedTuple):
@@ -130,3 +133,45 @@ class Message(NamedTuple):
     arrived: float
     was_awaited: bool = True
     size: float | None = None
+
+
+class GradientSum(NamedTuple):
+    """A sum of the gradients of a stage over its replicas; it begins when the last of them has come.
+
+    Attributes
+    ----------
+    actions : tuple of Action
+        The REDUCE_GRAD of each replica.
+    ranks : tuple of int
+        By replica, its rank.
+    reached : tuple of float
+        By replica, when it came. It continues at once.
+    end : float
+        When the sum is there, on all of them.
+
+    Examples
+    --------
+    >>> from minipipe import Costs, schedules, simulate
+    >>> timeline = simulate(schedules.data_parallel(schedules.gpipe(1, 1), 2), Costs(gradient_size=6, bandwidth=1))
+    >>> timeline.sums[0].ranks, timeline.sums[0].begin, timeline.sums[0].end
+    ((0, 1), 3.0, 9.0)
+    """
+
+    actions: tuple[Action, ...]
+    ranks: tuple[int, ...]
+    reached: tuple[float, ...]
+    end: float
+
+    def came(self, rank: int) -> float:
+        """Return when a rank came."""
+        return self.reached[self.ranks.index(rank)]
+
+    @property
+    def begin(self) -> float:
+        """When the last replica came."""
+        return max(self.reached)
+
+    @property
+    def last_rank(self) -> int:
+        """The rank that came last."""
+        return self.ranks[self.reached.index(self.begin)]

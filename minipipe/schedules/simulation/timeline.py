@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from minipipe.io import printable
@@ -12,7 +13,7 @@ from minipipe.schedules.action_table import ShownInNotebooks
 from minipipe.schedules.analysis.activations import Level, held_counts, held_over_time
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.simulation.explanation import Explanation, explain
-from minipipe.schedules.simulation.span import Idle, Message, Span, StepChange
+from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange
 
 _MOST = 1e15  # of any unit: from here on a power of ten says more than its digits
 
@@ -94,6 +95,8 @@ class Timeline(ShownInNotebooks):
     step_changes : tuple of tuple of StepChange
         By rank, its changes from one training step to the next; empty for one step. Microbatch k of step s has the
         number ``s * num_microbatches + k``.
+    sums : tuple of GradientSum
+        The sums of gradients over replicas, in the order of their microbatches. They have no spans: a rank continues.
 
     Examples
     --------
@@ -120,6 +123,7 @@ class Timeline(ShownInNotebooks):
     is_measured: bool = False
     step_changes: tuple[tuple[StepChange, ...], ...] = ()
     arrived: dict[Value, float] = field(default_factory=dict, compare=False)
+    sums: tuple[GradientSum, ...] = ()
 
     def __post_init__(self) -> None:
         for text in ("name", "unit", "memory_unit", "note"):  # the name may be that of a file
@@ -146,7 +150,8 @@ class Timeline(ShownInNotebooks):
         [27.0, 24.0, 24.0]
         """
         first_step = [row[: len(row) // self.num_steps] for row in self.spans]
-        end = max((span.end for row in first_step for span in row), default=0.0)
+        ends = [found.end for found in self.sums[: len(self.sums) // self.num_steps]]
+        end = max(chain((span.end for row in first_step for span in row), ends), default=0.0)
         return (self.end - end) / (self.num_steps - 1) if self.num_steps > 1 else self.makespan
 
     @cached_property
@@ -156,8 +161,9 @@ class Timeline(ShownInNotebooks):
 
     @cached_property
     def end(self) -> float:
-        """The latest end on any rank."""
-        return max((span.end for row in self.spans for span in row), default=0.0)
+        """The latest end on any rank, of sums too."""
+        spans = (span.end for row in self.spans for span in row)
+        return max(chain(spans, (found.end for found in self.sums)), default=0.0)
 
     @property
     def makespan(self) -> float:

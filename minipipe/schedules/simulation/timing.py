@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.analysis.sums import Members, gradient_sums
 from minipipe.schedules.analysis.walk import NumberedRules
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.span import Span, StepChange
+from minipipe.schedules.simulation.span import GradientSum, Span, StepChange
 from minipipe.schedules.transforms import repeat
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
@@ -35,6 +37,8 @@ class Timing:
         By rank.
     sent, arrived : dict
         As in :class:`Timeline`.
+    sums : list of GradientSum
+        In the order in which they ended.
     """
 
     def __init__(self, step: ActionTable, costs: Costs, num_steps: int) -> None:
@@ -51,6 +55,11 @@ class Timing:
         self.spans: list[list[Span]] = [[] for _ in range(table.num_ranks)]
         self.sent: dict[Value, tuple[float, int, int]] = {}
         self.arrived: dict[Value, float] = {}
+        self.sum_times = costs.sum_times(table)
+        self.sums: list[GradientSum] = []
+        self.coming: dict[Action, tuple[Members, dict[Action, float]]] = {}  # by REDUCE_GRAD: its sum, and who has come
+        for members in gradient_sums(table):
+            self.coming.update(dict.fromkeys(filter(None, members), (members, {})))
 
     def plan(self) -> dict[ActionKind, list[tuple[int, float, int, float]]]:
         """Return, by kind of computation and stage: the event it awaits, its time, its event, its time in flight."""
@@ -62,6 +71,20 @@ class Timing:
             for kind, durations in self.durations.items()
             if kind in self.rules
         }
+
+    def come(self, action: Action, time: float) -> GradientSum | None:
+        """Note that a replica has come to a sum; return the sum once all have, without its end."""
+        members, times = self.coming[action]
+        times[action] = time
+        if len(times) < len(members):
+            return None
+        actions = tuple(filter(None, members))
+        ranks = tuple(self.table.rank_of(stage, k) for stage, _, k in actions)
+        return GradientSum(actions, ranks, tuple(map(times.__getitem__, actions)), inf)
+
+    def event_of(self, action: Action) -> int:
+        """Return the event that an action completes."""
+        return self.rules[action.kind][action.stage][-1] + action.microbatch
 
     def time_in_flight(self, stage: int, kind: ActionKind) -> float:
         """Return how long the value of an action travels to its consumer, if not by a SEND of its own."""
