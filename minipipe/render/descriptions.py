@@ -32,6 +32,21 @@ _CARRIES = {
 }
 
 
+def darker_words(panels: Sequence[Panel]) -> str:
+    """Return what the shades of a kind of action tell.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> from minipipe.render.panel import panels_of
+    >>> darker_words(panels_of([schedules.zb_v(4, 8)])), darker_words(panels_of([schedules.chimera(4, 8)]))
+    ('darker: a later stage of the same rank', 'darker: a replica of later microbatches, or a later stage')
+    """
+    if any(panel.has_replicas for panel in panels):
+        return "darker: a replica of later microbatches, or a later stage"
+    return "darker: a later stage of the same rank"
+
+
 def held_words(is_memory: bool, panels: Sequence[Panel]) -> str:
     """Return the name of a strip or bar that shows what a rank holds.
 

@@ -29,12 +29,20 @@ class Panel:
     Attributes
     ----------
     stages : tuple of tuple of int
-        The stages of each rank in ascending order: its chunks.
+        The stages of each rank, its chunks: those whose replica here has the first microbatches come first, then
+        those of a second replica; of one replica, in ascending order.
+    has_replicas : bool
+        Whether a stage is on several ranks.
     """
 
     def __init__(self, timeline: Timeline, pairs: int | None = None) -> None:
         self.timeline, self.pairs = timeline, pairs
-        self.stages = tuple(tuple(sorted({span.action.stage for span in row})) for row in timeline.spans)
+        replicas = _replicas(timeline)
+        self.stages = tuple(
+            tuple(sorted({span.action.stage for span in row}, key=lambda s, r=rank: (replicas[s].index(r), s)))
+            for rank, row in enumerate(timeline.spans)
+        )
+        self.has_replicas = any(len(ranks) > 1 for ranks in replicas.values())
 
     def chunk_of(self, rank: int, stage: int) -> int:
         """Return the index of a stage among the stages of its rank, from 0."""
@@ -91,6 +99,16 @@ class Panel:
     @cached_property
     def _chunks(self) -> list[dict[int, int]]:
         return [{stage: chunk for chunk, stage in enumerate(stages)} for stages in self.stages]
+
+
+def _replicas(timeline: Timeline) -> dict[int, list[int]]:
+    """Return the ranks of each stage, by the lowest microbatch that each of them has."""
+    lowest: dict[int, dict[int, int]] = {}
+    for rank, row in enumerate(timeline.spans):
+        for (stage, _, k), _, _ in row:
+            own = lowest.setdefault(stage, {})
+            own[rank] = min(k, own.get(rank, k))
+    return {stage: sorted(own, key=own.__getitem__) for stage, own in lowest.items()}
 
 
 def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:

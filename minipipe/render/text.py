@@ -360,7 +360,8 @@ def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
         if panel.timeline.note:
             yield f"({panel.timeline.note})"
     if not columns.names_stages and any(len(stages) == 2 for panel in panels for stages in panel.stages):
-        yield "(lower case: the second stage of its rank)"
+        replica = ", or its replica of later microbatches" * any(panel.has_replicas for panel in panels)
+        yield f"(lower case: the second stage of its rank{replica})"
     if not all(_is_to_scale(panel, columns) for panel in panels):
         yield "(not to scale: actions shorter than a column take a whole one)"
 

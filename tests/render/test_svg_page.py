@@ -79,9 +79,21 @@ def test_the_legend_names_only_what_occurs(timeline):
     causes = [f"idle, {cause}" for cause in CAUSES if cause in names]
     assert [words for words in picture.legend if words.startswith("idle")] == causes
     assert ("bands" in " ".join(picture.legend)) == any(lane.bands for lane in picture.lanes)
-    assert ("darker: a later stage of the same rank" in picture.legend) == any(
+    assert any(words.startswith("darker: ") for words in picture.legend) == any(
         re.match("[FBIW][1-9]", n) for n in names
     )
+
+
+@pytest.mark.parametrize("name", ["chimera", "dualpipe"])
+def test_of_two_pipelines_the_second_is_darker_on_every_rank(name):
+    """Without it, a shade was a stage's place on its rank: a pipeline was light on one half of the ranks only."""
+    schedule = schedules.build(name, 4, 8)
+    picture = Picture(draw_svg(schedule))
+    assert "darker: a replica of later microbatches, or a later stage" in picture.legend
+    for lane, row in zip(picture.lanes, schedule.actions, strict=True):
+        microbatches = [int(re.search(r"microbatch (\d+)", box.what)[1]) for box in lane.boxes]
+        assert len(microbatches) == len(row)
+        assert [box.name.endswith("1") for box in lane.boxes] == [k >= 4 for k in microbatches]
 
 
 @examples(30)

@@ -221,6 +221,16 @@ def test_a_wide_v_names_every_microbatch_and_tells_the_second_stage_of_a_rank_by
         assert re.findall(r"[A-Za-z]\d+", row) == expected
 
 
+def test_of_two_pipelines_lower_case_tells_the_second_on_every_rank():
+    schedule = schedules.dualpipe(8, 20)
+    text = draw_text(schedule)
+    assert text.endswith("\n(lower case: the second stage of its rank, or its replica of later microbatches)")
+    rows, _ = picture(schedule)
+    for row, actions in zip(rows, schedule.actions):
+        letters = re.findall("[A-Za-z]", row)
+        assert letters == [a.kind if a.microbatch < 10 else a.kind.lower() for a in actions]
+
+
 def test_where_a_rank_holds_more_than_two_stages_lower_case_would_not_tell_them_so_labels_name_them():
     text = draw_text(schedules.interleaved_1f1b(4, 8, chunks_per_rank=3))
     assert "rank 0 0F0" in text and "11B7" in text and "lower case" not in text

@@ -19,6 +19,7 @@ from minipipe.io import escaped, note_lines
 from minipipe.render.descriptions import (
     KIND_NAMES,
     LATE_RECEIPTS,
+    darker_words,
     describe_action,
     describe_message,
     describe_wait,
@@ -294,7 +295,7 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     for kind, chunks in chunks_by_kind(boxes).items():
         yield _entry("".join(_swatch(kind, chunk) for chunk in chunks), f"{kind} {KIND_NAMES[kind]}")
     if any(chunk for _, chunk in boxes):
-        yield _entry("", "darker: a later stage of the same rank")
+        yield _entry("", darker_words(panels))
     causes = {idle.cause for panel in panels for row in panel.timeline.idle for idle in row}
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")

@@ -8,7 +8,7 @@ from itertools import chain
 
 from minipipe.errors import ArgumentError, quoted
 from minipipe.io import MOST_PIXELS
-from minipipe.render.descriptions import caption, figures, held_words
+from minipipe.render.descriptions import caption, darker_words, figures, held_words
 from minipipe.render.descriptions import title as title_of
 from minipipe.render.layout import Axis, number, scale_of
 from minipipe.render.panel import Panel, panels_of
@@ -217,7 +217,7 @@ class _TimelinePage(Page):
 
     def _entries(self, legend: Legend) -> Iterator[Entry]:
         """Yield an entry of the legend for everything that occurs."""
-        yield from legend.kinds(self.boxes)
+        yield from legend.kinds(self.boxes, darker_words(self.panels))
         if any(len(run) > 1 for lane in self.rows for run in lane.runs):
             yield legend.runs()
         causes = {slot.cause for lane in self.rows for slot in lane.slots}

@@ -114,8 +114,8 @@ class Legend:
         self._letters = letters
         self.width, self.height = letters.scaled(_WIDTH), letters.scaled(_HEIGHT)
 
-    def kinds(self, boxes: Iterable[tuple[ActionKind, int]]) -> Iterator[Entry]:
-        """Yield the kinds of action, each with the shades of its chunks."""
+    def kinds(self, boxes: Iterable[tuple[ActionKind, int]], darker: str) -> Iterator[Entry]:
+        """Yield the kinds of action, each with the shades of its chunks, and what darker ones are."""
         found = chunks_by_kind(boxes)
         for kind, chunks in found.items():
             width = self.width / len(chunks)
@@ -126,7 +126,7 @@ class Legend:
             )
             yield Entry("".join(shades), f"{kind} {KIND_NAMES[kind]}")
         if any(map(any, found.values())):
-            yield Entry("", "darker: a later stage of the same rank")
+            yield Entry("", darker)
 
     def idle(self, causes: Iterable[IdleCause]) -> Iterator[Entry]:
         """Yield the causes of idle time, each with its hatching."""
