@@ -494,6 +494,7 @@ class ScheduleCode(StrEnum):
     MIXED_BACKWARD = "mixed-backward"
     FROZEN = "frozen"
     NO_PARTNER = "no-partner"
+    OVERLAP = "overlap"
     OTHER_REPLICA = "other-replica"
     MIXED_CUT = "mixed-cut"
     EARLY_SUM = "early-sum"

@@ -1,5 +1,6 @@
 """The language of inputs: random models, batches and schedules, for hypothesis and for mpirun alike."""
 
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
@@ -293,6 +294,20 @@ def replicated_schedules(draw, max_ranks=4, max_microbatches=3):
         rows[maps[d][rank]].append(action._replace(microbatch=d * m + action.microbatch))
     placement = [tuple({ranks[home] for ranks in maps}) for home in one.placement]
     return Schedule("replicas", placement, copies * m, rows), one, copies
+
+
+def could_be_joined(table):
+    """Return the forwards whose next action is a backward of another microbatch, in the order of the rows."""
+    neighbours = (pair for row in table.actions for pair in zip(row, row[1:]))
+    return [a for a, b in neighbours if a.kind.value == "F" and b.kind.value in "BI" and a.microbatch != b.microbatch]
+
+
+@st.composite
+def overlapped(draw, originals):
+    """Draw a table, and join any of its forwards that could be; that may be a deadlock."""
+    original = draw(originals)
+    found = could_be_joined(original)
+    return replace(original, overlaps=draw(st.sets(st.sampled_from(found)))) if found else original
 
 
 @st.composite

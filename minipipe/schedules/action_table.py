@@ -52,6 +52,7 @@ class ActionTable(ShownInNotebooks):
     num_microbatches: int
     actions: tuple[tuple[Action, ...], ...]
     frozen: frozenset[int] = frozenset()
+    overlaps: frozenset[Action] = frozenset()
     # Walks and verdicts of the rooms above. A table never changes, so each is worked out once.
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
@@ -72,6 +73,11 @@ class ActionTable(ShownInNotebooks):
         object.__setattr__(self, "placement", in_replica_order(self.placement, self.actions))
         for stage in self.frozen:
             _check_index("stage", stage, self.num_stages)
+        object.__setattr__(self, "overlaps", frozenset(map(_as_action, self.overlaps)))
+        for action in self.overlaps:
+            if action.kind is not ActionKind.FORWARD or action not in self.first_rank_with:
+                message = f"{action} is among the overlaps of {self.name!r}; expected forwards of its rows."
+                raise ScheduleError.of(ScheduleCode.OVERLAP, message)
 
     @property
     def num_ranks(self) -> int:
@@ -163,6 +169,38 @@ class ActionTable(ShownInNotebooks):
                 "know yet: there an optimiser steps between two schedules. It can be drawn, checked and simulated.",
             )
         return tuple(ranks_in(home)[0] for home in self.placement)
+
+    @cached_property
+    def joined(self) -> dict[Action, Action]:
+        """By forward that runs joined with the next action of its row: that action, a B or I of another microbatch.
+
+        Members of ``overlaps`` with another next action, or none, are left out; the verifier refuses them.
+
+        Examples
+        --------
+        >>> from minipipe import Schedule
+        >>> {str(a): str(b) for a, b in Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1").joined.items()}
+        {'0F1': '0B0'}
+        """
+        neighbours = (pair for row in self.actions for pair in pairwise(row)) if self.overlaps else ()
+        pairs = ((a, b) for a, b in neighbours if a in self.overlaps and a.microbatch != b.microbatch)
+        return {a: b for a, b in pairs if b.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)}
+
+    def without_overlaps(self, reader: str) -> Self:
+        """Return the table itself, for a reader that knows no joined actions; refuse those.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``overlap``.
+        """
+        if self.overlaps:
+            raise ScheduleError.of(
+                ScheduleCode.OVERLAP,
+                f"{self.title} joins a forward with a backward, {min(self.overlaps)} among others, which {reader} does "
+                "not know; dataclasses.replace(schedule, overlaps=()) runs them one after the other.",
+            )
+        return self
 
     def crosses_ranks(self, stage: int) -> bool:
         """Whether values between a stage and the next one travel between ranks; False for the last stage.
@@ -272,13 +310,20 @@ class ActionTable(ShownInNotebooks):
 
     def to_text(self) -> str:
         """Return one line per rank, cells separated by blanks: the form for people."""
-        rows = (f"rank {rank}: {' '.join(map(str, row))}".rstrip() for rank, row in enumerate(self.actions))
+        rows = (f"rank {rank}: {' '.join(self._cells(row))}".rstrip() for rank, row in enumerate(self.actions))
         return "\n".join([f"# {self.describe()}", *rows, ""])
 
     def to_csv(self) -> str:
         """Return PyTorch's format: one line per rank, cells such as ``0F0``."""
         # A lone comma is an idle rank; an empty line would be skipped when read.
-        return "".join((",".join(map(str, row)) or ",") + "\n" for row in self.actions)
+        return "".join((",".join(self._cells(row)) or ",") + "\n" for row in self.actions)
+
+    def _cells(self, row: Iterable[Action]) -> Iterator[str]:
+        """Yield the cells of a row. A forward of ``overlaps`` shares one with the next action, as PyTorch writes it."""
+        actions = iter(row)
+        for action in actions:
+            is_joined = self.overlaps and action in self.overlaps
+            yield f"({action};{next(actions, '')})OVERLAP_F_B" if is_joined else str(action)
 
     @classmethod
     def from_text(cls, text: str, name: str = "text", ignore_sharding: bool = False) -> Self:
@@ -305,7 +350,7 @@ class ActionTable(ShownInNotebooks):
     def from_csv(cls, text: str, name: str = "csv", ignore_sharding: bool = False) -> Self:
         """Read PyTorch's format. Empty cells are idle time; the line of a stage is its rank.
 
-        ``(0F3;3B1)OVERLAP_F_B``, two actions that PyTorch runs at once, is read as the one, then the other.
+        ``(0F3;3B1)OVERLAP_F_B`` is a forward and a backward that run joined; ``overlaps`` has the forward.
 
         Parameters
         ----------
@@ -473,11 +518,15 @@ class Schedule(ActionTable):
         ``actions[rank]`` are the actions of a rank. Cells such as ``"0F0"`` are read as actions.
     frozen : frozenset of int
         Stages without trained parameters, which have no W; those before the first other stage have no backward.
+    overlaps : frozenset of Action
+        Forwards that run joined with the next action of their row, a B or I of another microbatch: the two begin at
+        once, with the inputs of both, and end at once. Cells such as ``"0F3"`` are read as actions.
 
     Raises
     ------
     ScheduleError
-        Code ``not-a-schedule``, when a SEND or a RECV is among the actions.
+        Code ``not-a-schedule``, when a SEND or a RECV is among the actions; ``overlap``, when one of ``overlaps`` is no
+        forward of the rows.
 
     Examples
     --------

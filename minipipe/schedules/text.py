@@ -22,7 +22,7 @@ from minipipe.errors import FileError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
 from minipipe.schedules.action import Action, B, F, I
 
-# PyTorch overlaps a forward and a backward and writes them as (0F3;3B1)OVERLAP_F_B. We run one after the other.
+# A forward and a backward that run joined, as PyTorch writes them: (0F3;3B1)OVERLAP_F_B.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
 # Cells of PyTorch's fully sharded data parallelism; they are not pipeline actions. A REDUCE_GRAD with a microbatch is.
 _SHARDING = re.compile(r"\d{1,9}((UNSHARD|RESHARD)\d{0,9}|REDUCE_GRAD)", re.ASCII)
@@ -36,12 +36,13 @@ _KNOWN = 2**16  # cells that are parsed once, however often they occur
 
 
 class Cells(NamedTuple):
-    """The content of a text: the rank of each stage, the number of microbatches, and each rank's actions."""
+    """The content of a text: the fields of a table but its name."""
 
     placement: tuple[int | tuple[int, ...], ...]
     num_microbatches: int
     actions: tuple[tuple[Action, ...], ...]
     frozen: frozenset[int] = frozenset()
+    overlaps: frozenset[Action] = frozenset()
 
 
 # The number of a line and its cells, blank ones among them. Only the cells of one line are in memory at a time.
@@ -147,7 +148,8 @@ def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool) -> Cel
         raise ScheduleError.of(
             ScheduleCode.MISSING, f"{largest} names microbatch {largest.microbatch}, but most lower ones are missing."
         )
-    return Cells(_placement(actions), 1 + largest.microbatch, tuple(actions))
+    overlaps = frozenset(found[0] for found in known.values() if len(found) > 1)
+    return Cells(_placement(actions), 1 + largest.microbatch, tuple(actions), overlaps=overlaps)
 
 
 def _row(
@@ -160,7 +162,7 @@ def _row(
         found = known.get(cell)
         if found is None:
             found = tuple(_actions_of(cell, f"Line {line}, cell {column}: ", ignore_sharding))
-            if len(known) < _KNOWN:
+            if len(known) < _KNOWN or len(found) > 1:  # overlaps are read off the known cells
                 known[cell] = found
         yield from found
 

@@ -8,7 +8,7 @@ from itertools import accumulate, groupby, pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, U, W
-from minipipe.schedules.action_table import Schedule, T, check_table
+from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
 from minipipe.schedules.placement import check_size, neighbouring_placement, ranks_in
 
 
@@ -59,7 +59,7 @@ def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
     rank 1: 2F0 2B0
     """
     check_size(num_stages, schedule.num_microbatches)
-    p = schedule.num_ranks
+    p = schedule.without_overlaps("spread_stages").num_ranks
     ends = [0, *accumulate(num_stages // p + (rank < num_stages % p) for rank in range(p))]
     own = [range(start, end) for start, end in pairwise(ends)]
     rows = tuple(_on_stages(row, own.__getitem__) for row in schedule.actions)
@@ -85,7 +85,9 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
         message = f"num_stages is {num_stages}; {schedule.title} has {schedule.num_stages}, so expected 1 to that."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     rows = tuple(tuple(action for action in row if action.stage < num_stages) for row in schedule.actions)
-    return Schedule(schedule.name, schedule.placement[:num_stages], schedule.num_microbatches, rows)
+    overlaps = frozenset(a for a, b in schedule.joined.items() if max(a.stage, b.stage) < num_stages)
+    placement = schedule.placement[:num_stages]
+    return Schedule(schedule.name, placement, schedule.num_microbatches, rows, overlaps=overlaps)
 
 
 def split_backward(schedule: Schedule) -> Schedule:
@@ -114,7 +116,9 @@ def split_backward(schedule: Schedule) -> Schedule:
 def _with_kinds(table: T, kinds_of: Callable[[int, ActionKind], tuple[ActionKind, ...]]) -> T:
     """Return the table with other actions of the same stage and microbatch, or none, in the place of each action."""
     rows = ([Action(s, new, k) for s, kind, k in row for new in kinds_of(s, kind)] for row in table.actions)
-    return table.with_rows(type(table), rows)
+    alone = {a for a, b in table.joined.items() if not kinds_of(b.stage, b.kind)}
+    marked = replace(table, overlaps=table.overlaps - alone) if alone else table
+    return marked.with_rows(type(table), rows)
 
 
 def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
@@ -227,7 +231,14 @@ def repeat(table: T, num_steps: int) -> T:
     check_size(table.num_stages, num_steps * m)
     rows = [[Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row] for row in table.actions]
     name = f"{table.name}, {num_steps} steps"
-    return type(table)(name, table.placement, num_steps * m, tuple(map(tuple, rows)), table.frozen)
+    overlaps = _of_copies(table, num_steps)
+    return type(table)(name, table.placement, num_steps * m, tuple(map(tuple, rows)), table.frozen, overlaps)
+
+
+def _of_copies(table: ActionTable, count: int) -> frozenset[Action]:
+    """Return the overlaps of copies of a table, each with microbatches of its own."""
+    m = table.num_microbatches
+    return frozenset(Action(s, kind, n * m + k) for n in range(count) for s, kind, k in table.overlaps)
 
 
 def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
@@ -276,7 +287,7 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
     homes = (ranks_in(home) for home in schedule.placement)
     placement = tuple(tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes)
     name = f"{schedule.name}, {n} replicas" if n > 1 else schedule.name
-    return Schedule(name, placement, n * m, tuple(map(tuple, rows)), schedule.frozen)
+    return Schedule(name, placement, n * m, tuple(map(tuple, rows)), schedule.frozen, _of_copies(schedule, n))
 
 
 def _with_sums(row: Sequence[Action]) -> Iterator[Action]:

@@ -1,7 +1,6 @@
 """A schedule is data: it survives text and CSV, cannot be changed, and says where it cannot be read."""
 
 import pickle
-import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -278,21 +277,6 @@ def test_numbers_of_numpy_are_numbers():
 
 
 # -- PyTorch's other cells -------------------------------------------------------------------------------------
-
-
-def test_an_overlapped_pair_is_read_as_forward_then_backward():
-    text = "0F0,1F0,(0F1;1B0)OVERLAP_F_B,1F1,1B1,0B0,0B1\n"
-    assert Schedule.from_csv(text) == Schedule.from_csv("0F0,1F0,0F1,1B0,1F1,1B1,0B0,0B1\n")
-    split = Schedule.from_csv("0F0,(0F1;0I0)OVERLAP_F_B,0W0,0I1,0W1")
-    assert [str(action) for action in split.actions[0]] == ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"]
-
-
-def test_dualpipe_v_written_with_overlapped_pairs_is_read_back():
-    schedule = schedules.dualpipe_v(3, 8)
-    pair = re.compile(r"(\d+F\d+),(\d+B\d+)(?=,|$)", re.MULTILINE)
-    overlapped = pair.sub(r"(\1;\2)OVERLAP_F_B", schedule.to_csv())
-    assert overlapped.count("OVERLAP_F_B") > 10
-    assert Schedule.from_csv(overlapped, name="dualpipe-v") == schedule
 
 
 def test_what_shards_parameters_is_left_out_on_request_and_otherwise_refused():

@@ -99,7 +99,7 @@ def in_microbatch_order(schedule: Schedule) -> Schedule:
     # mine: 1 rank, 1 stage, 2 microbatches
     rank 0: 0F0 0F1 0I0 0I1 0W0 0W1
     """
-    return schedule.with_rows(Schedule, map(_row, words_of(schedule)))
+    return schedule.without_overlaps("a search").with_rows(Schedule, map(_row, words_of(schedule)))
 
 
 def _row(word: Word) -> Iterator[Action]:
