@@ -11,7 +11,14 @@ from minipipe import Action, Schedule, schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, schedule_of_text
 from minipipe.schedules.search.list_scheduling import in_microbatch_order
-from minipipe.schedules.transforms import first_stages, freeze_stages, repeat, split_backward, spread_stages
+from minipipe.schedules.transforms import (
+    data_parallel,
+    first_stages,
+    freeze_stages,
+    repeat,
+    split_backward,
+    spread_stages,
+)
 from tests.strategies import could_be_joined, examples, overlapped, replicated_schedules, runnable_schedules
 
 MINE = "0F0,1F0,(0F1;1B0)OVERLAP_F_B,1F1,1B1,0B0,0B1\n"
@@ -125,6 +132,13 @@ def test_every_step_joins_what_one_does():
         "rank 0: 0F0 1F0 (0F1;1B0)OVERLAP_F_B 1F1 1B1 (0F2;0B0)OVERLAP_F_B 1F2 1B2 0B1 0B2"
         " 0F3 1F3 (0F4;1B3)OVERLAP_F_B 1F4 1B4 (0F5;0B3)OVERLAP_F_B 1F5 1B5 0B4 0B5"
     )
+
+
+def test_every_replica_joins_what_one_does():
+    assert str(data_parallel(rows("0F0 (0F1;0B0)OVERLAP_F_B 0B1"), 2)).splitlines()[1:] == [
+        "rank 0: 0F0 (0F1;0B0)OVERLAP_F_B 0B1 0REDUCE_GRAD1",
+        "rank 1: 0F2 (0F3;0B2)OVERLAP_F_B 0B3 0REDUCE_GRAD3",
+    ]
 
 
 @examples(100)

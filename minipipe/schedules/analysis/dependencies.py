@@ -20,6 +20,9 @@ The **ready rule** has four parts, in this order. [1] and [3] are computed below
     [3] awaits     needed from elsewhere: the consumed value is available, or the partner is reached
     [4] completes  for its dependents: the value is computed or received; a buffered SEND completes as soon as it runs
 
+A forward that runs joined with the backward behind it (``ActionTable.joined``) also needs what that needs, [1] and [3]
+of both; both complete in one round.
+
 A schedule has computations only, and a value is available once it is computed. A **program** is a lowered schedule: it
 has SEND and RECV too, and a value between two ranks travels by message. Programs are checked with the strictest rule, a
 rendezvous: a SEND blocks until its RECV. The executor does not block there, so a program without deadlock here has none

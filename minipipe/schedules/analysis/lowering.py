@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import SEND_F, Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, Program, check_table, collector_paused
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.walk import complete_walk
@@ -72,9 +72,10 @@ def lower(schedule: ActionTable) -> Program:
     messages = {kind: [_message(schedule, stage, kind) for stage in range(schedule.num_stages)] for kind in ActionKind}
     with collector_paused():
         for rank, action in complete_walk(schedule).order():
-            stage, kind, k = action
-            row = rows[rank]
-            row.append(action)
+            (stage, kind, k), row = action, rows[rank]
+            # A joined pair stays together: the message of its forward leaves after both.
+            is_second = bool(row) and row[-1].kind is SEND_F and row[-2] in schedule.overlaps
+            row.insert(len(row) - is_second, action)
             message = messages[kind][stage]
             if message is not None:
                 send, consumer, receive, destinations = message

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
 
@@ -27,6 +28,7 @@ from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, 
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, held_memory
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.analysis.overlaps import overlap_problems
 from minipipe.schedules.analysis.replicas import replica_problems
 from minipipe.schedules.analysis.updates import copies_held, staleness, update_problems
 from minipipe.schedules.analysis.walk import Blocked, walk
@@ -35,6 +37,7 @@ from minipipe.schedules.placement import stages_by_rank
 
 _STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")
 _MOST = 1000  # problems of one kind that are listed: if one action is missing, thousands often are
+_DEADLOCKS = (ScheduleCode.DEADLOCK, ScheduleCode.OVERLAP_DEADLOCK, ScheduleCode.RENDEZVOUS_DEADLOCK)
 _OF_SEVERAL = (REDUCE_GRAD, U)  # not one for each microbatch: `updates.py` has their rules
 _BIT = {kind: 0 if kind in _OF_SEVERAL else 1 << i for i, kind in enumerate(ActionKind)}
 
@@ -72,10 +75,11 @@ def verify(
         ``.problems`` lists every :class:`~minipipe.errors.Problem` with its code, message, rank and step, the cause
         first, without mere consequences. The codes, in the order of the checks: ``out-of-range``, ``wrong-rank``;
         ``duplicate``, ``tag-collision`` (a repeated SEND or RECV), ``missing``, ``mixed-backward``, ``frozen``,
-        ``no-partner``; ``other-replica``, ``mixed-cut`` (where stages have replicas); ``early-sum`` (a REDUCE_GRAD
-        before a gradient), ``early-update``, ``skipped`` (a gradient that no sum or update takes), ``no-sum``;
-        ``order``, ``deadlock``, ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``,
-        ``versions``, ``staleness``. Code ``parameters``, if a limit or the memory is none.
+        ``no-partner``; ``other-replica``, ``mixed-cut`` (where stages have replicas); ``overlap`` (a forward joined
+        with anything but a backward of another microbatch); ``early-sum`` (a REDUCE_GRAD before a gradient),
+        ``early-update``, ``skipped`` (a gradient that no sum or update takes), ``no-sum``; ``order``, ``deadlock``,
+        ``overlap-deadlock`` (one that only joined actions cause), ``rendezvous-deadlock`` (one that buffered sends
+        would avoid); ``memory``, ``versions``, ``staleness``. Code ``parameters``, if a limit or the memory is none.
 
     Examples
     --------
@@ -95,7 +99,8 @@ def verify(
     """
     check_table(schedule)
     if "is legal" not in schedule._kept:
-        checks = (_placed_problems, _counted_problems, replica_problems, update_problems, _order_problems)
+        of_rows = (replica_problems, overlap_problems, update_problems)
+        checks = (_placed_problems, _counted_problems, *of_rows, _order_problems)
         problems = next(filter(None, (check(schedule) for check in checks)), [])
         if problems:
             raise ScheduleError(problems, _grid(schedule, problems[0]))
@@ -253,7 +258,8 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     """Walk in topological order; if ranks remain blocked, report the cycle in which they wait."""
     if not walk(schedule).blocked:
         return []
-    cycle, as_written = _cycle(schedule), schedule.as_written
+    blocked = _blocked(schedule)
+    cycle, as_written = _cycle(blocked), schedule.as_written
     first = cycle[0]
     if first.awaited == first.action:
         return [_unexpected(schedule, first.action, first.rank, first.position)]
@@ -264,15 +270,29 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
         sentence = f"{where} comes before {needed} (position {later}), which it needs."
         return [Problem(ScheduleCode.ORDER, sentence, first.rank, first.position)]
     waits = [
-        f"rank {stuck.rank} cannot run {stuck.action} (position {stuck.position}) before {as_written(stuck.awaited)}, "
+        f"rank {stuck.rank} cannot run {_with_joined(blocked, stuck.action)} (position {stuck.position}) before "
+        f"{as_written(stuck.awaited)}, "
         f"which rank {schedule.rank_of(*stuck.awaited[::2])} runs later"
         for stuck in cycle
     ]
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
-    if not walk(schedule, sends_are_buffered=True).blocked:
+    if blocked.overlaps:
+        sentence += " Without the overlaps it would end: joined actions wait for the inputs of both."
+        return [Problem(ScheduleCode.OVERLAP_DEADLOCK, sentence, first.rank, first.position)]
+    if not walk(blocked, sends_are_buffered=True).blocked:
         sentence += " It would finish only if every send were buffered, as small messages are and large ones are not."
         return [Problem(ScheduleCode.RENDEZVOUS_DEADLOCK, sentence, first.rank, first.position)]
     return [Problem(ScheduleCode.DEADLOCK, sentence, first.rank, first.position)]
+
+
+def _blocked(schedule: ActionTable) -> ActionTable:
+    """Return a schedule that cannot end; without its overlaps, if they are not the cause."""
+    apart = replace(schedule, overlaps=frozenset()) if schedule.overlaps else schedule
+    return apart if walk(apart).blocked else schedule
+
+
+def _with_joined(schedule: ActionTable, action: Action) -> str:
+    return f"{action} with {schedule.joined[action]}" if action in schedule.joined else str(action)
 
 
 def _cycle(schedule: ActionTable) -> list[Blocked]:
@@ -346,8 +366,8 @@ def _grid(schedule: ActionTable, problem: Problem, reach: int = 5) -> str:
     if problem.step is None:  # a missing action has no cell to mark: draw the beginning of its row
         return _draw_row(schedule, problem.rank, reach, reach, is_marked=False)
     marks = {problem.rank: problem.step}
-    if problem.code in (ScheduleCode.DEADLOCK, ScheduleCode.RENDEZVOUS_DEADLOCK):
-        marks = {stuck.rank: stuck.position for stuck in _cycle(schedule)}
+    if problem.code in _DEADLOCKS:
+        marks = {stuck.rank: stuck.position for stuck in _cycle(_blocked(schedule))}
     return "\n".join(
         _draw_row(schedule, rank, marks.get(rank, problem.step), reach, is_marked=rank in marks)
         for rank in range(schedule.num_ranks)

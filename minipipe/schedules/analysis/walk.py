@@ -38,7 +38,7 @@ class Walk(NamedTuple):
     ----------
     table : Schedule or Program
     rounds : list of list of int
-        The ranks that run their next action in each round, ascending.
+        The ranks that run their next action in each round, ascending; twice, where they run a joined pair.
     blocked : list of Blocked
     """
 
@@ -57,9 +57,10 @@ class Walk(NamedTuple):
 def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     """Walk in topological order: in each round, every rank whose next action is ready runs it, lowest rank first.
 
-    Ready means ready given the rounds before. Local; no messages. Time is linear in the number of actions: each rank
-    runs as far as it can, and a blocked rank is looked at again only when it is woken. A table keeps its walks. A
-    buffered SEND completes at once instead of meeting its RECV.
+    Ready means ready given the rounds before; a joined pair (``overlaps`` of the table) needs the inputs of both.
+    Local; no messages. Time is linear in the number of actions: each rank runs as far as it can, and a blocked rank is
+    looked at again only when it is woken. A table keeps its walks. A buffered SEND completes at once instead of meeting
+    its RECV.
 
     Raises
     ------
@@ -147,6 +148,13 @@ class _Walker:
         self.latest: dict[int, int] = {}  # by sum, the round in which the last one came so far
         self.waiting: dict[int, list[int]] = {}  # by event, the ranks blocked on it
         self.rounds: list[list[int]] = []
+        # By joined forward, the backward that runs with it, and the events that this needs.
+        self.joined = {a: (b, self.needs(b)) for a, b in self.table.joined.items()}
+
+    def needs(self, action: Action) -> list[int]:
+        """Return the events that an action needs: [1] and [3]."""
+        own, _, awaits, _ = self.rules.of[action.kind][action.stage]
+        return [event + action.microbatch for event in (own, awaits) if event >= 0]
 
     def walk(self) -> tuple[list[list[int]], list[Blocked]]:
         ready = list(range(self.table.num_ranks))[::-1]
@@ -162,10 +170,12 @@ class _Walker:
         A woken rank begins its action again at [1].
         """
         happened, waiting, rounds, rules = self.happened, self.waiting, self.rounds, self.rules.of
-        woken: list[int] = []
-        now, position = self.now[rank], self.position[rank]
-        row = self.table.actions[rank]
+        now, position, joined = self.now[rank], self.position[rank], bool(self.joined)
+        row, woken = self.table.actions[rank], list[int]()
         while position < len(row):
+            if joined and (now := self.round_before(rank, position, now)) < 0:
+                now = ~now
+                break
             stage, kind, k = row[position]
             own, announces, awaits, completes = rules[kind][stage]
             if own >= 0:  # [1]
@@ -199,6 +209,21 @@ class _Walker:
         self.now[rank], self.position[rank] = now, position
         return woken
 
+    def round_before(self, rank: int, position: int, now: int) -> int:
+        """Return the round before the next action of a rank, now or later; ``~now`` where it is blocked.
+
+        Both actions of a joined pair run in one round, once the needs of both are there.
+        """
+        row = self.table.actions[rank]
+        if position and self.joined.get(row[position - 1], (None,))[0] == row[position]:
+            return now - 1
+        for event in self.joined.get(row[position], (None, []))[1]:
+            if not self.happened[event]:
+                self.waiting.setdefault(event, []).append(rank)
+                return ~now
+            now = max(now, self.happened[event])
+        return now
+
     def meet(self, action: Action, woken: list[int]) -> int:
         """Come to a sum, which all replicas have to reach; return its event."""
         event, missing = self.sums[action[::2]]
@@ -217,9 +242,11 @@ class _Walker:
         if action.kind is REDUCE_GRAD:
             others = sorted(filter(None, self.sums[action[::2]][1]))
             return Blocked(rank, position, action, others[0] if others else action)
-        event = self.rules.of[action.kind][action.stage][0]
-        is_own = event >= 0 and not self.happened[event + action.microbatch]
-        awaited = self.dependencies.own(action) if is_own else self.dependencies.awaited(action)
+        is_ready = all(self.happened[event] for event in self.needs(action))
+        needy = self.joined[action][0] if is_ready else action  # a joined forward waits for its backward's needs, too
+        event = self.rules.of[needy.kind][needy.stage][0]
+        is_own = event >= 0 and not self.happened[event + needy.microbatch]
+        awaited = self.dependencies.own(needy) if is_own else self.dependencies.awaited(needy)
         if awaited is None or not 0 <= awaited.stage < self.table.num_stages:
             awaited = action
         return Blocked(rank, position, action, awaited)

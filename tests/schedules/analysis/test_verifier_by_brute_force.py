@@ -4,6 +4,7 @@ They must agree in both directions: a verifier that refuses too much is as wrong
 """
 
 from collections import Counter
+from dataclasses import replace
 from itertools import permutations, product
 from math import comb
 
@@ -18,7 +19,7 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
 from tests.launch import slowly
-from tests.strategies import examples, named_schedules, replicated_schedules, table
+from tests.strategies import could_be_joined, examples, named_schedules, replicated_schedules, table
 
 
 def is_accepted(schedule):
@@ -38,7 +39,14 @@ def is_legal(schedule):
     sends_by_hand = any("_" in letter for _, _, letter, _ in cells)
     homes = {(stage, k): rank for rank, stage, letter, k in cells if letter == "F"}
     bag = meant(schedule, cells, sends_by_hand, homes)
-    return Counter(cells) == bag and ends(schedule, sends_by_hand, homes)
+    return Counter(cells) == bag and are_pairs(schedule) and ends(schedule, sends_by_hand, homes)
+
+
+def are_pairs(schedule):
+    """Tell whether each joined forward has a backward of another microbatch behind it."""
+    rows = [[(str(a), a.kind.value, a.microbatch) for a in row] for row in schedule.actions]
+    pairs = [(a, b) for row in rows for a, b in zip(row, row[1:]) if a[0] in map(str, schedule.overlaps)]
+    return len(pairs) == len(schedule.overlaps) and all(b[1] in "BI" and a[2] != b[2] for a, b in pairs)
 
 
 def meant(schedule, cells, sends_by_hand, homes):
@@ -95,10 +103,13 @@ def ends(schedule, sends_by_hand, homes):
 
     while True:
         heads = {row[0] for row in left if row}
+        behind = {row[0]: row[1] for row in left if row[1:]}
         taken = set()
         for stage, letter, k in heads:
             if "_" not in letter:
                 needs, gives = effect(stage, letter, k)
+                if (stage, letter, k) in schedule.overlaps:
+                    needs = needs | effect(*behind[stage, letter, k])[0]
                 if needs <= facts:
                     taken |= {(stage, letter, k)}
                     facts |= gives
@@ -129,6 +140,9 @@ def ends(schedule, sends_by_hand, homes):
         (True, "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0"),
         (False, "0F0 0SEND_F0 0B0 0RECV_B0\n1RECV_F0 1F0 1B0 1SEND_B0"),
         (False, "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1SEND_B0 1B0"),
+        (True, "0F0 (0F1;0B0)OVERLAP_F_B 0B1\n1F0 1B0 1F1 1B1"),
+        (False, "0F0 (0F1;0B0)OVERLAP_F_B 0B1\n1F0 1F1 1B0 1B1"),
+        (False, "(0F0;0B0)OVERLAP_F_B 0F1 0B1\n1F0 1B0 1F1 1B1"),
         # Two neighbours that both send first: each would block until the other receives.
         (
             False,
@@ -178,6 +192,13 @@ def test_of_all_orders_of_a_small_program_both_accept_the_same(text, num_legal):
 
 
 # -- mutants of larger programs --------------------------------------------------------------------------------
+
+
+def joined(draw, mutant):
+    """Join some forwards with whatever is behind them, mostly with what they can be joined with."""
+    forwards = [action for row in mutant.actions for action in row if action.kind is ActionKind.FORWARD]
+    found = draw(st.sampled_from([could_be_joined(mutant), could_be_joined(mutant), forwards]))
+    return replace(mutant, overlaps=draw(st.sets(st.sampled_from(found)))) if found else mutant
 
 
 def mutate(draw, programs, kinds, num_stages, num_microbatches):
@@ -247,7 +268,8 @@ def mutants(draw, lowered):
     kinds = [kind for kind in ActionKind if lowered or not kind.is_communication]
     for _ in range(draw(st.integers(0, 3))):
         mutate(draw, programs, kinds, original.num_stages, original.num_microbatches)
-    return table("mutant", original.placement, original.num_microbatches, programs)
+    mutant = table("mutant", original.placement, original.num_microbatches, programs)
+    return joined(draw, mutant) if draw(st.booleans()) else mutant
 
 
 @examples(100)
@@ -263,8 +285,10 @@ def test_both_accept_what_mutants_are_made_of(original):
 def test_both_agree_on_any_mutant(lowered, data):
     mutant = data.draw(mutants(lowered=lowered))
     legal = is_legal(mutant)
-    event("legal" if legal else "illegal")
+    event(("legal" if legal else "illegal") + (" with overlaps" if mutant.overlaps else ""))
     assert is_accepted(mutant) is legal
+    if legal and not lowered:
+        assert is_legal(lower(mutant)) and is_accepted(lower(mutant))
 
 
 @examples(200)
@@ -282,7 +306,7 @@ def test_every_problem_points_at_a_cell_that_exists_or_at_the_rank_that_lacks_on
                 assert str(mutant.actions[problem.rank][problem.step]) in problem.message
         marks = str(error).count(">")
         assert marks == str(error).count("<")
-        waits_in_a_cycle = error.code in ("deadlock", "rendezvous-deadlock")
+        waits_in_a_cycle = error.code in ("deadlock", "overlap-deadlock", "rendezvous-deadlock")
         assert marks >= 2 if waits_in_a_cycle else marks == (error.problems[0].step is not None)
 
 
