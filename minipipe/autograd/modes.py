@@ -60,7 +60,8 @@ class setting(ContextDecorator):  # noqa: N801
 
 def enable_grad() -> setting:
     """Record the graph inside this block, even inside :func:`no_grad`."""
-    return setting(current_mode, mode()._replace(is_enabled=True))
+    now = mode()
+    return setting(current_mode, now if now.is_enabled else now._replace(is_enabled=True))
 
 
 def no_grad() -> setting:

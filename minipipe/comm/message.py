@@ -23,8 +23,9 @@ from minipipe.errors import ArgumentError, MessageError
 
 _MAGIC = b"mnpp"
 _MAX_AXES = 8
-_FORMAT = struct.Struct(f"<4sq8sB{_MAX_AXES}q11x")  # magic, step, dtype, number of axes, lengths
-HEADER_SIZE = _FORMAT.size
+_STEP = struct.Struct("<4sq")  # magic, step
+_FORM = struct.Struct(f"<8sB{_MAX_AXES}q11x")  # dtype, number of axes, lengths
+HEADER_SIZE = _STEP.size + _FORM.size
 """The length of every header, 96 bytes."""
 DEFAULT_TIMEOUT = 300.0
 """Seconds that a rank waits for another before it gives up with an error."""
@@ -69,18 +70,22 @@ class Header(NamedTuple):
         return f"{self.dtype.name} {self.shape}"
 
 
-# Every step sends the same shapes, so each header is made, packed and unpacked once.
+# Every step sends the same shapes, so each is described and read once; and once in a step, with its number.
 @lru_cache(maxsize=1024)
 def described(dtype: Any, shape: tuple[int, ...], step: int) -> Header:
     """Return the header of an array; see :meth:`Header.of`."""
     dtype = numpy_dtype(dtype)
+    return Header(dtype, shape, step, _STEP.pack(_MAGIC, step) + _written(dtype, shape))
+
+
+@lru_cache(maxsize=1024)
+def _written(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     if dtype.kind not in "biuc" and not is_floating(dtype):
         raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {dtype}.")
     if len(shape) > _MAX_AXES:
         raise MessageError("shape", f"An array to send has at most {_MAX_AXES} axes; this one has {len(shape)}.")
     lengths = *shape, *(0,) * (_MAX_AXES - len(shape))
-    packed = _FORMAT.pack(_MAGIC, step, dtype_name(dtype).encode(), len(shape), *lengths)
-    return Header(dtype, shape, step, packed)
+    return _FORM.pack(dtype_name(dtype).encode(), len(shape), *lengths)
 
 
 @lru_cache(maxsize=1024)
@@ -98,8 +103,13 @@ def unpacked(data: bytes) -> Header:
             f"{len(data)} bytes arrived that are not the header of a message. Did something else send with this "
             "tag, or do the ranks run different versions of minipipe?",
         )
-    _, step, dtype, axes, *lengths = _FORMAT.unpack(data)
-    return Header(np.dtype(dtype.rstrip(b"\0").decode("ascii")), tuple(lengths[:axes]), step, data)
+    return Header(*_read(data[_STEP.size : HEADER_SIZE]), _STEP.unpack_from(data)[1], data)
+
+
+@lru_cache(maxsize=1024)
+def _read(form: bytes) -> tuple[np.dtype, tuple[int, ...]]:
+    dtype, axes, *lengths = _FORM.unpack(form)
+    return np.dtype(dtype.rstrip(b"\0").decode("ascii")), tuple(lengths[:axes])
 
 
 def as_buffer(array: Array) -> Array:
@@ -226,7 +236,7 @@ class Receive(Request):
         self,
         take: Callable[[Expectation, float | None], np.ndarray],
         expected: Expectation,
-        settled: Callable[[], object] = lambda: None,
+        settled: Callable[[], object] | None = None,
     ) -> None:
         self._take, self._expected, self._settled = take, expected, settled
         self._array: np.ndarray | None = None
@@ -242,13 +252,15 @@ class Receive(Request):
             except MessageError as error:
                 if error.code not in _NOT_YET:
                     self._error = error
-                    self._settled()
+                    if self._settled is not None:
+                        self._settled()
                 raise
             if out is not None:
                 out[...] = array
                 array = out
             self._array = array
-            self._settled()
+            if self._settled is not None:
+                self._settled()
         return self._array
 
 
@@ -258,6 +270,18 @@ class Done(Request):
     def wait(self, timeout: float | None = None) -> None:
         """Return at once."""
         return None
+
+
+class Given(Request):
+    """The part of the root in a broadcast: its own array, once it is sent."""
+
+    def __init__(self, array: np.ndarray, sends: list[Request]) -> None:
+        self._array, self._sends = array, sends
+
+    def wait(self, timeout: float | None = None) -> np.ndarray:
+        """Return the array."""
+        finish(self._sends, timeout)
+        return self._array
 
 
 def finish(requests: Iterable[Request], timeout: float | None = None) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm.job.reports import RankActivity
-from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Header, Receive, Request, described, finish
+from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Given, Header, Receive, Request, described, finish
 from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, one_of
 from minipipe.hints import Familiar
 
@@ -322,7 +322,7 @@ class ProcessGroup(Familiar, ABC):
 
     def ibroadcast(
         self, array: np.ndarray | None = None, root: int = 0, *, step: int = 0, what: str = "the broadcast array"
-    ) -> Receive:
+    ) -> Receive | Given:
         """Start to broadcast the root's array, and return at once; ``wait()`` of the result returns the array.
 
         Collective, but no rank waits for another. The root sends to each rank itself. Of several broadcasts under
@@ -349,9 +349,9 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(share, num_ranks=2)
         [(8, 7), (8, 7)]
         """
-        expected = Expectation(self.rank, root, OwnTag.IBROADCAST, None, step, what, names=self.world_ranks)
         if self.rank != root:
             self._check("root", root)
+            expected = Expectation(self.rank, root, OwnTag.IBROADCAST, None, step, what, np.empty, self.world_ranks)
 
             def take(expected: Expectation, timeout: float | None) -> np.ndarray:
                 self._check_open()
@@ -368,13 +368,8 @@ class ProcessGroup(Familiar, ABC):
             return request
         if array is None:
             raise ArgumentError("value", f"ibroadcast: rank {self.name(root)} is the root and must give an array.")
-        sends = [self.isend(array, other, OwnTag.IBROADCAST, step=step) for other in range(self.size) if other != root]
-
-        def sent(expected: Expectation, timeout: float | None) -> np.ndarray:
-            finish(sends, timeout)
-            return array
-
-        return Receive(sent, expected)
+        others = [rank for rank in range(self.size) if rank != root]
+        return Given(array, [self.isend(array, other, OwnTag.IBROADCAST, step=step) for other in others])
 
     def all_gather(self, array: np.ndarray, *, what: str = "its part of a gather") -> list[np.ndarray]:
         """Return the arrays of all ranks, by rank; their shapes may differ.

@@ -176,7 +176,7 @@ class BatchObjective:
         The sums ascend through the microbatches, whatever the order in which these were computed.
         """
         order = sorted(self.losses)
-        total = added(self._shares[k] * self.losses[k] for k in order)
+        total = added([self._shares[k] * self.losses[k] for k in order])
         metrics = [
             self._mean([(*self._measured[k][i], self._shares[k]) for k in order]) for i in range(len(self.metrics))
         ]
@@ -275,7 +275,7 @@ def shares(
     found = [weight(part.rebuilt()) for part in targets]
     weights = [x if type(x) in (int, float) else _measured("the weight of a loss", x)[0] for x in found]
     total = added(weights)
-    if not all(0 <= w < inf for w in weights) or not total:
+    if not (min(weights) >= 0 and 0 < total < inf):  # NaN is in no range
         message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."
         raise MicrobatchError("no-weight", f"{message} Is everything ignored, or the loss_weight not a number?")
     return [w / total for w in weights]

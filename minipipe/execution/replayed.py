@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
-from operator import is_
+from operator import call, is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,10 +19,13 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
 from minipipe.autograd.replay import NotingLeaf, Script, Trace
 from minipipe.errors import ArgumentError
+from minipipe.execution.payload import Payload
 from minipipe.execution.stage import Stage
 from minipipe.nn import Function, Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
 
+MOST_SCRIPTS = 16
+"""Of one stage; the one that was not used for longest goes."""
 _HOPE = 5  # steps in which a kind has come, after which other inputs are no longer expected
 _LARGE = 1 << 20  # bytes of inputs: a step takes so long that comparing them in each costs more than replaying brings
 _DEEPEST = 9  # nesting of attributes that is looked into
@@ -88,6 +91,70 @@ class Kind:
 def bytes_of(arrays: Iterable[Array]) -> bytes:
     """Return the contents of arrays, to be compared with those of others of the same shapes."""
     return b"".join(array.tobytes() for array in arrays)
+
+
+class _Last(NamedTuple):
+    """What a microbatch was like the last time. One that is like it again needs no key."""
+
+    how: tuple[Any, ...]
+    form: Any
+    wanted: list[bool]
+    arrays: list[tuple[Any, ...]]
+    kind: Kind
+
+    def is_like(self, how: tuple[Any, ...], received: Payload, arrays: Iterable[Array]) -> bool:
+        if how != self.how or received.wanted != self.wanted or received.form != self.form:
+            return False
+        for array, (shape, strides, dtype) in zip(arrays, self.arrays):
+            if type(array) is not np.ndarray or array.shape != shape or array.strides != strides:
+                return False
+            if array.dtype != dtype:
+                return False
+        return True
+
+
+class Kinds:
+    """The kinds of microbatch of a stage."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[Any, Kind] = {}
+        self._last: dict[int, _Last] = {}  # by microbatch
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(self._kinds.values())
+
+    def of(self, microbatch: int, how: tuple[Any, ...], received: Payload, arrays: Sequence[Array], step: int) -> Kind:
+        """Return the kind of a microbatch, and note that it came in this step.
+
+        Parameters
+        ----------
+        microbatch : int
+        how : tuple
+            What its lines depend on beside the arrays.
+        received : Payload
+            What the stage got.
+        arrays : sequence of array
+            All that its lines read: what the stage got, and the targets.
+        step : int
+        """
+        last = self._last.get(microbatch)
+        if last is not None and last.is_like(how, received, arrays):
+            kind = last.kind
+        else:
+            forms = [(a.shape, a.strides, a.dtype) for a in arrays]
+            key = how, received.form and repr(received.form), *received.wanted, *map(type, arrays), *forms
+            if key not in self._kinds and len(self._kinds) >= MOST_SCRIPTS:
+                del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].used)]
+                self._last.clear()
+            kind = self._kinds.get(key) or Kind(num_inputs=len(received.arrays))
+            self._kinds[key] = kind
+            if all(type(array) is np.ndarray and array.itemsize != 2 for array in arrays):
+                self._last[microbatch] = _Last(how, received.form, received.wanted, forms, kind)
+            else:
+                kind.reason = "gets arrays that are not NumPy's own, or in half precision"
+        if kind.used != step:
+            kind.used, kind.num_steps = step, kind.num_steps + 1
+        return kind
 
 
 @dataclass
@@ -223,7 +290,7 @@ class Look:
 
     def still_holds(self, arrays: list[Array], trained: list[bool]) -> bool:
         """Return whether nothing has changed."""
-        is_same = trained == self.trained and all(look() is array for look, array in zip(self.arrays, arrays))
+        is_same = trained == self.trained and all(map(is_, map(call, self.arrays), arrays))
         return is_same and self.attributes.still_hold()
 
     @property

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain, count
+from operator import attrgetter
 from typing import Any
 from weakref import ref
 
@@ -22,9 +23,10 @@ from minipipe.autograd.graph import changed_in_place
 from minipipe.autograd.modes import current_place, mode, next_order
 from minipipe.autograd.replay import NotingLeaf, Script, Trace, have_changed, key_of, noticing_conversions
 from minipipe.errors import ArgumentError, MessageError
+from minipipe.execution import replayed
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
-from minipipe.execution.replayed import Attributes, Capture, Kind, Look, Replayed, Same, reason_against, words_about
+from minipipe.execution.replayed import Attributes, Capture, Kind, Kinds, Look, Replayed, Same, reason_against
 from minipipe.execution.samples import Samples
 from minipipe.execution.stage import Held, SeededLoss, Stage
 from minipipe.nn import Module, Parameter, Sequential
@@ -33,8 +35,8 @@ from minipipe.schedules.action import I
 from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor
 
-_MOST_SCRIPTS = 16  # of one stage; the one that was not used for longest goes
 _PATIENCE = 3  # a capture takes as long as some ten steps: not in the first steps in which its kind comes
+_data_of, _is_trained = attrgetter("data"), attrgetter("needs_gradient")
 _OTHER_LOSS = "the loss is not minipipe's own, or more than the loss was asked for"
 
 
@@ -45,11 +47,11 @@ class ReplayingStage(Stage):
         super().__init__(module, index, schedule, *given, **options)
         actions = chain.from_iterable(schedule.actions)
         self._halved = {action.microbatch for action in actions if action.stage == index and action.kind is I}
-        self._kinds: dict[Any, Kind] = {}
+        self._kinds = Kinds()
         self._captures: dict[int, Capture] = {}
         self._numbers: dict[Any, int] = {}  # of what layers, parameters and losses were like; none is used again
         self._next_number = count()
-        self._step, self._is_eager, self._eager_loss = 0, True, ""
+        self._step, self._order, self._is_eager, self._eager_loss = 0, 0, True, ""
         self._why_not = reason_against(self.module)  # nothing is replayed, in any step
         uses = {id(p): p for layer in self.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
@@ -111,8 +113,10 @@ class ReplayingStage(Stage):
 
     def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
         """B: see :meth:`Stage.backward`."""
-        if isinstance(self._held[microbatch], Replayed):
-            return self._replay_backward("backward", self._held.pop(microbatch), gradient)
+        held = self._held[microbatch]
+        if type(held) is Replayed:
+            del self._held[microbatch]
+            return self._replay_backward("backward", held, gradient)
         return self._capture_backward("backward", super().backward, microbatch, gradient)
 
     def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
@@ -137,7 +141,7 @@ class ReplayingStage(Stage):
 
     def look(self) -> None:
         """Begin a step, forward only or not. What layers and parameters are like now says which scripts serve."""
-        self._step += 1
+        self._step, self._order = self._step + 1, next_order()
         for capture in self._captures.values():
             capture.kind.is_captured_now = False
         self._captures.clear()
@@ -146,7 +150,8 @@ class ReplayingStage(Stage):
         if self._is_eager:
             self._looks.clear()
             return
-        arrays, trained = [p.data for p in self._owners], [leaf.needs_gradient for leaf in self._leaves_of_uses]
+        arrays = list(map(_data_of, self._owners))
+        trained = list(map(_is_trained, self._leaves_of_uses))
         for look in self._looks:
             if look.still_holds(arrays, trained):
                 self._look = look
@@ -170,7 +175,7 @@ class ReplayingStage(Stage):
     def _number_of(self, *what: Any) -> int:
         """Return a number for what layers, parameters or a loss are like: the same for the same."""
         if what not in self._numbers:
-            if len(self._numbers) >= 2 * _MOST_SCRIPTS:
+            if len(self._numbers) >= 2 * replayed.MOST_SCRIPTS:
                 self._numbers.clear()
             self._numbers[what] = next(self._next_number)
         return self._numbers[what]
@@ -195,20 +200,11 @@ class ReplayingStage(Stage):
         """Return what is known of such microbatches; None if this one is to be computed without a script."""
         if self._is_eager:
             return None
-        is_halved, form = self.is_halved or microbatch in self._halved, received.form and repr(received.form)
-        how = self._look.number, mode().is_enabled, loss, is_halved, form, *received.wanted
-        key = how, *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
-        kind = self._kinds.get(key)
-        if kind is not None:
-            if kind.used != self._step:
-                kind.used, kind.num_steps = self._step, kind.num_steps + 1
-            return None if kind.reason or not (self.is_halved or kind.num_steps >= _PATIENCE) else kind
-        if len(self._kinds) >= _MOST_SCRIPTS:
-            del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].used)]
-        is_plain = all(type(array) is np.ndarray and array.itemsize != 2 for array in arrays)
-        reason = "" if is_plain else "gets arrays that are not NumPy's own, or in half precision"
-        self._kinds[key] = Kind(reason, num_inputs=len(received.arrays))
-        return None
+        is_halved = self.is_halved or microbatch in self._halved
+        how = self._look.number, mode().is_enabled, loss, is_halved
+        kind = self._kinds.of(microbatch, how, received, arrays, self._step)
+        is_early = not self.is_halved and kind.num_steps < _PATIENCE
+        return None if is_early or kind.reason else kind
 
     # -- capture --------------------------------------------------------------------------------------------
 
@@ -308,11 +304,11 @@ class ReplayingStage(Stage):
             place = current_place()
             key = key_of(place.seed, place.step, place.microbatch)
         try:
-            (result,), kept = script.sections["forward"]([p.data for p in self._owners], key, *arrays)
+            (result,), kept = script.sections["forward"](list(map(_data_of, self._owners)), key, *arrays)
         except Exception:
             return None
         if len(script.sections) > 1:
-            self._held[microbatch] = Replayed(kind, kept, next_order())
+            self._held[microbatch] = Replayed(kind, kept, self._order)
         return result
 
     def _replay_backward(self, section: str, held: Replayed, gradient: Payload | None) -> Payload:
@@ -340,18 +336,18 @@ class ReplayingStage(Stage):
                 raise changed_in_place("A parameter")
         assert held.kind.script is not None
         function = held.kind.script.sections[section]
-        results, held.kept = function([p.data for p in self._owners], self._leaves_of_uses, held.kept, *gradient)
+        results, held.kept = function(list(map(_data_of, self._owners)), self._leaves_of_uses, held.kept, *gradient)
         return results
 
     # -- report ---------------------------------------------------------------------------------------------
 
     def source(self) -> str:
         """Return the source of the script that was used last."""
-        scripts = [kind.script for kind in sorted(self._kinds.values(), key=lambda kind: kind.used) if kind.script]
+        scripts = [kind.script for kind in sorted(self._kinds, key=lambda kind: kind.used) if kind.script]
         if not scripts:
             raise ArgumentError("value", f"Stage {self.index} replays nothing: {self.report()}.")
         return scripts[-1].source
 
     def report(self) -> str:
         """Return in words whether the stage replays, or why it does not."""
-        return words_about(list(self._kinds.values()), self._why_not, self._eager_loss, has_run=self._step > 0)
+        return replayed.words_about(list(self._kinds), self._why_not, self._eager_loss, has_run=self._step > 0)

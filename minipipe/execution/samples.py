@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from operator import itemgetter
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 from zlib import crc32
@@ -65,6 +64,8 @@ class Samples(NamedTuple):
     @property
     def num_samples(self) -> int:
         """The length of the first axis."""
+        if not self.replicated:
+            return self.arrays[0].shape[0]
         return next(array.shape[0] for i, array in enumerate(self.arrays) if i not in self.replicated)
 
     @property
@@ -74,8 +75,8 @@ class Samples(NamedTuple):
 
     def cut(self, part: slice) -> Samples:
         """Return some of the samples."""
-        if not self.replicated:
-            return Samples(list(map(itemgetter((part, ...)), self.arrays)), self.form)
+        if self.form is None:
+            return Samples([self.arrays[0][part, ...]])
         arrays = [array if i in self.replicated else array[part, ...] for i, array in enumerate(self.arrays)]
         return Samples(arrays, self.form, self.replicated)
 

@@ -18,7 +18,7 @@ from minipipe.autograd.modes import next_order
 from minipipe.errors import ArgumentError, ParameterError, of_kind, quoted, real_number
 from minipipe.hints import Familiar, check_keywords
 from minipipe.nn.module import Module
-from minipipe.nn.parameter import Parameter
+from minipipe.nn.parameter import HalfLeaf, Parameter
 
 
 class ParameterGroup(SimpleNamespace):
@@ -256,7 +256,7 @@ class Optimiser(Familiar, ABC):
             for parameter in group.parameters:
                 gradient = parameter.grad
                 if gradient is not None:
-                    if backend.is_half(parameter.dtype):
+                    if isinstance(parameter.node, HalfLeaf):
                         self._update_half(parameter, gradient, group)
                     else:
                         self._update(parameter.data, gradient, self._states[id(parameter)], group)

@@ -229,7 +229,9 @@ def blocks(*arrays: Array) -> Iterable[tuple[Array, ...]]:
     True
     """
     size = arrays[0].size
-    if size <= _BLOCK_SIZE or not all(isinstance(a, np.ndarray) and a.flags.c_contiguous for a in arrays):
-        return [arrays]
+    if size <= _BLOCK_SIZE:
+        return (arrays,)
+    if not all(isinstance(a, np.ndarray) and a.flags.c_contiguous for a in arrays):
+        return (arrays,)
     flat = [array.reshape(-1) for array in arrays]
     return (tuple(a[start : start + _BLOCK_SIZE] for a in flat) for start in range(0, size, _BLOCK_SIZE))

@@ -155,6 +155,8 @@ class SharedParameters:
         before : mapping of str to array
             The gradients of earlier steps, to which those of this one are added.
         """
+        if not self._users:
+            return
         group, parameters = self._group, self._parameters
         mine = {name: ranks for name, ranks in self._users.items() if name in parameters}
         uses = [(name, use) for name, ranks in self._users.items() for use in ranks]

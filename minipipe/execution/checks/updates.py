@@ -105,9 +105,9 @@ class Updates:
 
 def _own(optimiser: Optimiser) -> dict[str, Any]:
     """Return the attributes of an optimiser of one's own that are the same on all ranks: not arrays, or lists."""
-    given = getattr(optimiser, "__dict__", {})
-    if not given:
+    if not type(optimiser).__dictoffset__:
         return {}  # minipipe's own have slots
+    given = vars(optimiser)
     left_out = names_of(getattr(type(optimiser), "not_compared", ()))
     return {name: value for name, value in given.items() if _is_alike(value) and name not in left_out}
 

@@ -73,7 +73,7 @@ def parts_of(pipeline, kind):
 
 
 def scripts_of(pipeline):
-    return [entry.script for stage in stages_of(pipeline) for entry in stage._kinds.values() if entry.script]
+    return [entry.script for stage in stages_of(pipeline) for entry in stage._kinds if entry.script]
 
 
 def trained(replay, change=None, model=layers, group=None, num_samples=lambda step: 12, **options):
@@ -270,7 +270,7 @@ def test_a_mutant_has_other_bits(mutant):
 def test_a_script_of_another_shape_fails():
     def take_the_other(pipeline):
         (stage,) = stages_of(pipeline)
-        first, last = [entry for entry in stage._kinds.values() if entry.script][:2]
+        first, last = [entry for entry in stage._kinds if entry.script][:2]
         first.script, last.script = last.script, first.script
 
     options = {"num_samples": lambda step: (12, 16)[step % 2 if step < CHANGED + 3 else 0], "model": layers}

@@ -113,7 +113,11 @@ def test_large_inputs_that_never_change_stay_eager():
         assert pipeline.replay_report() == "stage 0: gets the same inputs in every step, which are large"
 
 
-def test_a_report_without_a_script_says_what_the_stage_waits_for():
+def test_a_report_without_a_script_says_what_the_stage_waits_for(monkeypatch):
+    from minipipe.execution import replaying
+
+    monkeypatch.setattr(replaying, "_PATIENCE", 3)
+
     def report(num_steps, x):
         with init_process_group() as group:
             pipeline = Pipeline(nn.Sequential(nn.Linear(WIDTH, 1)), group, loss=nn.MSELoss(), num_microbatches=1)
