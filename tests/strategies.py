@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minipipe import Action, ActionKind, Program, Schedule, Tensor, functional, nn, schedules
 from minipipe.autograd.backend import array_module
 from minipipe.errors import ScheduleError
-from minipipe.schedules.analysis.walk import complete_walk
+from minipipe.schedules.analysis.walk import complete_walk, walk
 
 # -- how many examples --------------------------------------------------------------------------------------
 
@@ -308,6 +308,15 @@ def overlapped(draw, originals):
     original = draw(originals)
     found = could_be_joined(original)
     return replace(original, overlaps=draw(st.sets(st.sampled_from(found)))) if found else original
+
+
+@st.composite
+def legally_overlapped(draw, originals):
+    """Draw a legal table with joined actions: without those that would be a deadlock."""
+    table = draw(overlapped(originals))
+    while walk(table).blocked:
+        table = replace(table, overlaps=sorted(table.overlaps)[1:])
+    return table
 
 
 @st.composite

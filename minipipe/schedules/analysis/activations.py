@@ -16,6 +16,8 @@ A stage that has no W and no B gives its activation back with I, and one that ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from math import inf
 from typing import NamedTuple
 
 from minipipe.schedules.action import Action, ActionKind, B, F, I, W
@@ -145,6 +147,8 @@ def held_over_time(
 ) -> Iterator[tuple[float, float]]:
     """Yield (time, amount held) at the start and at the end of each action of a rank: a curve of steps.
 
+    Of two that run joined, the first has no end of its own.
+
     Parameters
     ----------
     spans : sequence of (Action, float, float)
@@ -159,9 +163,11 @@ def held_over_time(
     >>> list(held_over_time(spans, [(1, 1), (3, 0)]))
     [(0.0, 1), (1.0, 1), (1.0, 3), (3.0, 0)]
     """
-    for (_, start, end), (during, after) in zip(spans, levels):
+    starts = chain((start for _, start, _ in spans[1:]), [inf])
+    for (_, start, end), (during, after), following in zip(spans, levels, starts):
         yield start, during
-        yield end, after
+        if following >= end:
+            yield end, after
 
 
 # -- pairs, named -----------------------------------------------------------------------------------------------------

@@ -48,7 +48,9 @@ class Gap(NamedTuple):
 
 
 def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, ...]:
-    """Return the gaps of makespan and longest own span; none for several steps, or where stages have no backward.
+    """Return the gaps of makespan and longest own span; none where no bound is proved.
+
+    That is so for several steps, forwards alone, frozen stages, replicas, and joined actions of which one hides time.
 
     Notes
     -----
@@ -63,7 +65,8 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
     >>> makespan.value, makespan.bound.value, f"{makespan.relative:.1%}"
     (33.0, 27.0, '22.2%')
     """
-    if timeline.num_steps > 1 or schedule.is_forward_only or schedule.frozen or schedule.has_replicas:
+    is_shorter = bool(schedule.overlaps) and costs.overlap > 0
+    if timeline.num_steps > 1 or schedule.is_forward_only or schedule.frozen or schedule.has_replicas or is_shorter:
         return ()
     memory = max(timeline.peak_memory or (inf,))
     workload = workload_of(schedule, costs, memory)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
-from minipipe.schedules.action import REDUCE_GRAD, ActionKind, B, F, I, U, W
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import Workload, amount_per_rank
@@ -24,8 +24,8 @@ from minipipe.schedules.simulation.timeline import Timeline
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation")
 _OF_WEIGHTS = ("update", "gradient_size", "weights")
-_OTHERS = ("latency", "bandwidth", "message_size", "overhead", *_OF_WEIGHTS, *_HELD, "cores", "hosts")
-_SINGLE = ("latency", "bandwidth", "overhead")
+_OTHERS = ("latency", "bandwidth", "message_size", "overhead", "overlap", *_OF_WEIGHTS, *_HELD, "cores", "hosts")
+_SINGLE = ("latency", "bandwidth", "overhead", "overlap")
 _NUMBERS = (*_SHORT.values(), *_OTHERS)
 _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
 ByStage = float | Sequence[float]
@@ -114,6 +114,9 @@ class Costs:
         By rank, the number of its host, counted from 0. Between two hosts messages share links: each host has one out
         and one in, with the bandwidth above, and those that share a link get max-min fair parts. The latency is not
         shared. By default all ranks are on one host, where messages share nothing.
+    overlap : float
+        The part of the shorter of two joined actions that the longer one hides: from 0, the default, where a pair takes
+        as long as both, to 1, where it takes as long as the longer one.
     gradient_size : float or sequence of float
         By stage, the size of the gradients of its weights, for the sums over replicas; see :meth:`sum_times`.
     weights : float or sequence of float
@@ -154,6 +157,7 @@ class Costs:
     hosts: Sequence[int] | None = None
     gradient_size: ByStage = 0.0
     weights: ByStage = 0.0
+    overlap: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("unit", "memory_unit"):
@@ -175,9 +179,10 @@ class Costs:
         all messages have about the same size, the latency is their whole time: the fit cannot separate
         latency and bandwidth.
 
-        If a stage has whole backwards only, B counts as ``backward_input``. If it has both kinds, I and W are measured
-        where the backward is split. A timeline does not contain the size of activations;
-        :meth:`minipipe.Pipeline.measure_costs` also measures that.
+        Of joined actions the times are not used, where a stage has others of that kind that ran alone; the overlap is
+        the median of the parts that they hid. If a stage has whole backwards only, B counts as ``backward_input``. If
+        it has both kinds, I and W are measured where the backward is split. A timeline does not contain the size of
+        activations; :meth:`minipipe.Pipeline.measure_costs` also measures that.
 
         Parameters
         ----------
@@ -350,6 +355,26 @@ class Costs:
         forward, inputs, weights = (self._by_stage(name, num_stages) for name in _SHORT.values())
         both = [i + w for i, w in zip(inputs, weights)]
         return {F: forward, I: inputs, W: weights, B: both, U: self._by_stage("update", num_stages)}
+
+    def pair_times(self, schedule: ActionTable) -> dict[Action, float]:
+        """Return the time of each joined pair of actions, by its forward.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, if the overlap is not a number from 0 to 1.
+
+        Examples
+        --------
+        >>> joined = Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1")
+        >>> [Costs(overlap=part).pair_times(joined) == {joined.actions[0][1]: 3 - part} for part in (0, 0.5, 1)]
+        [True, True, True]
+        """
+        if not isinstance(self.overlap, Real) or not 0 <= _as_float(self.overlap) <= 1:
+            raise _wrong("overlap", self.overlap, "a number from 0 to 1")
+        times, apart = self.durations(schedule.num_stages), 1 - float(self.overlap)
+        pairs = {a: sorted((times[a.kind][a.stage], times[b.kind][b.stage])) for a, b in schedule.joined.items()}
+        return {forward: longer + apart * shorter for forward, (shorter, longer) in pairs.items()}
 
     def update_times(self, schedule: ActionTable) -> list[float]:
         """Return, by rank, the time of the optimiser between two training steps: none where the schedule has U.
@@ -573,10 +598,12 @@ def _check_file(path: str | Path, found: dict[str, Any]) -> None:
         is_number = all(type(number) in (int, float) and 0 <= _as_float(number) < inf for number in numbers)
         is_whole = name != "hosts" or (isinstance(given, list) and all(type(host) is int for host in given))
         is_above_0 = name not in ("bandwidth", "cores") or 0 not in numbers
+        is_part = name != "overlap" or given <= 1
         if name not in (*_NUMBERS, "sends_block", "unit", "memory_unit"):
             raise _refused(path, f"it has {quoted(name)}, expected names of costs, such as 'forward'")
-        if type(given) is not kind if kind else not (numbers and is_number and is_whole and is_above_0):
+        if type(given) is not kind if kind else not (numbers and is_number and is_whole and is_above_0 and is_part):
             numbers_of = {"hosts": "whole numbers", "bandwidth": "a number above 0", "cores": "numbers above 0"}
+            numbers_of["overlap"] = "a number from 0 to 1"
             expected = kind.__name__ if kind else numbers_of.get(name, "numbers, finite and at least 0")
             raise _refused(path, f"its {name} is {quoted(given)}, expected {expected}")
     if len(set(lengths.values())) > 1:

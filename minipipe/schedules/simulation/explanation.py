@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 from minipipe.schedules.action import Action, ActionKind
@@ -140,7 +140,7 @@ class Explanation:
         found = self._sums[rank].get(action)
         if found and found.end > free:
             return self._wait_for_sum(found, free, start)
-        arrival, source, at = self._source(rank, action) or (self._timeline.start, None, 0)
+        arrival, source, at, action = self._last_source(rank, index) or (self._timeline.start, None, 0, action)
         awaited = None if source is None else self._awaited(action, source, at)
         if not has_begun:
             return Idle(free, start, IdleCause.WARM_UP, source, awaited)
@@ -160,6 +160,19 @@ class Explanation:
         value = Value.consumed_by(action)
         source = None if value is None else self._arrivals.get(value)
         return source if source and source[1] != rank else None
+
+    def _joined(self, rank: int, index: int) -> range:
+        """Return the indices of a span and of the one that runs joined with it, if any."""
+        row = self._spans[rank]
+        is_second = index > 0 and row[index].start < row[index - 1].end
+        is_first = index + 1 < len(row) and row[index + 1].start < row[index].end
+        return range(index - is_second, index + 1 + is_first)
+
+    def _last_source(self, rank: int, index: int) -> tuple[float, int, int, Action] | None:
+        """Return the source of the last value for a span, or the one joined with it, and the consumer."""
+        actions = [self._spans[rank][i].action for i in self._joined(rank, index)]
+        found = [(*source, action) for action in actions if (source := self._source(rank, action))]
+        return max(found, default=None, key=itemgetter(0))
 
     @cached_property
     def _arrivals(self) -> dict[Value, tuple[float, int, int]]:
@@ -201,7 +214,8 @@ class Explanation:
     def _message_to(self, rank: int, index: int) -> Message | None:
         """Return the message that brings the value an action consumes, if another rank produces it."""
         action = self._spans[rank][index].action
-        free = self._spans[rank][index - 1].end if index else self._timeline.start
+        first = self._joined(rank, index)[0]
+        free = self._spans[rank][first - 1].end if first else self._timeline.start
         found, value = self._source(rank, action), Value.consumed_by(action)
         if found is None or value is None:
             return None
@@ -223,6 +237,7 @@ class Explanation:
 
     def _before(self, rank: int, index: int) -> Position | None:
         """Return the position of the span that ended last among all that a span had to wait for."""
+        index = self._joined(rank, index)[0]
         span = self._spans[rank][index]
         change = self._changes[rank].get(index)
         free = change.begun if change else self._spans[rank][index - 1].end if index else self._timeline.start
@@ -237,7 +252,7 @@ class Explanation:
         found = self._sums[rank].get(span.action)
         if found and found.end > free:
             return self._before_sum(found)
-        source = self._source(rank, span.action)
+        source = self._last_source(rank, index)
         if source and (previous is None or source[0] > free):
             return source[1], source[2]
         return previous

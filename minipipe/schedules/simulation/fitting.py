@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import ActionKind, B, F, I, W
-from minipipe.schedules.simulation.span import IdleCause
+from minipipe.schedules.simulation.span import IdleCause, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
 
 K = TypeVar("K")
@@ -36,6 +36,7 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
         return _median(found[kind, stage] for found in times if (kind, stage) in found)
 
     latency, bandwidth = fit_messages(list(_message_samples(timelines)))
+    overlaps = [found for timeline, own in zip(timelines, times) for found in _overlaps(timeline, own)]
     return {
         "forward": [usual(F, s) for s in stages],
         "backward_input": [usual(I if any((I, s) in found for found in times) else B, s) for s in stages],
@@ -44,6 +45,7 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
         "update": _updates(timelines),
         "latency": latency,
         "bandwidth": bandwidth,
+        "overlap": _median(overlaps),
         "message_size": _message_sizes(timelines, len(stages)),
         "unit": timelines[0].unit,
     }
@@ -106,16 +108,29 @@ def _stages_of(timeline: Timeline) -> range:
 
 
 def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
-    spans = (span for row in timeline.spans for span in row)
-    times = _grouped(((action.kind, action.stage), end - start) for action, start, end in spans)
-    return {key: mean(found) for key, found in times.items()}
+    """Return the mean times of actions that ran alone; where a stage has none of a kind, those of its pairs."""
+    groups = [group for row in timeline.spans for group in in_groups(row)]
+    joined, alone = (
+        _grouped(((action.kind, action.stage), end - start) for group in groups for action, start, end in group
+                 if (len(group) == 1) == is_alone)
+        for is_alone in (False, True)
+    )  # fmt: skip
+    return {key: mean(found) for key, found in {**joined, **alone}.items()}
+
+
+def _overlaps(timeline: Timeline, times: dict[tuple[ActionKind, int], float]) -> Iterator[float]:
+    """Yield, for each joined pair, the part of the shorter action that was hidden."""
+    for group in (group for row in timeline.spans for group in in_groups(row) if len(group) > 1):
+        both = [times[action.kind, action.stage] for action, _, _ in group]
+        if min(both) > 0:
+            yield min(1.0, max(0.0, (sum(both) - (group[0].end - group[0].start)) / min(both)))
 
 
 def _overhead(timeline: Timeline) -> float:
     """Return the mean time between two actions of a rank, if the second one was ready."""
     gaps = [slot.end - slot.start for slots in timeline.idle for slot in slots if slot.cause is IdleCause.OVERHEAD]
     waits = sum(slot.cause is IdleCause.WAITING for slots in timeline.idle for slot in slots)
-    pairs = sum(max(0, len(row) - timeline.num_steps) for row in timeline.spans) - waits
+    pairs = sum(max(0, len(in_groups(row)) - timeline.num_steps) for row in timeline.spans) - waits
     return sum(gaps) / pairs if pairs else 0.0
 
 

@@ -10,6 +10,8 @@ It visits the actions in topological order. The tags are repeated at the code::
                      [2] the value that it consumes is available
                      [3] it ends after the time that it takes
 
+Of a forward and a backward that run joined, each waits for the values of both, and both end at once.
+
 A REDUCE_GRAD takes its rank no time. The sum begins when all replicas have come, takes the time of its two rounds of
 messages, and only a U waits for it: the rank continues meanwhile.
 """
@@ -166,12 +168,18 @@ class _Exact(Timing):
         return max(*self.free, *self.summed)
 
     def run_step(self, step: int) -> None:
-        free, available, plan, first = self.free, self.available, self.plan(), step * self.num_microbatches
+        free, available, plan, first = self.free, self.available, self.plan, step * self.num_microbatches
+        in_pairs = self.in_pairs
         append = [row.append for row in self.spans]
         between = [0.0] * self.table.num_ranks  # before a rank's next action
         for rank, action in self.order:
             if first:
                 action = action._replace(microbatch=action.microbatch + first)
+            if in_pairs and action in in_pairs:
+                if action in self.joined:
+                    self.run_pair(rank, action, free[rank] + between[rank])
+                    between[rank] = self.overhead
+                continue
             stage, kind, k = action
             if kind not in plan:
                 (self.contribute if kind is REDUCE_GRAD else self.pass_message)(rank, action)
@@ -185,6 +193,15 @@ class _Exact(Timing):
                 available[completes + k] = end + in_flight
             between[rank] = self.overhead
             append[rank](new_span((action, start, end)))
+
+    def run_pair(self, rank: int, forward: Action, free: float) -> None:
+        """Run a forward joined with a backward: [1] to [4] of both, at once."""
+        pair = self.pair(forward)
+        start = max([free, *(self.available[awaits] for _, awaits, _, _ in pair if awaits >= 0)])
+        self.free[rank] = end = start + self.pair_times[forward]
+        for action, _, completes, in_flight in pair:
+            self.available[completes] = end + in_flight
+            self.spans[rank].append(Span(action, start, end))
 
     def change_step(self, wait: bool) -> None:
         """Let every rank update its parameters; those that wait, once the rank of the last stage has ended the step."""

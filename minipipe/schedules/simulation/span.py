@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -22,6 +23,25 @@ class Span(NamedTuple):
     action: Action
     start: float
     end: float
+
+
+def in_groups(spans: Sequence[Span]) -> list[list[Span]]:
+    """Return the spans of a rank one by one, but two that run joined together: the second starts before the first ends.
+
+    Examples
+    --------
+    >>> from minipipe import Schedule, simulate
+    >>> spans = simulate(Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1")).spans[0]
+    >>> [[str(span.action) for span in group] for group in in_groups(spans)]
+    [['0F0'], ['0F1', '0B0'], ['0B1']]
+    """
+    groups: list[list[Span]] = []
+    for span in spans:
+        if groups and span.start < groups[-1][-1].end:
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+    return groups
 
 
 class StepChange(NamedTuple):

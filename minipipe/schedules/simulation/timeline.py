@@ -13,7 +13,7 @@ from minipipe.schedules.action_table import ShownInNotebooks
 from minipipe.schedules.analysis.activations import Level, held_counts, held_over_time
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.simulation.explanation import Explanation, explain
-from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange
+from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups
 
 _MOST = 1e15  # of any unit: from here on a power of ten says more than its digits
 
@@ -171,8 +171,9 @@ class Timeline(ShownInNotebooks):
         return self.end - self.start
 
     def busy(self, rank: int) -> float:
-        """Return the computing time of a rank."""
-        return sum(end - start for action, start, end in self.spans[rank] if not action.kind.is_communication)
+        """Return the computing time of a rank. Two actions that run joined count once."""
+        row = [span for span in self.spans[rank] if not span.action.kind.is_communication]
+        return sum(group[-1].end - group[0].start for group in in_groups(row))
 
     def own_span(self, rank: int) -> float:
         """Return the time between the first start and the last end of a rank's own computations."""

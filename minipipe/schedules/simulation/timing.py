@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.sums import Members, gradient_sums
-from minipipe.schedules.analysis.walk import NumberedRules
+from minipipe.schedules.analysis.walk import NOTHING, NumberedRules
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.span import GradientSum, Span, StepChange
 from minipipe.schedules.transforms import repeat
@@ -50,6 +50,8 @@ class Timing:
         numbered = NumberedRules(self.dependencies)
         self.rules, self.num_events = numbered.of, numbered.num_events
         self.durations = costs.durations(table.num_stages)
+        self.pair_times, self.joined = costs.pair_times(table), table.joined
+        self.in_pairs = {action for pair in table.joined.items() for action in pair}
         self.message_times = costs.message_times(table)
         self.overhead, self.sends_block = float(costs.overhead), costs.sends_block
         self.spans: list[list[Span]] = [[] for _ in range(table.num_ranks)]
@@ -61,8 +63,9 @@ class Timing:
         for members in gradient_sums(table):
             self.coming.update(dict.fromkeys(filter(None, members), (members, {})))
 
+    @cached_property
     def plan(self) -> dict[ActionKind, list[tuple[int, float, int, float]]]:
-        """Return, by kind of computation and stage: the event it awaits, its time, its event, its time in flight."""
+        """By kind of computation and stage: the event it awaits, its time, its event, its time in flight."""
         return {
             kind: [
                 (awaits, duration, completes, self.time_in_flight(stage, kind))
@@ -71,6 +74,15 @@ class Timing:
             for kind, durations in self.durations.items()
             if kind in self.rules
         }
+
+    def pair(self, forward: Action) -> list[tuple[Action, int, int, float]]:
+        """Return two joined actions, each with the event it awaits, its event and its time in flight."""
+        pair = (forward, self.joined[forward])
+        rules = (self.plan[kind][stage] for stage, kind, _ in pair)
+        return [
+            (action, awaits + action.microbatch if awaits >= 0 else NOTHING, completes + action.microbatch, in_flight)
+            for action, (awaits, _, completes, in_flight) in zip(pair, rules)
+        ]
 
     def come(self, action: Action, time: float) -> GradientSum | None:
         """Note that a replica has come to a sum; return the sum once all have, without its end."""

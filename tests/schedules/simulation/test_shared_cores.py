@@ -15,7 +15,7 @@ from minipipe.schedules.simulation.costs import Costs, Hosts
 from minipipe.schedules.simulation.fluid import fair_rates
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.span import IdleCause
-from tests.strategies import examples, runnable_schedules
+from tests.strategies import examples, legally_overlapped, runnable_schedules
 
 TIMES = st.one_of(st.integers(0, 5), st.floats(0.01, 5))
 CORES = st.one_of(st.integers(1, 3), st.floats(0.5, 3))
@@ -25,7 +25,11 @@ CORES = st.one_of(st.integers(1, 3), st.floats(0.5, 3))
 def costs(draw, **fixed):
     """Draw costs of any stages, in which everything takes time that may."""
     names = ("forward", "backward_input", "backward_weight", "latency", "overhead", "update", "message_size")
-    return Costs(**{name: draw(TIMES) for name in names}, bandwidth=draw(st.floats(0.5, 4)), **fixed)
+    parts = {"bandwidth": draw(st.floats(0.5, 4)), "overlap": draw(st.sampled_from([0, 0.3, 1]))}
+    return Costs(**{name: draw(TIMES) for name in names}, **parts, **fixed)
+
+
+runnable = runnable_schedules() | legally_overlapped(runnable_schedules())
 
 
 def flow(schedule, costs, num_steps=1, wait=False):
@@ -44,7 +48,7 @@ def numbers(spans):
 
 
 @examples(150)
-@given(runnable_schedules(), st.data())
+@given(runnable, st.data())
 def test_where_nothing_is_shared_the_fluid_is_the_exact_simulation(schedule, data):
     given_costs = data.draw(costs(sends_block=data.draw(st.booleans())))
     schedule = lower(schedule) if data.draw(st.booleans()) and not given_costs.sends_block else schedule
@@ -60,7 +64,7 @@ def test_where_nothing_is_shared_the_fluid_is_the_exact_simulation(schedule, dat
 
 
 @examples(40)
-@given(runnable_schedules(), costs(), st.integers(0, 3))
+@given(runnable, costs(), st.integers(0, 3))
 def test_as_many_cores_as_ranks_change_nothing_to_the_last_bit(schedule, given_costs, more):
     alone = simulate(schedule, given_costs)
     crowd = Costs(**{**vars(given_costs), "cores": schedule.num_ranks + more})
