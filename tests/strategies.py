@@ -211,7 +211,7 @@ def runs(schedule):
 
 
 NAMES = [name for name in schedules.REGISTRY if runs(build(name, 2, 2))]
-OVER_A_V = ("zb-v", "v-half", "v-min", "dualpipe-v")
+OVER_A_V = ("zb-v", "v-half", "v-min", "dualpipe-v", "hanayo")
 
 
 @st.composite

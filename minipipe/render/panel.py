@@ -38,9 +38,10 @@ class Panel:
     def __init__(self, timeline: Timeline, pairs: int | None = None) -> None:
         self.timeline, self.pairs = timeline, pairs
         replicas = _replicas(timeline)
+        on_ranks = ({span.action.stage for span in row} for row in timeline.spans)
         self.stages = tuple(
-            tuple(sorted({span.action.stage for span in row}, key=lambda s, r=rank: (replicas[s].index(r), s)))
-            for rank, row in enumerate(timeline.spans)
+            tuple(stage for _, stage in sorted((replicas[stage].index(rank), stage) for stage in stages))
+            for rank, stages in enumerate(on_ranks)
         )
         self.has_replicas = any(len(ranks) > 1 for ranks in replicas.values())
 

@@ -21,6 +21,7 @@ from minipipe.schedules.asynchronous import paci as paci
 from minipipe.schedules.asynchronous import pipedream as pipedream
 from minipipe.schedules.asynchronous import two_buffered as two_buffered
 from minipipe.schedules.asynchronous import vertical_sync as vertical_sync
+from minipipe.schedules.bidirectional import bitpipe as bitpipe
 from minipipe.schedules.bidirectional import chimera as chimera
 from minipipe.schedules.bidirectional import dualpipe as dualpipe
 from minipipe.schedules.gpipe import gpipe as gpipe
@@ -60,5 +61,6 @@ from minipipe.schedules.v_shaped import dualpipe_v as dualpipe_v
 from minipipe.schedules.v_shaped import v_half as v_half
 from minipipe.schedules.v_shaped import v_min as v_min
 from minipipe.schedules.v_shaped import zb_v as zb_v
+from minipipe.schedules.waves import hanayo as hanayo
 from minipipe.schedules.zero_bubble import zb_h1 as zb_h1
 from minipipe.schedules.zero_bubble import zb_h2 as zb_h2

@@ -1,17 +1,19 @@
 """Bidirectional schedules: two pipelines with the same weights, one down the ranks and one up.
 
-Every stage has two replicas: of p stages, stage s is on the ranks s and p - 1 - s, so that each rank holds the weights
-of two stages. The first half of the microbatches goes down the ranks, the other half up. Of an odd number, one more
-goes down; a single one has no replicas.
+Every stage has two replicas, on the ranks r and p - 1 - r, so that each rank holds twice the weights. The first half of
+the microbatches goes down the ranks, the other half up. Of an odd number, one more goes down; a single one has no
+replicas.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.placement import check_sizes
+from minipipe.schedules.placement import check_sizes, check_two_chunks, pipelines_placement, v_placement
 from minipipe.schedules.v_shaped import dualpipe_v
+from minipipe.schedules.waves import in_slots
 
 
 def chimera(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -69,16 +71,47 @@ def chimera(num_ranks: int, num_microbatches: int) -> Schedule:
     (30.0, (3, 4, 4, 3))
     """
     _check_even("chimera", num_ranks, num_microbatches)
-    p, num_down = num_ranks, _num_down(num_microbatches)
-    slots: list[list[tuple[int, Action]]] = [[] for _ in range(p)]
-    for k in range(num_microbatches):
-        unit, i = divmod(k % num_down, p // 2)
-        for stage in range(p):
-            start = 2 * p * unit + 2 * i
-            own = slots[stage if k < num_down else p - 1 - stage]
-            own += [(start + stage, Action(stage, F, k)), (start + 2 * p - 1 - stage, Action(stage, B, k))]
-    rows = tuple(tuple(action for _, action in sorted(own)) for own in slots)
-    return Schedule("chimera", _both_ways(p, num_microbatches), num_microbatches, rows)
+    return in_slots("chimera", _both_ways(range(num_ranks)), num_ranks // 2, num_microbatches)
+
+
+def bitpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
+    """Return BitPipe: two V-shaped pipelines in opposite directions, for half of Chimera's bubble.
+
+    ::
+
+        stages 0 and 3 are on ranks 0 and 1, and so are stages 1 and 2
+        rank 0: 0F0 1F1 2F1 3F0 3B0 2B1 1B1 0B0
+        rank 1: 0F1 1F0 2F0 3F1 3B1 2B0 1B0 0B1
+
+    Of the pipeline down, rank r has the stages r and 2p - 1 - r, as in a V; of the one up, those of rank p - 1 - r. The
+    slots are Chimera's, for 2p stages: p/2 microbatches of each direction are a unit.
+
+    For m a multiple of p, the makespan is m(tF + tB) + (p/2 - 1)(min(tF, tB) + (m/p) abs(tB - tF)), and rank r holds
+    3p/2 + 1 + min(r, p - 1 - r) chunks, which are half stages, and the weights of two whole ones.
+
+    Parameters, result and errors are those of :func:`chimera`; ``chunks_per_rank`` is 2, for each direction.
+
+    Notes
+    -----
+    The order is that of the authors' program, which concatenates units. Their "early forwarding", for more
+    microbatches, is not here.
+
+    References
+    ----------
+    Wu, Chen and Yu 2024, "BitPipe: bidirectional interleaved pipeline parallelism for accelerating large models
+    training", figure 3.
+
+    Examples
+    --------
+    Chimera takes 16 units of a rank's whole share, and 1F1B 21.
+
+    >>> from minipipe import Costs, schedules, simulate
+    >>> simulate(schedules.bitpipe(4, 4), Costs().cut(2)).makespan
+    14.0
+    """
+    check_two_chunks("bitpipe", num_ranks, num_microbatches, chunks_per_rank)
+    _check_even("bitpipe", num_ranks, num_microbatches)
+    return in_slots("bitpipe", _both_ways(v_placement(num_ranks)), num_ranks // 2, num_microbatches)
 
 
 def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -112,25 +145,20 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     (63.0, {9})
     """
     _check_even("dualpipe", num_ranks, num_microbatches)
-    p, num_down = num_ranks, _num_down(num_microbatches)
+    p, num_down = num_ranks, (num_microbatches + 1) // 2
     half = dualpipe_v(p // 2, num_down)
     rows = []
     for rank in range(p):
         row = half.actions[min(rank, p - 1 - rank)]
         directed = (a if a.stage == rank else a._replace(microbatch=a.microbatch + num_down) for a in row)
         rows.append(tuple(action for action in directed if action.microbatch < num_microbatches))
-    return Schedule("dualpipe", _both_ways(p, num_microbatches), num_microbatches, tuple(rows))
+    placement = pipelines_placement(_both_ways(range(p)), num_microbatches)
+    return Schedule("dualpipe", placement, num_microbatches, tuple(rows))
 
 
-def _num_down(num_microbatches: int) -> int:
-    return (num_microbatches + 1) // 2
-
-
-def _both_ways(num_ranks: int, num_microbatches: int) -> tuple[int | tuple[int, ...], ...]:
-    """Return the placement of stages on two ranks each; of a single microbatch, the pipeline down alone."""
-    if num_microbatches == 1:
-        return tuple(range(num_ranks))
-    return tuple((rank, num_ranks - 1 - rank) for rank in range(num_ranks))
+def _both_ways(down: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the placements of a pipeline and of one in the opposite direction."""
+    return down, [max(down) - rank for rank in down]
 
 
 def _check_even(name: str, num_ranks: int, num_microbatches: int) -> None:

@@ -38,18 +38,29 @@ def neighbouring_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[in
     return tuple(rank for rank in range(num_ranks) for _ in range(chunks_per_rank))
 
 
-def v_placement(num_ranks: int) -> tuple[int, ...]:
-    """Return the placement in a V: rank r has stages r and ``2 * num_ranks - 1 - r``.
+def v_placement(num_ranks: int, num_waves: int = 1) -> tuple[int, ...]:
+    """Return the placement in a V, or several: of the first, rank r has stages r and ``2 * num_ranks - 1 - r``.
 
     The first and the last stage are on rank 0. The two stages of the last rank are adjacent, so values between them
     need no message.
 
     Examples
     --------
-    >>> v_placement(3)
-    (0, 1, 2, 2, 1, 0)
+    >>> v_placement(3), v_placement(2, num_waves=2)
+    ((0, 1, 2, 2, 1, 0), (0, 1, 1, 0, 0, 1, 1, 0))
     """
-    return (*range(num_ranks), *reversed(range(num_ranks)))
+    return (*range(num_ranks), *reversed(range(num_ranks))) * num_waves
+
+
+def pipelines_placement(pipelines: Sequence[Sequence[int]], num_microbatches: int) -> tuple[int | tuple[int, ...], ...]:
+    """Return the placement of several pipelines, each on ranks of its own; of a single microbatch, of the first alone.
+
+    Examples
+    --------
+    >>> pipelines_placement([(0, 1), (1, 0)], 2), pipelines_placement([(0, 1), (1, 0)], 1)
+    (((0, 1), (1, 0)), (0, 1))
+    """
+    return tuple(pipelines[0]) if min(len(pipelines), num_microbatches) == 1 else tuple(zip(*pipelines))
 
 
 def ranks_in(home: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action_table import Schedule, collector_paused
-from minipipe.schedules.bidirectional import chimera, dualpipe
+from minipipe.schedules.bidirectional import bitpipe, chimera, dualpipe
 from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.interleaved import (
     eager_1f1b,
@@ -19,6 +19,7 @@ from minipipe.schedules.interleaved import (
 from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.sequential import forward_only, sequential
 from minipipe.schedules.v_shaped import dualpipe_v, v_half, v_min, zb_v
+from minipipe.schedules.waves import hanayo
 from minipipe.schedules.zero_bubble import zb_h1, zb_h2
 
 # By name: the builder, and the trade-off.
@@ -36,7 +37,9 @@ _ENTRIES: dict[str, tuple[Callable[..., Schedule], str]] = {
     "v-half": (v_half, "half of 1F1B's memory, plus 1; a V"),
     "v-min": (v_min, "1/3 of 1F1B's memory, plus 1; a V"),
     "dualpipe-v": (dualpipe_v, "overlaps forward, backward; a V"),
+    "hanayo": (hanayo, "half of Chimera, as a V or as waves"),
     "chimera": (chimera, "two 1F1B, down and up; 2x weights"),
+    "bitpipe": (bitpipe, "two Vs, down and up; 2x weights"),
     "dualpipe": (dualpipe, "dualpipe-v, down and up; 2x weights"),
     "forward-only": (forward_only, "predicts only; keeps nothing"),
 }

@@ -50,67 +50,6 @@ def test_chimera_as_in_the_figure_of_its_paper():
     assert merged[1] == "1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1"
 
 
-def by_tokens(p, m):
-    """Move microbatches by one stage in each slot, until all are back: another rule than that of start slots.
-
-    In each direction one enters in every other slot, p/2 of a unit. Having reached the last stage, it stays there for a
-    slot, B after F, and goes back. The next unit enters when the first microbatch of the last one has left.
-    """
-    rows = [[] for _ in range(p)]
-    left = {"down": (m + 1) // 2, "up": m // 2}
-    entered = Counter()
-    inside = {way: [] for way in left}  # [number, stage, kind]
-    next_entry, of_unit = dict.fromkeys(left, 0), dict.fromkeys(left, 0)
-    slot = 0
-    while any(left.values()) or any(inside.values()):
-        for way, tokens in inside.items():
-            for token in tokens:
-                if token[2] == "F" and token[1] == p - 1:
-                    token[2] = "B"
-                else:
-                    token[1] += 1 if token[2] == "F" else -1
-            gone = [token for token in tokens if token[1] < 0]
-            if gone and gone[0][0] % (p // 2) == 0:
-                of_unit[way], next_entry[way] = 0, slot
-            inside[way] = [token for token in tokens if token[1] >= 0]
-            if left[way] and of_unit[way] < p // 2 and slot == next_entry[way]:
-                inside[way].append([entered[way], 0, "F"])
-                entered[way] += 1
-                left[way] -= 1
-                of_unit[way] += 1
-                next_entry[way] = slot + 2
-        here = [(t[1] if way == "down" else p - 1 - t[1], way, t) for way, tokens in inside.items() for t in tokens]
-        assert len({rank for rank, _, _ in here}) == len(here)  # one action of a rank in a slot
-        for rank, way, (number, _, kind) in here:
-            rows[rank].append(f"{way} {kind}{number}")
-        slot += 1
-    return rows, slot
-
-
-@pytest.mark.parametrize("p", [2, 4, 6, 8])
-def test_chimera_is_what_microbatches_do_that_move_by_a_stage_in_each_slot(p):
-    for m in (1, 2, 3, p - 1, p, p + 1, p + 2, 2 * p, 2 * p + 3, 4 * p):
-        rows, num_slots = by_tokens(p, m)
-        schedule = schedules.chimera(p, m)
-        assert directed(schedule) == rows, (p, m)
-        verify(schedule)
-        assert simulate(schedule, UNITS).makespan <= num_slots
-
-
-@pytest.mark.parametrize(
-    ("p", "m", "of_units", "of_doubles"), [(4, 4, 10, 16), (4, 8, 18, 30), (8, 8, 22, 36), (8, 16, 38, 66)]
-)
-def test_chimera_has_the_figures_of_its_paper(p, m, of_units, of_doubles):
-    """Table 2: p - 2 slots of bubbles, and from p/2 + 1 to p microbatches held, where F and B take as long."""
-    schedule = schedules.chimera(p, m)
-    timeline = simulate(schedule, UNITS)
-    assert timeline.makespan == of_units == 2 * m + p - 2
-    assert {sum(slot.end - slot.start for slot in row) for row in timeline.idle} == {p - 2}
-    assert (min(timeline.peak_activations), max(timeline.peak_activations)) == (p // 2 + 1, p)
-    assert simulate(schedule, DOUBLE).makespan == of_doubles == theory.makespan("chimera", p, m)
-    assert simulate(schedules.one_f_one_b(p, m), DOUBLE).makespan == 3 * (m + p - 1) > of_doubles
-
-
 def test_an_odd_number_of_ranks_would_need_two_actions_in_one_slot():
     """Stage s of p has its F in slot s + 2i. On rank r those are r and p - 1 - r: for odd p both even, or both odd."""
     for p in range(2, 9):
@@ -119,18 +58,68 @@ def test_an_odd_number_of_ranks_would_need_two_actions_in_one_slot():
 
 
 def test_of_an_odd_number_of_microbatches_one_more_goes_down():
-    for build in (schedules.chimera, schedules.dualpipe):
+    for build in (schedules.chimera, schedules.dualpipe, schedules.bitpipe):
         for p, m in ((2, 3), (4, 5), (4, 7), (6, 13)):
             schedule = build(p, m)
             assert [schedule.rank_of(0, k) for k in range(m)] == [0] * (m // 2 + 1) + [p - 1] * (m // 2)
-            assert schedule.placement == tuple((rank, p - 1 - rank) for rank in range(p))
+            assert all(sum(schedule.ranks_of(stage)) == p - 1 for stage in range(schedule.num_stages))
 
 
 def test_a_single_microbatch_goes_down_and_makes_no_replicas():
     for build in (schedules.chimera, schedules.dualpipe):
         schedule = build(4, 1)
         assert schedule.placement == (0, 1, 2, 3) and not schedule.has_replicas
+    assert schedules.bitpipe(2, 1).placement == (0, 1, 1, 0)
     assert simulate(schedules.chimera(4, 1), DOUBLE).makespan == 12
+
+
+# -- BitPipe ---------------------------------------------------------------------------------------------------
+
+
+def by_counts(rank, p, num_units):
+    """Return a rank's row as the authors' program counts it: forwards and backwards in two lists, merged by counts.
+
+    A cell is an arm and a kind. Arm 0 is the way of the pipeline down to its last rank, arm 2 its way back; arms 1 and
+    3 are those of the pipeline up. On the lower half of the ranks the two pipelines change places.
+    """
+    half, is_below = p // 2, rank >= p // 2
+    near = rank - half + 1 if is_below else half - rank  # of its own pipeline, microbatches that come before another's
+    own, other, own_back, other_back = (1, 0, 3, 2) if is_below else (0, 1, 2, 3)
+
+    def order(first, second, third, fourth):
+        turns = [first] * near + [second, first] * (half - near) + [second, third] * near
+        return turns + [fourth, third] * (half - near) + [fourth] * near
+
+    forwards = [f"{arm}F" for arm in order(own, other, other_back, own_back)]
+    backwards = [f"{arm}B" for arm in order(own_back, other_back, other, own)]
+    warmup = p + half + min(rank, p - 1 - rank)
+    pairs = 2 * p - warmup
+    row = forwards[:warmup]
+    for unit in range(num_units):
+        row += [cell for pair in zip(forwards[warmup:], backwards) for cell in pair]
+        if unit == num_units - 1:
+            return row + backwards[pairs:]
+        ahead = warmup - pairs + 1  # until the next unit begins
+        row += backwards[pairs : pairs + ahead]
+        row += [cell for pair in zip(forwards, backwards[pairs + ahead :]) for cell in pair]
+        row += forwards[pairs - 1 : warmup]
+
+
+@pytest.mark.parametrize("p", [2, 4, 6, 8])
+@pytest.mark.parametrize("num_units", [1, 2, 3])
+def test_bitpipe_is_in_the_order_of_its_authors(p, num_units):
+    schedule = schedules.bitpipe(p, num_units * p)
+    verify(schedule)
+    for rank, row in enumerate(schedule.actions):
+        arm = {rank: 0, p - 1 - rank: 1, 2 * p - 1 - rank: 2, p + rank: 3}
+        assert [f"{arm[action.stage]}{action.kind}" for action in row] == by_counts(rank, p, num_units)
+
+
+def test_each_pipeline_of_bitpipe_is_a_v():
+    schedule = schedules.bitpipe(4, 4)
+    assert schedule.placement == ((0, 3), (1, 2), (2, 1), (3, 0), (3, 0), (2, 1), (1, 2), (0, 3))
+    assert [schedule.rank_of(stage, 0) for stage in range(8)] == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert [schedule.rank_of(stage, 2) for stage in range(8)] == [3, 2, 1, 0, 0, 1, 2, 3]
 
 
 # -- DualPipe --------------------------------------------------------------------------------------------------
@@ -252,7 +241,7 @@ def refusal(call, *arguments):
     return caught.value
 
 
-@pytest.mark.parametrize("name", ["chimera", "dualpipe"])
+@pytest.mark.parametrize("name", ["chimera", "bitpipe", "dualpipe"])
 @pytest.mark.parametrize("p", [1, 3, 7])
 def test_an_odd_number_of_ranks_is_refused(name, p):
     error = refusal(schedules.build, name, p, 8)

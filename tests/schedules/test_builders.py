@@ -40,7 +40,7 @@ def test_every_named_schedule_accepts_as_many_microbatches_as_ranks(name):
         assert (schedule.name, schedule.num_ranks, schedule.num_microbatches) == (name, num_ranks, num_ranks)
 
 
-EVEN_RANKS = {"chimera", "dualpipe"}
+EVEN_RANKS = {"chimera", "bitpipe", "dualpipe"}
 
 
 @pytest.mark.parametrize("name", schedules.REGISTRY)

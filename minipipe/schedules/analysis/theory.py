@@ -86,6 +86,7 @@ _OF_ALL = (*_OF_TIMES, "peak", "period")
 _CONDITIONS: dict[str, tuple[Sequence[str], Callable[[Case], bool]]] = {
     "two chunks on each rank": (_OF_ALL, lambda case: case.v == 2),
     "one chunk on each rank": (_OF_ALL, lambda case: case.v == 1),
+    "an even number of chunks on each rank": (_OF_ALL, lambda case: case.v % 2 == 0),
     "an even number of ranks": (_OF_ALL, lambda case: case.p % 2 == 0),
     "an even number of microbatches": (_OF_ALL, lambda case: case.m % 2 == 0),
     "m a multiple of p": (_OF_ALL, lambda case: case.m % case.p == 0),
@@ -137,9 +138,14 @@ def _h1_period(case: Case, latency: float) -> float:
     return max(case.round, (trip + 2 * (case.p - 1) * latency) / case.p)
 
 
-def _chimera_makespan(case: Case) -> float:
+def _waves_makespan(case: Case, pipelines: int) -> float:
     shorter, longer = sorted((case.forward, case.backward_input + case.backward_weight))
-    return case.work + (case.p - 2) * (shorter + case.m / case.p * (longer - shorter))
+    slots = 2 * case.p // pipelines - 2  # in which a rank is idle: at its ends, where F and B take as long
+    return case.work + slots / case.v * (shorter + case.m / case.p * (longer - shorter))
+
+
+def _held_both_ways(p: int, m: int, v: int, r: int) -> tuple[int, int]:
+    return (2 * v - 1) * p // 2 + 1 + min(r, p - 1 - r), 0
 
 
 def _v_makespan(case: Case) -> float:
@@ -150,7 +156,9 @@ _H1 = ("m >= p", "tW <= tF", "weight_activation <= activation")
 _H2 = ("m >= 2p - 1", "tW <= tF", "2 tW <= tF + tI", "weight_activation <= activation")
 _ZB_V = ("two chunks on each rank", "m >= 2p - 1", "tF = tI = tW", "weight_activation <= activation")
 _DUALPIPE_V = ("two chunks on each rank", "m >= 2p", "tF = tI = tW", "weight_activation <= activation")
+_HANAYO = ("an even number of chunks on each rank", "m a multiple of p")
 _CHIMERA = ("one chunk on each rank", "an even number of ranks", "m a multiple of p")
+_BITPIPE = ("two chunks on each rank", "an even number of ranks", "m a multiple of p")
 _DUALPIPE = (
     *("one chunk on each rank", "an even number of ranks", "an even number of microbatches", "m >= 2p"),
     *("tF = tI = tW", "weight_activation <= activation"),
@@ -192,11 +200,17 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
         lambda p, m, v, r: (2 * p + 1, 0),
         conditions=_DUALPIPE_V,
     ),
-    "chimera": ClosedForms(
-        _chimera_makespan,
+    "hanayo": ClosedForms(
+        partial(_waves_makespan, pipelines=1),
         _bubble_of_first_rank,
-        lambda p, m, v, r: (p // 2 + 1 + min(r, p - 1 - r), 0),
-        conditions=_CHIMERA,
+        lambda p, m, v, r: ((v - 1) * p + 1 + r, 0),
+        conditions=_HANAYO,
+    ),
+    "chimera": ClosedForms(
+        partial(_waves_makespan, pipelines=2), _bubble_of_first_rank, _held_both_ways, conditions=_CHIMERA
+    ),
+    "bitpipe": ClosedForms(
+        partial(_waves_makespan, pipelines=2), _bubble_of_first_rank, _held_both_ways, conditions=_BITPIPE
     ),
     "dualpipe": ClosedForms(
         lambda case: (3 * case.m + case.p // 2 - 1) * case.forward,

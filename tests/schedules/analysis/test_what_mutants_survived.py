@@ -74,7 +74,9 @@ ENOUGH_MICROBATCHES = {
     "dualpipe-v": lambda p, m: m >= 2 * p,
     "v-half": lambda p, m: m >= p,
     "v-min": lambda p, m: m >= p,
+    "hanayo": lambda p, m: m % p == 0,
     "chimera": lambda p, m: m % p == 0,
+    "bitpipe": lambda p, m: m % p == 0,
     "dualpipe": lambda p, m: m >= 2 * p and m % 2 == 0,
 }
 WHOLE = [name for name in schedules.REGISTRY if ActionKind.BACKWARD_WEIGHT not in schedules.build(name, 4).kinds]
@@ -131,9 +133,17 @@ def test_a_formula_of_memory_holds_wherever_its_conditions_do_and_is_refused_els
             assert refusal(theory.peak_memory, name, p, m, **held).code == "no-formula"
 
 
-@pytest.mark.parametrize("name", ["chimera", "dualpipe"])
-@pytest.mark.parametrize(("sizes", "only_for"), [((3, 6), "an even number of ranks"), ((4, 8, 2), "one chunk")])
-def test_a_formula_of_two_pipelines_is_refused_where_they_do_not_exist(name, sizes, only_for):
+@pytest.mark.parametrize(
+    ("name", "sizes", "only_for"),
+    [
+        *((name, (3, 6), "an even number of ranks") for name in ("chimera", "bitpipe", "dualpipe")),
+        *((name, (4, 8, 2), "one chunk on each rank") for name in ("chimera", "dualpipe")),
+        ("bitpipe", (4, 8, 4), "two chunks on each rank"),
+        ("hanayo", (4, 8, 3), "an even number of chunks on each rank"),
+    ],
+)
+def test_a_formula_is_refused_for_sizes_that_the_builder_refuses(name, sizes, only_for):
+    assert not takes(name, *sizes)
     for formula in (theory.makespan, theory.span_bubble, theory.peak_memory):
         error = refusal(formula, name, *sizes)
         assert error.code == "no-formula" and only_for in str(error)

@@ -38,15 +38,18 @@ def test_a_rank_that_waits_leaves_a_step_when_the_last_stage_has_ended_it(named,
     schedule = named[-1]
     update = data.draw(st.lists(TIMES, min_size=schedule.num_stages, max_size=schedule.num_stages))
     costs = Costs(data.draw(TIMES), update=update, latency=data.draw(TIMES), sends_block=data.draw(st.booleans()))
-    timeline, last = simulate(schedule, costs, num_steps, wait=True), schedule.placement[-1]
+    timeline, last = simulate(schedule, costs, num_steps, wait=True), schedule.ranks_of(schedule.num_stages - 1)
     for rank, row in enumerate(timeline.spans):
         for i, change in enumerate(timeline.step_changes[rank] if num_steps > 1 else ()):
-            size, size_of_last = len(row) // num_steps, len(timeline.spans[last]) // num_steps
+            size = len(row) // num_steps
             own_end = row[(i + 1) * size - 1].end if row else change.left
-            end_of_last = timeline.spans[last][(i + 1) * size_of_last - 1].end
+            ends = {other: timeline.spans[other] for other in last}
+            ends = {other: spans[(i + 1) * len(spans) // num_steps - 1].end for other, spans in ends.items()}
+            end_of_last = max(ends.values())
             assert change.left == max(own_end, end_of_last) or not row
             assert change.begun == change.left + sum(update[stage] for stage in schedule.stages_of(rank))
-            assert change.after == (last if end_of_last > own_end else rank) or not row
+            latest = {other for other, end in ends.items() if end == end_of_last}
+            assert change.after in (latest if end_of_last > own_end else {rank}) or not row
             assert not row or row[(i + 1) * size].start >= change.begun
     assert simulate(schedule, costs, num_steps).makespan <= timeline.makespan
 
