@@ -28,9 +28,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from minipipe.schedules.action import SEND_F, Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, Program, check_table, collector_paused
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.analysis.overlaps import with_pairs
 from minipipe.schedules.analysis.walk import complete_walk
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million messages.
@@ -73,15 +74,13 @@ def lower(schedule: ActionTable) -> Program:
     with collector_paused():
         for rank, action in complete_walk(schedule).order():
             (stage, kind, k), row = action, rows[rank]
-            # A joined pair stays together: the message of its forward leaves after both.
-            is_second = bool(row) and row[-1].kind is SEND_F and row[-2] in schedule.overlaps
-            row.insert(len(row) - is_second, action)
+            row.append(action)
             message = messages[kind][stage]
             if message is not None:
                 send, consumer, receive, destinations = message
                 row.append(_new_action((stage, send, k)))
                 rows[destinations[k]].append(_new_action((consumer, receive, k)))
-    return schedule.with_rows(Program, rows)
+    return schedule.with_rows(Program, with_pairs(rows, schedule.overlaps))  # a joined pair stays together
 
 
 def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind, list[int]] | None:

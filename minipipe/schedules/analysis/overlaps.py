@@ -6,8 +6,10 @@ rank 1       1F0       1F1 1B0     ever, since 0B0 needs 1B0. Without the overla
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from minipipe.errors import Problem, ScheduleCode
-from minipipe.schedules.action import Action
+from minipipe.schedules.action import SEND_F, Action
 from minipipe.schedules.action_table import ActionTable
 
 
@@ -30,6 +32,25 @@ def overlap_problems(table: ActionTable) -> list[Problem]:
                 )
                 found.append(Problem(ScheduleCode.OVERLAP, sentence, rank, position))
     return found
+
+
+def with_pairs(rows: list[list[Action]], overlaps: Collection[Action]) -> list[list[Action]]:
+    """Move the message of each joined forward behind the backward: both values leave when the pair has ended.
+
+    In the rows of a program the message stands between the two, and nothing else does, since they are neighbours in the
+    one global order. The order of the messages stays as it was.
+
+    Examples
+    --------
+    >>> row = [Action.parse(cell) for cell in ("0F1", "0SEND_F1", "0B0", "0B1")]
+    >>> print(*with_pairs([row], {Action.parse("0F1")})[0])
+    0F1 0B0 0SEND_F1 0B1
+    """
+    for row in rows if overlaps else ():
+        for at, action in enumerate(row):
+            if action in overlaps and row[at + 1].kind is SEND_F:
+                row[at + 1], row[at + 2] = row[at + 2], row[at + 1]
+    return rows
 
 
 def _next(row: tuple[Action, ...], forward: Action) -> str:

@@ -150,6 +150,7 @@ class _Walker:
         self.rounds: list[list[int]] = []
         # By joined forward, the backward that runs with it, and the events that this needs.
         self.joined = {a: (b, self.needs(b)) for a, b in self.table.joined.items()}
+        self.has_pairs = bool(self.joined)
 
     def needs(self, action: Action) -> list[int]:
         """Return the events that an action needs: [1] and [3]."""
@@ -170,10 +171,10 @@ class _Walker:
         A woken rank begins its action again at [1].
         """
         happened, waiting, rounds, rules = self.happened, self.waiting, self.rounds, self.rules.of
-        now, position, joined = self.now[rank], self.position[rank], bool(self.joined)
-        row, woken = self.table.actions[rank], list[int]()
+        woken: list[int] = []
+        row, now, position, has_pairs = self.table.actions[rank], self.now[rank], self.position[rank], self.has_pairs
         while position < len(row):
-            if joined and (now := self.round_before(rank, position, now)) < 0:
+            if has_pairs and (now := self.round_before(rank, position, now)) < 0:
                 now = ~now
                 break
             stage, kind, k = row[position]

@@ -169,13 +169,13 @@ class _Exact(Timing):
 
     def run_step(self, step: int) -> None:
         free, available, plan, first = self.free, self.available, self.plan, step * self.num_microbatches
-        in_pairs = self.in_pairs
+        has_pairs = bool(self.in_pairs)
         append = [row.append for row in self.spans]
         between = [0.0] * self.table.num_ranks  # before a rank's next action
         for rank, action in self.order:
             if first:
                 action = action._replace(microbatch=action.microbatch + first)
-            if in_pairs and action in in_pairs:
+            if has_pairs and action in self.in_pairs:
                 if action in self.joined:
                     self.run_pair(rank, action, free[rank] + between[rank])
                     between[rank] = self.overhead
