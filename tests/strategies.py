@@ -320,6 +320,31 @@ def legally_overlapped(draw, originals):
 
 
 @st.composite
+def updated_schedules(draw, max_ranks=3, max_microbatches=4):
+    """Draw a legal schedule whose stages update their weights, each after microbatches and as late as it happens.
+
+    Perhaps it is one of several copies whose gradients are summed.
+    """
+    one = draw(runnable_schedules(draw(st.integers(1, max_ranks)), max_microbatches))
+    if ActionKind.UPDATE not in one.kinds:
+        rows = [_with_updates(draw, list(row), one.num_microbatches) for row in one.actions]
+        one = Schedule("updated", one.placement, one.num_microbatches, rows)
+    return schedules.data_parallel(one, draw(st.integers(1, 2)))
+
+
+def _with_updates(draw, row, num_microbatches):
+    gradients = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
+    for stage in sorted({action.stage for action in row}):
+        after = 0
+        for k in range(num_microbatches):
+            if k == num_microbatches - 1 or draw(st.booleans()):
+                done = [at for at, (s, kind, i) in enumerate(row) if s == stage and kind in gradients and i <= k]
+                after = draw(st.integers(max(after, done[-1]) + 1, len(row)))
+                row.insert(after, Action(stage, ActionKind.UPDATE, k))
+    return row
+
+
+@st.composite
 def steps(draw, num_ranks=None):
     """Draw everything that a pipelined step needs: model, inputs, targets, schedule and partition."""
     schedule = draw(runnable_schedules(num_ranks))

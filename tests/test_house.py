@@ -342,7 +342,7 @@ print(len(names))
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=PACKAGE.parent, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "18"
+    assert done.stdout.splitlines()[-1] == "22"
 
 
 def test_a_public_module_lists_what_it_offers_and_inside_an_underscore_says_what_it_does_not():

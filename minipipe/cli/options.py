@@ -29,6 +29,7 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     add("schedule", nargs=count, metavar="NAME|FILE", help=which)
     add("--chunks", type=int, metavar="V", help="stages on each rank, for schedules that take several")
     add("--group", type=int, metavar="G", help="least microbatches of a group, for interleaved schedules (default: P)")
+    add("--per-update", type=int, metavar="A", help="microbatches of an update, for 2bw (default: P) and paci (2)")
     frozen = "stages that train nothing: leave out actions that they do not need"
     add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
     add("--steps", type=int, default=1, metavar="N", help="training steps, one after another")
@@ -52,9 +53,9 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="F=…,I=…|FILE.json",
         help="a file of Costs.save, or the costs of one stage, such as F=1,I=1,W=1,latency=0; different ones "
-        "F=1:2:1:1; also bandwidth, message_size, "
-        "overhead, activation, weight_activation, transient_activation, and update, between two steps; cores=2, where "
-        "ranks share those of a host, and hosts=0:0:1:1, of each rank, whose messages then share links",
+        "F=1:2:1:1; also bandwidth, message_size, overhead, activation, weight_activation, transient_activation; "
+        "update, of U or between two steps; gradient_size, of sums over replicas; weights, of each further version; "
+        "cores=2, where ranks share those of a host, and hosts=0:0:1:1, of each rank, whose messages then share links",
     )
     add_sends_block(parser)
 
@@ -140,7 +141,7 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
 
 def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     if given in REGISTRY:
-        return build(given, *sizes_of(options), options.chunks, options.group)
+        return build(given, *sizes_of(options), options.chunks, options.group, options.per_update)
     if given == "-":
         schedule = schedule_of_text(read_stream(sys.stdin, "stdin"), "stdin", options.ignore_sharding)
     elif os.path.exists(given) and not os.path.isdir(given):
@@ -148,8 +149,9 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     else:
         message = f"There is neither a schedule nor a file {quoted(given, 120)}; {expected_names(given)}."
         raise misuse(message, ScheduleCode.UNKNOWN)
-    if options.group is not None:
-        raise misuse(f"--group is for named schedules, and {given} is a file; leave it out.")
+    for option, value in (("--group", options.group), ("--per-update", options.per_update)):
+        if value is not None:
+            raise misuse(f"{option} is for named schedules, and {given} is a file; leave it out.")
     for option, wanted, own in (
         ("--ranks", options.ranks, schedule.num_ranks),
         ("--microbatches", options.microbatches, schedule.num_microbatches),

@@ -25,7 +25,8 @@ that a rank holds, each counted for all its layers. No idle inside: none between
 a rank's first action and its last, from 2p-1 microbatches for p ranks on. A V:
 down the ranks and back up; rank 0 has the first and last stage. Plus 1: v-half
 and v-min hold less than 1F1B from 3 ranks on, at most 2/3 of it from 5 on, and
-v-min at most half of it from 6 on. 2x weights: a stage is on two ranks."""
+v-min at most half of it from 6 on. 2x weights: a stage is on two ranks. No
+flushes: updates stand between microbatches, and a long run has no idle time."""
 
 EPILOG = """With --json, peak and peak_activations are microbatches, each counted for all
 layers of its rank; those of `minipipe simulate --json` are pairs of stage and

@@ -89,7 +89,7 @@ def two_buffered(num_ranks: int, num_microbatches: int, microbatches_per_update:
 
     ::
 
-        rank 0: F0 F1    B0 F2 B1 F3 B2 U1 F4 B3 F5 B4 U3    B5 U5
+        rank 0: F0 F1    B0 F2 B1 F3 B2 U1 F4 B3 F5 B4 U3 B5 U5
         rank 1:    F0 B0 F1 B1 F2 B2 F3 B3 U1 F4 B4 F5 B5 U3 U5
 
     The U of batch b stands right before the first F of batch b + 2, on every stage. So microbatch k of batches of m
@@ -126,7 +126,7 @@ def two_buffered(num_ranks: int, num_microbatches: int, microbatches_per_update:
     return _updated("2bw", num_ranks, num_microbatches, m, lambda k: k + m + 1)
 
 
-def paci(num_ranks: int, num_microbatches: int, microbatches_per_update: int = 1) -> Schedule:
+def paci(num_ranks: int, num_microbatches: int, microbatches_per_update: int = 2) -> Schedule:
     """Return PACI: every stage updates its weights in place after a number of backwards, without a flush.
 
     ::
@@ -155,7 +155,7 @@ def paci(num_ranks: int, num_microbatches: int, microbatches_per_update: int = 1
     Examples
     --------
     >>> from minipipe import schedules
-    >>> print(schedules.paci(2, 4, microbatches_per_update=2))
+    >>> print(schedules.paci(2, 4))
     # paci: 2 ranks, 2 stages, 4 microbatches
     rank 0: 0F0 0F1 0B0 0F2 0B1 0U1 0F3 0B2 0B3 0U3
     rank 1: 1F0 1B0 1F1 1B1 1U1 1F2 1B2 1F3 1B3 1U3

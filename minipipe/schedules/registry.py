@@ -8,6 +8,7 @@ from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action_table import Schedule, collector_paused
+from minipipe.schedules.asynchronous import paci, pipedream, two_buffered, vertical_sync
 from minipipe.schedules.bidirectional import bitpipe, chimera, dualpipe
 from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.interleaved import (
@@ -41,6 +42,10 @@ _ENTRIES: dict[str, tuple[Callable[..., Schedule], str]] = {
     "chimera": (chimera, "two 1F1B, down and up; 2x weights"),
     "bitpipe": (bitpipe, "two Vs, down and up; 2x weights"),
     "dualpipe": (dualpipe, "dualpipe-v, down and up; 2x weights"),
+    "pipedream": (pipedream, "no flushes; stale, p versions"),
+    "vertical-sync": (vertical_sync, "pipedream; 1 version a microbatch"),
+    "2bw": (two_buffered, "no flushes; stale by 1, 2 versions"),
+    "paci": (paci, "no flushes; 1 version, which drifts"),
     "forward-only": (forward_only, "predicts only; keeps nothing"),
 }
 
@@ -58,6 +63,7 @@ def build(
     num_microbatches: int | None = None,
     chunks_per_rank: int | None = None,
     microbatch_group_size: int | None = None,
+    microbatches_per_update: int | None = None,
 ) -> Schedule:
     """Return a schedule by its name.
 
@@ -73,6 +79,8 @@ def build(
     microbatch_group_size : int, optional
         For interleaved schedules: the smallest number of microbatches that a rank runs through one chunk before it
         switches to the next chunk.
+    microbatches_per_update : int, optional
+        For ``"2bw"`` and ``"paci"``: the microbatches of one update.
 
     Returns
     -------
@@ -89,7 +97,11 @@ def build(
     8
     """
     builder = builder_of(name)
-    given = {"chunks_per_rank": chunks_per_rank, "microbatch_group_size": microbatch_group_size}
+    given = {
+        "chunks_per_rank": chunks_per_rank,
+        "microbatch_group_size": microbatch_group_size,
+        "microbatches_per_update": microbatches_per_update,
+    }
     options = {option: value for option, value in given.items() if value is not None}
     for option in options:
         if option not in _parameters(builder):

@@ -75,12 +75,12 @@ def test_the_legend_names_only_what_occurs(timeline):
     parts = [part for lane in picture.lanes for part in (*lane.boxes, *lane.bands, *lane.idle)]
     names = {part.name for part in parts}
     kinds = [f"{kind} {KIND_NAMES[kind]}" for kind in ActionKind if any(re.fullmatch(f"{kind}\\d*", n) for n in names)]
-    assert [words for words in picture.legend if words[:2] in ("F ", "B ", "I ", "W ")] == kinds
+    assert [words for words in picture.legend if words[:2] in ("F ", "B ", "I ", "W ", "U ")] == kinds
     causes = [f"idle, {cause}" for cause in CAUSES if cause in names]
     assert [words for words in picture.legend if words.startswith("idle")] == causes
     assert ("bands" in " ".join(picture.legend)) == any(lane.bands for lane in picture.lanes)
     assert any(words.startswith("darker: ") for words in picture.legend) == any(
-        re.match("[FBIW][1-9]", n) for n in names
+        re.match("[FBIWU][1-9]", n) for n in names
     )
 
 

@@ -165,12 +165,16 @@ _DUALPIPE = (
 )
 _CONTROLLABLE = ("two chunks on each rank", "m >= p", "weight_activation = activation")
 
+_1F1B = ClosedForms(_straight, _bubble_of_first_rank, lambda p, m, v, r: (v * min(p - r, m), 0), _round_trip)
+# 1F1B with updates, which take no time in a formula.
+_ASYNCHRONOUS = _1F1B._replace(conditions=("one chunk on each rank",))
+
 CLOSED_FORMS: dict[str, ClosedForms] = {
     "sequential": ClosedForms(
         lambda case: case.p * case.work, lambda case: (case.p - 1) * case.work, lambda p, m, v, r: (v, 0)
     ),
     "gpipe": ClosedForms(_straight, _bubble_of_first_rank, lambda p, m, v, r: (v * m, 0), _round_trip),
-    "1f1b": ClosedForms(_straight, _bubble_of_first_rank, lambda p, m, v, r: (v * min(p - r, m), 0), _round_trip),
+    "1f1b": _1F1B,
     "eager-1f1b": ClosedForms(
         _straight, _bubble_of_first_rank, lambda p, m, v, r: (v * min(2 * (p - r) - 1, m), 0), _round_trip
     ),
@@ -218,6 +222,7 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
         lambda p, m, v, r: (p + 1, 0),
         conditions=_DUALPIPE,
     ),
+    **dict.fromkeys(("pipedream", "vertical-sync", "2bw", "paci"), _ASYNCHRONOUS),
     "forward-only": ClosedForms(_looped, peak=lambda p, m, v, r: (1, 0)),
 }
 

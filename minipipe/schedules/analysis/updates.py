@@ -195,7 +195,7 @@ def drift(table: ActionTable) -> ByMicrobatch:
     Examples
     --------
     >>> from minipipe import schedules
-    >>> drift(schedules.paci(3, 5))
+    >>> drift(schedules.paci(3, 5, microbatches_per_update=1))
     ((0, 1, 2, 2, 2), (0, 1, 1, 1, 1), (0, 0, 0, 0, 0))
     """
     return _counted_updates(table, B, F)

@@ -325,7 +325,8 @@ class Search:
         for name in REGISTRY:
             try:
                 schedule = split_backward(build(name, workload.num_ranks, workload.num_microbatches))
-            except ScheduleError:  # of other sizes only
+                schedule.one_rank_each("a search")
+            except ScheduleError:  # of other sizes only, or with replicas or updates
                 continue
             words = words_of(schedule)
             if schedule.placement == workload.placement and schedule_of(words, workload, name) == schedule:

@@ -354,7 +354,7 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     The bounds are of makespans with a split backward, for straight stages and for a V. Where stages hold different
     amounts, or I and W do, a step is an eighth of a microbatch long, and as high as the bound at its right end.
 
-    The memory is that of activations. Schedules with replicas are left out, since they hold weights twice as well.
+    The memory is that of activations. Schedules with replicas or updates are left out, since they hold more weights.
 
     Examples
     --------
@@ -376,7 +376,8 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     work = _work(costs, num_ranks, num_microbatches)
     if not work:
         raise ScheduleError.of(ScheduleCode.COSTS, "F, I and W take no time; expected some, to compare it with memory.")
-    compared = (row for row in rows if row["schedule"] != "forward-only" and row["placement"] != "replicas")
+    alike = {name for name in REGISTRY if not {*build(name, 2, 2).kinds} & {ActionKind.UPDATE, ActionKind.REDUCE_GRAD}}
+    compared = (row for row in rows if row["schedule"] in alike - {"forward-only"} and row["placement"] != "replicas")
     choices = [_choice(row["schedule"], row, work) for row in compared]
     most = max(choice.memory for choice in choices)
     bounds = {

@@ -79,7 +79,8 @@ def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> fl
 def check_answer(schedule: Schedule, workload: Workload) -> None:
     """Refuse a schedule that does not do the work of a workload, or exceeds its memory.
 
-    Codes ``placement``, ``missing``, ``mixed-backward`` and ``memory``, and those of :func:`minipipe.verify`.
+    Codes ``placement``, ``missing``, ``mixed-backward``, ``memory``, ``replicas`` and ``updates``, and those of
+    :func:`minipipe.verify`.
 
     Examples
     --------
@@ -90,6 +91,7 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
     minipipe.errors.ScheduleError: [missing] zb-h2 has 6 microbatches; the workload has 8.
     """
     check_table(schedule, Schedule)
+    schedule.one_rank_each("a search")
     if schedule.placement != workload.placement or schedule.num_ranks != workload.num_ranks:
         message = f"{schedule.title} places its stages on ranks {_shown(schedule.placement)}; the workload has them on"
         raise ScheduleError.of(ScheduleCode.PLACEMENT, f"{message} {_shown(workload.placement)}.")

@@ -357,7 +357,7 @@ def test_an_action_on_a_wrong_rank_has_the_shade_of_its_box_in_the_strip():
 @examples(60)
 @given(data=st.data(), named=named_schedules(max_ranks=4, max_microbatches=6, max_chunks=2))
 def test_in_the_grid_what_has_begun_is_filled_and_what_comes_is_not(data, named):
-    walkthrough = Walkthrough(named[1])
+    walkthrough = Walkthrough(named[1], Costs(update=1))
     snapshot = walkthrough[data.draw(st.integers(0, len(walkthrough) - 1))]
     frame = Frame(walkthrough)
     lines = frame.draw(snapshot, 2000, 40)  # so wide that all is there
@@ -366,9 +366,9 @@ def test_in_the_grid_what_has_begun_is_filled_and_what_comes_is_not(data, named)
     for rank, state in enumerate(snapshot.ranks):
         now = round(columns.column(state.until if state.activity == "runs" else snapshot.time))
         row = lines[at + 2 + rank][len("rank 0 ") :].ljust(now)
-        assert " " not in row[:now] and not set(row[now:]) & set("-=~+·")
+        assert " " not in row[:now] and not set(row[now:]) & set("-=~#+·")
         coming = walkthrough.program.actions[rank][state.position + (state.activity == "runs") :]
-        assert re.findall(r"[FBIW]\d+", row[now:].upper()) == [f"{a.kind}{a.microbatch}" for a in coming]
+        assert re.findall(r"[FBIWU]\d+", row[now:].upper()) == [f"{a.kind}{a.microbatch}" for a in coming]
 
 
 @examples(60)

@@ -99,7 +99,7 @@ def test_the_formulas_of_memory_are_what_the_simulator_finds(drawn, activation, 
 @given(named_schedules())
 def test_its_tick_grid_is_its_timeline_when_everything_takes_one_tick(drawn):
     _, schedule = drawn
-    costs = Costs(1, 1, 0) if ActionKind.BACKWARD in schedule.kinds else Costs()
+    costs = Costs(1, 1, 0, update=1) if ActionKind.BACKWARD in schedule.kinds else Costs()
     if len({ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT} & schedule.kinds) == 2:
         return  # B and I cannot both take one unit
     timeline = simulate(schedule, costs)

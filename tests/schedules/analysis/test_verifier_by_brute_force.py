@@ -19,7 +19,15 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
 from tests.launch import slowly
-from tests.strategies import could_be_joined, examples, named_schedules, replicated_schedules, table
+from tests.schedules.analysis.second_opinion import TAKERS, is_legal
+from tests.strategies import (
+    could_be_joined,
+    examples,
+    named_schedules,
+    replicated_schedules,
+    table,
+    updated_schedules,
+)
 
 
 def is_accepted(schedule):
@@ -31,99 +39,6 @@ def is_accepted(schedule):
 
 
 # -- the second opinion ----------------------------------------------------------------------------------------
-
-
-def is_legal(schedule):
-    """Play the schedule. Actions are (rank, stage, letter, microbatch), and facts are tuples that begin with a word."""
-    cells = [(r, a.stage, a.kind.value, a.microbatch) for r, row in enumerate(schedule.actions) for a in row]
-    sends_by_hand = any("_" in letter for _, _, letter, _ in cells)
-    homes = {(stage, k): rank for rank, stage, letter, k in cells if letter == "F"}
-    bag = meant(schedule, cells, sends_by_hand, homes)
-    return Counter(cells) == bag and are_pairs(schedule) and ends(schedule, sends_by_hand, homes)
-
-
-def are_pairs(schedule):
-    """Tell whether each joined forward has a backward of another microbatch behind it."""
-    rows = [[(str(a), a.kind.value, a.microbatch) for a in row] for row in schedule.actions]
-    pairs = [(a, b) for row in rows for a, b in zip(row, row[1:]) if a[0] in map(str, schedule.overlaps)]
-    return len(pairs) == len(schedule.overlaps) and all(b[1] in "BI" and a[2] != b[2] for a, b in pairs)
-
-
-def meant(schedule, cells, sends_by_hand, homes):
-    """Return the bag of actions that a legal schedule with these backwards has; None, if there is no such schedule.
-
-    A microbatch is on a stage where its F is.
-    """
-    pairs = set(product(range(schedule.num_stages), range(schedule.num_microbatches)))
-    if homes.keys() != pairs or not all(rank in schedule.ranks_of(stage) for (stage, _), rank in homes.items()):
-        return None
-    for cut in range(schedule.num_stages - 1):
-        if len({homes[cut, k] == homes[cut + 1, k] for k in range(schedule.num_microbatches)}) > 1:
-            return None
-    backwards = {(stage, letter, k) for _, stage, letter, k in cells if letter in ("B", "I", "W")}
-    bag = Counter()
-    for stage, k in pairs:
-        home = homes[stage, k]
-        halves = {letter for s, letter, i in backwards if (s, i) == (stage, k)}
-        if backwards and halves not in ({"B"}, {"I", "W"}):
-            return None
-        for letter in ("F", *halves):
-            bag[home, stage, letter, k] += 1
-        for neighbour, letter in ((stage + 1, "F"), (stage - 1, "B")):
-            wanted = sends_by_hand and (letter == "F" or backwards)
-            if wanted and homes.get((neighbour, k), home) != home:
-                bag[home, stage, f"SEND_{letter}", k] += 1
-                bag[homes[neighbour, k], neighbour, f"RECV_{letter}", k] += 1
-    return bag
-
-
-def ends(schedule, sends_by_hand, homes):
-    """Take actions off the heads of the lists, in any order that the facts allow, until nothing moves."""
-    last = schedule.num_stages - 1
-    left = [[(a.stage, a.kind.value, a.microbatch) for a in row] for row in schedule.actions]
-    facts = {("input", 0, k) for k in range(schedule.num_microbatches)}
-    facts |= {("gradient", last, k) for k in range(schedule.num_microbatches)}
-
-    def is_direct(stage, neighbour, k):
-        return not sends_by_hand or homes[stage, k] == homes[neighbour, k]
-
-    def effect(stage, letter, k):
-        """Return (needs, gives) of an action that computes."""
-        if letter == "F":
-            gives = {("kept", stage, k), ("output", stage, k)}
-            if stage < last and is_direct(stage, stage + 1, k):
-                gives |= {("input", stage + 1, k)}
-            return {("input", stage, k)}, gives
-        if letter == "W":
-            return {("halfway", stage, k)}, set()
-        gives = {("halfway", stage, k), ("sensitivity", stage, k)}
-        if stage > 0 and is_direct(stage, stage - 1, k):
-            gives |= {("gradient", stage - 1, k)}
-        return {("kept", stage, k), ("gradient", stage, k)}, gives
-
-    while True:
-        heads = {row[0] for row in left if row}
-        behind = {row[0]: row[1] for row in left if row[1:]}
-        taken = set()
-        for stage, letter, k in heads:
-            if "_" not in letter:
-                needs, gives = effect(stage, letter, k)
-                if (stage, letter, k) in schedule.overlaps:
-                    needs = needs | effect(*behind[stage, letter, k])[0]
-                if needs <= facts:
-                    taken |= {(stage, letter, k)}
-                    facts |= gives
-            elif letter.startswith("SEND"):  # a rendezvous: both at once or neither
-                neighbour, carried, gift = (
-                    (stage + 1, "output", "input") if letter == "SEND_F" else (stage - 1, "sensitivity", "gradient")
-                )
-                partner = (neighbour, letter.replace("SEND", "RECV"), k)
-                if partner in heads and (carried, stage, k) in facts:
-                    taken |= {(stage, letter, k), partner}
-                    facts |= {(gift, neighbour, k)}
-        if not taken:
-            return not any(left)
-        left = [row[1:] if row and row[0] in taken else row for row in left]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +58,14 @@ def ends(schedule, sends_by_hand, homes):
         (True, "0F0 (0F1;0B0)OVERLAP_F_B 0B1\n1F0 1B0 1F1 1B1"),
         (False, "0F0 (0F1;0B0)OVERLAP_F_B 0B1\n1F0 1F1 1B0 1B1"),
         (False, "(0F0;0B0)OVERLAP_F_B 0F1 0B1\n1F0 1B0 1F1 1B1"),
+        (True, "0F0 0F1 0B0 0U0 0B1 0U1"),
+        (False, "0F0 0F1 0B0 0U1 0B1"),
+        (False, "0F0 0F1 0B0 0B1 0U0"),
+        (True, "0F0 0B0 0REDUCE_GRAD0 0U0\n0F1 0B1 0REDUCE_GRAD1 0U1"),
+        (False, "0F0 0B0 0U0 0REDUCE_GRAD0\n0F1 0B1 0REDUCE_GRAD1 0U1"),
+        (False, "0F0 0REDUCE_GRAD0 0B0\n0F1 0B1 0REDUCE_GRAD1"),
+        (False, "0F0 0B0 0U0\n0F1 0B1 0U1"),
+        (False, "0F0 1F0 1B0 0B0 1REDUCE_GRAD0 0REDUCE_GRAD0\n0F1 1F1 1B1 0B1 0REDUCE_GRAD1 1REDUCE_GRAD1"),
         # Two neighbours that both send first: each would block until the other receives.
         (
             False,
@@ -243,7 +166,9 @@ def split_some(draw, schedule):
                 step = program.index(action)
                 program[step] = Action(action.stage, ActionKind.BACKWARD_INPUT, action.microbatch)
                 half = Action(action.stage, ActionKind.BACKWARD_WEIGHT, action.microbatch)
-                program.insert(draw(st.integers(step + 1, len(program))), half)
+                later = [a for a in program if a.kind in TAKERS and a.stage == half.stage and a[2] >= half[2]]
+                until = program.index(later[0]) if later else len(program)  # the first of them takes it
+                program.insert(draw(st.integers(step + 1, until)), half)
         programs.append(program)
     return table(schedule.name, schedule.placement, schedule.num_microbatches, programs)
 
@@ -253,6 +178,8 @@ def originals(draw):
     """Small legal schedules without messages, some with split backwards, replicas, forward only, or on a V."""
     if draw(st.integers(0, 4)) == 0:
         return draw(replicated_schedules(max_ranks=2, max_microbatches=2))[0]
+    if draw(st.integers(0, 4)) == 0:
+        return draw(updated_schedules(max_ranks=2, max_microbatches=3))
     _, built = draw(named_schedules(max_ranks=3, max_microbatches=4, max_chunks=2))
     if draw(st.integers(0, 9)) == 0:
         p = built.num_ranks

@@ -264,7 +264,7 @@ def test_clocks_that_differ_do_not_make_a_message_of_long_ago_one_that_is_awaite
 def times_by_relaxation(program, costs):
     """Repeat 'how far does each rank get with what is known' until nothing is new; return the span of each action."""
     known = {}  # (action, "start" or "end")
-    duration = dict(zip("FIW", (costs.forward, costs.backward_input, costs.backward_weight)))
+    duration = dict(zip("FIWU", (costs.forward, costs.backward_input, costs.backward_weight, costs.update)))
     while True:
         before = len(known)
         for row in program.actions:
@@ -280,7 +280,7 @@ def times_by_relaxation(program, costs):
                 elif not kind.value.startswith("RECV"):
                     needs = []
                     neighbour = stage - 1 if kind.value == "F" else stage + 1
-                    if kind.value != "W" and 0 <= neighbour < program.num_stages:
+                    if kind.value not in "WU" and 0 <= neighbour < program.num_stages:
                         if program.placement[neighbour] != program.placement[stage]:
                             letter = "F" if kind.value == "F" else "B"
                             needs = [(Action(neighbour, ActionKind(f"SEND_{letter}"), k), "end")]
@@ -303,7 +303,8 @@ def times_by_relaxation(program, costs):
 @given(timelines())
 def test_times_with_blocking_sends_are_those_of_a_second_opinion(drawn):
     schedule, costs, _ = drawn
-    costs = Costs(costs.forward, costs.backward_input, costs.backward_weight, costs.latency, sends_block=True)
+    times, update = (costs.forward, costs.backward_input, costs.backward_weight), [3] * schedule.num_stages
+    costs = Costs(*times, costs.latency, update=update, sends_block=True)
     expected = times_by_relaxation(lower(schedule), costs)
     found = {span.action: (span.start, span.end) for row in simulate(schedule, costs).spans for span in row}
     assert found == expected
