@@ -56,6 +56,7 @@ def launched(first="", then="", num=4, limit=20.0):
         [sys.executable, "-c", LAUNCHER, str(num), program],
         cwd=ROOT,
         env=environment(),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -96,8 +97,9 @@ def test_a_rank_that_ends_without_a_word_is_named(end, words):
 
 def test_a_signal_from_outside_is_no_failure_of_the_rank_that_it_ends_first():
     """The story: of ranks that all got SIGQUIT, one was said to have failed: SIGKILL had overtaken it on the others."""
-    ends = "time.sleep(0.2 + 0.2 * (rank != 2))\nos.kill(os.getpid(), 3 if rank == 2 else 9)"
-    _, said = outcome(launched(then=ends))
+    job = launched(then="if rank == 2: os.kill(os.getpid(), 3)\nsys.stdin.read()\nos.kill(os.getpid(), 9)")
+    said = os.read(job.stderr.fileno(), 65536).decode()  # the launcher lives for as long, or all would be its orphans
+    said += outcome(job)[1]
     words = r"No rank has failed: rank 2 \(process \d+ on \S+\) was ended by signal 3: Quit, as sent by launchers"
     assert re.match(rf"\[rank 2\] ({words}|.* killed \(kill -9)", said) and said.count("\n") == 1, said
 
