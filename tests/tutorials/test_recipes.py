@@ -61,8 +61,8 @@ def going_on(out):
 
 def large_data(out):
     table = [list(map(float, re.findall(r"[\d.]+", line))) for line in out.splitlines() if " MB" in line]
-    reads_what_it_needs = [row[1:3] for row in table] == [[409.6, 0], [0, 0], [0, 0], [0, 3.2]]
-    return reads_what_it_needs and all(row[3] < 12 for row in table) and numbers("last tenth", out)[0] < 0.02
+    reads_what_it_needs = [row[1:3] for row in table] == [[204.8, 0], [0, 0], [0, 0], [0, 1.6]]
+    return reads_what_it_needs and all(row[3] < 8 for row in table) and numbers("last tenth", out)[0] < 0.02
 
 
 def mixed_precision(out):

@@ -19,7 +19,7 @@ import numpy as np
 
 from minipipe import Pipeline, data, init_process_group, nn, optim
 
-NUM_EPOCHS = 1 if "--quick" in sys.argv else 40
+NUM_EPOCHS = 1 if "--quick" in sys.argv else 20
 LARGEST_CHANGE = 0.15  # of a pixel, which is 0 to 1
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from minipipe import Pipeline, data, init_process_group, nn, optim
 
-NUM_EPOCHS = 2 if "--quick" in sys.argv else 150
+NUM_EPOCHS = 2 if "--quick" in sys.argv else 100
 SHADES = " .:-=+*#%@"
 
 
@@ -57,7 +57,7 @@ is_missing = np.isnan(test_known)
 
 with init_process_group() as group:
     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4)
-    optimiser = optim.AdamW(pipeline.parameters(), learning_rate=4e-3)
+    optimiser = optim.AdamW(pipeline.parameters(), learning_rate=8e-3)
     rate = optim.LearningRateSchedule(optimiser, optim.cosine(NUM_EPOCHS))
     for epoch in range(NUM_EPOCHS):
         for x, _ in data.batches(known, None, batch_size=128, epoch=epoch):

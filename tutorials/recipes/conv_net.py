@@ -17,7 +17,7 @@ import numpy as np
 
 from minipipe import Pipeline, data, init_process_group, nn, optim
 
-NUM_EPOCHS = 1 if "--quick" in sys.argv else 20
+NUM_EPOCHS = 1 if "--quick" in sys.argv else 12
 
 
 def accuracy(scores, labels):
@@ -51,7 +51,7 @@ training, test = data.split_examples(images[:, None], labels, test_fraction=0.2)
 
 with init_process_group() as group:
     pipeline = Pipeline(model, group, loss=nn.CrossEntropyLoss(), num_microbatches=8, layer_costs=costs)
-    optimiser = optim.AdamW(pipeline.parameters(), learning_rate=3e-3, weight_decay=0.05)
+    optimiser = optim.AdamW(pipeline.parameters(), learning_rate=6e-3, weight_decay=0.05)
     rate = optim.LearningRateSchedule(optimiser, optim.cosine(NUM_EPOCHS))
     for epoch in range(NUM_EPOCHS):
         steps = []

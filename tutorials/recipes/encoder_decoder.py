@@ -18,7 +18,7 @@ import numpy as np
 
 from minipipe import Pipeline, init_process_group, nn, optim
 
-NUM_STEPS = 5 if "--quick" in sys.argv else 400
+NUM_STEPS = 5 if "--quick" in sys.argv else 250
 LONGEST, WIDTH = 8, 48
 START, END, PADDING = 10, 11, 12  # after the digits 0 to 9
 NUM_SYMBOLS = 13

@@ -18,7 +18,7 @@ import numpy as np
 from minipipe import Pipeline, data, init_process_group, nn, optim
 from minipipe.schedules import ActionKind
 
-NUM_EPOCHS = 1 if "--quick" in sys.argv else 15
+NUM_EPOCHS = 1 if "--quick" in sys.argv else 8
 
 
 def accuracy(scores, labels):
@@ -50,7 +50,7 @@ def with_new_head(state=None):
 
 
 def train(pipeline, examples, num_epochs):
-    optimiser = optim.AdamW(pipeline.parameters(), learning_rate=1e-3)
+    optimiser = optim.AdamW(pipeline.parameters(), learning_rate=3e-3)
     for epoch in range(num_epochs):
         for x, y in data.batches(*examples, batch_size=32, epoch=epoch, needs=pipeline.needs):
             pipeline.step(x, y, wait=False)

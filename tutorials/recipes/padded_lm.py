@@ -19,7 +19,7 @@ import numpy as np
 
 from minipipe import Microbatches, Pipeline, data, init_process_group, nn, optim
 
-NUM_UPDATES = 4 if "--quick" in sys.argv else 250
+NUM_UPDATES = 4 if "--quick" in sys.argv else 150
 NUM_MICROBATCHES, LINES = 8, 4  # in a batch, and in each microbatch
 SHORTEST, LONGEST, WIDTH = 8, 64, 64
 IGNORED = -100
@@ -68,7 +68,7 @@ groups = lines_by_length(text, alphabet)
 model = nn.Sequential(
     nn.Embedding(len(alphabet), WIDTH),
     nn.PositionalEmbedding(LONGEST + 1, WIDTH),
-    *(nn.TransformerBlock(WIDTH, num_heads=4, is_causal=True) for _ in range(3)),
+    *(nn.TransformerBlock(WIDTH, num_heads=4, is_causal=True) for _ in range(2)),
     nn.LayerNorm(WIDTH),
     nn.Linear(WIDTH, len(alphabet)),
 )
