@@ -100,7 +100,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(program, options, words, tmp
 @needs_mpi
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no folder here that tells of other processes")
 def test_a_job_that_loses_a_rank_starts_again_by_itself_and_ends_with_the_same_loss(tmp_path):
-    program = ("tutorials/train.py", "--epochs", "30", "--json")
+    program = ("tutorials/train.py", "--epochs", "12", "--hidden", "32", "--json")
     whole = test_train.result(run([sys.executable, *program]))
     options = ("--checkpoint", str(tmp_path), "--every", "40", "--resume")
     command = [sys.executable, "-m", "minipipe", "run", "-n", "4", "--restarts", "2", *program, *options]

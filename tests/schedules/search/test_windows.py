@@ -96,7 +96,7 @@ def test_with_more_memory_a_search_begins_with_all_that_less_memory_has(limit):
 def test_more_memory_is_no_worse_on_a_v():
     limit, costs = 4, Costs(3, 4, 2, activation=1, weight_activation=1)
     values = [
-        find_schedule(costs.workload(v_placement(4), 16, allowed), Objective.MAKESPAN).value
+        find_schedule(costs.workload(v_placement(4), 16, allowed), Objective.MAKESPAN, evaluations=6000).value
         for allowed in (limit, limit + 1)
     ]
     assert values[1] <= values[0]
