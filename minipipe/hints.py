@@ -93,12 +93,12 @@ def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> Attribu
     >>> missing("minipipe", "get_rank", [])
     AttributeError("minipipe has no attribute 'get_rank'; instead: group.rank and group.size.")
     """
-    instead = None
-    if not name.startswith("_"):
+    instead, near = None, []
+    if not name.startswith("_"):  # such names are asked of everything: by copy, pickle, inspect and pytest
         instead = next((found[name] for kind in kinds or (owner,) if name in (found := instead_of(kind))), None)
+        near = get_close_matches(name, [one for one in known if not one.startswith("_")], n=1)
     if name.startswith("Schedule") and (schedule := schedule_like(name, ())):
         instead = f'Pipeline(…, schedule="{schedule}"); minipipe.schedules.REGISTRY lists all names'
-    near = get_close_matches(name, [one for one in known if not one.startswith("_")], n=1)
     hint = f"; instead: {instead}." if instead else f"; did you mean {near[0]}?" if near else "."
     return AttributeError(f"{owner} has no attribute {name!r}{hint}")
 
