@@ -30,7 +30,8 @@ flushes: updates stand between microbatches, and a long run has no idle time."""
 
 EPILOG = """With --json, peak and peak_activations are microbatches, each counted for all
 layers of its rank; those of `minipipe simulate --json` are pairs of stage and
-microbatch, v times as many for v stages on each rank."""
+microbatch, v times as many for v stages on each rank. The picture leaves out
+schedules with 2x weights: its memory is that of activations."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -99,7 +99,7 @@ def bitpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> 
     References
     ----------
     Wu, Chen and Yu 2024, "BitPipe: bidirectional interleaved pipeline parallelism for accelerating large models
-    training", figure 3.
+    training".
 
     Examples
     --------
@@ -164,5 +164,7 @@ def _both_ways(down: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
 def _check_even(name: str, num_ranks: int, num_microbatches: int) -> None:
     check_sizes(num_ranks, num_microbatches)
     if num_ranks % 2:
-        hint = f"{name} has two pipelines in opposite directions, and takes an even number."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"num_ranks is {num_ranks}; {hint}")
+        message = (
+            f"num_ranks is {num_ranks}; {name} takes an even number."  # or both directions need one slot of a rank
+        )
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
