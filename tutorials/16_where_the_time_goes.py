@@ -288,5 +288,4 @@ assert all(cost >= 0 and step >= 5 for cost, step in found)
 # 5. In the coursework task `01_multiply` you wrote an operation with its vjps. Nothing in it is about replaying. Why
 #    can it be replayed?
 #
-# This was the last lesson. The next one is yours: train something, draw it with `--trace`, and find out what your ranks
-# are waiting for.
+# Next, `17_more_pipelines.py`: back to schedules, in which a stage is on more than one rank.

@@ -38,6 +38,15 @@ def coursework_of(path):
     return re.findall(r"`(\d\d_\w+)`", path.read_text().split("\n# ## Exercise\n")[1])
 
 
+def answers_of(path):
+    """Return the code of the answers that are folded at the end of a lesson."""
+    text = re.sub(r"^# ?", "", read_cells(path.read_text())[-1].text, flags=re.MULTILINE)
+    return re.findall(r"^```python\n(.+?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+ANSWERED = [path for path in LESSONS if "<details>" in path.read_text()]
+
+
 # -- the lessons -------------------------------------------------------------------------------------------------------
 
 
@@ -51,6 +60,22 @@ def test_a_lesson_runs_as_a_script_and_complains_of_nothing(path):
     done = run([sys.executable, f"tutorials/{path.name}"], PYTHONWARNINGS=quiet)
     assert (done.code, done.err) == (0, "")
     assert done.out
+
+
+@pytest.mark.parametrize("path", ANSWERED, ids=lambda path: path.stem)
+def test_the_folded_answers_of_a_lesson_hold_behind_it(path):
+    answers = answers_of(path)
+    assert all("assert" in answer for answer in answers)
+    done = run([sys.executable, "-c", "\n".join([path.read_text(), *answers])])
+    assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize("path", ANSWERED, ids=lambda path: path.stem)
+def test_each_question_of_an_exercise_has_an_answer_and_its_check(path):
+    exercise, answers = read_cells(path.read_text())[-1].text.split("# <details>\n# <summary>Answers</summary>\n")
+    numbers = [re.findall(r"^# (\d)\. ", part, flags=re.MULTILINE) for part in (exercise, answers)]
+    assert numbers[0] == numbers[1] and len(numbers[0]) == len(answers_of(path))
+    assert answers.count("# </details>\n#\n# Next") + answers.count("# </details>\n#\n# This was the last") == 1
 
 
 def test_without_mpi_a_lesson_says_that_a_cell_has_nothing_to_run():
